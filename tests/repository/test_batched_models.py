@@ -67,7 +67,7 @@ async def test_without_a_batch_dim_the_queues_policy_holds(tmp_path: Path) -> No
         model.gate.set()
         assert await busy == [[3, 3, 3]]
         assert (await first).tolist() == [2, 2]
-        assert second.message.startswith("Exceeds maximum queue size: 1 requests wait")
+        assert second.message.startswith("Exceeds maximum queue size: 1 requests are queued")
 
 
 @pytest.mark.parametrize(

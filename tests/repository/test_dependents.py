@@ -52,7 +52,7 @@ async def test_a_part_that_fails(tmp_path: Path) -> None:
         here.want(here.ensemble("e", "p"), here.model("p"))
         await here.until(e=UNAVAILABLE, p=UNAVAILABLE)
         assert here.reason("e") == (
-            "e/config.pbtxt: ensemble_scheduling.step[0].model_name: 'p' does not serve: no disk"
+            "e/config.pbtxt: ensemble_scheduling.step[0].model_name: 'p' is not available: no disk"
         )
         del loads.failing["p"]
         here.want(here.model("p", stamp=1))
@@ -63,7 +63,7 @@ async def test_a_part_that_is_not_there(tmp_path: Path) -> None:
     async with site(tmp_path) as (here, _):
         here.want(here.ensemble("e", "p"))
         await here.until(e=UNAVAILABLE)
-        assert here.reason("e").endswith("'p' does not serve: there is no such model")
+        assert here.reason("e").endswith("'p' is not available: there is no such model")
         here.want(here.model("p"))
         await here.until(e=READY, p=READY)
 
@@ -76,8 +76,8 @@ async def test_a_part_that_goes_and_comes_back(tmp_path: Path) -> None:
         assert not here.reconciler.registry.is_ready("e")
         assert not here.reconciler.registry.is_ready("outer")
         # Each is tried again when it has gone.
-        await until(lambda: here.reason("e").endswith("'p' does not serve: there is no such model"))
-        await until(lambda: "step[0].model_name: 'e' does not serve: e/config.pbtxt" in here.reason("outer"))
+        await until(lambda: here.reason("e").endswith("'p' is not available: there is no such model"))
+        await until(lambda: "step[0].model_name: 'e' is not available: e/config.pbtxt" in here.reason("outer"))
         await here.until(outer=UNAVAILABLE, e=UNAVAILABLE)
         before = len(loads.begun)
         here.want(here.model("p"))
@@ -133,7 +133,7 @@ async def test_a_version_of_a_part(tmp_path: Path) -> None:
     async with site(tmp_path) as (here, loads):
         here.want(here.ensemble("e", step), here.model("p"), here.model("p", version=3))
         await here.until(e=UNAVAILABLE)
-        assert "'p' version 2 does not serve: there is no such version" in here.reason("e")
+        assert "'p' version 2 is not available: there is no such version" in here.reason("e")
         loads.failing["p"] = "no disk"
         here.want(here.model("p", version=2))
         await until(lambda: here.state("p", 2) is UNAVAILABLE)
@@ -148,10 +148,10 @@ async def test_ensembles_that_are_made_of_each_other(tmp_path: Path) -> None:
     async with site(tmp_path) as (here, _):
         here.want(here.ensemble("e", "f"), here.ensemble("f", "g"), here.ensemble("g", "e"))
         await here.until(e=UNAVAILABLE, f=UNAVAILABLE, g=UNAVAILABLE)
-        assert here.reason("g").endswith("ensembles that are made of each other: g -> e -> f -> g")
+        assert here.reason("g").endswith("ensembles that contain each other: g -> e -> f -> g")
         here.want(here.ensemble("itself", "itself"))
         await here.until(itself=UNAVAILABLE)
-        assert here.reason("itself").endswith("ensembles that are made of each other: itself -> itself")
+        assert here.reason("itself").endswith("ensembles that contain each other: itself -> itself")
         here.want(here.ensemble("g", "p", stamp=1), here.model("p"))
         await here.until(e=READY, f=READY, g=READY)
 
@@ -162,7 +162,7 @@ async def test_a_part_becomes_an_ensemble_of_the_whole(tmp_path: Path) -> None:
         here.want(here.ensemble("e", "p"), here.model("p"))
         await here.until(e=READY, p=READY)
         here.want(here.ensemble("p", "e", stamp=1))
-        await until(lambda: here.reason("p").endswith("ensembles that are made of each other: p -> e -> p"))
+        await until(lambda: here.reason("p").endswith("ensembles that contain each other: p -> e -> p"))
         assert (here.state("e"), here.state("p")) == (READY, READY)
         here.want(here.ensemble("e", "q", stamp=1), here.model("q"))
         await until(lambda: not here.reason("p"))
@@ -208,8 +208,8 @@ async def test_the_wait_does_not_count_as_its_own_load(tmp_path: Path) -> None:
         here.reconciler.load_timeout = 0.2
         here.want()
         await here.until(e=UNAVAILABLE, p=UNAVAILABLE)
-        assert "it was not loaded within 0.2 s" in here.reason("p")
-        assert "'p' does not serve: " in here.reason("e")
+        assert "loading took longer than load_timeout, 0.2 s" in here.reason("p")
+        assert "'p' is not available: " in here.reason("e")
 
 
 async def test_a_part_goes_while_the_whole_is_warmed_up(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ async def test_a_part_goes_while_the_whole_is_warmed_up(tmp_path: Path) -> None:
         here.want(without=["p"])
         gate.set()
         await here.until(e=UNAVAILABLE)
-        assert here.reason("e").endswith("'p' does not serve: there is no such model")
+        assert here.reason("e").endswith("'p' is not available: there is no such model")
         here.want(here.model("p"))
         await here.until(e=READY)
 

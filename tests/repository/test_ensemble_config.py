@@ -74,7 +74,7 @@ WRONG = {
         "platform: expected 'ensemble' with ensemble_scheduling, got 'python'"
     ),
     scheduling(ONE % "") + "instance_group { count: 2 }": (
-        "instance_group: expected none, an ensemble runs where its steps do"
+        "instance_group: expected none, as an ensemble runs on its steps' instances"
     ),
     scheduling(ONE % "model_version: -2"): (
         "ensemble_scheduling.step[0].model_version: expected at least 0, got -2"
@@ -93,8 +93,8 @@ WRONG = {
     ),
     **{
         scheduling(named(name)): (
-            "ensemble_scheduling.step[0].model_name: expected 1 to 128 letters, digits, '.', '_' and '-', without "
-            f"a dot in front, got {name!r}"
+            "ensemble_scheduling.step[0].model_name: expected 1 to 128 letters, digits, '.', '_' and '-', not "
+            f"starting with '.', got {name!r}"
         )
         for name in ("", "../m", "/etc/m", "m/1", ".m", "x" * 129)
     },

@@ -47,7 +47,7 @@ async def test_a_load_that_hangs_fails_and_what_comes_of_it_is_closed(tmp_path: 
         await too_late(reconciler, new, lambda: load.begun == ["m/1", "m/2"])
         (error,) = (one.error for one in reconciler.registry.statuses("m") if one.error is not None)
         assert error.code is Code.DEADLINE_EXCEEDED
-        assert error.message == f"{new.file}: it was not loaded within 0.05 s"
+        assert error.message == f"{new.file}: loading took longer than load_timeout, 0.05 s"
         assert state(reconciler, 2) == (State.UNAVAILABLE, error.message)
         assert await ask(reconciler.registry.servable("m")) == 1
         # The next one does not wait for it.
@@ -120,7 +120,7 @@ async def test_a_warm_up_that_hangs(tmp_path: Path, load: Loads) -> None:
         await settled(reconciler, files(tmp_path, "m", 1))
         await too_late(reconciler, files(tmp_path, "m", 2), warm.begun.is_set)
         assert warm.cancelled.is_set()
-        assert state(reconciler, 2)[1].endswith("it was not loaded within 0.05 s")
+        assert state(reconciler, 2)[1].endswith("loading took longer than load_timeout, 0.05 s")
         assert reconciler.registry.ready_versions("m") == [1]
         await until(lambda: load.closed == {"m/2": 1})
 

@@ -104,7 +104,7 @@ async def test_a_folder_whose_name_is_no_models(
         assert manager.registry.all_ready(), "what has no name cannot be waited for"
         await look_twice(manager)
     text = (
-        f"{tmp_path / 'lost+found'} is left out: 'lost+found' cannot be a model's name; expected 1 to 128 letters"
+        f"{tmp_path / 'lost+found'} is skipped: 'lost+found' is not a valid model name; expected 1 to 128 letters"
     )
     assert [message.startswith(text) for message in logged(caplog, "WARNING")] == [True]
 
@@ -216,7 +216,9 @@ async def test_a_model_whose_policy_wants_nothing_cannot_be_loaded_by_request(
         await manager.load_model("m")
         assert manager.registry.version("m", "1").reason == ""
     (warning,) = logged(caplog, "WARNING")
-    assert warning.startswith(f"{tmp_path / 'm' / '2'} is left out: no model in it, expected {{predictor.toml, ")
+    assert warning.startswith(
+        f"{tmp_path / 'm' / '2'} is skipped: it contains no model, expected {{predictor.toml, "
+    )
 
 
 @pytest.mark.parametrize("all_or_nothing", [True, False])

@@ -41,9 +41,9 @@ async def test_what_needs_a_library_is_left_out(
         await settled(reconciler, here, missing)
         assert reconciler.registry.names() == ["here"]
         assert reconciler.registry.all_ready()
-        assert caplog.messages == ["missing version 1 is left out: needs torch"]
+        assert caplog.messages == ["missing version 1 is skipped: needs torch"]
         await settled(reconciler, here, missing)
-        assert caplog.messages == ["missing version 1 is left out: needs torch"]
+        assert caplog.messages == ["missing version 1 is skipped: needs torch"]
         # Other files are another model.
         await settled(reconciler, here, files(tmp_path, "missing", 1, stamp=7))
         assert reconciler.registry.ready_versions("missing") == [1]

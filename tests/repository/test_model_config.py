@@ -129,7 +129,7 @@ def test_the_configuration_of_an_image_classifier(tmp_path: Path) -> None:
     assert config.source == file
     assert warnings == [
         "something earlier",
-        f"{file}: optimization: without effect here",
+        f"{file}: optimization: not supported, ignored",
     ]
 
 
@@ -248,26 +248,29 @@ def test_a_file_below_the_version_folder(tmp_path: Path) -> None:
     [
         (
             "cc_model_filenames { key: '7.5' value: 'a.plan' } metric_tags { key: 'a' value: 'b' }",
-            ["cc_model_filenames: without effect here", "metric_tags: without effect here"],
+            ["cc_model_filenames: not supported, ignored", "metric_tags: not supported, ignored"],
         ),
         (
             "sequence_batching { iterative_sequence: true state { input_name: 'a' output_name: 'b' dims: 1 "
             "data_type: TYPE_FP32 use_same_buffer_for_input_output: true } }",
             [
-                "sequence_batching.state[0].use_same_buffer_for_input_output: without effect here",
+                "sequence_batching.state[0].use_same_buffer_for_input_output: not supported, ignored",
             ],
         ),
         (
             "parameters { key: 'excution' value { string_value: 'process' } }",
-            ["parameters[excution]: for the model's own code; did you mean 'execution'?"],
+            ["parameters[excution]: passed to the model's own code; did you mean 'execution'?"],
         ),
         (
             "instance_group [ {}, { profile: [ 'a', 'b' ] passive: true } ]",
-            ["instance_group[1].profile: without effect here", "instance_group[1].passive: without effect here"],
+            [
+                "instance_group[1].profile: not supported, ignored",
+                "instance_group[1].passive: not supported, ignored",
+            ],
         ),
         (
             "output { name: 'y' data_type: TYPE_BOOL dims: 1 is_shape_tensor: true }",
-            ["output[0].is_shape_tensor: without effect here"],
+            ["output[0].is_shape_tensor: not supported, ignored"],
         ),
     ],
 )

@@ -86,7 +86,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: 'other'", "name: expected 'm', as the folder is called, got 'other'"),
+        ("name: 'other'", "name: expected 'm', got 'other'"),
         ("max_batch_size: -1", "max_batch_size: expected at least 0, got -1"),
         ("platform: 'tensorflow_graphdef'", f"platform: expected {BACKENDS}, got 'tensorflow_graphdef'"),
         ("backend: 'fil'", f"backend: expected {BACKENDS}, got 'fil'"),
@@ -108,7 +108,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ),
         ("instance_group { count: 1001 }", "instance_group[0].count: expected at most 1000, got 1001"),
         ("instance_group [ {}, { count: -1 } ]", "instance_group[1].count: expected at least 0, got -1"),
-        ("instance_group { gpus: [ 0, -1 ] }", "instance_group[0].gpus: expected numbers from 0, got [0, -1]"),
+        (
+            "instance_group { gpus: [ 0, -1 ] }",
+            "instance_group[0].gpus: expected numbers of at least 0, got [0, -1]",
+        ),
         (
             "instance_group { kind: KIND_CPU gpus: 0 }",
             "instance_group[0].gpus: expected none with KIND_CPU, got [0]",
@@ -265,10 +268,10 @@ def test_a_preferred_batch_size_where_the_model_says_the_largest(tmp_path: Path)
             ".direct.minimum_slot_utilization: expected 0 to 1, got 1.5",
         ),
         ("direct { minimum_slot_utilization: nan }", ".direct.minimum_slot_utilization: expected 0 to 1, got nan"),
-        ("control_input {}", ".control_input[0].name: expected a name of its own, got ''"),
+        ("control_input {}", ".control_input[0].name: expected a unique name, got ''"),
         (
             f"control_input {{ name: 'a' {START} int32_false_true: [ 0, 1 ] }} }} control_input {{ name: 'a' }}",
-            ".control_input[1].name: expected a name of its own, got 'a'",
+            ".control_input[1].name: expected a unique name, got 'a'",
         ),
         (
             f"control_input {{ name: 'a' {START} int32_false_true: [ 0, 1 ] }} }} "

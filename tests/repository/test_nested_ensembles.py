@@ -32,7 +32,7 @@ async def test_too_many_in_a_row(tmp_path: Path) -> None:
         await here.until(**{f"e{at}": READY if at >= deepest else UNAVAILABLE for at in range(DEEP)})
         assert reconciler.registry.is_ready(f"e{deepest}")
         names = " -> ".join([*(f"e{at}" for at in range(deepest - 1, DEEP)), "leaf"])
-        text = "config.pbtxt: expected at most 16 ensembles in a row, each made of the next, got"
+        text = "config.pbtxt: expected at most 16 nested ensembles, got"
         assert here.reason(f"e{deepest - 1}") == f"e{deepest - 1}/{text}: {names}"
         here.want(without=["leaf"])
         await here.until(**{f"e{at}": UNAVAILABLE for at in range(DEEP)})

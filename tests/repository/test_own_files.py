@@ -83,7 +83,7 @@ def test_it_is_said_what_does_not_count(tmp_path: Path, caplog: pytest.LogCaptur
     cache = put(tmp_path / "m" / "1" / "cache", "of an earlier server")
     look_often(Looking(tmp_path, on_load=writes("cache")))
     assert caplog.messages == [
-        f"m version 1: {cache} seems to be written by the model itself, and does not count any more"
+        f"m version 1: {cache} appears to be written by the model itself; its changes no longer trigger a reload"
     ]
 
 

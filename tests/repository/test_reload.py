@@ -315,7 +315,7 @@ async def test_models_at_paths_cannot_be_replaced(tmp_path: Path, load: Loads) -
     put(tmp_path / "m" / "1")
     manager = Manager([tmp_path / "m"], load, max_queue_size=1)
     await manager.load_all()
-    with pytest.raises(FailedPrecondition, match="the models are those at the paths"):
+    with pytest.raises(FailedPrecondition, match="this server's model list cannot be replaced"):
         await manager.reload([ModelSettings("other", tmp_path / "m")])
     assert manager.registry.names() == ["m"]
     await manager.close()

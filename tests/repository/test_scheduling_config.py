@@ -176,8 +176,8 @@ def test_inputs_that_are_somewhere_else(tmp_path: Path, text: str) -> None:
     assert said.startswith(f"parameters[inputs_in_place]: expected true or false, got {text!r}")
 
 
-CPUS = "numbers of CPUs like 0,2-3"
-RANGES = "numbers from 0 to 4095, in ranges the lower one first"
+CPUS = "CPU numbers like 0,2-3"
+RANGES = "numbers from 0 to 4095, and ascending ranges"
 
 
 @pytest.mark.parametrize(

@@ -139,11 +139,11 @@ def _initial(text: str) -> str:
         ),
         (
             _initial("data_type: TYPE_FP32 dims: [ 3 ] zero_data: true"),
-            ".state[0].initial_state[0].dims: expected what fits the state's [3, -1], got [3]",
+            ".state[0].initial_state[0].dims: expected dims that match the state's [3, -1], got [3]",
         ),
         (
             _initial("data_type: TYPE_FP32 dims: [ 2, 3 ] zero_data: true"),
-            ".state[0].initial_state[0].dims: expected what fits the state's [3, -1], got [2, 3]",
+            ".state[0].initial_state[0].dims: expected dims that match the state's [3, -1], got [2, 3]",
         ),
         (
             _initial("data_type: TYPE_FP32 dims: [ 3, -1 ] zero_data: true"),
@@ -159,7 +159,7 @@ def _initial(text: str) -> str:
         ),
         (
             _initial("data_type: TYPE_FP32 dims: [ 3, 1 ] data_file: 'sums'"),
-            ".state[0].initial_state[0].data_file: expected 12 bytes, as FP32 and its dims have, got 24 in "
+            ".state[0].initial_state[0].data_file: expected 12 bytes for FP32 and its dims, got 24 in "
             "{}/m/initial_state/sums",
         ),
     ],

@@ -142,7 +142,7 @@ def test_folders_that_are_no_versions(tmp_path: Path, ignored: str) -> None:
     put(folder / "2" / "model.py", folder / ignored / "model.py", folder / ".saved" / "model.py")
     put(folder / "weights" / "part.bin")
     assert [version for version, _, _ in found(folder)["mine"]] == [2]
-    assert warnings_of(folder) == [f"{folder / ignored} is left out: a version is named by an integer like 1"]
+    assert warnings_of(folder) == [f"{folder / ignored} is skipped: expected an integer like 1"]
 
 
 def test_a_version_folder_without_a_model(tmp_path: Path) -> None:
@@ -154,7 +154,8 @@ def test_a_version_folder_without_a_model(tmp_path: Path) -> None:
     expected = f"{NAMES}, model.savedmodel/saved_model.pb, model.onnx/model.onnx"
     for root in (tmp_path, mine, ModelSettings("mine", mine, ALL)):
         assert warnings_of(root) == [
-            f"{mine / version} is left out: no model in it, expected {{{expected}}}" for version in ("2", "4", "6")
+            f"{mine / version} is skipped: it contains no model, expected {{{expected}}}"
+            for version in ("2", "4", "6")
         ]
 
 
@@ -190,7 +191,7 @@ def test_two_spellings_of_one_version(tmp_path: Path) -> None:
     assert [files.file.parent.name for files in there.models["mine"]] == ["7", "8"]
     left_out = [tmp_path / "mine" / spelling for spelling in ("07", "007")]
     assert warnings_of(tmp_path) == [
-        f"{folder} is left out: {tmp_path / 'mine' / '7'} is version 7, too" for folder in left_out
+        f"{folder} is skipped: {tmp_path / 'mine' / '7'} is also version 7" for folder in left_out
     ]
 
 
@@ -236,16 +237,14 @@ def test_a_folder_without_models(tmp_path: Path, file: str) -> None:
 def test_names_that_clients_could_not_send(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "repository" / name
     put(folder / "model.py")
-    assert error_of(folder).startswith(
-        f"{folder}: a file or folder gives a model the name {name!r}; expected 1 to 128 letters"
-    )
+    assert error_of(folder).startswith(f"{folder}: {name!r} is not a valid model name; expected 1 to 128 letters")
     # In a repository it is none, and may be anything else.
     put(tmp_path / "repository" / "good" / "model.py")
     (folder / "config.pbtxt").write_text("broken")
     assert list(found(tmp_path / "repository")) == ["good"]
     (warning,) = warnings_of(tmp_path / "repository")
     assert warning.startswith(
-        f"{folder} is left out: {name!r} cannot be a model's name; expected 1 to 128 letters"
+        f"{folder} is skipped: {name!r} is not a valid model name; expected 1 to 128 letters"
     )
 
 
@@ -309,7 +308,7 @@ def test_any_number_of_versions_that_are_missing(tmp_path: Path) -> None:
     put(tmp_path / "1" / "model.py")
     (warning,) = warnings_of(ModelSettings("mine", tmp_path, VersionPolicy(specific=frozenset(range(1, 100_000)))))
     first = ", ".join(map(str, range(2, 22)))
-    assert warning == f"mine versions {first} and 99978 more are wanted, but not found in {tmp_path}"
+    assert warning == f"mine: version_policy: versions {first} and 99978 more not found in {tmp_path}"
     missing = ModelSettings("mine", tmp_path, VersionPolicy(specific=frozenset(range(2, 100_000))))
     assert len(error_of(missing)) < 1000
 
@@ -324,7 +323,7 @@ def test_a_base_path_without_versions(tmp_path: Path, version: str) -> None:
 def test_specific_versions_that_are_missing(tmp_path: Path) -> None:
     put(tmp_path / "1" / "model.py", tmp_path / "2" / "model.py")
     model = ModelSettings("mine", tmp_path, VersionPolicy(specific=frozenset({3, 2, 9})))
-    assert warnings_of(model) == [f"mine versions 3, 9 are wanted, but not found in {tmp_path}"]
+    assert warnings_of(model) == [f"mine: version_policy: versions 3, 9 not found in {tmp_path}"]
     assert not find_models([model]).problems
     missing = ModelSettings("mine", tmp_path, VersionPolicy(specific=frozenset({3})))
     assert error_of(missing).startswith("No versions of servable mine found")

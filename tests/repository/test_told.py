@@ -28,9 +28,9 @@ async def test_a_list_that_is_replaced(tmp_path: Path, caplog: pytest.LogCapture
         await manager.reload([settings(a), settings(b)])
         assert told(caplog) == []
         await manager.reload([settings(c), settings(a, stable=1)])
-        assert told(caplog) == ["I the list of models is replaced: new: c; gone: b; changed: a"]
+        assert told(caplog) == ["I the model list changed: new: c; removed: b; changed: a"]
         await manager.reload([])
-        assert told(caplog) == ["I the list of models is replaced: gone: a, c"]
+        assert told(caplog) == ["I the model list changed: removed: a, c"]
 
 
 async def test_why_models_do_not_come(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -47,7 +47,7 @@ async def test_why_models_do_not_come(tmp_path: Path, caplog: pytest.LogCaptureF
             await manager.reload(models)
         nowhere = f"Could not find base path {tmp_path / 'nowhere'} for servable a"
         assert told(caplog) == [
-            "I the list of models is replaced: changed: a, b",
+            "I the model list changed: changed: a, b",
             f"E {nowhere}",
             f"W No versions of servable b found under base path {tmp_path / 'empty'}",
         ]
@@ -58,7 +58,7 @@ async def test_why_models_do_not_come(tmp_path: Path, caplog: pytest.LogCaptureF
         assert nowhere not in str(await reload_error(manager, *models, new))
         await manager.reload([*models, new])
         why = f"Could not find base path {tmp_path / 'new'} for servable new"
-        assert told(caplog) == ["I the list of models is replaced: new: new", f"E {why}"]
+        assert told(caplog) == ["I the model list changed: new: new", f"E {why}"]
         assert manager.broken()["new"].message == why
 
 

@@ -118,7 +118,8 @@ def test_a_file_that_is_named_for_no_backend(tmp_path: Path) -> None:
     configure(tmp_path / "m", 'default_model_filename: "weights.bin"')
     put(tmp_path / "m" / "1" / "weights.bin")
     assert problem(find_models([tmp_path / "m"])) == (
-        f"{tmp_path / 'm' / 'config.pbtxt'}: backend: expected the one for 'weights.bin', got none; there are "
+        f"{tmp_path / 'm' / 'config.pbtxt'}: backend: expected the backend of 'weights.bin', got none; "
+        f"known backends: "
         "predictor, python, onnx, tensorflow, torch, sklearn, xgboost, mlserver"
     )
 
@@ -162,7 +163,7 @@ def test_version_folders_that_triton_ignores(tmp_path: Path, ignored: str) -> No
     there = find_models([tmp_path])
     assert [one.version for one in there.models["m"]] == [1, 7]
     assert there.problems == {}
-    assert warnings_of(there) == [f"{folder / ignored} is left out: a version is named by an integer like 1"]
+    assert warnings_of(there) == [f"{folder / ignored} is skipped: expected an integer like 1"]
 
 
 def test_what_lies_beside_the_versions_does_not_count(tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def test_versions_that_are_missing(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1" / "model.py")
     configure(tmp_path / "m", "version_policy { specific { versions: [4, 1, 3] } }")
     assert warnings_of(find_models([tmp_path])) == [
-        f"m versions 3, 4 are wanted, but not found in {tmp_path / 'm'}"
+        f"m: version_policy: versions 3, 4 not found in {tmp_path / 'm'}"
     ]
 
 
@@ -223,7 +224,7 @@ def test_a_version_without_its_file(tmp_path: Path, config: str, expected: str) 
     there = find_models([tmp_path])
     assert [one.version for one in there.models["m"]] == [1]
     (warning,) = warnings_of(there)
-    assert warning.startswith(f"{tmp_path / 'm' / '2'} is left out: no model in it, expected {{{expected}")
+    assert warning.startswith(f"{tmp_path / 'm' / '2'} is skipped: it contains no model, expected {{{expected}")
 
 
 # --- several models, and what is wrong with some ---

@@ -72,12 +72,14 @@ def test_names_of_versions_that_are_not_there(tmp_path: Path) -> None:
     file.write_text("[versions]\nv2 = 2")
     found = find_models([tmp_path])
     assert found.names == {"m": VersionNames({"v2": 2})}
-    assert found.warnings[str(tmp_path / "m")] == [f"{file}: v2: version 2 is none of those that are served, 1, 3"]
+    assert found.warnings[str(tmp_path / "m")] == [
+        f"{file}: v2: version 2 is not served; the served versions are, 1, 3"
+    ]
     file.write_text("default = 2")
     found = find_models([tmp_path])
     assert (found.models, str(found.problems[str(tmp_path / "m")])) == (
         {},
-        f"{file}: default: expected one of the versions that are served, 1, 3, got 2",
+        f"{file}: default: expected one of the served versions, 1, 3, got 2",
     )
     # Of a model with a configuration, the latest one is served.
     (tmp_path / "m" / "config.pbtxt").touch()

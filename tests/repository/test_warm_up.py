@@ -51,7 +51,7 @@ async def test_hundreds_of_instances_and_a_short_queue() -> None:
         running.append(asyncio.ensure_future(one.infer(number(0), Call())))
         await model.wait_until_entered()
     waiting, refused = (asyncio.ensure_future(one.infer(number(0), Call())) for _ in range(2))
-    with pytest.raises(Exception, match="Exceeds maximum queue size: 1 requests wait"):
+    with pytest.raises(Exception, match="Exceeds maximum queue size: 1 requests are queued"):
         await refused
     model.gate.set()
     await asyncio.gather(waiting, *running)
@@ -128,7 +128,7 @@ async def test_the_trace_of_a_failure_is_in_the_log_once(caplog: pytest.LogCaptu
     model.instances = 20
     await refusal(model, zeros())
     assert [(record.levelno, record.message) for record in caplog.records] == [
-        (logging.ERROR, f"{NAME} failed in its warm-up")
+        (logging.ERROR, f"{NAME} failed during warm-up")
     ]
     assert "raise error" in caplog.text
 

@@ -153,11 +153,11 @@ WIDE = 2**62
             asked(x=WarmUpInput("FP32", [WIDE])),
             "input 'x' has too many elements: shape [46",
         ),
-        (Declared("FP32", [-1]), asked(x=WarmUpInput("FP32", [2**57])), "the inputs cannot be made: "),
+        (Declared("FP32", [-1]), asked(x=WarmUpInput("FP32", [2**57])), "cannot create the inputs: "),
         (
             Declared("FP32", [-1]),
             asked(x=WarmUpInput("FP32", [-1])),
-            "input 'x': expected dims of 0 and more, got [-",
+            "input 'x': expected dims of at least 0, got [-",
         ),
         (
             Declared("FP32", [-1]),
@@ -234,16 +234,16 @@ async def test_an_example_is_made_into_what_is_declared(datatype: str, value: An
         ("COMPLEX64", [1e300j], "expected COMPLEX64 values, got complex128 from 1e+300j to 1e+300j"),
         ("FP32", ["1"], "expected FP32 values, got <U1"),
         ("FP32", [None], "expected FP32 values, got object"),
-        ("FP32", [[1], [1, 2]], "no array can be made of it: "),
+        ("FP32", [[1], [1, 2]], "cannot be converted to an array: "),
         (
             "FP32",
             np.array(["2020-01-01"], "M8[D]"),
-            "no array can be made of it: numpy dtype datetime64[D] has no ",
+            "cannot be converted to an array: numpy dtype datetime64[D] has no ",
         ),
-        ("BYTES", [["a"], ["b", "c"]], "expected text or bytes, got list: ['a']"),
-        ("BYTES", [1], "expected text or bytes, got int: 1"),
+        ("BYTES", [["a"], ["b", "c"]], "expected str or bytes, got list: ['a']"),
+        ("BYTES", [1], "expected str or bytes, got int: 1"),
         ("BYTES", np.array([1]), "expected BYTES values, got int64"),
-        ("BYTES", ["\ud800"], "no array can be made of it: 'utf-8' codec can't encode"),
+        ("BYTES", ["\ud800"], "cannot be converted to an array: 'utf-8' codec can't encode"),
     ],
 )
 async def test_an_example_of_other_values(datatype: str, value: Any, text: str) -> None:

@@ -173,7 +173,7 @@ def test_a_warning_is_given_once_and_again_when_it_comes_back(
     put(tmp_path / "1" / "model.py")
     looking = Looking(ModelSettings("m", tmp_path, VersionPolicy(specific=frozenset({1, 2}))))
     looking.look()
-    missing = f"m version 2 is wanted, but not found in {tmp_path}"
+    missing = f"m: version_policy: version 2 not found in {tmp_path}"
     assert caplog.messages == [missing]
     put(tmp_path / "2" / "model.py")
     looking.look()
@@ -228,7 +228,7 @@ def test_what_is_just_being_made_is_not_warned_of(tmp_path: Path, caplog: pytest
     for _ in range(3):
         looking.look()
     assert [message.partition(",")[0] for message in caplog.messages] == [
-        f"{tmp_path / 'n'} is left out: no model in it"
+        f"{tmp_path / 'n'} is skipped: it contains no model"
     ]
 
 

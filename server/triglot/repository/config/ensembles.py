@@ -32,7 +32,7 @@ def ensemble_of(message: pb.ModelConfig) -> tuple[tuple[Step, ...], int]:
         got = message.platform or message.backend
         raise ValueError(f"platform: expected {ENSEMBLE!r} with {KEY}, got {got!r}")
     if message.instance_group:
-        raise ValueError("instance_group: expected none, an ensemble runs where its steps do")
+        raise ValueError("instance_group: expected none, as an ensemble runs on its steps' instances")
     scheduling = message.ensemble_scheduling
     if not 0 < len(scheduling.step) <= MAX_STEPS:
         raise ValueError(f"{KEY}.step: expected 1 to {MAX_STEPS} steps, got {len(scheduling.step)}")

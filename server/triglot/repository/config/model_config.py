@@ -110,7 +110,7 @@ def read_config(folder: Path, warnings: list[str]) -> ModelConfig:
     except InvalidArgument as error:
         raise ModelLoadError(error.message, error.code) from None
     if message.name not in ("", folder.name):
-        text = f"{file}: name: expected {folder.name!r}, as the folder is called, got {message.name!r}"
+        text = f"{file}: name: expected the folder's name, {folder.name!r}, got {message.name!r}"
         raise ModelLoadError(text, Code.INVALID_ARGUMENT)
     return config_of(message, folder, str(file), warnings)
 
@@ -182,7 +182,7 @@ def in_its_environment(config: ModelConfig, own: ModelConfig) -> ModelConfig:
     client to say. Raises `ModelLoadError` where it does."""
     if config.environment not in (None, own.environment):
         raise ModelLoadError(
-            f"{config.source}: parameters[{ENVIRONMENT}]: expected none, or that of its {CONFIG_FILE}",
+            f"{config.source}: parameters[{ENVIRONMENT}]: expected none, or the one in its {CONFIG_FILE}",
             Code.INVALID_ARGUMENT,
         )
     if own.environment is not None and config.execution not in ("", "process"):
@@ -204,8 +204,8 @@ def bounded(config: ModelConfig, own: ModelConfig, most: int) -> ModelConfig:
         allowed = max(most, there.get(key, 0))
         if count > allowed:
             raise ModelLoadError(
-                f"{config.source}: {key}: expected at most {allowed}, all together, got {count}; the server's "
-                "--max-requested-instances allows more",
+                f"{config.source}: {key}: expected at most {allowed} in total, got {count}; raise the server's "
+                "--max-requested-instances for more",
                 Code.INVALID_ARGUMENT,
             )
     return replace(config, max_instances=max(most, there[INSTANCES]))
@@ -252,7 +252,7 @@ def _without_effect(message: Message, understood: Set[str], key: str = "", path:
             for inner_key, item in _items(key + field.name, value):
                 yield from _without_effect(item, understood, inner_key + ".", inner_path + ".")
         else:
-            yield f"{key}{field.name}: without effect here"
+            yield f"{key}{field.name}: not supported, ignored"
 
 
 def _check_enums(message: Message, key: str = "") -> None:
@@ -328,7 +328,7 @@ def _groups(message: pb.ModelConfig) -> Iterator[InstanceGroup]:
         if group.gpus and kind in ("KIND_CPU", "KIND_MODEL"):
             raise ValueError(f"{key}.gpus: expected none with {kind}, got {list(group.gpus)}")
         if any(gpu < 0 for gpu in group.gpus):
-            raise ValueError(f"{key}.gpus: expected numbers from 0, got {list(group.gpus)}")
+            raise ValueError(f"{key}.gpus: expected numbers of at least 0, got {list(group.gpus)}")
         count = not_negative(f"{key}.count", group.count) or 1
         if count > MAX_INSTANCES:
             raise ValueError(f"{key}.count: expected at most {MAX_INSTANCES}, got {count}")

@@ -162,7 +162,7 @@ def _controls(tensors: Sequence[pb.ModelSequenceBatching.ControlInput]) -> list[
     for number, tensor in enumerate(tensors):
         key = f"{_SEQUENCE}.control_input[{number}]"
         if not tensor.name or tensor.name in [control.name for control in controls]:
-            raise ValueError(f"{key}.name: expected a name of its own, got {tensor.name!r}")
+            raise ValueError(f"{key}.name: expected a unique name, got {tensor.name!r}")
         if len(tensor.control) != 1:
             raise ValueError(f"{key}.control: expected one, got {len(tensor.control)}")
         control = _control(f"{key}.control[0]", tensor.name, tensor.control[0])
@@ -220,9 +220,7 @@ def _initial(key: str, initial: pb.ModelSequenceBatching.InitialState, folder: P
         made = InitialState(own, tuple(initial.dims), file, initial.name)
     size = element_count(made.dims) * DATATYPES[own].itemsize
     if file is not None and size and (found := file.stat().st_size) != size:
-        raise ValueError(
-            f"{key}.data_file: expected {size} bytes, as {own} and its dims have, got {found} in {file}"
-        )
+        raise ValueError(f"{key}.data_file: expected {size} bytes for {own} and its dims, got {found} in {file}")
     return made
 
 

@@ -67,7 +67,7 @@ def environment_of(parameters: Mapping[str, str], folder: Path) -> Path | None:
         return None
     execution = parameters.get("execution", "process")
     if execution != "process":
-        raise ValueError(f"parameters[{ENVIRONMENT}]: expected the execution 'process' with it, got {execution!r}")
+        raise ValueError(f"parameters[{ENVIRONMENT}]: expected execution 'process', got {execution!r}")
     return folder.absolute() / text.replace(MODEL_FOLDER, str(folder.absolute()))
 
 
@@ -80,7 +80,7 @@ def misspelt(parameters: Mapping[str, str]) -> Iterator[str]:
     """A note for each parameter that is probably meant to be one of ours."""
     for name in others(parameters):
         if near := difflib.get_close_matches(name, OWN, n=1, cutoff=MISSPELT):
-            yield f"parameters[{name}]: for the model's own code; did you mean {near[0]!r}?"
+            yield f"parameters[{name}]: passed to the model's own code; did you mean {near[0]!r}?"
 
 
 def _wrong(name: str, expected: str, text: str, known: Sequence[str] = ()) -> ValueError:
@@ -108,11 +108,11 @@ def _cpus(parameters: Mapping[str, str]) -> tuple[int, ...]:
     if (text := parameters.get("cpus")) is None:
         return ()
     if not _LIST.fullmatch(text.strip()) or len(text) > 1000:
-        raise _wrong("cpus", "numbers of CPUs like 0,2-3", text)
+        raise _wrong("cpus", "CPU numbers like 0,2-3", text)
     cpus: dict[int, None] = {}
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         if len(first) > 4 or len(last) > 4 or not int(first) <= int(last or first) <= MAX_CPU:
-            raise _wrong("cpus", f"numbers from 0 to {MAX_CPU}, in ranges the lower one first", text)
+            raise _wrong("cpus", f"numbers from 0 to {MAX_CPU}, and ascending ranges", text)
         cpus |= dict.fromkeys(range(int(first), int(last or first) + 1))
     return tuple(cpus)

@@ -12,7 +12,7 @@ from triglot.core.errors import InvalidArgument
 from triglot.model.config import LATEST, VersionPolicy
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-NAME_RULE = "expected 1 to 128 letters, digits, '.', '_' and '-', without a dot in front"
+NAME_RULE = "expected 1 to 128 letters, digits, '.', '_' and '-', not starting with '.'"
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def reshape_of(key: str, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, .
         return None
     dims, shape = tuple(tensor.dims), tuple(tensor.reshape.shape)
     if not dims:
-        raise ValueError(f"{key}.reshape: expected dims, too, got none")
+        raise ValueError(f"{key}.reshape: expected dims beside it, got none")
     if any(dim < 1 and dim != -1 for dim in shape):
         raise ValueError(f"{key}.reshape.shape: expected 1 or more, or -1 for any size, got {list(shape)}")
     if _sizes(dims) != _sizes(shape):

@@ -57,7 +57,7 @@ def _names(content: dict[str, Any]) -> VersionNames:
         raise ValueError(f"versions: expected a table of names and numbers, got {numbers!r}")
     for name, number in numbers.items():
         if not NAME.fullmatch(name) or name.isdecimal():
-            raise ValueError(f"versions: {name!r}: {NAME_RULE}, and other than digits alone")
+            raise ValueError(f"versions: {name!r}: {NAME_RULE}, and not only digits")
         if not _is_number(number):
             raise ValueError(f"versions: {name}: expected a version's number, got {number!r}")
     default = content.get("default")

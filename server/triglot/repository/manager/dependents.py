@@ -119,7 +119,7 @@ class Dependents:
                     return
                 pass_on()
                 await self._news.wait()
-            raise ModelLoadError(f"{files.file}: it is not wanted any more")
+            raise ModelLoadError(f"{files.file}: it is no longer requested")
         finally:
             self._waiting.pop(name, None)
 
@@ -130,7 +130,7 @@ class Dependents:
         return wanted and registry.serving(step.model, step.version) is None
 
     def _check_nesting(self, name: str, files: ModelFiles) -> None:
-        """Raises `ModelLoadError` for ensembles that are made of each other, and for too many in a row."""
+        """Raises `ModelLoadError` for ensembles that contain each other, and for too many in a row."""
         levels: list[dict[str, str]] = []  # Of each part, an ensemble of the level above that is made of it.
         level = {name}
         while level and len(levels) <= MAX_MODEL_CALLS and not (levels and name in level):
@@ -142,9 +142,9 @@ class Dependents:
         for parts in reversed(levels):
             path.insert(0, parts[path[0]])
         expected = (
-            "ensembles that are made of each other"
+            "ensembles that contain each other"
             if path[-1] == name
-            else f"expected at most {MAX_MODEL_CALLS} ensembles in a row, each made of the next, got"
+            else f"expected at most {MAX_MODEL_CALLS} nested ensembles, got"
         )
         raise ModelLoadError(f"{_source(files)}: {expected}: {' -> '.join(path)}", Code.INVALID_ARGUMENT)
 
@@ -166,7 +166,7 @@ class Dependents:
             version = f" version {step.version}" if step.version else ""
             why = self._registry.why_not_serving(step.model, step.version)
             key = f"{keys.step}[{at}].{keys.model}"
-            text = f"{_source(files)}: {key}: '{step.model}'{version} does not serve: {why}"
+            text = f"{_source(files)}: {key}: '{step.model}'{version} is not available: {why}"
             if self._do.is_left_out(step.model):
                 raise MissingDependency(text)
             raise ModelLoadError(text, Code.FAILED_PRECONDITION)
@@ -205,7 +205,9 @@ class Dependents:
         for version in list(self._registry.wanted_versions(name)):
             servable = version.servable
             if version.state is State.READY and servable is not None and not self._runs(servable):
-                log.warning("%s stops: what it is made of does not serve any more, or has changed", version.files)
+                log.warning(
+                    "%s stops serving: one of its models is no longer available, or has changed", version.files
+                )
                 self._do.retire(version)
                 again = True
             tried = self._tries.get(name, {}).get(version.files.version)

@@ -132,7 +132,9 @@ class Loader:
     def _loaded(self, files: ModelFiles, loading: Loading) -> Model:
         config = files.config
         if config.environment is not None and files.backend != PYTHON:
-            log.warning("%s: parameters[%s]: without effect for %s", files, ENVIRONMENT, files.backend)
+            log.warning(
+                "%s: parameters[%s]: not supported by the %s backend, ignored", files, ENVIRONMENT, files.backend
+            )
             config = replace(config, environment=None)
         if config.execution != "process" and config.environment is None:
             try:
@@ -151,8 +153,7 @@ def _made(files: ModelFiles, make: Callable[[], Model]) -> Model:
     if model is not None:
         _close(model)
     raise ModelLoadError(
-        f"{files}: execution: expected 'thread' for a model that is given as an object, or is a grps project, "
-        "got 'process'",
+        f"{files}: execution: expected 'thread' for a model object or a grps project, got 'process'",
         Code.INVALID_ARGUMENT,
     )
 

@@ -66,8 +66,8 @@ SETTLE_SECONDS = 0.5
 place slowly renames the folder when all are there."""
 SHUTTING_DOWN = "the server is shutting down"
 NOT_EXPLICIT = (
-    "explicit model load / unload is not allowed if polling is enabled; the models are those that the server was "
-    "started with, or that it finds: start it with --model-control-mode explicit"
+    "explicit model load / unload is not allowed if polling is enabled; start the server with "
+    "--model-control-mode explicit"
 )
 
 
@@ -217,9 +217,9 @@ class Manager:
         for model in models:
             if not await in_thread(partial(is_below, model.base_path, allowed)):
                 raise PermissionDenied(
-                    f"model {model.name}: expected a base_path in the folders that the server was started with "
-                    f"({listed(allowed) or 'none'}), got {model.base_path}; --allowed_model_roots, or "
-                    "TRIGLOT_ALLOWED_MODEL_ROOTS, lists more of them"
+                    f"model {model.name}: expected a base_path in one of the server's folders "
+                    f"({listed(allowed) or 'none'}), got {model.base_path}; add folders with "
+                    "--allowed_model_roots or TRIGLOT_ALLOWED_MODEL_ROOTS"
                 )
 
     async def follow(self, models: Sequence[ModelSettings]) -> None:
@@ -244,7 +244,7 @@ class Manager:
                 look = await self._look(models, at_once)
                 self.registry.label(models)
                 if changes := _changes(self._roots, models):
-                    log.info("the list of models is replaced: %s", changes)
+                    log.info("the model list changed: %s", changes)
                 self._once_logger.log(look, at_once)
                 self._roots = tuple(models)
                 new = look.wanted.keys() - self.registry.names()
@@ -266,8 +266,7 @@ class Manager:
     def _require_list(self) -> None:
         if any(not isinstance(root, ModelSettings) for root in self._roots):
             raise FailedPrecondition(
-                "the models are those at the paths that the server was started with; `triglot tfserving` starts "
-                "one whose list of models can be replaced"
+                "this server's model list cannot be replaced; start the server with `triglot tfserving` for that"
             )
 
     def _failure(self, name: str, look: Scan) -> str:
@@ -307,7 +306,7 @@ class Manager:
                 unsettled = await self.refresh()
                 delay = self._settle_seconds if unsettled else self._poll_interval
             except Exception:
-                log.exception("the models' folders could not be looked at")
+                log.exception("scanning the model folders failed")
 
     # --- one by one ---
 
@@ -328,7 +327,7 @@ class Manager:
         upload = None
         if files:
             if config is None:
-                raise Internal(f"{not_polled(name)}: files are loaded with a 'config', and there is none")
+                raise Internal(f"{not_polled(name)}: files require a 'config' parameter, got none")
             upload = await in_thread(partial(Upload, name, files))
         if config is not None:
             try:
@@ -351,7 +350,7 @@ class Manager:
             without = [files.file for files in chosen.values() if overrides and files.config is NO_CONFIG]
             if without:
                 raise InvalidArgument(
-                    f"a configuration is for a model's folder in a repository; model '{name}' is {without[0]}"
+                    f"'config' requires a model folder in a repository; model '{name}' is {without[0]}"
                 )
             self.reconciler.retry(name)
             self.reconciler.dependents.asked_for(name)
@@ -363,7 +362,7 @@ class Manager:
         if self.reconciler.closing.is_set():
             raise Unavailable(SHUTTING_DOWN)
         if self.registry.wanted.get(name) != chosen:
-            raise Unavailable(f"model '{name}' was unloaded, or loaded again, while it was loaded")
+            raise Unavailable(f"model '{name}' was unloaded or reloaded during this load")
         for version in self.registry.wanted_versions(name):
             # What goes on with its former files keeps these.
             if version.servable is not None and version.served == chosen[version.files.version]:
@@ -560,7 +559,7 @@ def _changes(before: Sequence[Root], models: Sequence[ModelSettings]) -> str:
     new = {model.name: model for model in models}
     names = {
         "new": new.keys() - old.keys(),
-        "gone": old.keys() - new.keys(),
+        "removed": old.keys() - new.keys(),
         "changed": {name for name, model in new.items() if name in old and model != old[name]},
     }
     return "; ".join(f"{what}: {', '.join(sorted(which))}" for what, which in names.items() if which)

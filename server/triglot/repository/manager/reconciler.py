@@ -227,7 +227,7 @@ class Reconciler:
             raise
         self._load_ended(files, time.monotonic() - started, not isinstance(outcome, Servable))
         if not self._is_wanted(files):
-            log.info("%s is not wanted any more", files)
+            log.info("%s is no longer requested; its load is discarded", files)
             self._superseded(version, before)
             if isinstance(outcome, Servable):
                 self._drop(outcome, f"closed {files}")
@@ -254,7 +254,7 @@ class Reconciler:
             raise
         if not opening.done():
             self._give_up(files.name, opening)
-            text = f"{files.file}: it was not loaded within {self.load_timeout:g} s"
+            text = f"{files.file}: loading took longer than load_timeout, {self.load_timeout:g} s"
             return ModelLoadError(text, Code.DEADLINE_EXCEEDED)
         if opening.cancelled():  # By the model's own code.
             return ModelLoadError(f"{files.file}: its code raised CancelledError")
@@ -323,7 +323,7 @@ class Reconciler:
         version.retry, version.retries = False, 0  # Whoever asked for that while it was loaded has it now.
         self.registry.update(version.files.name)
         if former is not None and former is not servable:
-            self._drain(former, f"closed the former {version.files}")
+            self._drain(former, f"closed the previous {version.files}")
 
     def _drop(self, servable: Servable, done: str) -> None:
         """Nobody wants what was loaded; one that serves, with other instances by now, goes on."""
@@ -357,7 +357,7 @@ class Reconciler:
                 again = f"{version.retries} of {self._load_retries} in {self._load_retry_interval:g} s"
                 text = f"{text}; retry {again}"
             log.error("%s could not be loaded: %s", files, text, exc_info=own_error(error, files))
-            log.debug("where it came from:", exc_info=error)
+            log.debug("traceback of the load error:", exc_info=error)
             self.registry.update(files.name)
 
     def _can_be_left_out(self, name: str, error: ModelLoadError) -> bool:
@@ -397,7 +397,12 @@ class Reconciler:
         for end in ends:
             end.cancel()
         if servable.leases and not self.closing.is_set():
-            log.warning("%s: %d calls did not end within %.0f s", servable, servable.leases, self._drain_seconds)
+            log.warning(
+                "%s: %d requests are still in flight after draining for %.0f s",
+                servable,
+                servable.leases,
+                self._drain_seconds,
+            )
         self.registry.has_left(servable)
         await servable.close(at_once=self.closing.is_set())
         if not self.closing.is_set():

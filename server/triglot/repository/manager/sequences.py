@@ -42,8 +42,8 @@ class SequenceRoutes:
         waiting = [asyncio.ensure_future(one.empty.wait()) for one in all_of_them if not one.empty.is_set()]
         if not waiting:
             return
-        have = "1 version has" if len(waiting) == 1 else f"{len(waiting)} versions have"
-        log.info("%s sequences that may end within %.0f s; no new ones begin", have, at_most)
+        have = "1 version" if len(waiting) == 1 else f"{len(waiting)} versions"
+        log.info("waiting up to %.0f s for open sequences of %s to end; new sequences are rejected", at_most, have)
         try:
             await asyncio.wait(waiting, timeout=at_most)
         finally:

@@ -87,7 +87,7 @@ class _Sample:
                     arrays[tensor.name] = bind_undeclared(tensor, servable.name)
             return arrays if sequences is None else sequences.completed(arrays)
         except (MemoryError, ValueError) as error:
-            raise InvalidArgument(f"the inputs cannot be made: {type(error).__name__}: {error}") from error
+            raise InvalidArgument(f"cannot create the inputs: {type(error).__name__}: {error}") from error
 
 
 def _samples(servable: Servable, requests: Sequence[WarmUpRequest]) -> list[_Sample]:
@@ -199,7 +199,7 @@ class _Runner:
         if is_serving_error(error):
             return error
         if self._telling.acquire(blocking=False):  # Once: instances tend to fail alike.
-            log.error("%s failed in its warm-up", self._servable, exc_info=error)
+            log.error("%s failed during warm-up", self._servable, exc_info=error)
         return Internal(f"{type(error).__name__}: {text_of(error)}")
 
 

@@ -149,7 +149,9 @@ class FileSnapshots:
         """Have these files be the model's own; the contents without them."""
         for path in own:
             log.warning(
-                "%s: %s seems to be written by the model itself, and does not count any more", taken.files, path
+                "%s: %s appears to be written by the model itself; its changes no longer trigger a reload",
+                taken.files,
+                path,
             )
         self._own.setdefault((taken.files.name, taken.files.version), set()).update(own)
         taken.ends = {path: end for path, end in taken.ends.items() if path not in own}

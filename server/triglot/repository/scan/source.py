@@ -32,7 +32,7 @@ from triglot.repository.scan.paths import check_links, check_links_below
 
 GRPS_PROJECT = ("conf/inference.yml", "conf/server.yml")
 _FILES = f"{{{listed(BACKEND_OF_FILE)}}}"
-_EXPECTED = f"[VERSION/]{_FILES}, VERSION an integer like 1"
+_EXPECTED = f"[VERSION/]{_FILES}, where VERSION is an integer like 1"
 _NUMBER = re.compile("0*([0-9]{1,19})")
 LAST_VERSION = 2**63 - 1
 
@@ -226,13 +226,13 @@ class _Search:
                     continue
                 if not NAME.fullmatch(folder.name):
                     # Not looked into: what a file system keeps for itself may not be read.
-                    text = f"{folder} is left out: {folder.name!r} cannot be a model's name; {NAME_RULE}"
+                    text = f"{folder} is skipped: {folder.name!r} is not a valid model name; {NAME_RULE}"
                     self.found.warn(str(folder), text)
                     continue
                 if versions := self._model_versions(folder):
                     self._add_folder(folder, versions)
                 else:
-                    text = f"{folder} is left out: no model in it, expected {_EXPECTED}"
+                    text = f"{folder} is skipped: it contains no model, expected {_EXPECTED}"
                     self.found.warn(str(folder), text)
                     continue
             empty = False
@@ -256,20 +256,19 @@ class _Search:
         wanted = self.found.policies.get(folder.name, ALL).wanted(there)
         if names.default is not None and names.default not in wanted:
             raise ModelLoadError(
-                f"{file}: default: expected one of the versions that are served, {listed(wanted)}, got "
-                f"{names.default}",
+                f"{file}: default: expected one of the served versions, {listed(wanted)}, got {names.default}",
                 Code.INVALID_ARGUMENT,
             )
         for name, number in names.numbers.items():
             if number not in wanted:
-                text = f"{file}: {name}: version {number} is none of those that are served, {listed(wanted)}"
+                text = f"{file}: {name}: version {number} is not served; the served versions are {listed(wanted)}"
                 self.found.warn(str(folder), text)
         return names
 
     def _add(self, path: Path, name: str, versions: list[ModelFiles]) -> None:
         models = self.found.models
         if not NAME.fullmatch(name):
-            raise ModelLoadError(f"{path}: a file or folder gives a model the name {name!r}; {NAME_RULE}")
+            raise ModelLoadError(f"{path}: {name!r} is not a valid model name; {NAME_RULE}")
         if name in models:
             raise FoundTwice(
                 f"model '{name}' appears in two or more repositories: {models[name][0].file} and "
@@ -292,8 +291,8 @@ class _Search:
         self, key: str, name: str, folder: Path, policy: VersionPolicy, versions: list[ModelFiles]
     ) -> None:
         if missing := policy.missing({files.version for files in versions}):
-            text = "version {} is" if len(missing) == 1 else "versions {} are"
-            self.found.warn(key, f"{name} {text.format(listed(missing))} wanted, but not found in {folder}")
+            text = "version {}" if len(missing) == 1 else "versions {}"
+            self.found.warn(key, f"{name}: version_policy: {text.format(listed(missing))} not found in {folder}")
 
     # --- one model's folder ---
 
@@ -313,7 +312,7 @@ class _Search:
         if config is not NO_CONFIG:
             expected = listed(candidates(config))
             what = "a configuration" if folder.name in self.overrides else CONFIG_FILE
-            raise NothingFound(f"{folder}: {what}, but no version of the model; expected 1/{{{expected}}}")
+            raise NothingFound(f"{folder}: found {what}, but no version of the model; expected 1/{{{expected}}}")
         return versions
 
     def _config(self, folder: Path) -> ModelConfig:
@@ -367,13 +366,13 @@ class _Search:
             if number is None:
                 is_model = any((entry / name).is_file() for name in candidates(config))
                 if is_model and not entry.name.startswith("."):
-                    left_out.append(f"{entry} is left out: a version is named by an integer like 1")
+                    left_out.append(f"{entry} is skipped: expected an integer like 1 as the version's name")
                 continue
             if (files := self._files(entry, name, number, config)) is None:
                 expected = listed(candidates(config))
-                left_out.append(f"{entry} is left out: no model in it, expected {{{expected}}}")
+                left_out.append(f"{entry} is skipped: it contains no model, expected {{{expected}}}")
             elif number in versions:
-                left_out.append(f"{entry} is left out: {versions[number].file.parent} is version {number}, too")
+                left_out.append(f"{entry} is skipped: {versions[number].file.parent} is also version {number}")
             else:
                 versions[number] = files
         if versions:  # Else these may be models, or parts of one.
@@ -395,7 +394,8 @@ class _Search:
             backend = config.backend or usual_backend or backend_by_name(file)
             if not backend:
                 raise ModelLoadError(
-                    f"{config.source}: backend: expected the one for {config.file_name!r}, got none; there are "
+                    f"{config.source}: backend: expected the backend of {config.file_name!r}, got none; "
+                    f"known backends: "
                     f"{listed(dict.fromkeys(BACKEND_OF_FILE.values()))}"
                 )
             return ModelFiles(name, version, backend, file, folder=folder, config=config)
