@@ -47,10 +47,7 @@ def refusal(message: Message | Data, wanted: Signature, kind: type[InvalidArgume
 
 def would_change(datatype: str, kind: str) -> str:
     """The text of the error for a cast that is none."""
-    return (
-        f"input 'x' of model 'm' takes {datatype}; the {kind} that came cannot become that without a change of "
-        "its values"
-    )
+    return f"input 'x' of model 'm' expects {datatype}; the {kind} value cannot be converted without changing it"
 
 
 NUMBERS = [name for name in DATATYPES if name not in ("BYTES", "COMPLEX64", "COMPLEX128")]

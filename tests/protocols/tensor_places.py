@@ -94,8 +94,7 @@ SIZE = 4 * 2**20
 WHOLE = RegionSlice("r", 0, SIZE)
 X = [In("x", WHOLE, "FP32", [1, SIZE // 4])]
 SHRUNK = (
-    f"shared memory region 'r': expected {SIZE} bytes of it, got fewer: its object is smaller than it was when it "
-    "was registered"
+    f"shared memory region 'r': expected {SIZE} bytes, got fewer: its object was truncated after it was registered"
 )
 
 

@@ -58,19 +58,19 @@ def test_by_name_or_in_the_order_of_the_inputs() -> None:
         (
             [tensor(7, [1]), tensor(4, [1])],
             InvalidRequest,
-            "input 'y' of model 'm' takes DT_INT64 (INT64), got DT_INT32 (INT32)",
+            "input 'y' of model 'm' expects DT_INT64 (INT64), got DT_INT32 (INT32)",
         ),
         (
             [tensor(7, [1]), tensor(9, ["1"])],
             InvalidRequest,
-            "input 'y' of model 'm' takes DT_INT64 (INT64), got DT_STRING (BYTES)",
+            "input 'y' of model 'm' expects DT_INT64 (INT64), got DT_STRING (BYTES)",
         ),
         (
             [tensor(7, [1, 2], (2, 3)), tensor(5, [])],
             InvalidArgument,
-            "tensor 'x' of shape [2,3] takes 6 elements, flat_float32 has 2",
+            "tensor 'x' of shape [2,3] needs 6 elements, flat_float32 has 2",
         ),
-        ([tensor(7, [1, 2], ()), tensor(5, [])], InvalidArgument, "tensor 'x' of shape [] takes 1 elements"),
+        ([tensor(7, [1, 2], ()), tensor(5, [])], InvalidArgument, "tensor 'x' of shape [] needs 1 elements"),
         ([tensor(7, [1], (1, 1)), tensor(5, [1])], InvalidRequest, "unexpected shape for input 'x' for model 'm'"),
         (
             [tensor(0, [], (0,)), tensor(5, [1])],
@@ -123,7 +123,7 @@ def test_every_type_arrives_as_what_it_is(dtype: int, datatype: str, elements: l
 @pytest.mark.parametrize(
     ("dtype", "datatype", "value", "text"),
     [
-        (1, "UINT8", 256, "flat_uint8 of tensor 'x' has values from 0 to 256, DT_UINT8 takes 0 to 255"),
+        (1, "UINT8", 256, "flat_uint8 of tensor 'x' has values from 0 to 256, the range of DT_UINT8 is 0 to 255"),
         (2, "INT8", 128, "flat_int8 of tensor 'x' has values from 0 to 128, DT_INT8 takes -128 to 127"),
         (2, "INT8", -129, "flat_int8 of tensor 'x' has values from -129 to 0"),
         (3, "INT16", -32769, "flat_int16 of tensor 'x' has values from -32769 to 0"),

@@ -106,13 +106,13 @@ def test_every_datatype(array: Array, dtype: int, elements: list[Any]) -> None:
         (
             np.array([1, 2**63], "u8"),
             Internal,
-            "output 'y' is UINT64 and holds 9223372036854775808: grps",
+            "output 'y' is UINT64 and holds 9223372036854775808: grps' widest",
         ),
         (np.array([1j], "c8"), Unimplemented, "output 'y' is COMPLEX64, for which grps has no DataType"),
         (
             words(b"\xff", b"a"),
             InvalidArgument,
-            "output 'y' is not UTF-8 text, and grps' tensors hold no",
+            "output 'y' is not UTF-8 text, which grps tensors require",
         ),
         (words("\ud800"), InvalidArgument, "output 'y' is not UTF-8 text"),
     ],

@@ -48,18 +48,22 @@ def test_an_input_whose_default_is_not_wanted() -> None:
 @pytest.mark.parametrize(
     ("data", "wanted", "text"),
     [
-        ("a", ONE, "model 'm' takes 'x' (FP32 [-1]); the message has str_data"),
-        (b"a", TWO, "model 'm' takes 'x' (FP32 [-1]), 'y' (INT64 [-1]); the message has bin_data"),
-        ("a", signature(("a", "BYTES", [1]), ("b", "BYTES", [1])), "model 'm' takes 'a' (BYTES [1]), 'b' (BYTES"),
-        ("a", signature(), "model 'm' takes no inputs; the message has str_data"),
-        (None, WORD, "model 'm' takes 'word' (BYTES [1]); the message has no data"),
-        (NDArray(), ONE, "model 'm' takes 'x' (FP32 [-1]); the message has ndarray, which is always empty in a"),
+        ("a", ONE, "model 'm' expects 'x' (FP32 [-1]); the message has str_data"),
+        (b"a", TWO, "model 'm' expects 'x' (FP32 [-1]), 'y' (INT64 [-1]); the message has bin_data"),
+        (
+            "a",
+            signature(("a", "BYTES", [1]), ("b", "BYTES", [1])),
+            "model 'm' expects 'a' (BYTES [1]), 'b' (BYTES",
+        ),
+        ("a", signature(), "model 'm' expects no inputs; the message has str_data"),
+        (None, WORD, "model 'm' expects 'word' (BYTES [1]); the message has no data"),
+        (NDArray(), ONE, "model 'm' expects 'x' (FP32 [-1]); the message has ndarray, which is always empty in a"),
         (
             "a",
             signature(("word", "BYTES", [-1, 2])),
-            "input 'word' of model 'm' takes [-1,2] elements, which a single value cannot fill; send gtensors",
+            "input 'word' of model 'm' expects shape [-1,2], which a single value cannot fill; send gtensors",
         ),
-        ("a", signature(("word", "BYTES", [0])), "input 'word' of model 'm' takes [0] elements"),
+        ("a", signature(("word", "BYTES", [0])), "input 'word' of model 'm' expects shape [0]"),
     ],
 )
 def test_data_that_is_no_input(data: Data, wanted: Signature, text: str) -> None:
@@ -100,7 +104,7 @@ def test_an_ndarray_that_would_change(datatype: str, value: float) -> None:
 
 def test_an_ndarray_is_the_only_input() -> None:
     assert refusal(ndarray(1), TWO).startswith(
-        "model 'm' takes 'x' (FP32 [-1]), 'y' (INT64 [-1]); the message has"
+        "model 'm' expects 'x' (FP32 [-1]), 'y' (INT64 [-1]); the message has"
     )
     assert "unexpected shape for input 'x'" in refusal(ndarray(1, shape=(1, 1)), ONE)
     wanted = signature(("x", "FP64", [-1]), ("n", "INT32", [1]), defaults={"n": np.array([7], "i4")})
@@ -152,11 +156,27 @@ def test_numbers_of_a_map_become_what_is_declared(entries: GrpsMap, datatype: st
 @pytest.mark.parametrize(
     ("entries", "datatype", "text"),
     [
-        (GrpsMap(s_i32={"x": 2}), "BOOL", "input 'x' of model 'm' takes BOOL; the INT32 that came cannot become"),
-        (GrpsMap(s_i64={"x": 2**53 + 1}), "FP64", "input 'x' of model 'm' takes FP64; the INT64 that came cannot"),
-        (GrpsMap(s_d={"x": 0.1}), "FP32", "input 'x' of model 'm' takes FP32; the FP64 that came cannot become"),
-        (GrpsMap(s_s={"x": "1"}), "FP32", "input 'x' of model 'm' takes FP32; the BYTES that came cannot become"),
-        (GrpsMap(s_f={"x": 1}), "BYTES", "input 'x' of model 'm' takes BYTES; the FP32 that came cannot become"),
+        (
+            GrpsMap(s_i32={"x": 2}),
+            "BOOL",
+            "input 'x' of model 'm' expects BOOL; the INT32 value cannot be converted",
+        ),
+        (GrpsMap(s_i64={"x": 2**53 + 1}), "FP64", "input 'x' of model 'm' expects FP64; the INT64 value cannot"),
+        (
+            GrpsMap(s_d={"x": 0.1}),
+            "FP32",
+            "input 'x' of model 'm' expects FP32; the FP64 value cannot be converted",
+        ),
+        (
+            GrpsMap(s_s={"x": "1"}),
+            "FP32",
+            "input 'x' of model 'm' expects FP32; the BYTES value cannot be converted",
+        ),
+        (
+            GrpsMap(s_f={"x": 1}),
+            "BYTES",
+            "input 'x' of model 'm' expects BYTES; the FP32 value cannot be converted",
+        ),
         (GrpsMap(s_f={"z": 1}), "FP32", "unexpected inference input 'z' in s_f for model 'm', which has ['x']"),
         (GrpsMap(), "FP32", "expected 1 inputs but got 0 inputs for model 'm'"),
         (GrpsMap({"x": "a"}, {"x": b"a"}), "BYTES", "input 'x' already exists in request"),

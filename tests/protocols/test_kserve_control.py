@@ -149,7 +149,7 @@ async def test_names_that_cannot_be(door: str, name: str, tmp_path: Path) -> Non
 
 
 POLL = "failed to load 'a', failed to poll from model repository"
-NO_FILES = "models are loaded from the repository alone; --allow-model-upload lets requests bring files"
+NO_FILES = "models are loaded from the repository only; --allow-model-upload allows files in requests"
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ async def test_a_model_is_sent(door: str, name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "config", "code", "text"),
     [
-        ("1/model.py", None, Code.INTERNAL, f"{POLL}: files are loaded with a 'config', and there is none"),
+        ("1/model.py", None, Code.INTERNAL, f"{POLL}: files require a 'config' parameter, got none"),
         ("../b/model.py", "{}", INVALID, "parameter 'file:../b/model.py': expected file:VERSION/FILE"),
         ("/etc/passwd", "{}", INVALID, "parameter 'file:/etc/passwd': expected file:VERSION/FILE"),
         ("1/../../x", "{}", INVALID, "parameter 'file:1/../../x': expected file:VERSION/FILE"),
@@ -361,7 +361,7 @@ async def test_requests_that_are_too_large(tmp_path: Path) -> None:
             code, text, _ = await served.grpc.call(rpc, bytes(size))
             assert (code, text) == (
                 INVALID,
-                f"the request has {size} bytes, at most {2**20} are expected: {NO_FILES}",
+                f"the request has {size} bytes, the limit is {2**20}: {NO_FILES}",
             )
         for verb in ("load", "unload"):
             status, _, reply = await served.rest.call("POST", f"/v2/repository/models/a/{verb}", b" " * size)

@@ -207,7 +207,7 @@ async def test_a_configuration_for_a_file(door: str, tmp_path: Path) -> None:
         control = control_of(served, door)
         assert await control.load("a", config="{}") == (
             Code.INVALID_ARGUMENT,
-            f"a configuration is for a model's folder in a repository; model 'a' is {file}",
+            f"'config' requires a model folder in a repository; model 'a' is {file}",
         )
         assert await control.load("a") == FINE
         assert await ask(served, "a") == 1

@@ -132,7 +132,7 @@ async def test_a_part_that_is_unloaded(door: str, tmp_path: Path) -> None:
         assert await control.unload("a") == FINE
         assert not await control.ready("e")
         key = f"{tmp_path}/e/config.pbtxt: ensemble_scheduling.step[0].model_name"
-        why = f"{key}: 'a' does not serve: it was unloaded"
+        why = f"{key}: 'a' is not available: it was unloaded"
         await until_index(control, Row("e", "1", "UNAVAILABLE", why), Row("a", "1", *UNLOADED), *ready("b"))
         assert await ask(served, "e") == (
             Code.NOT_FOUND,
@@ -153,7 +153,7 @@ async def test_a_part_that_cannot_be_loaded(door: str, tmp_path: Path) -> None:
         code, text = await control.load("e")
         assert code is Code.INVALID_ARGUMENT
         assert text.startswith("load failed for model 'e': version 1 is at UNAVAILABLE state: ")
-        assert "step[1].model_name: 'b' does not serve: " in text
+        assert "step[1].model_name: 'b' is not available: " in text
         assert text.endswith(": OSError: no disk;")
         put_parts(tmp_path, b=2, c=3)
         assert await control.load("e") == FINE
@@ -174,7 +174,7 @@ async def test_a_part_that_is_unloaded_while_the_others_load(tmp_path: Path) -> 
         gate.open("load")
         code, text = await loading
         assert code is Code.INVALID_ARGUMENT
-        assert "'a' does not serve: it was unloaded" in text
+        assert "'a' is not available: it was unloaded" in text
         assert not await control.ready("a")
         assert await control.load("a") == FINE
         await until_index(control, *ready("a", "e", "b"))

@@ -118,7 +118,7 @@ def test_another_signature_may_be_named() -> None:
             {"stop": ["a"]},
             "parameter 'stop' must be a string, number or boolean, got an array; the model's inputs",
         ),
-        ({"a": 1, "parameters": {"a": 1}}, "parameter 'a' stands in the body and in its 'parameters'"),
+        ({"a": 1, "parameters": {"a": 1}}, "parameter 'a' is both in the body and in its 'parameters'"),
         ({"text_input": {"b64": "x"}}, "input 'text_input' must be a value or an array of values, got an object"),
         (
             {"text_input": [["a"]]},

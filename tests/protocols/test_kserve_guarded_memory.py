@@ -146,7 +146,7 @@ def test_a_region_maps_what_it_takes_to_copy_large_tensors(descriptor: int, tmp_
     assert os.pread(descriptor, SIZE, 0) == bytes(PAGE) + large.tobytes()
     os.ftruncate(descriptor, PAGE)
     for copy in (region.read, region.write):
-        with pytest.raises(InvalidArgument, match=f"'r': expected {SIZE - PAGE} bytes of it, got fewer"):
+        with pytest.raises(InvalidArgument, match=f"'r': expected {SIZE - PAGE} bytes, got fewer"):
             copy(large.data, 0)
     os.ftruncate(descriptor, SIZE)
     region.write(small.data, 0)

@@ -127,10 +127,10 @@ async def test_threads_that_an_instance_computes_with_are_bounded_alike(
             },
             "expected a path inside ",
         ),
-        ({"parameters": {"EXECUTION_ENV_PATH": {"string_value": "/usr"}}}, "expected none, or that of its "),
+        ({"parameters": {"EXECUTION_ENV_PATH": {"string_value": "/usr"}}}, "expected none, or the one in its "),
         (
             {"parameters": {"EXECUTION_ENV_PATH": {"string_value": "$$TRITON_MODEL_DIRECTORY/../env"}}},
-            "expected none, or that of its ",
+            "expected none, or the one in its ",
         ),
     ],
     ids=str,

@@ -85,7 +85,7 @@ async def test_a_model_without_dims(served: Served) -> None:
             "two_inputs",
             bytes(4),
             400,
-            "a raw binary request is for a model with 1 input, model 'two_inputs' has 2",
+            "a raw binary request requires a model with 1 input, model 'two_inputs' has 2",
         ),
         ("half_plus_two", bytes(5), 400, "[request id: <id_unknown>] input byte size mismatch for input 'x'"),
         ("scalar", bytes(4), 400, "[request id: <id_unknown>] input byte size mismatch for input 'x'"),
@@ -94,7 +94,7 @@ async def test_a_model_without_dims(served: Served) -> None:
             "any_rank",
             bytes(4),
             400,
-            "raw binary request for input 'x' of model 'any_rank': at most one dim can be",
+            "raw binary request for input 'x' of model 'any_rank': only one dim can be",
         ),
     ],
 )
@@ -141,16 +141,16 @@ def test_text_is_the_whole_body(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("datatype", "shape", "batches", "size", "text"),
     [
-        ("FP32", [-1, -1], 0, 4, "at most one dim can be told from the number of bytes, its shape is [-1,-1]"),
-        ("FP32", [-1, 3], 0, 16, "4 elements do not fit its shape [-1,3]"),
-        ("FP32", [-1, 0], 0, 0, "0 elements do not fit its shape [-1,0]"),
+        ("FP32", [-1, -1], 0, 4, "only one dim can be derived from the number of bytes, the shape is [-1,-1]"),
+        ("FP32", [-1, 3], 0, 16, "4 elements do not match the shape [-1,3]"),
+        ("FP32", [-1, 0], 0, 0, "0 elements do not match the shape [-1,0]"),
         ("FP32", [2, 3], 0, 20, "input byte size mismatch for input 'x' for model 'm'. Expected 24, got 20"),
         ("FP32", [-1, 3], 8, 24, "input byte size mismatch for input 'x' for model 'm'. Expected 12, got 24"),
         ("BOOL", [-1], 0, 0, ""),
-        ("BYTES", [-1], 0, 4, "with BYTES, expected an input of shape [1], it has [-1]"),
-        ("BYTES", [1, 1], 0, 4, "with BYTES, expected an input of shape [1], it has [1,1]"),
-        ("BYTES", [-1], 8, 4, "with BYTES, expected an input of shape [1], it has []"),
-        ("FP32", None, 0, 4, "its shape can have any rank, and so cannot be told from the request"),
+        ("BYTES", [-1], 0, 4, "BYTES requires an input of shape [1], got [-1]"),
+        ("BYTES", [1, 1], 0, 4, "BYTES requires an input of shape [1], got [1,1]"),
+        ("BYTES", [-1], 8, 4, "BYTES requires an input of shape [1], got []"),
+        ("FP32", None, 0, 4, "the input has no fixed rank, so its shape cannot be derived from the body"),
     ],
 )
 def test_bodies_that_do_not_fit(
@@ -168,7 +168,7 @@ def test_models_that_have_no_input_or_several() -> None:
     specs = [TensorSpec(name, "FP32", [1]) for name in "ab"]
     for signature in (Signature((), ()), Signature(specs, ()), Signature((), (), any_tensors=True)):
         with pytest.raises(
-            InvalidArgument, match="a raw binary request is for a model with 1 input, model 'm' has"
+            InvalidArgument, match="a raw binary request requires a model with 1 input, model 'm' has"
         ):
             decode_raw(http(b""), signature)
 

@@ -102,7 +102,9 @@ def test_every_datatype_in_both_forms(name: str, shape: tuple[int, ...]) -> None
     if row.itemsize:
         assert tail == array.tobytes()
     if name in ("FP16", "BF16", "COMPLEX64", "COMPLEX128"):
-        with pytest.raises(InvalidArgument, match=f"output 'y': {name} has no JSON form, ask for binary data"):
+        with pytest.raises(
+            InvalidArgument, match=f"output 'y': {name} has no JSON form; request it as binary data"
+        ):
             encode({"y": array})
         return
     output = json.loads(bytes(encode({"y": array}).body))["outputs"][0]
@@ -125,7 +127,7 @@ def test_bytes_that_are_not_utf_8_need_binary_data() -> None:
     with pytest.raises(InvalidArgument) as caught:
         encode({"y": array})
     assert caught.value.message.startswith(
-        "output 'y' has a BYTES element that is not UTF-8, ask for binary data: "
+        "output 'y' has a BYTES element that is not UTF-8; request it as binary data: "
     )
     assert parts(encode({"y": array}, "y"))[1] == b"\1\0\0\0a\1\0\0\0\xff"
 

@@ -159,7 +159,7 @@ def test_strings() -> None:
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "COMPLEX64", "COMPLEX128"])
 def test_datatypes_without_a_json_form(datatype: str) -> None:
-    assert refused("[1.5]", datatype, [1]) == f"input 'x': {datatype} has no JSON form, send it as binary data"
+    assert refused("[1.5]", datatype, [1]) == f"input 'x': {datatype} has no JSON form; send it as binary data"
 
 
 @pytest.mark.parametrize("datatype", ["FP31", "fp32", "", "TYPE_FP32", "STRING"])

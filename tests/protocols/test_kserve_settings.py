@@ -182,7 +182,7 @@ REFUSED: list[tuple[dict[str, Any], Code, str]] = [
     ({"log_frequency": "-1"}, INVALID, "log_frequency: " + NUMBER.format(0, "-1")),
     ({"trace_level": ["MAX"]}, INVALID, "trace_level: expected OFF, TIMESTAMPS or TENSORS, got 'MAX'"),
     ({"trace_level": ["OFF", "TENSORS"]}, INVALID, "trace_level: expected OFF alone, got 'OFF', 'TENSORS'"),
-    ({"trace_level": ["TIMESTAMPS"]}, INVALID, "trace_level: there is no trace_file to write traces to: start "),
+    ({"trace_level": ["TIMESTAMPS"]}, INVALID, "trace_level: requires a trace_file; start "),
     ({"trace_mode": "zipkin"}, INVALID, "trace_mode: expected 'triton', got 'zipkin'"),
     ({"trace_mode": "opentelemetry"}, Code.UNIMPLEMENTED, "'opentelemetry' is not supported, only 'triton'"),
     ({"trace_file": "/tmp/x"}, Code.UNIMPLEMENTED, "trace_file cannot be changed over the network"),

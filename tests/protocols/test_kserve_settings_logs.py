@@ -128,7 +128,7 @@ INVALID = Code.INVALID_ARGUMENT
         (
             {"log_format": "ISO8601"},
             Code.UNIMPLEMENTED,
-            "the log is written by the program that the server runs in",
+            "cannot be changed, as the embedding program writes the log",
         ),
         ({"log_file": "x"}, Code.UNIMPLEMENTED, "log_file cannot be changed over the network"),
     ],

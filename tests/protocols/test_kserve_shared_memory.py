@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BOTH = pytest.mark.parametrize("door", ["grpc", "rest"])
 FINE = (Code.OK, "")
 PAGE = 4096
-CLOSED = "system shared memory is not open on this server; its option shared_memory_prefix opens it"
+CLOSED = "system shared memory is disabled; enable it with the server's option shared_memory_prefix"
 SYSTEM, CUDA = "System", "Cuda"
 
 
@@ -221,8 +221,8 @@ async def test_what_is_beyond_the_end(door: str, size: int, offset: int, served:
     code, text = await register(served, "a", made, size, offset, door=door)
     assert (code, text) == (
         Code.INVALID_ARGUMENT,
-        f"failed to register shared memory region 'a': invalid args: byte_size {size} at offset {offset} leads "
-        f"beyond the end of '{made.key}', which has {PAGE} bytes",
+        f"failed to register shared memory region 'a': invalid args: byte_size {size} at offset {offset} exceeds "
+        f"the end of '{made.key}', which has {PAGE} bytes",
     )
     assert made.path.stat().st_size == PAGE
 

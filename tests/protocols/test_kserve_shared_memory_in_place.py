@@ -43,8 +43,8 @@ INTO = RegionSlice("into", 0, SIZE)
 PLACED: Wishes = {"y": OutputWish(region=INTO)}
 WELL = Said(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
 MEANWHILE = (
-    f"shared memory region 'r': expected {SIZE} bytes of it, got fewer: its object was smaller meanwhile, or the "
-    "system had no memory for a part that nobody has written to"
+    f"shared memory region 'r': expected {SIZE} bytes, got fewer: its object was truncated, or the "
+    "system has no memory for a part that was never written"
 )
 
 

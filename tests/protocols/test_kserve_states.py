@@ -40,7 +40,7 @@ class Waiting(triglot.Model):
 
 
 REQUEST = Infer("scalar", [Tensor("x", "BYTES", [1], pack_bytes([b"a"]))], id="7")
-FULL = "[request id: 7] Exceeds maximum queue size: 1 requests wait, as many as max_queue_size allows"
+FULL = "[request id: 7] Exceeds maximum queue size: 1 requests are queued, the most that max_queue_size allows"
 
 
 @asynccontextmanager

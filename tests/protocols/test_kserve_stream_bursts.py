@@ -298,5 +298,5 @@ async def test_a_request_that_cannot_be_inflated_ends_the_call_after_the_answers
         await client.send(data(1, second, end=False))
         fields = client.fields((await client.next(frames.HEADERS)).payload)
         assert fields["grpc-status"] == str(grpc.StatusCode.INTERNAL.value[0])
-        assert "grpc-encoding names no coding" in fields["grpc-message"]
+        assert "grpc-encoding names no algorithm" in fields["grpc-message"]
         await client.close()

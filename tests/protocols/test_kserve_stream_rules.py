@@ -74,7 +74,7 @@ async def test_an_answer_after_the_final_one_is_an_error_in_band() -> None:
     for request_id, count in (("7", 2), ("8", 1)):
         own = [one for one in found if one.infer_response.id == request_id]
         assert [value(one) for one in own[:-1]] == list(range(count))
-        assert own[-1].error_message == "model 'repeat' has answered after its final answer"
+        assert own[-1].error_message == "model 'repeat' sent a response after its final response"
 
 
 async def test_ordinary_models_answer_with_final_even_if_they_say_something_else() -> None:
@@ -153,7 +153,7 @@ async def test_what_no_queue_has_taken_ends_no_call() -> None:
         waits = asyncio.ensure_future(answers(door, asking("busy", 2)))
         await until(lambda: door.server.manager.registry.servable("busy").queue_depth == 1)
         call = door.stream_infer(sending(asking("busy", 3)), metadata=(("triton_grpc_error", "true"),), timeout=30)
-        text = "Exceeds maximum queue size: 1 requests wait, as many as max_queue_size allows"
+        text = "Exceeds maximum queue size: 1 requests are queued, the most that max_queue_size allows"
         assert (await call.read()).error_message == f"[request id: <id_unknown>] {text}"
         assert await call.read() is grpc.aio.EOF
         model.gate.set()

@@ -138,7 +138,7 @@ def test_counts_of_classes_that_are_refused(value: pb.InferParameter, text: str)
 
 def test_a_region_of_classes() -> None:
     found = refusal(with_options("outputs", classification=Parameter(int64_param=1), **REGION))
-    assert found == "output 'y': 'classification' and 'shared_memory_region' exclude each other, got both"
+    assert found == "output 'y': 'classification' and 'shared_memory_region' are mutually exclusive, got both"
 
 
 def test_a_message_that_was_seen_before() -> None:
@@ -212,11 +212,11 @@ def test_classification_over_rest(binary: bool) -> None:
         (PLACE | {"shared_memory_offset": -1}, f"'shared_memory_offset' of output 'y': {UNSIGNED} -1"),
         (
             PLACE | {"binary_data": True},
-            "output 'y': binary_data true and 'shared_memory_region' exclude each other",
+            "output 'y': binary_data true and 'shared_memory_region' are mutually exclusive",
         ),
         (
             PLACE | {"classification": 1},
-            "output 'y': 'classification' and 'shared_memory_region' exclude each other",
+            "output 'y': 'classification' and 'shared_memory_region' are mutually exclusive",
         ),
         ({"classification": "1"}, f"'classification' of output 'y': {UNSIGNED} '1'"),
         ({"classification": 1.5}, f"'classification' of output 'y': {UNSIGNED} 1.5"),

@@ -190,10 +190,10 @@ def test_threads_are_for_what_can_bear_them() -> None:
         ({"inputs": [FIXED]}, "signature 'serving_default': input 'f' is [1,3], expected -1 as its first dim"),
         ({"inputs": [ROWS, SCALAR]}, "signature 'serving_default': input 's' is [], expected -1 as its first dim"),
         ({"outputs": [SCALAR]}, "signature 'serving_default': output 's' is [], expected -1 as its first dim"),
-        ({"inputs": []}, "signature 'serving_default': it has no inputs"),
-        ({"any_tensors": True}, "its tensors are not declared"),
-        ({"speaks_json": True}, "its tensors are not declared"),
-        ({"takes_messages": True}, "its tensors are not declared"),
+        ({"inputs": []}, "signature 'serving_default': the signature has no inputs"),
+        ({"any_tensors": True}, "the model does not declare its tensors"),
+        ({"speaks_json": True}, "the model does not declare its tensors"),
+        ({"takes_messages": True}, "the model does not declare its tensors"),
     ],
 )
 def test_a_model_without_rows_is_not(said: dict[str, Any], note: str) -> None:
@@ -205,7 +205,7 @@ def test_a_model_without_rows_is_not(said: dict[str, Any], note: str) -> None:
 @pytest.mark.parametrize("kind", [Streaming, StreamingOnLoop])
 def test_streams_are_not(kind: type[triglot.Model]) -> None:
     model = model_of(kind)
-    assert batch(model, PARAMETERS) == ["it answers with streams"]
+    assert batch(model, PARAMETERS) == ["the model returns streams"]
     assert model.dynamic_batching is None
 
 

@@ -178,7 +178,7 @@ def test_what_a_context_adds_is_bounded() -> None:
     context, most = bytes(1024 * 1024), MAX_REPEATED_BYTES // (1024 * 1024)
     assert sum(map(len, examples_of(with_context(context, *[""] * most)))) == MAX_REPEATED_BYTES
     with pytest.raises(
-        InvalidArgument, match=f"^a context of 1048576 bytes would be repeated for {most + 1} examples$"
+        InvalidArgument, match=f"^a context of 1048576 bytes is too large to repeat for {most + 1} examples$"
     ):
         examples_of(with_context(context, *[""] * (most + 1)))
 

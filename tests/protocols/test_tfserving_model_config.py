@@ -127,7 +127,7 @@ MODEL = "name: 'm' base_path: '/m' model_platform: 'tensorflow'"
         ),
         (
             "config { name: 'm' base_path: 'gs://bucket/m' model_platform: 'tensorflow' }",
-            "Expected model m to lie in a folder of this machine; got base_path()=gs://bucket/m",
+            "Expected model m to be in a local folder; got base_path()=gs://bucket/m",
         ),
         ("config { base_path: '/m' model_platform: 'tensorflow' }", f"model name '': {NAME_RULE}"),
         (

@@ -104,7 +104,7 @@ def test_what_is_cut_and_what_is_kept(parts: list[tuple[bool, bytes, bytes]]) ->
 
 MALFORMED = {
     "unfinished tag": b"\x80",
-    "unfinished number": b"\x08\x80",
+    "truncated varint": b"\x08\x80",
     "no length": b"\x0a",
     "unfinished length": b"\x0a\x80",
     "length over the end": b"\x0a\x02a",

@@ -101,7 +101,7 @@ def _split(
                 size, start = long_length(data, at + 1)
             at = start + size
             if at > end:
-                raise ValueError("a field runs over the end")
+                raise ValueError("a field extends beyond the end")
             if tag in rules:
                 nested = rules[tag]
                 if nested is None:
@@ -118,7 +118,7 @@ def _split(
         else:
             raise ValueError("a field of another kind")
     if at != end:
-        raise ValueError("a field runs over the end")
+        raise ValueError("a field extends beyond the end")
     return since
 
 

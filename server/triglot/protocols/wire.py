@@ -69,7 +69,7 @@ def read_varint(data: bytes | memoryview, at: int, end: int, longest: int = 10) 
         if byte < 0x80:
             return value, place + 1
         shift += 7
-    raise _malformed("unfinished number", at)
+    raise _malformed("truncated varint", at)
 
 
 class TooManyFields(InvalidArgument):
@@ -104,7 +104,7 @@ def _skip(data: memoryview, wire_type: int, number: int, at: int, end: int, budg
     else:
         raise _malformed(f"wire type {wire_type}", at)
     if after > end:
-        raise _malformed("field runs over the end", at)
+        raise _malformed("field extends beyond the end", at)
     return after
 
 
@@ -120,14 +120,14 @@ def _skip_group(data: memoryview, number: int, at: int, end: int, budget: _Budge
                 raise _malformed("groups nested too deep", at)
         elif wire_type == GROUP_END:
             if open_groups.pop() != inner:
-                raise _malformed("group ends out of turn", at)
+                raise _malformed("unmatched end of a group", at)
         elif wire_type == LENGTH:
             length, at = read_varint(data, at, end, SHORT)
             at += length
         else:
             at = _skip(data, wire_type, inner, at, end, budget)
         if at > end:
-            raise _malformed("group runs over the end", at)
+            raise _malformed("group extends beyond the end", at)
     return at
 
 
@@ -203,7 +203,7 @@ def _scan(data: memoryview, at: int, end: int, rules: MessageRules, cuts: list[C
             length, start = read_varint(data, at, end, SHORT)
             at = start + length
             if at > end:
-                raise _malformed(f"field {number} runs over the end", field_start)
+                raise _malformed(f"field {number} extends beyond the end", field_start)
             if number in rules.cut:
                 cuts.append(Cut(number, field_start, start, at))
             if number in rules.nested:
@@ -244,7 +244,7 @@ def parse_control(message_class: Any, data: bytes) -> Any:
 def check_control_size(size: int, more: str = "") -> None:
     """Raises `InvalidArgument` for a request that names things in more bytes than that takes, and says `more`."""
     if size > MAX_CONTROL_BYTES:
-        raise InvalidArgument(f"the request has {size} bytes, at most {MAX_CONTROL_BYTES} are expected{more}")
+        raise InvalidArgument(f"the request has {size} bytes, the limit is {MAX_CONTROL_BYTES}{more}")
 
 
 def serialize(message: Any) -> bytes:

@@ -38,7 +38,7 @@ class Health:
         try:
             return await self._status(request.service)
         except ModelNotFound:
-            raise NotFound(f"'{request.service}' is neither a service nor a model here") from None
+            raise NotFound(f"'{request.service}' is neither a service nor a model of this server") from None
 
     async def list(self, _: pb.HealthListRequest, __: Call) -> pb.HealthListResponse:
         """Every name that can be checked."""

@@ -76,7 +76,7 @@ def _find(find: Callable[[str], T], name: str) -> T:
     try:
         return find(name)
     except KeyError:
-        raise NotFound(f"'{name}' is not known here") from None
+        raise NotFound(f"'{name}' is not known to this server") from None
 
 
 def _file_of_symbol(name: str) -> FileDescriptor:

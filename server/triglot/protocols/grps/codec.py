@@ -100,7 +100,7 @@ def _payloads(data: bytes, number: int) -> list[bytes] | list[memoryview]:
         at = start + length
         if at > end:
             raise InvalidArgument(
-                f"the request is not a valid protobuf message: field {tag >> 3} runs over the end"
+                f"the request is not a valid protobuf message: field {tag >> 3} extends beyond the end"
             )
         if tag == wanted:
             found.append(data[start:at])
@@ -289,7 +289,7 @@ def _encode_map(data: GrpsMap) -> bytes:
     try:
         return serialize(pb.GenericMapData(**maps))
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"gmap holds what is no text: {error}") from None
+        raise InvalidArgument(f"gmap has a string that is not Unicode text: {error}") from None
 
 
 def encoding_size(message: Message) -> int:

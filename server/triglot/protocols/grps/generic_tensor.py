@@ -122,7 +122,7 @@ def _elements(elements: Array, row: FlatList) -> bytes:
     try:
         return serialize(pb.GenericTensor(**lists))
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{row.field} holds what is no text: {error}") from None
+        raise InvalidArgument(f"{row.field} has a string that is not Unicode text: {error}") from None
 
 
 def _head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:

@@ -173,7 +173,7 @@ def _float(value: Any, what: str) -> float:
             return value
         # The parser gives infinity for what is beyond float64, too.
         name = float_name(value)
-        raise InvalidArgument(f'{what}: a bare {name}, or a number out of range; as a string "{name}" is a value')
+        raise InvalidArgument(f'{what}: {name} or a number out of range; write {name} as the string "{name}"')
     if isinstance(value, str):
         if value in _FLOAT_NAMES:
             return _FLOAT_NAMES[value]

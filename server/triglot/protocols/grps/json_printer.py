@@ -169,7 +169,7 @@ def _nested(tensor: GrpsTensor) -> list[Any] | float | bytes | None:
     """The elements in lists as nested as the shape; the text when there are many."""
     shape = tensor.shape
     if len(shape) > MAX_DIMS.count:
-        raise Internal(f"the output's shape has {len(shape)} dims, an ndarray {MAX_DIMS.count} at most")
+        raise Internal(f"the output's shape has {len(shape)} dims, the limit for an ndarray is {MAX_DIMS.count}")
     count = element_count(shape)
     if tensor.elements.size != count:
         raise Internal(
@@ -181,7 +181,7 @@ def _nested(tensor: GrpsTensor) -> list[Any] | float | bytes | None:
         shape = shape[: shape.index(0) + 1]
         if element_count(shape[:-1]) > MAX_EMPTY_LISTS:
             raise Internal(
-                f"the output's shape {list(tensor.shape)} asks for more than {MAX_EMPTY_LISTS} empty lists"
+                f"the output's shape {list(tensor.shape)} requires more than {MAX_EMPTY_LISTS} empty lists"
             )
     array = tensor.elements.astype(FLOAT32, copy=False).astype(FLOAT64).reshape(shape)
     if array.size <= COMPACT_FROM:

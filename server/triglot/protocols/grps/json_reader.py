@@ -110,7 +110,7 @@ def _member(owner: dict[str, Any], name: str) -> Any:
     """
     given = [key for key in _spellings(name) if owner.get(key) is not None]
     if len(given) > 1:
-        raise InvalidArgument(f"'{given[0]}' and '{given[1]}' are the same field, set only one")
+        raise InvalidArgument(f"'{given[0]}' and '{given[1]}' are the same field; set only one of them")
     return owner[given[0]] if given else None
 
 

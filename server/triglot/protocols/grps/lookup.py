@@ -37,7 +37,7 @@ def find_servable(dataplane: DataPlane, model_id: str, default_model: str) -> Se
         raise ModelNotFound(f"Model {name} not found.")
     servable = dataplane.servable(name)
     if servable.model.takes_messages:
-        raise ModelNotFound(f"Model {name} not found. A model of a project is called NAME-VERSION.")
+        raise ModelNotFound(f"Model {name} not found. Models of a project are named NAME-VERSION.")
     return servable
 
 
@@ -45,7 +45,7 @@ def _only_model(dataplane: DataPlane) -> str:
     names = dataplane.model_names()
     if len(names) != 1:
         raise ModelNotFound(
-            f"Model not found. The request names none, there are {len(names)}, and default_model is not set."
+            f"Model not found. Name one in the request or set default_model: this server has {len(names)} models."
         )
     return names[0]
 

@@ -71,7 +71,7 @@ class _Binding:
             got = "ndarray, which is always empty in a protobuf message"
         elif data is not None:
             got = _KINDS[type(data)]
-        return InvalidRequest(f"model '{self._model}' takes {takes or 'no inputs'}; the message has {got}")
+        return InvalidRequest(f"model '{self._model}' expects {takes or 'no inputs'}; the message has {got}")
 
     def only(self, data: Data) -> TensorSpec:
         """The one input that has to be given."""
@@ -116,7 +116,7 @@ class _Binding:
         wanted = DTYPES.get(spec.datatype)
         if wanted is not None:
             raise InvalidRequest(
-                f"input '{name}' of model '{self._model}' takes {dtype_text(wanted)} ({spec.datatype}), got "
+                f"input '{name}' of model '{self._model}' expects {dtype_text(wanted)} ({spec.datatype}), got "
                 f"{dtype_text(tensor.dtype)} ({given.datatype})"
             )
         return self._cast(given, spec, dtype_text(tensor.dtype))
@@ -131,7 +131,7 @@ class _Binding:
         shape = (1,) if spec.shape is None else tuple([1 if dim == -1 else dim for dim in spec.shape])
         if element_count(shape) != 1:
             raise InvalidRequest(
-                f"input '{spec.name}' of model '{self._model}' takes {shape_text(spec.shape)} elements, which a "
+                f"input '{spec.name}' of model '{self._model}' expects shape {shape_text(spec.shape)}, which a "
                 "single value cannot fill; send gtensors"
             )
         datatype = datatype_of(value)
@@ -143,8 +143,8 @@ class _Binding:
         cast = lossless(data, spec.datatype) if isinstance(data, np.ndarray) else None
         if cast is None:
             raise InvalidRequest(
-                f"input '{spec.name}' of model '{self._model}' takes {spec.datatype}; the {kind} that came cannot "
-                "become that without a change of its values"
+                f"input '{spec.name}' of model '{self._model}' expects {spec.datatype}; the {kind} value cannot "
+                "be converted without changing it"
             )
         return InputTensor(spec.name, spec.datatype, given.shape, cast)
 

@@ -90,7 +90,7 @@ class Grps:
     async def _turn(self, arguments: Arguments) -> None:
         self.online = arguments["online"]
         now = "online" if self.online else "offline"
-        log.info("%s: grps' clients are told that the server is %sready", now, "" if self.online else "not ")
+        log.info("%s: grps health is now %sready", now, "" if self.online else "not ")
 
     async def live(self, _: Any, __: Call) -> Status:
         """A server that answers is live."""
@@ -272,9 +272,7 @@ class GrpsInference:
         """See `Inferring`."""
         if isinstance(error, Decoupled):
             name = outcome.servable.name
-            return Unimplemented(
-                f"model '{name}' answers with a stream: call PredictStreaming, or ask for streaming"
-            )
+            return Unimplemented(f"model '{name}' returns a stream: call PredictStreaming, or request streaming")
         return error
 
 
@@ -312,7 +310,7 @@ def _inference(servable: Servable, request: Request) -> InferenceRequest:
 
 def _message_for(servable: Servable, request: Request) -> Message:
     if request.http is not None:
-        raise Unimplemented(f"model '{servable.name}' takes tensors, and no HTTP requests as they are")
+        raise Unimplemented(f"model '{servable.name}' takes tensors and cannot take customized HTTP requests")
     if request.form is not None:
         return request.form.message(request.values)
     if request.message is None:

@@ -40,7 +40,7 @@ def input_tensor(tensor: GrpsTensor, name: str) -> InputTensor:
     count = element_count(tensor.shape)
     if elements.size != count:
         raise InvalidArgument(
-            f"tensor '{name}' of shape {shape_text(tensor.shape)} takes {count} elements, {row.field} has "
+            f"tensor '{name}' of shape {shape_text(tensor.shape)} needs {count} elements, {row.field} has "
             f"{elements.size}"
         )
     return InputTensor(name, row.datatype, tensor.shape, _narrowed(elements, row, name))
@@ -59,7 +59,7 @@ def _narrowed(elements: Array, row: FlatList, name: str) -> Array:
     if elements.size and (elements.min() < bounds.min or elements.max() > bounds.max):
         raise InvalidArgument(
             f"{row.field} of tensor '{name}' has values from {elements.min()} to {elements.max()}, "
-            f"{row.name} takes {bounds.min} to {bounds.max}"
+            f"the range of {row.name} is {bounds.min} to {bounds.max}"
         )
     return elements.astype(dtype)
 
@@ -69,7 +69,7 @@ def utf8(text: str, what: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{what} holds no text: {error}") from None
+        raise InvalidArgument(f"{what} is not Unicode text: {error}") from None
 
 
 def lossless(array: Array, datatype: str) -> Array | None:
@@ -122,8 +122,8 @@ def tensor_of(name: str, datatype: str, array: Array) -> GrpsTensor:
         return GrpsTensor(name, dtype, array.shape, _texts(name, array))
     if datatype == "UINT64" and array.size and array.max() > np.iinfo(np.int64).max:
         raise Internal(
-            f"output '{name}' is UINT64 and holds {array.max()}: grps has nothing wider than DT_INT64, "
-            f"which ends at {np.iinfo(np.int64).max}"
+            f"output '{name}' is UINT64 and holds {array.max()}: grps' widest integer, DT_INT64, "
+            f"ends at {np.iinfo(np.int64).max}"
         )
     wire = LISTS[dtype].wire
     # Most arrays are what the wire has; asking numpy to make sure of it costs more than to look.
@@ -137,7 +137,7 @@ def _texts(name: str, array: Array) -> Array:
         texts[:] = [element.decode() for element in bytes_elements(array)]
     except UnicodeError as error:
         raise InvalidArgument(
-            f"output '{name}' is not UTF-8 text, and grps' tensors hold no other bytes ({error}); a request with "
-            "bin_data is answered with bin_data"
+            f"output '{name}' is not UTF-8 text, which grps tensors require ({error}); send bin_data to receive "
+            "bin_data"
         ) from None
     return texts

@@ -269,7 +269,7 @@ def _cut_lists(text: bytes, key: str | None) -> tuple[bytes, dict[str, LargeArra
             break
         at = copied = stop
     if rest + len(text) - copied > MAX_REST:
-        raise ValueError("too much that is no list of numbers")
+        raise ValueError("too much besides lists of numbers")
     parts.append(text[copied:])
     return b"".join(parts), lists
 
@@ -289,7 +289,7 @@ def parse_large(text: bytes, limits: JsonLimits, key: str | None = None) -> tupl
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = {name: lists.get(value, value) if type(value) is str else value for name, value in pairs}
         if len(values) < len(pairs):
-            raise ValueError("a key comes twice")
+            raise ValueError("a duplicate key")
         return values
 
     return json.loads(rest, object_pairs_hook=members), list(lists.values())

@@ -200,13 +200,13 @@ def _parse(text: bytes, at: int) -> Any:
             return orjson.loads(text)
     except ValueError as error:
         if len(text) > MAX_WITHOUT_COMMA:  # A long string, which the standard parser is slow with.
-            raise InvalidArgument(f"{NOT_JSON}: {error}, in the part from byte {at} on") from None
+            raise InvalidArgument(f"{NOT_JSON}: {error}, in the part that starts at byte {at}") from None
     try:
         return json.loads(text.decode())
     except json.JSONDecodeError as error:
-        raise InvalidArgument(f"{NOT_JSON}: {error.msg}, in the part from byte {at} on") from None
+        raise InvalidArgument(f"{NOT_JSON}: {error.msg}, in the part that starts at byte {at}") from None
     except ValueError as error:
-        raise InvalidArgument(f"{NOT_JSON}: {error}, in the part from byte {at} on") from None
+        raise InvalidArgument(f"{NOT_JSON}: {error}, in the part that starts at byte {at}") from None
     except RecursionError:
         raise InvalidArgument(f"{NOT_JSON}: nested too deep") from None
 
@@ -234,6 +234,6 @@ def _unfinished(root: Any, count: int, at: int) -> list[Any]:
     if count:
         innermost = containers[-1]
         if (innermost[-1] if isinstance(innermost, list) else last) != _LAST:
-            raise InvalidArgument(f"{NOT_JSON}: a key comes twice in an object, in the part from byte {at} on")
+            raise InvalidArgument(f"{NOT_JSON}: duplicate key in an object, in the part that starts at byte {at}")
         del innermost[-1 if isinstance(innermost, list) else _LAST]
     return containers

@@ -131,9 +131,9 @@ class Generate:
         self._dataplane.servable(http.path["model"], http.path.get("version", ""))
         asked = decode_infer(http, self._limits)
         if asked.binary_by_default or asked.binary_outputs:
-            raise InvalidArgument("events hold JSON: expected no output that is asked for as binary data")
+            raise InvalidArgument("events are JSON: binary outputs are not supported")
         if asked.request.options is not None:
-            raise InvalidArgument("infer_stream knows neither shared memory nor classification, infer does")
+            raise InvalidArgument("infer_stream supports neither shared memory nor classification; use infer")
         return asked
 
     async def generate(self, request: InferenceRequest, call: Call) -> InferenceResponse:

@@ -70,12 +70,11 @@ def decode_generate(
 def _check_inputs(signature: Signature, model_name: str) -> None:
     if signature.any_tensors:
         raise InvalidArgument(
-            f"model '{model_name}' declares no inputs, so nobody knows which members of the body are tensors; "
-            "use infer"
+            f"model '{model_name}' declares no inputs, so generate cannot find the tensors in the body; use infer"
         )
     if PARAMETERS in signature.input_rules:
         raise InvalidArgument(
-            f"model '{model_name}' has an input named '{PARAMETERS}', which generate keeps for itself; use infer"
+            f"model '{model_name}' has an input named '{PARAMETERS}', a name that generate reserves; use infer"
         )
 
 
@@ -124,7 +123,7 @@ class _Reader:
                 f"are {list(self.signature.input_rules)}"
             )
         elif key in self.parameters:
-            raise InvalidArgument(f"parameter '{key}' stands in the body and in its '{PARAMETERS}'")
+            raise InvalidArgument(f"parameter '{key}' is both in the body and in its '{PARAMETERS}'")
         elif len(self.parameters) == MAX_PARAMETERS.count:
             raise limit_error(MAX_PARAMETERS)
         else:
@@ -215,4 +214,4 @@ def _dumps(value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except (TypeError, ValueError) as error:
-        raise Internal(f"the answer's parameters have no JSON form: {error}") from error
+        raise Internal(f"the response parameters have no JSON form: {error}") from error

@@ -29,7 +29,7 @@ def elements_of_json(
     if datatype is None:
         raise InvalidArgument(f"{what}: datatype '{datatype_name}' is none of {', '.join(DATATYPES)}")
     if datatype_name in NO_JSON:
-        raise InvalidArgument(f"{what}: {datatype_name} has no JSON form, send it as binary data")
+        raise InvalidArgument(f"{what}: {datatype_name} has no JSON form; send it as binary data")
     what = key + what
     if isinstance(data, LargeArray):
         array = _convert_large(data, datatype, what)
@@ -118,10 +118,12 @@ def _element_error(
 def json_of_elements(output: OutputTensor) -> list[Buffer]:
     """The pieces of an output's JSON `data`, a flat array. Raises `InvalidArgument` for what has no JSON form."""
     if output.datatype in NO_JSON:
-        raise InvalidArgument(f"output '{output.name}': {output.datatype} has no JSON form, ask for binary data")
+        raise InvalidArgument(
+            f"output '{output.name}': {output.datatype} has no JSON form; request it as binary data"
+        )
     try:
         return print_array(output.array)
     except UnicodeDecodeError as error:
         raise InvalidArgument(
-            f"output '{output.name}' has a BYTES element that is not UTF-8, ask for binary data: {error}"
+            f"output '{output.name}' has a BYTES element that is not UTF-8; request it as binary data: {error}"
         ) from None

@@ -107,7 +107,7 @@ def _cut(data: bytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
             size, start = long_length(data, at + 1)
         after = start + size
         if after > end:
-            raise ValueError("a field runs over the end")
+            raise ValueError("a field extends beyond the end")
         if tag == _RAW:
             raw.append(whole[start:after])
         elif tag == _ID:

@@ -89,7 +89,7 @@ def wish_of(parameters: Mapping[str, ParameterValue], what: str, *, fewest: int 
     if region is None and not classes:
         return None
     if region is not None and classes:
-        raise InvalidArgument(f"{what}: '{CLASSIFICATION}' and '{REGION}' exclude each other, got both")
+        raise InvalidArgument(f"{what}: '{CLASSIFICATION}' and '{REGION}' are mutually exclusive, got both")
     return OutputWish(classes, region)
 
 

@@ -25,18 +25,18 @@ def decode_raw(http: HttpRequest, signature: Signature) -> RestInfer:
     model = http.path["model"]
     if len(signature.inputs) != 1:
         raise InvalidArgument(
-            f"a raw binary request is for a model with 1 input, model '{model}' has {len(signature.inputs)}"
+            f"a raw binary request requires a model with 1 input, model '{model}' has {len(signature.inputs)}"
         )
     spec = signature.inputs[0]
     what = f"raw binary request for input '{spec.name}' of model '{model}'"
     if spec.shape is None:
-        raise InvalidArgument(f"{what}: its shape can have any rank, and so cannot be told from the request")
+        raise InvalidArgument(f"{what}: the input has no fixed rank, so its shape cannot be derived from the body")
     batch = (1,) if signature.max_batch_size else ()
     dims = tuple(spec.shape[len(batch) :])
     data: Buffer | Array
     if spec.datatype == "BYTES":
         if dims != (1,):
-            raise InvalidArgument(f"{what}: with BYTES, expected an input of shape [1], it has {shape_text(dims)}")
+            raise InvalidArgument(f"{what}: BYTES requires an input of shape [1], got {shape_text(dims)}")
         data = object_array([bytes(http.body)], (1,))
     else:
         data = memoryview(http.body)
@@ -53,9 +53,9 @@ def _concrete(dims: Sequence[int], elements: int, what: str) -> tuple[int, ...]:
         return tuple(dims)
     if len(unknown) > 1:
         raise InvalidArgument(
-            f"{what}: at most one dim can be told from the number of bytes, its shape is {shape_text(dims)}"
+            f"{what}: only one dim can be derived from the number of bytes, the shape is {shape_text(dims)}"
         )
     others = element_count([dim for dim in dims if dim >= 0])
     if not others or elements % others:
-        raise InvalidArgument(f"{what}: {elements} elements do not fit its shape {shape_text(dims)}")
+        raise InvalidArgument(f"{what}: {elements} elements do not match the shape {shape_text(dims)}")
     return tuple(elements // others if dim < 0 else dim for dim in dims)

@@ -114,8 +114,8 @@ class Region:
             # The kernel may still read what cannot be touched.
             self._lends = False
             raise InvalidArgument(
-                f"shared memory region '{self.name}': expected {end} bytes of it, got fewer: its object was "
-                "smaller meanwhile, or the system had no memory for a part that nobody has written to"
+                f"shared memory region '{self.name}': expected {end} bytes, got fewer: its object was truncated, "
+                "or the system has no memory for a part that was never written"
             )
 
     def read(self, into: memoryview, offset: int) -> None:
@@ -166,8 +166,9 @@ class Region:
 
     def _has_shrunk(self, needed: int) -> InvalidArgument:
         return InvalidArgument(
-            f"shared memory region '{self.name}': expected {needed} bytes of it, got fewer: its object is smaller "
-            "than it was when it was registered"
+            f"shared memory region '{self.name}': expected {needed} bytes, got fewer: its object was "
+            f"truncated after "
+            "it was registered"
         )
 
 
@@ -192,7 +193,7 @@ class Regions:
         if not 0 < len(name) <= LONGEST_NAME:
             raise _refusal(name[:LONGEST_NAME], f"expected a name of 1 to {LONGEST_NAME} characters")
         if len(self._regions) >= MAX_REGIONS:
-            text = f"there are {MAX_REGIONS} regions, as many as there may be"
+            text = f"{MAX_REGIONS} regions are registered, which is the limit"
             raise _refusal(name, text, Code.RESOURCE_EXHAUSTED)
         if size < 1:
             raise _refusal(name, "invalid args: byte_size: expected at least 1, got 0")
@@ -274,7 +275,7 @@ def _check(descriptor: int, name: str, key: str, offset: int, size: int) -> None
     if offset + size > status.st_size:
         raise _refusal(
             name,
-            f"invalid args: byte_size {size} at offset {offset} leads beyond the end of '{key}', which has "
+            f"invalid args: byte_size {size} at offset {offset} exceeds the end of '{key}', which has "
             f"{status.st_size} bytes",
         )
 

@@ -179,7 +179,7 @@ class _Reader:
             raise InvalidArgument(f"{what}: binary_data must be true or false, got {wanted!r}")
         if (wish := wish_of(parameters, what)) is not None:
             if wanted and wish.region is not None:
-                raise InvalidArgument(f"{what}: binary_data true and '{REGION}' exclude each other, got both")
+                raise InvalidArgument(f"{what}: binary_data true and '{REGION}' are mutually exclusive, got both")
             self._wishes[name] = wish
         if wanted:
             self._binary_outputs.append(name)
@@ -305,4 +305,4 @@ def _dumps(value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except (TypeError, ValueError) as error:
-        raise Internal(f"the answer's parameters have no JSON form: {error}") from error
+        raise Internal(f"the response parameters have no JSON form: {error}") from error

@@ -48,7 +48,7 @@ FILE_PREFIX = "file:"
 UNLOAD_DEPENDENTS = "unload_dependents"
 OIP_PLATFORMS = {"onnxruntime_onnx": "onnx_onnxv1", "pytorch_libtorch": "pytorch_torchscript"}
 """What the Open Inference Protocol's list of platforms calls those that Triton calls otherwise."""
-NO_FILES = "models are loaded from the repository alone; --allow-model-upload lets requests bring files"
+NO_FILES = "models are loaded from the repository only; --allow-model-upload allows files in requests"
 
 
 class KServe:
@@ -231,7 +231,7 @@ def _model_to_change(request: RepositoryChange) -> str:
         _refuse_repository(request.repository_name)
         return request.model_name
     if not request.repository_name:
-        raise InvalidArgument("the request names no model")
+        raise InvalidArgument("expected a model name, got none")
     # KServe's own stubs send the model's name in the place of the repository's (spec 0.15).
     return request.repository_name
 

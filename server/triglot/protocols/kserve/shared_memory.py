@@ -25,7 +25,7 @@ from triglot.protocols.openapi.operation import ApiOperation
 from triglot.protocols.rows import Kind, Method, Operation, Route
 from triglot.protocols.wire import parse_control, serialize
 
-CLOSED = "system shared memory is not open on this server; its option shared_memory_prefix opens it"
+CLOSED = "system shared memory is disabled; enable it with the server's option shared_memory_prefix"
 
 
 @dataclass(frozen=True, slots=True)

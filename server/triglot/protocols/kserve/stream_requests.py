@@ -197,7 +197,7 @@ class StreamRequests:
         async with aclosing(plane.infer_stream(request, call)) as responses:
             async for response in responses:
                 if ended:
-                    raise Internal(f"model '{response.model_name}' has answered after its final answer")
+                    raise Internal(f"model '{response.model_name}' sent a response after its final response")
                 ended = response.final
                 response.typed = wants_typed(request, self.typed)
                 await apart.put(await _encoded_sized(response, observed, final=ended))

@@ -28,7 +28,7 @@ def own_families(versions: Sequence[Version]) -> list[Family]:
                 _merge(there, family)
             elif there is not family:
                 log.warning(
-                    "%s: its metrics '%s' are a %s, and those of another model a %s: they are left out",
+                    "%s: metric '%s' is a %s here and a %s in another model; dropped",
                     version.files,
                     family.name,
                     family.kind,

@@ -99,10 +99,8 @@ class _Added(CollectorRegistry):
             for name, labels, value in family["samples"]:
                 metric.add_sample(name, labels, value)
             yield metric
-        up = GaugeMetricFamily("triglot_worker_up", "Whether the worker serves.", labels=(WORKER,))
-        restarts = CounterMetricFamily(
-            "triglot_worker_restarts", "Times that the worker was replaced.", labels=(WORKER,)
-        )
+        up = GaugeMetricFamily("triglot_worker_up", "1 if the worker is serving.", labels=(WORKER,))
+        restarts = CounterMetricFamily("triglot_worker_restarts", "Restarts of the worker.", labels=(WORKER,))
         for number, count in self._reports.restarts.items():
             up.add_metric((str(number),), int(number in self._reports.up))
             restarts.add_metric((str(number),), count)
@@ -136,7 +134,7 @@ class _Everything(CollectorRegistry):
         yield self._in_flight()
         yield from self._models()
         yield from _readings(self._versions)
-        lag = _histogram("triglot_event_loop_lag", "How late the event loop was.", ())
+        lag = _histogram("triglot_event_loop_lag", "Delay of the event loop.", ())
         _add_times(lag, (), self._telemetry.loop_lag)
         yield lag
         yield from self._metrics()
@@ -146,15 +144,15 @@ class _Everything(CollectorRegistry):
 
     def _in_flight(self) -> Metric:
         family = GaugeMetricFamily(
-            "triglot_in_flight", "Calls that run at the moment.", labels=("protocol", "entrypoint", "method")
+            "triglot_in_flight", "In-flight calls.", labels=("protocol", "entrypoint", "method")
         )
         for endpoint in self._telemetry.endpoints():
             family.add_metric((endpoint.protocol, endpoint.entrypoint, endpoint.method), endpoint.in_flight)
         return family
 
     def _models(self) -> Iterator[Metric]:
-        ready = GaugeMetricFamily("triglot_model_ready", "Whether the version serves.", labels=BY_MODEL)
-        waiting = GaugeMetricFamily("triglot_queue_depth", "Requests that wait in the queue.", labels=BY_MODEL)
+        ready = GaugeMetricFamily("triglot_model_ready", "1 if the version is ready.", labels=BY_MODEL)
+        waiting = GaugeMetricFamily("triglot_queue_depth", "Queued requests.", labels=BY_MODEL)
         for version in self._versions:
             labels = printable(version.files.name), str(version.files.version)
             servable = version.servable
@@ -167,12 +165,14 @@ class _Everything(CollectorRegistry):
     def _metrics(self) -> Iterator[Metric]:
         """What models' own code keeps; the built-in ones say nothing that is not said above."""
         gauge = GaugeMetricFamily(
-            "triglot_user_metric", "A model's own metric, in the last second.", labels=("name", "aggregation")
+            "triglot_user_metric", "A model's own metric over the last second.", labels=("name", "aggregation")
         )
         total = CounterMetricFamily(
-            "triglot_user_increments", "The positive increments of a model's own metric.", labels=("name",)
+            "triglot_user_increments", "Sum of the positive increments of a model's own metric.", labels=("name",)
         )
-        quantiles = Metric("triglot_user_quantiles", "Of a model's own metric, in the last second.", "summary")
+        quantiles = Metric(
+            "triglot_user_quantiles", "Quantiles of a model's own metric over the last second.", "summary"
+        )
         for name, metric in list(self._telemetry.metrics.by_name.items())[len(BUILT_IN) :]:
             label = printable(name)
             if isinstance(metric, Distribution):
@@ -200,9 +200,9 @@ def _reason(code: Code) -> str:
 
 def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Metric]:
     """What is told apart by method."""
-    requests = CounterMetricFamily("triglot_requests", "Calls that ended.", labels=(*BY_METHOD, "code"))
+    requests = CounterMetricFamily("triglot_requests", "Finished calls.", labels=(*BY_METHOD, "code"))
     failures = CounterMetricFamily(
-        "triglot_request_failures", "Calls that failed.", labels=(*BY_METHOD, "code", "reason")
+        "triglot_request_failures", "Failed calls.", labels=(*BY_METHOD, "code", "reason")
     )
     times: dict[Labels, Histogram] = {}
     codec: dict[Labels, Histogram] = {}
@@ -221,10 +221,12 @@ def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Met
         bytes_out[labels] = bytes_out.get(labels, 0) + stats.bytes_out
     yield requests
     yield failures
-    yield _times("triglot_request", "How long calls took.", BY_METHOD, times)
-    yield _times("triglot_codec", "How long a call's decoding and encoding took.", BY_METHOD[:3], codec)
-    yield _counter("triglot_request_bytes", "Bytes of requests.", bytes_in)
-    yield _counter("triglot_response_bytes", "Bytes of answers.", bytes_out)
+    yield _times("triglot_request", "Latency of calls.", BY_METHOD, times)
+    yield _times(
+        "triglot_codec", "Time to decode the request and encode the response of a call.", BY_METHOD[:3], codec
+    )
+    yield _counter("triglot_request_bytes", "Request bytes.", bytes_in)
+    yield _counter("triglot_response_bytes", "Response bytes.", bytes_out)
 
 
 def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Metric]:
@@ -243,16 +245,16 @@ def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[M
             sizes = batches.setdefault(labels, Histogram(BATCH_LIMITS))
             sizes.add_many(size, count)
             executions[labels] = executions.get(labels, 0.0) + count / size
-    yield _times("triglot_queue", "How long requests waited in the queue.", BY_MODEL, queue)
-    yield _times("triglot_compute", "How long the executions of requests took.", BY_MODEL, compute)
+    yield _times("triglot_queue", "Time that requests spent in the queue.", BY_MODEL, queue)
+    yield _times("triglot_compute", "Time that the model computed for a request.", BY_MODEL, compute)
     family = HistogramMetricFamily(
-        "triglot_batch_size", "How many requests were executed together, for each request.", labels=BY_MODEL
+        "triglot_batch_size", "Requests per executed batch, counted once per request.", labels=BY_MODEL
     )
     limits = [*map(floatToGoString, BATCH_LIMITS), "+Inf"]
     for labels, sizes in batches.items():
         family.add_metric(labels, list(zip(limits, accumulate(sizes.counts), strict=True)), sizes.sum)
     yield family
-    runs = CounterMetricFamily("triglot_executions", "Executions, each of one batch of requests.", labels=BY_MODEL)
+    runs = CounterMetricFamily("triglot_executions", "Model executions, one per batch.", labels=BY_MODEL)
     for labels, number in executions.items():
         runs.add_metric(labels, round(number, 3))
     yield runs

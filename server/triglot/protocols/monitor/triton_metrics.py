@@ -15,45 +15,45 @@ from triglot.scheduling.servable import Servable
 from triglot.telemetry.process import MachineUsage
 
 COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], float]]] = {
-    "nv_inference_request_success": ("Requests that went well.", lambda counted: counted.success.count),
-    "nv_inference_count": ("Inferences: a batch of n counts n.", lambda counted: counted.inference_count),
-    "nv_inference_exec_count": ("Executions: a batch counts one.", lambda counted: counted.execution_count),
+    "nv_inference_request_success": ("Successful inference requests.", lambda counted: counted.success.count),
+    "nv_inference_count": ("Inferences; a batch of n counts as n.", lambda counted: counted.inference_count),
+    "nv_inference_exec_count": ("Model executions; a batch counts as 1.", lambda counted: counted.execution_count),
     "nv_inference_request_duration_us": (
-        "Microseconds that requests took.",
+        "Cumulative request duration in microseconds.",
         lambda counted: _us(counted.success.seconds),
     ),
     "nv_inference_queue_duration_us": (
-        "Microseconds that requests waited in the queue.",
+        "Cumulative queue time in microseconds.",
         lambda counted: _us(counted.queue_seconds),
     ),
     "nv_inference_compute_input_duration_us": (
-        "Microseconds that requests' inputs took.",
+        "Cumulative time to prepare inputs, in microseconds.",
         lambda counted: _us(counted.input_seconds),
     ),
     "nv_inference_compute_infer_duration_us": (
-        "Microseconds that the model ran for requests.",
+        "Cumulative compute time in microseconds.",
         lambda counted: _us(counted.infer_seconds),
     ),
     "nv_inference_compute_output_duration_us": (
-        "Microseconds that requests' outputs took.",
+        "Cumulative time to process outputs, in microseconds.",
         lambda counted: _us(counted.output_seconds),
     ),
 }
 CACHE_COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], float]]] = {
     "nv_cache_num_hits_per_model": (
-        "Requests that the response cache answered.",
+        "Response cache hits.",
         lambda counted: counted.hit.count,
     ),
     "nv_cache_num_misses_per_model": (
-        "Requests that the response cache had no answer for.",
+        "Response cache misses.",
         lambda counted: counted.miss.count,
     ),
     "nv_cache_hit_duration_per_model": (
-        "Microseconds that finding answers took.",
+        "Cumulative duration of cache hits in microseconds.",
         lambda counted: _us(counted.hit.seconds),
     ),
     "nv_cache_miss_duration_per_model": (
-        "Microseconds that finding no answer, and keeping a new one, took.",
+        "Cumulative duration of cache misses, inserts included, in microseconds.",
         lambda counted: _us(counted.miss.seconds),
     ),
 }
@@ -74,7 +74,7 @@ def triton_metrics(versions: Sequence[Version], machine: MachineUsage) -> Iterat
         yield _family(name, about, [(labels, value(one.statistics)) for labels, one in labelled])
     yield _family(
         FAILURES,
-        "Requests that failed, or found the queue full.",
+        "Failed inference requests, rejected ones included.",
         [
             (labels | {"reason": reason}, one.statistics.failures[reason])
             for labels, one in labelled
@@ -84,17 +84,19 @@ def triton_metrics(versions: Sequence[Version], machine: MachineUsage) -> Iterat
     cached = [(labels, one) for labels, one in labelled if one.answers is not None]
     for name, (about, value) in CACHE_COUNTERS.items() if cached else ():
         yield _family(name, about, [(labels, value(one.statistics)) for labels, one in cached])
-    waiting = Metric("nv_inference_pending_request_count", "Requests that wait in the queue.", "gauge")
-    loading = Metric("nv_model_load_duration_secs", "Seconds that loading the model took.", "gauge")
+    waiting = Metric("nv_inference_pending_request_count", "Queued inference requests.", "gauge")
+    loading = Metric("nv_model_load_duration_secs", "Load duration of the model in seconds.", "gauge")
     for labels, one in labelled:
         waiting.add_sample(waiting.name, labels, one.queue_depth)
         loading.add_sample(loading.name, labels, one.load_seconds)
     yield waiting
     yield loading
-    yield GaugeMetricFamily("nv_cpu_utilization", "Of the machine's CPUs, from 0 to 1.", machine.cpu_share())
+    yield GaugeMetricFamily(
+        "nv_cpu_utilization", "CPU utilization of the machine, from 0 to 1.", machine.cpu_share()
+    )
     used, total = machine.memory_bytes()
-    yield GaugeMetricFamily("nv_cpu_memory_total_bytes", "Bytes of the machine's memory.", total)
-    yield GaugeMetricFamily("nv_cpu_memory_used_bytes", "Bytes of the machine's memory in use.", used)
+    yield GaugeMetricFamily("nv_cpu_memory_total_bytes", "Memory of the machine in bytes.", total)
+    yield GaugeMetricFamily("nv_cpu_memory_used_bytes", "Used memory of the machine in bytes.", used)
 
 
 def in_full(text: bytes) -> bytes:

@@ -126,7 +126,7 @@ class AIPlatform:
     def _find_only(self) -> Servable:
         names = self._dataplane.model_names()
         if len(names) != 1:
-            raise Unavailable(f"the prediction route needs one model to be served, there are {len(names)}")
+            raise Unavailable(f"the prediction route requires exactly one model, this server has {len(names)}")
         return self._dataplane.servable(names[0])
 
     def _find(self, name: str, version: str) -> Servable:

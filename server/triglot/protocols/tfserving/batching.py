@@ -110,9 +110,9 @@ def batch(model: Model, parameters: Parameters) -> list[str]:
 def _alone(model: Model) -> str:
     """Why no requests of this model can be joined, or ""."""
     if is_decoupled(model.infer):
-        return "it answers with streams"
+        return "the model returns streams"
     if model.any_tensors or model.takes_messages or model.speaks_json:
-        return "its tensors are not declared"
+        return "the model does not declare its tensors"
     return ""
 
 
@@ -128,7 +128,7 @@ def _fixed(kind: str, signature: Signature) -> Iterator[str]:
 
 
 def _empty(signature: Signature) -> str:
-    return "" if signature.inputs else "it has no inputs"
+    return "" if signature.inputs else "the signature has no inputs"
 
 
 def _within(batching: DynamicBatching, largest: int) -> DynamicBatching:

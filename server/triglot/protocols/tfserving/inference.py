@@ -73,7 +73,9 @@ def _examples(cuts: list[tuple[int, memoryview]]) -> list[bytes]:
     context = b"".join([payload for number, payload in parts if number == _CONTEXT])
     examples = [payload for number, payload in parts if number == _EXAMPLES]
     if len(context) * len(examples) > MAX_REPEATED_BYTES:
-        raise InvalidArgument(f"a context of {len(context)} bytes would be repeated for {len(examples)} examples")
+        raise InvalidArgument(
+            f"a context of {len(context)} bytes is too large to repeat for {len(examples)} examples"
+        )
     return [b"".join([context, payload]) for payload in examples]
 
 

@@ -28,7 +28,7 @@ def read_object(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, A
         else:
             values = parse_in_pieces(body.removeprefix(codecs.BOM_UTF8), limits, tail=True)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"the body is no JSON: {error}") from None
+        raise InvalidArgument(f"the body is not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise InvalidArgument(f"expected a JSON object with '{INSTANCES}', got {type_name(values)}")
     return values

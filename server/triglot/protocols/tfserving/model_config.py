@@ -54,7 +54,7 @@ def _folder(model: pb.ModelConfig) -> Path:
     path = model.base_path.removeprefix("file://")
     if _SCHEME.match(path):
         raise InvalidArgument(
-            f"Expected model {model.name} to lie in a folder of this machine; got base_path()={model.base_path}"
+            f"Expected model {model.name} to be in a local folder; got base_path()={model.base_path}"
         )
     if not Path(path).is_absolute():
         raise InvalidArgument(

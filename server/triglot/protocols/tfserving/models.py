@@ -89,7 +89,7 @@ class Models:
         try:
             await self._dataplane.reload(model_settings(request.config, self._dataplane.platforms()))
         except (InvalidArgument, FailedPrecondition, PermissionDenied) as error:
-            log.warning("a request to replace the list of models was refused: %s", error.message)
+            log.warning("rejected a request to replace the model list: %s", error.message)
             raise
         response = management_pb2.ReloadConfigResponse(status={})
         for name in request.metric_names:

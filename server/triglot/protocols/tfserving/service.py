@@ -218,7 +218,9 @@ def _inference(
 
 
 def _streams(servable: Servable) -> Unimplemented:
-    return Unimplemented(f"model '{servable.name}' answers with a stream, which no call here takes")
+    return Unimplemented(
+        f"model '{servable.name}' returns a stream, which TensorFlow Serving's API does not support"
+    )
 
 
 def _signature_name(spec: ModelSpec | None) -> str:

@@ -155,7 +155,7 @@ def decode_tensor(name: str, data: bytes | memoryview, most_filled: int = MAX_FI
     for number, payload in cuts:
         if len(payload) % _ITEMSIZE[number]:
             raise InvalidArgument(
-                "the request is not a valid tensorflow.TensorProto: packed numbers are cut short"
+                "the request is not a valid tensorflow.TensorProto: packed numbers are truncated"
             )
     message = parse(TensorValues, rest)
     shape = _read_shape(message.tensor_shape)
