@@ -141,7 +141,7 @@ def test_sigterm_turns_readiness_off_and_calls_still_run(gate: Gate) -> None:
                 SERVING
             ] * 3
             server.signal(signal.SIGTERM)
-            server.stderr.wait_for("not ready any more; requests are taken for another 3600 s")
+            server.stderr.wait_for("draining: readiness is off, requests are accepted for another 3600 s")
             assert next(statuses).status == NOT_SERVING
             assert rest.get("/v2/health/ready") == (503, {"ready": False, "live": True})
             assert rest.get("/v2/health/live") == (200, {"live": True})

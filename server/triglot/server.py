@@ -92,7 +92,7 @@ class Server:
             raise TypeError("expected paths or models, got both")
         self.config = config or Config()
         if self.config.workers > 1 and control is None:
-            raise ConfigError("workers: expected 1, as only the command line starts more processes")
+            raise ConfigError("workers: expected 1; only the command line can start more workers")
         control = control or Control()
         if model_folders is None:
             model_folders = folders_of(models or ())
@@ -203,15 +203,15 @@ class Server:
             servable.bound(self._admission)
         if servable.sequences is not None and self.config.workers > 1 and self.dataplane.control.number == 1:
             log.warning(
-                "%s: with %d workers all requests of a sequence have to come over one connection: a worker knows "
-                "its own sequences only",
+                "%s: with %d workers, send all requests of a sequence over one connection: each worker has its "
+                "own sequences",
                 files,
                 self.config.workers,
             )
         if self._cache.most_bytes and servable.model.response_cache:
             servable.enable_response_cache(self._cache)
         elif servable.model.response_cache:
-            log.warning("%s: response_cache: without effect, as response_cache_bytes is 0", files)
+            log.warning("%s: response_cache: ignored, as response_cache_bytes is 0", files)
 
     async def _warm_up(self, servable: Servable, files: ModelFiles) -> None:
         # What it calls counts as little.
@@ -268,7 +268,7 @@ class Server:
             scheme = "https" if self.config.tls_certificate else "http"
             log.info("the monitor page is at %s://%s/", scheme, self.config.address(self.rest_port))
         if self.config.first_protocol == "grps" and not self.config.grps_online:
-            log.info("grps' health is not ready before a call of Online; --online makes it ready from the start")
+            log.info("grps health: not ready until Online is called; start with --online to be ready at once")
         if not self.config.on_loopback and not self.config.tls_client_ca:
             log.warning("listening on %s without authentication", self.config.host)
 
@@ -278,12 +278,12 @@ class Server:
 
     async def drain(self, delay: float) -> None:
         """Turn readiness off and go on serving for `delay` seconds, so that balancers look elsewhere."""
-        ends = ", and no sequence begins any more" if any(one.sequences for one in self.metadata()) else ""
+        ends = ", and new sequences are rejected" if any(one.sequences for one in self.metadata()) else ""
         self.dataplane.stop()
         if self._http is not None:
             self._http.drain()
         if delay:
-            log.info("not ready any more; requests are taken for another %.0f s%s", delay, ends)
+            log.info("draining: readiness is off, requests are accepted for another %.0f s%s", delay, ends)
             await asyncio.sleep(delay)
             await self.dataplane.sequences_ended(self.config.grace)
 
@@ -387,4 +387,4 @@ def _check_socket(path: str) -> None:
             probe.connect(path)
         except OSError:
             return  # Nobody answers; what is left of a server that was killed may be replaced.
-    raise OSError(f"cannot listen on {path}: another server does")
+    raise OSError(f"cannot listen on {path}: another server uses it")

@@ -98,7 +98,7 @@ async def test_a_request_in_an_http_body(body: object) -> None:
         ({"httpBody": {}}, "Missing 'inputs' or 'instances' key"),
         ({"httpBody": 3}, "Missing 'inputs' or 'instances' key"),
         ({"httpBody": {"data": json.dumps({"httpBody": {"data": DATA}})}}, "Missing 'inputs'"),
-        (b'{"httpBody": {"data": ', "the body is no JSON: "),
+        (b'{"httpBody": {"data": ', "the body is not valid JSON: "),
     ],
 )
 async def test_an_http_body_that_is_wrong(body: object, text: str) -> None:

@@ -78,7 +78,7 @@ async def test_answers_that_no_window_takes_are_bounded() -> None:
         refused = await client.status(5)
         assert refused["grpc-status"] == "8"
         assert refused["grpc-retry-pushback-ms"] == "1000"
-        assert refused["grpc-message"] == "the connection has 30000 bytes of answers that its client has not read"
+        assert refused["grpc-message"] == "the client has not read 30000 bytes of responses on this connection"
         assert sum(rows.echoed.values()) == 2  # The call was not begun.
         assert await healthy(b"1", timeout=SECONDS) == b"1"
 
@@ -110,7 +110,7 @@ async def test_answers_that_no_window_takes_are_bounded_in_all() -> None:
             await ask(client, 3, "Echo", b"x")
             refused = await client.status(3)
             assert refused["grpc-status"] == "8"
-            assert "that clients, this one too, have not read" in refused["grpc-message"]
+            assert "clients, including this one, have not read" in refused["grpc-message"]
         # A client that has read everything is served.
         assert await healthy(b"1", timeout=SECONDS) == b"1"
         # What one of them takes is room for the others.
@@ -156,7 +156,7 @@ async def test_a_stream_that_is_not_read_ends_and_the_connection_stays_while_oth
         await client.send(frames.window_update(1, 10_000_000), frames.window_update(0, 10_000_000))
         status = await client.status(1)
         assert status["grpc-status"] == "4"
-        assert "the client took nothing of an answer of 15000 bytes" in status["grpc-message"]
+        assert "the client read nothing of a response of 15000 bytes" in status["grpc-message"]
 
 
 async def test_a_decoupled_model_whose_client_does_not_read_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ async def test_a_request_without_a_model() -> None:
         status, answer = await ask(server, *asked)
         assert (status, answer["status"]["msg"]) == (
             500,
-            "Model not found. The request names none, there are 2, and default_model is not set.",
+            "Model not found. Name one in the request or set default_model: this server has 2 models.",
         )
 
 
@@ -107,7 +107,7 @@ async def test_a_tensor_model_takes_no_http_request_as_it_is() -> None:
     async with live({"half": Half()}, grps_path="/mine", grps_customized_body=True) as server:
         for path in ("/mine", PREDICT):
             status, text = await ask(server, "POST", path, {"ndarray": [4]})
-            assert (status, text) == (500, b"model 'half' takes tensors, and no HTTP requests as they are")
+            assert (status, text) == (500, b"model 'half' takes tensors and cannot take customized HTTP requests")
 
 
 @pytest.mark.parametrize(

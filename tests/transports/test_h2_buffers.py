@@ -141,7 +141,7 @@ def test_no_memory_is_an_error_of_the_call() -> None:
         raise MemoryError
 
     reader = MessageReader(SIZE, none)
-    with pytest.raises(QueueFull, match="no memory for a message of 1000000 bytes"):
+    with pytest.raises(QueueFull, match="not enough memory for a message of 1000000 bytes"):
         reader.feed(memoryview(message(b"", size=1_000_000)))
 
 

@@ -44,7 +44,7 @@ async def status_of(
         (message(b"1", packed=2), (), "13", "compressed flag is 2"),
         (message(bytes(101)), (), "8", "larger than max (101 vs. 100)"),
         (message(b"", size=2**32 - 1), (), "8", "larger than max"),
-        (message(b"1", packed=1), (), "13", "grpc-encoding names no coding"),
+        (message(b"1", packed=1), (), "13", "grpc-encoding names no algorithm"),
         (message(b"1", packed=1), (("grpc-encoding", "br"),), "12", "'br' is not supported"),
         (message(b"no gzip at all", packed=1), (("grpc-encoding", "gzip"),), "13", "cannot be decompressed"),
         (message(gzip.compress(b"1", mtime=0)[:-1], packed=1), (("grpc-encoding", "gzip"),), "13", "too early"),

@@ -138,7 +138,7 @@ async def test_answers_that_no_window_takes_are_bounded() -> None:
                 await client.next(frames.HEADERS)
         refused = await client.status(7)
         assert refused["grpc-status"] == "8"
-        assert "that its client has not read" in refused["grpc-message"]
+        assert "the client has not read" in refused["grpc-message"]
         assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
         await client.close()
 
@@ -173,7 +173,7 @@ async def test_answers_that_no_window_takes_are_bounded_in_all() -> None:
             await client.send(client.headers(3, "Echo"), data(3, message(b"")))
             refused = await client.status(3)
             assert refused["grpc-status"] == "8"
-            assert "that clients, this one too, have not read" in refused["grpc-message"]
+            assert "clients, including this one, have not read" in refused["grpc-message"]
         # Who has read everything is served.
         assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
         # What one of them takes is room for the others.

@@ -37,6 +37,6 @@ async def test_it_is_answered_and_no_error(name: str, caplog: pytest.LogCaptureF
         async with here.session.get(f"{here.url}/health/live") as response:
             assert response.status == 200
     assert [record for record in caplog.records if record.levelno > logging.INFO or record.exc_info] == []
-    lines = [text for text in caplog.messages if "as it is no HTTP" in text]
+    lines = [text for text in caplog.messages if "rejected a malformed HTTP request" in text]
     assert all("\n" not in text and len(text) < 300 for text in lines)
     assert len(lines) == 3 or name == "TLS"  # Newer versions of aiohttp have their debug log for this.

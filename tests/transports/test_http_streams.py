@@ -140,7 +140,7 @@ async def test_no_more_calls_are_open_than_may_be() -> None:
         async with predict(server) as refused:
             assert refused.status == 503
             assert (await refused.json())["status"]["msg"] == (
-                "1 calls are open, as many as max_connections allows"
+                "1 requests are in flight, the most that max_connections allows"
             )
         model.gate.set()
         await first

@@ -130,5 +130,5 @@ async def test_a_server_that_was_started_with_an_empty_list(tmp_path: Path) -> N
     write_model(tmp_path / "m" / "1")
     config = Config(grpc_port=0, rest_port=-1, protocols="tfserving")
     async with triglot.Server(models=[], config=config) as server:
-        with pytest.raises(PermissionDenied, match=r"was started with \(none\)"):
+        with pytest.raises(PermissionDenied, match=r"folders \(none\)"):
             await server.dataplane.reload([ModelSettings("m", tmp_path / "m")])

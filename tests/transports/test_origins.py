@@ -95,7 +95,7 @@ async def test_no_page_of_another_origin_changes_anything(
             status, text = await client.send(change.verb, change.path, change.body, JSON | headers)
             assert status == 403, (str(change), text)
             by_get = change.verb in ("GET", "HEAD") and change.operation is Operation.ADMINISTER
-            wanted = "send it as POST" if by_get and option == "--allowed-origins" else option
+            wanted = "use POST" if by_get and option == "--allowed-origins" else option
             assert change.verb == "HEAD" or wanted in text, (str(change), text)
     assert await here.state() == before
     assert before["/v2/models/half/ready"][0] == before["/grps/v1/health/ready"][0] == 200
@@ -151,7 +151,7 @@ async def test_a_stock_client_goes_offline_by_get_and_a_browser_does_not(here: C
         {"sec-fetch-site": "same-origin", **IMAGE},
     ):
         status, text = await Http1(here).send("GET", "/grps/v1/health/offline", b"", headers)
-        assert (status, "send it as POST" in text) == (403, True)
+        assert (status, "use POST" in text) == (403, True)
     assert await here.state() == before
 
 

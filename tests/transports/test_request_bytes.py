@@ -28,7 +28,7 @@ from waiting import until
 LIMIT = 1_000_000
 INFER = "/v2/models/same/infer"
 TINY = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[3]}]}'
-REACHED = f"request buffer limit of {LIMIT} bytes reached, see the server's option max_total_queue_bytes"
+REACHED = f"request buffer limit of {LIMIT} bytes reached; see the server's option max_total_queue_bytes"
 
 
 @asynccontextmanager

@@ -163,8 +163,10 @@ async def test_a_server_that_ends_lets_sequences_end_first(caplog: pytest.LogCap
         async with asyncio.timeout(20):
             await draining
     said = [record.getMessage() for record in caplog.records]
-    assert "not ready any more; requests are taken for another 0 s, and no sequence begins any more" in said
-    assert any(one.startswith("1 version has sequences that may end within ") for one in said)
+    assert (
+        "draining: readiness is off, requests are accepted for another 0 s, and new sequences are rejected" in said
+    )
+    assert any(one.startswith("waiting up to ") for one in said)
 
 
 async def test_a_server_does_not_wait_for_sequences_for_ever() -> None:

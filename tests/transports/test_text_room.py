@@ -132,7 +132,7 @@ async def test_who_stops_while_others_wait_is_refused(kind: Make, monkeypatch: p
         await full(here, first, others, stack)
         refused = await first.answer()
         assert refused.status == 400
-        assert "while others wait for room, at least 655360 bytes in" in refused.text
+        assert "while other requests wait for memory, at least 655360 bytes in" in refused.text
         for upload in others:
             assert (await upload.answer()).status == 200
         assert room_of(here).held == held(here) == 0
@@ -159,7 +159,7 @@ async def test_nobody_waits_for_ever(kind: Make, monkeypatch: pytest.MonkeyPatch
         stack.callback(sending.cancel)
         refused = await second.answer()
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-        assert "other requests with long JSON left no room" in refused.text
+        assert "other large JSON requests used all of the parsing memory" in refused.text
         await first.send(BODY[ROOM:], end=True)
         assert (await first.answer()).status == 200
         assert room_of(here).held == 0

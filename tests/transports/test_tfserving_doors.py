@@ -166,6 +166,6 @@ async def test_models_at_paths_are_not_replaced_over_the_wire(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await reload(management_pb2.ReloadConfigRequest(config=config).SerializeToString())
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    refused = f"a request to replace the list of models was refused: {caught.value.details()}"
+    refused = f"rejected a request to replace the model list: {caught.value.details()}"
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [refused]
     assert (await post(server, b'{"inputs": {"x": [1.0], "b": [1.0]}}'))[0] == 200

@@ -198,7 +198,7 @@ def test_a_file_that_is_not_there_or_no_pem(name: str, authority: Authority, tmp
     assert wrong(options | {name: str(missing)}) == f"{name}: cannot read {missing}: No such file or directory"
     other = options["tls_certificate" if name == "tls_key" else "tls_key"]
     thing = "private key" if name == "tls_key" else "certificate"
-    assert wrong(options | {name: other}) == f"{name}: expected a {thing} in PEM, and {other} has none"
+    assert wrong(options | {name: other}) == f"{name}: expected a {thing} in PEM, but {other} has none"
 
 
 def test_a_key_of_another_certificate(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -29,7 +29,7 @@ def test_whoever_has_sequences_is_told_that_workers_do_not_share_them(tmp_path: 
     (tmp_path / "simple_sequence").symlink_to(MODELS / "simple_sequence")
     with Workers(tmp_path, "--allow-symlinks") as workers:
         said = workers.stderr.text()
-        assert said.count("all requests of a sequence have to come over one connection") == 1
+        assert said.count("send all requests of a sequence over one connection") == 1
         assert "worker 1: simple_sequence" in said
         workers.stop()
 
@@ -75,4 +75,4 @@ def test_a_worker_that_says_nothing_does_not_keep_the_others_numbers_back(tmp_pa
         assert 'triglot_worker_up{worker="1"} 0.0' in text
         assert 'triglot_worker_up{worker="2"} 1.0' in text
         assert 'nv_inference_count{model="who",version="1"}' in text
-        assert "worker 1 (pid" in workers.stderr.wait_for(r"worker 1 .* does not say its metrics").group(0)
+        assert "worker 1 (pid" in workers.stderr.wait_for(r"worker 1 .* did not report its metrics").group(0)

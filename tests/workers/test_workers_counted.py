@@ -107,7 +107,7 @@ def test_sums_do_not_become_smaller_when_workers_go(tmp_path: Path) -> None:
         assert workers.metrics()[REQUESTS] == total
         more = call_each(workers, 3, 3)
         workers.signal(signal.SIGHUP)
-        workers.stderr.wait_for("the workers are replaced\n")
+        workers.stderr.wait_for("rolling restart: all workers are replaced\n")
         metrics = workers.metrics()
         assert metrics[REQUESTS] == more
         restarts = [metrics[f'triglot_worker_restarts_total{{worker="{number}"}}'] for number in (1, 2)]

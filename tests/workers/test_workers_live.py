@@ -35,12 +35,12 @@ def test_a_worker_that_is_killed_is_replaced_while_others_answer(tmp_path: Path,
             wait_until(lambda: callers.answers[new] > 0)
         # What had a connection to it has lost that, and nothing else is said of it.
         assert all("UNAVAILABLE" in error for error in callers.errors), callers.errors
-        assert "was ended by SIGKILL" in workers.stderr.text()
+        assert "was terminated by SIGKILL" in workers.stderr.text()
         workers.stop()
 
 
 def have_been_replaced(workers: Workers, times: int) -> bool:
-    return workers.stderr.text().count("I the workers are replaced\n") == times
+    return workers.stderr.text().count("I rolling restart: all workers are replaced\n") == times
 
 
 @pytest.mark.alone  # As above.
@@ -97,7 +97,7 @@ def test_calls_that_run_have_their_time_when_a_worker_is_replaced(tmp_path: Path
             gate.open(3)
             caller.join(SECONDS)
             assert answered == [3]
-        workers.stderr.wait_for("I the workers are replaced\n")
+        workers.stderr.wait_for("I rolling restart: all workers are replaced\n")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -157,8 +157,8 @@ def test_workers_that_are_killed_before_any_serves_are_tried_again_and_given_up(
     write_model(tmp_path / "crash", "import os\nos.kill(os.getpid(), 9)\n")
     ended = run_triglot("serve", tmp_path, "--workers", "2", "--grpc-port", "0", "--rest-port", "0")
     assert ended.returncode == 1
-    assert "is started again in 0.5 s" in ended.stderr
-    assert "was ended by SIGKILL" in ended.stderr
+    assert "restarting in 0.5 s" in ended.stderr
+    assert "was terminated by SIGKILL" in ended.stderr
 
 
 def test_a_worker_that_cannot_come_again_is_tried_later_and_later(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_worker_that_cannot_come_again_is_tried_later_and_later(tmp_path: Path
         workers.rest.post("/v2/repository/models/one/load", {})
         file = write_model(tmp_path / "one", "import nothing_of_that_name\n")
         os.kill(workers.pids()[0], signal.SIGKILL)
-        workers.stderr.wait_for("worker 1 is started again in 1.0 s")
+        workers.stderr.wait_for("worker 1: restarting in 1.0 s")
         # The other serves all the while, both its models.
         with grpc_channel(workers.grpc_port) as channel:
             assert infer(channel, "one", 4) == 4

@@ -8,7 +8,7 @@ from types import MappingProxyType
 _REPOSITORY = "the repository is an argument: triglot serve PATH"
 _ONE_ADDRESS = "--host is the address of all ports"
 _CERTIFICATE = "--tls-certificate and --tls-key, for all ports"
-_CLIENT_CA = "--tls-client-ca: whoever has no certificate of those is refused"
+_CLIENT_CA = "--tls-client-ca: clients without a certificate that these CAs signed are rejected"
 _IN_SECONDS = "in seconds"
 _METRICS = "metrics are at /metrics of the REST port"
 _READ = "metrics are made when they are read, and have no settings"

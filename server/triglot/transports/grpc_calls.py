@@ -362,7 +362,7 @@ async def _write(context: Context, encoded: bytes, call: Call) -> None:
         async with asyncio.timeout(call.remaining + READ_SECONDS):
             await context.write(encoded)
     except TimeoutError:
-        raise SlowReader(call.overdue("while the client was reading").message) from None
+        raise SlowReader(call.overdue("while the client read the response").message) from None
 
 
 def hints(error: ServingError) -> tuple[tuple[str, str], ...]:

@@ -38,9 +38,9 @@ def inflate(body: bytes, window_bits: int, limit: int, grow: Grow) -> bytes:
         if len(inflated) > limit:
             raise InflatedTooLarge(f"the compressed request body holds more than {limit} bytes")
         if not ended:
-            raise DamagedBody("the compressed request body is damaged: it ends too early")
+            raise DamagedBody("the compressed request body is damaged: it is truncated")
         if rest and window_bits == WINDOW_BITS["deflate"]:  # gzip may come in several members.
-            raise DamagedBody("the compressed request body is damaged: it goes on after its end")
+            raise DamagedBody("the compressed request body is damaged: data follows its end")
     return inflated.take()
 
 

@@ -182,7 +182,9 @@ class Listener:
             accepted.close()
             if not self._is_full:
                 self._is_full = True
-                log.warning("%d connections are open, as many as may be: more are closed at once", self._most)
+                log.warning(
+                    "%d connections are open, the most allowed: further ones are closed at once", self._most
+                )
             return
         self._is_full = False
         self._accepted.add(accepted)
@@ -210,10 +212,10 @@ class Listener:
         try:
             await self._loop.connect_accepted_socket(self._make, accepted, **secured)
         except (OSError, ssl.CertificateError) as error:
-            log.info("no connection with %s: %s", peer, error if str(error) else type(error).__name__)
+            log.info("cannot set up the connection of %s: %s", peer, error if str(error) else type(error).__name__)
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
-        log.warning("no connections for %.1f s: %s", RETRY_SECONDS, error.strerror)
+        log.warning("accepting no connections for %.1f s: %s", RETRY_SECONDS, error.strerror)
         self._loop.remove_reader(listening.fileno())
         self._loop.call_later(RETRY_SECONDS, self._resume, listening)
 

@@ -37,7 +37,7 @@ class RequestBytes:
         if 0 < self._limit < self.held:
             reached = f"request buffer limit of {self._limit} bytes reached"
             raise QueueFull(
-                f"{reached}, see the server's option max_total_queue_bytes", retry_after=RETRY_AFTER_SECONDS
+                f"{reached}; see the server's option max_total_queue_bytes", retry_after=RETRY_AFTER_SECONDS
             )
 
     def reserve(self, free: int) -> Reservation:
@@ -69,7 +69,7 @@ class Reservation:
         """Hold so many bytes more. Raises `QueueFull`, and `Cancelled` when the request has been given up."""
         with self._lock:
             if self._over:  # A thread was still at work on it.
-                raise Cancelled("the request is over")
+                raise Cancelled("the request has ended")
             self._size += count
             self._total.reserved += count
         if self._size > self._free:

@@ -120,7 +120,7 @@ class Place:
                 while not self.may_go_on:
                     await room.changed.wait()
         except TimeoutError:
-            text = f"for {LONGEST_WAIT:g} seconds other requests with long JSON left no room for this one"
+            text = f"for {LONGEST_WAIT:g} seconds other large JSON requests used all of the parsing memory"
             raise QueueFull(text, retry_after=RETRY_AFTER_SECONDS) from None
         finally:
             room.waiting.discard(self)

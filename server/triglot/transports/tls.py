@@ -59,9 +59,9 @@ class Tls:
         try:
             self._pem, self._context = self._load()
         except ConfigError as error:
-            log.warning("the certificate's files have changed, and the old ones stay in use: %s", error)
+            log.warning("the certificate files changed, but the previous certificate stays in use: %s", error)
             return False
-        log.info("the certificate's files have changed: new connections get the new ones")
+        log.info("the certificate files changed: new connections use the new certificate")
         return True
 
     def _files(self) -> Sequence[Path]:
@@ -124,5 +124,5 @@ def _read(option: str, file: Path, marker: bytes, thing: str) -> bytes:
     except OSError as error:
         raise ConfigError(f"{option}: cannot read {file}: {error.strerror}") from None
     if marker not in text:
-        raise ConfigError(f"{option}: expected a {thing} in PEM, and {file} has none")
+        raise ConfigError(f"{option}: expected a {thing} in PEM, but {file} has none")
     return text

@@ -54,5 +54,5 @@ class StallTimer:
         if buffered(transport) != self._unsent:
             self.start(transport)
             return
-        log.info("a connection ends: for %.0f s its client took nothing of what waits for it", STALL_SECONDS)
+        log.info("closing a connection: its client read no response data for %.0f s", STALL_SECONDS)
         transport.abort()

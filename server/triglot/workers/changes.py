@@ -75,7 +75,7 @@ class Changes:
         results = {origin: await self._ask(origin, name, arguments)}
         first = results[origin]
         if isinstance(first, Gone):
-            raise Internal(f"worker {origin.number} has ended while it did this, and no other was asked to")
+            raise Internal(f"worker {origin.number} exited during the change; the other workers are unchanged")
         if isinstance(first, ServingError) and GOES_ON.get(name) is not first.code:
             raise first
         # Who has joined meanwhile has not been told of it.
@@ -105,7 +105,7 @@ class Changes:
             for member in failed:
                 self._behind(member)
         member, error = next(iter(failed.items()))
-        log.error("%s: worker %d has not done as the others: %s", name, member.number, error.message)
+        log.error("%s: worker %d could not make the change: %s", name, member.number, error.message)
         raise ServingError(f"worker {member.number}: {error.message}", code=error.code)
 
     async def _ask(self, member: Member, name: str, arguments: Arguments) -> Any:
@@ -115,7 +115,7 @@ class Changes:
             async with asyncio.timeout(seconds):
                 return await member.ask("act", [name, dict(arguments)])
         except TimeoutError:
-            return DeadlineExceeded(f"it has not done this within {seconds} s")
+            return DeadlineExceeded(f"the change did not finish within {seconds} s")
         except (Gone, ServingError) as error:
             return error
 

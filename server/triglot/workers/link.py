@@ -73,7 +73,7 @@ class Link(Control):
 
     async def _run(self) -> None:
         await self._channel.run()
-        log.warning("worker %d: the supervisor is gone", self.number)
+        log.warning("worker %d: lost the connection to the supervisor; stopping", self.number)
         self._signals.put_nowait(signal.SIGINT)
 
     async def _answer(self, what: str, argument: Any) -> Any:
@@ -106,7 +106,7 @@ class Link(Control):
         try:
             answer = await self._channel.ask(what, self._revision)
         except Gone:
-            raise Unavailable("the supervisor is gone") from None
+            raise Unavailable("lost the connection to the supervisor") from None
         changes = [Change(*fields) for fields in answer]
         self._revision = max([self._revision, *(change.revision for change in changes)])
         return changes
@@ -127,7 +127,10 @@ class Link(Control):
         except ServingError as error:
             if not change.went_well:
                 return
-            text = f"worker {self.number} cannot be as the others are: {change.name}: {error.message}"
+            text = (
+                f"worker {self.number} cannot make a change that the other workers made: {change.name}: "
+                f"{error.message}"
+            )
             if self._strict and change.name == LOAD_MODEL:
                 raise ModelLoadError(text) from None
             log.error("%s", text)

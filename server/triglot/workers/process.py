@@ -109,7 +109,7 @@ class Worker:
                 answer = await self._channel.ask("report", [name, arguments])
         except Exception as error:  # One worker must not keep the others' numbers back.
             if not isinstance(error, Gone):
-                log.warning("%s does not say its %s: %r", self, name, error)
+                log.warning("%s did not report its %s: %r", self, name, error)
             return self.snapshots.get(name), False
         if name in KEPT:
             self.snapshots[name] = answer
@@ -124,13 +124,13 @@ class Worker:
     def how_it_ended(self) -> str:
         """For the log."""
         if self.status >= 0:
-            return f"ended with status {self.status}"
+            return f"exited with status {self.status}"
         try:
             name = signal.Signals(-self.status).name
         except ValueError:
             name = f"signal {-self.status}"
         by_others = name == "SIGKILL" and not self._killed
-        return f"was ended by {name}{' (is there too little memory?)' if by_others else ''}"
+        return f"was terminated by {name}{' (out of memory?)' if by_others else ''}"
 
 
 async def notify(worker: Worker, what: str) -> bool:
@@ -141,6 +141,6 @@ async def notify(worker: Worker, what: str) -> bool:
     except Gone:
         pass
     except TimeoutError:
-        log.warning("%s does not answer", worker)
+        log.warning("%s does not respond", worker)
         return False
     return True

@@ -96,7 +96,7 @@ class Supervisor:
         try:
             while not self._over.is_set():
                 if slot.delay:
-                    log.info("worker %d is started again in %.1f s", slot.number, slot.delay)
+                    log.info("worker %d: restarting in %.1f s", slot.number, slot.delay)
                     await asyncio.sleep(slot.delay)
                 worker = slot.worker = await self._start(slot)
                 while True:
@@ -107,7 +107,7 @@ class Supervisor:
                         worker = slot.worker
                 self._lost(slot, worker)
         except OSError as error:
-            log.critical("a worker cannot be started: %s", error)
+            log.critical("cannot start a worker: %s", error)
             self._finish(FAILED)
 
     async def _start(self, slot: Slot) -> Worker:
@@ -186,7 +186,7 @@ class Supervisor:
         """Kill it when it stands still: it would keep its share of the connections."""
         with suppress(Gone):
             await stands_still(worker.pid, partial(worker.ask, "alive"), seconds)
-            log.error("%s has given no sign of life for %g s, and is killed", worker, seconds)
+            log.error("%s sent no heartbeat for %g s; killing it", worker, seconds)
             worker.kill()
 
     async def _reports(self, name: str, arguments: Any) -> Any:
@@ -217,13 +217,15 @@ class Supervisor:
             self._spawn(self._renew_all())
 
     async def _renew_all(self) -> None:
-        log.info("the workers are replaced, one after the other")
+        log.info("rolling restart: replacing the workers one by one")
         try:
             for slot in self._slots:
                 if not await self._renew(slot) and not self._over.is_set():
-                    log.error("worker %d could not be replaced; the others stay as they are", slot.number)
+                    log.error(
+                        "rolling restart: worker %d could not be replaced; the others keep running", slot.number
+                    )
                     return
-            log.info("the workers are replaced")
+            log.info("rolling restart: all workers are replaced")
         finally:
             self._rolling = False
 
@@ -240,7 +242,7 @@ class Supervisor:
             if self._over.is_set():
                 return False
             if not successor.serving.is_set() or successor.ended.is_set():
-                log.error("%s, the successor of %s, %s", successor, old, successor.how_it_ended())
+                log.error("%s, the replacement of %s, %s", successor, old, successor.how_it_ended())
                 return False
             slot.worker = successor
             slot.restarts += 1
@@ -292,7 +294,7 @@ class Supervisor:
         await asyncio.wait(ends, timeout=seconds)
         for worker in workers:
             if not worker.ended.is_set():
-                log.error("%s has not ended within %.0f s, and is killed", worker, seconds)
+                log.error("%s did not exit within %.0f s; killing it", worker, seconds)
                 worker.kill()
         await asyncio.wait(ends)
 
@@ -304,7 +306,7 @@ class Supervisor:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the supervisor failed at something", exc_info=error)
+            log.error("unexpected error in the supervisor", exc_info=error)
 
 
 def supervise(config: Config, arguments: Sequence[str], make_loop: Any) -> int:

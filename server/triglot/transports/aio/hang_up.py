@@ -30,7 +30,7 @@ def hang_up(peer: str, port: int) -> None:
     try:
         files = [int(file.name) for file in _FILES.iterdir()]
     except OSError as error:
-        log.warning("the connection with %s cannot be ended: %s", peer, error)
+        log.warning("cannot close the connection of %s: %s", peer, error)
         return
     for one in files:
         with suppress(OSError):  # Closed since, or no connection.

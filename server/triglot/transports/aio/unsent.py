@@ -80,9 +80,9 @@ class UnsentAnswers:
         if held <= self._limits.fair_unsent:
             return None
         if held > self._limits.max_unsent:
-            text = f"the connection has {connection.bytes} bytes of answers that its client has not read"
+            text = f"the client has not read {connection.bytes} bytes of responses on this connection"
         elif COPIES * self.bytes > self._limits.max_unsent_in_all:
-            text = f"there are {self.bytes} bytes of answers that clients, this one too, have not read"
+            text = f"clients, including this one, have not read {self.bytes} bytes of responses"
         else:
             return None
         return QueueFull(text, retry_after=RETRY_AFTER_SECONDS)
@@ -147,7 +147,7 @@ class UnsentAnswers:
                 connection.still += seconds
                 if connection.still > self.patience(connection.bytes):
                     log.info(
-                        "the connection with %s ends: in %.0f s its client took none of its answers, %d bytes",
+                        "closing the connection of %s: in %.0f s it read none of its %d bytes of responses",
                         *(connection.peer, connection.still, connection.bytes),
                     )
                     hang_up(connection.peer, self.port)
@@ -208,7 +208,7 @@ class StreamContext:
             with suppress(Exception):  # The stream ends anyway.
                 await self._closing
             seconds = unsent.patience(size)
-            raise SlowReader(f"the client took nothing of an answer of {size} bytes for {seconds:.0f} s")
+            raise SlowReader(f"the client read nothing of a response of {size} bytes for {seconds:.0f} s")
 
     def give_up(self) -> None:
         """Let the model go; the core still tries to send."""

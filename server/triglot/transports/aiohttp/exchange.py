@@ -64,7 +64,7 @@ class AiohttpBody(RequestBody):
                 if chunk or content.at_eof():
                     return chunk
         except (web.RequestPayloadError, PayloadEncodingError) as error:
-            raise InvalidArgument(f"the request body is broken: {error}") from None
+            raise InvalidArgument(f"the request body is invalid: {error}") from None
 
     async def _go_on(self) -> None:
         """Have a client that waits for it send the body."""

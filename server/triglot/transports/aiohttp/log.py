@@ -21,7 +21,7 @@ def _one_line(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         record.levelno, record.levelname = logging.INFO, "INFO"
-        record.msg, record.args = "a request was refused, as it is no HTTP: %s", (_text(error),)
+        record.msg, record.args = "rejected a malformed HTTP request: %s", (_text(error),)
         record.exc_info = None
         return logging.getLogger(record.name).isEnabledFor(logging.INFO)
     return True

@@ -336,7 +336,7 @@ class Connection(asyncio.Protocol):
         elif self._is_incoming:
             self._close()
         else:
-            log.info("a request was refused, as it is no HTTP: %s", error.text)
+            log.info("rejected a malformed HTTP request: %s", error.text)
             text = f"the request is not valid HTTP: {error.text}" if error.status == BAD_REQUEST else error.text
             self._answer_error(error.status, text)
 

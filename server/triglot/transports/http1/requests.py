@@ -273,7 +273,7 @@ class RequestReader:
             _check_singles(fields)
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
-            raise _MalformedRequest(f"version {version} of HTTP is not supported here")
+            raise _MalformedRequest(f"HTTP version {version} is not supported")
         is_old = version == "1.0"
         if not is_old and "host" not in headers:
             raise _MalformedRequest("Missing 'Host' header in request.")
@@ -307,7 +307,9 @@ class RequestReader:
             self._body = None
             events.append(ENDED)
         elif body.overhead > MOST_HEAD_BYTES:
-            raise _MalformedRequest(f"a chunked body has {MOST_HEAD_BYTES} bytes that are no data", HEAD_TOO_LARGE)
+            raise _MalformedRequest(
+                f"a chunked body has more than {MOST_HEAD_BYTES} bytes of chunk headers", HEAD_TOO_LARGE
+            )
         return rest
 
 

@@ -86,7 +86,7 @@ class Body:
         self._held += count
         self._total.add(count)
         if self._rpc.kind is not Kind.BIDI_STREAM and len(self._inbox) > 1:
-            raise Unimplemented("the call takes one request, got several")
+            raise Unimplemented("the method takes one request, got several")
         # A few small ones that wait are not the reason, and are not lost for one that comes after them.
         if not self._inbox or self._held > SMALL_HELD_BYTES:
             self._total.check()

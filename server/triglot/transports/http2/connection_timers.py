@@ -89,22 +89,22 @@ class ConnectionTimers:
         if protocol.reading_paused:
             self.last_received = now  # What it sends is not read: it cannot be asked whether it is there.
         for stream in protocol.connection.out.stalled(now, limits.stall, limits.least_taken):
-            log.info("a stream ends: for %.0f s its client made no room for what waits for it", limits.stall)
+            log.info("resetting a stream: its client read no response data for %.0f s", limits.stall)
             protocol.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
         if not protocol.connection.settled:
             if now - self._made >= limits.greeting:
                 protocol.close(ErrorCode.SETTINGS_TIMEOUT, f"no SETTINGS in {limits.greeting:.0f} s")
         elif now - self._made >= self._age + limits.max_age_grace:
-            protocol.close(text="the connection is old, and so are its calls")
+            protocol.close(text="the connection's maximum age and grace have passed")
         elif self._stalls(now):
-            log.info("a connection ends: for %.0f s its client took nothing of what waits for it", limits.stall)
-            protocol.close(ErrorCode.ENHANCE_YOUR_CALM, f"nothing was taken for {limits.stall:.0f} s")
+            log.info("closing a connection: its client read no response data for %.0f s", limits.stall)
+            protocol.close(ErrorCode.ENHANCE_YOUR_CALM, f"no response data was read for {limits.stall:.0f} s")
         elif now - self._made >= self._age and not protocol.draining:
             protocol.drain()
         elif self._asked is not None and self.last_received >= self._asked:  # uvloop's clock goes by milliseconds.
             self._asked = None
         elif self._asked is not None and now - self._asked >= limits.answer_to_ping:
-            log.info("a connection ends: its client does not answer a PING")
+            log.info("closing a connection: no reply to a keepalive PING")
             protocol.abort()
         elif self._asked is None and now - self.last_received >= limits.idle:
             self._asked = now

@@ -127,7 +127,7 @@ class MessageReader:
         try:
             return self._take(size, whole)
         except MemoryError:
-            raise QueueFull(f"there is no memory for a message of {whole} bytes") from None
+            raise QueueFull(f"not enough memory for a message of {whole} bytes") from None
 
     def room(self) -> memoryview | None:
         """Where the rest of a large message goes, or the next part of it; None: it has to be fed."""
@@ -172,14 +172,14 @@ def inflate(message: bytes | memoryview, encoding: str, most: int, grow: Grow) -
     if len(inflated) > most:
         raise PayloadTooLarge(f"Received message larger than max ({len(inflated)} vs. {most})")
     if rest or not ended:
-        raise Internal(f"a message ends too {'late' if ended else 'early'}, as {encoding}")
+        raise Internal(f"a message is {'longer than its' if ended else 'a truncated'} {encoding} data")
     return inflated.take()
 
 
 def window_bits_of(encoding: str) -> int:
     """zlib's parameter for grpc-encoding. Raises `Internal` for none, and `Unimplemented` for another coding."""
     if encoding == "identity":
-        raise Internal("a message is marked as compressed, and grpc-encoding names no coding")
+        raise Internal("a message is marked as compressed, but grpc-encoding names no algorithm")
     if encoding not in WINDOW_BITS:
         raise Unimplemented(f"Compression algorithm '{encoding}' is not supported, expected gzip or deflate")
     return WINDOW_BITS[encoding]

@@ -260,7 +260,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             if (rpc := self.rpcs.get(event.stream)) is not None:
                 self.ended(rpc)
         elif isinstance(event, ConnectionEnded):
-            log.info("a connection ends with %s: %s", event.code.name, event.text)
+            log.info("closing a connection with %s: %s", event.code.name, event.text)
             self._stop_calls()
 
     def _begin(self, event: RequestReceived[RpcHead]) -> None:
@@ -300,13 +300,13 @@ class H2Protocol(asyncio.BufferedProtocol):
         limits = self.server.limits
         if self.open_bytes > limits.fair_open and self.server.open_bytes > limits.max_open_in_all:
             taken, most = self.open_bytes, limits.max_open_in_all
-            return QueueFull(f"open calls take more than {most} bytes, those of this connection {taken}")
+            return QueueFull(f"in-flight calls hold more than {most} bytes, {taken} of them on this connection")
         if self.connection.out.unsent <= limits.fair_unsent:
             return None
         if (unsent := self.unsent) > limits.max_unsent:
-            return QueueFull(f"the connection has {unsent} bytes of answers that its client has not read")
+            return QueueFull(f"the client has not read {unsent} bytes of responses on this connection")
         if (unsent := self.server.unsent) > limits.max_unsent_in_all:
-            return QueueFull(f"there are {unsent} bytes of answers that clients, this one too, have not read")
+            return QueueFull(f"clients, including this one, have not read {unsent} bytes of responses")
         return None
 
     @property
@@ -375,7 +375,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             return
         message = body.take()
         if message is None:
-            rpc.fail(Unimplemented("the call takes one request, got none"))
+            rpc.fail(Unimplemented("the method takes one request, got none"))
         elif rpc.kind is Kind.UNARY:
             rpc.start_unary(message)
         else:

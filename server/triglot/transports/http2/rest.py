@@ -233,7 +233,7 @@ class RestBody(Body):
     def drop(self) -> None:
         """Nobody takes the rest."""
         super().drop()
-        self.incoming.fail("the call is over")
+        self.incoming.fail("the call has ended")
 
     def send_continue(self) -> None:
         """Have a client that waits for it send the body."""

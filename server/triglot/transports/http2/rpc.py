@@ -261,7 +261,7 @@ class Rpc:
         if isinstance(error, ServingError):
             self.finish(int(error.code), fitting(error.message), hints(error))
         else:
-            log.error("%s: an error that no handler told", self.head.path, exc_info=error)
+            log.error("%s: unexpected error", self.head.path, exc_info=error)
             self.finish(int(Code.INTERNAL), "internal error")
 
     def finish(self, code: int = 0, details: str = "", trailing: Trailing | None = None) -> None:

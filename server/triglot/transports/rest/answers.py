@@ -121,13 +121,13 @@ async def send_stream(
                     await http.begin(usual_error(answer).status if failed else 200, fields)
                 if chunk:
                     # The model ends at the deadline, and may have a last word.
-                    await in_time(call, http.write(chunk), LAST_WORD_SECONDS, "while the client was reading")
+                    await in_time(call, http.write(chunk), LAST_WORD_SECONDS, "while the client read the response")
                     observed.sent(len(chunk))
             if not http.begun:
                 await http.begin(200, fields)
             await http.finish()
     except ConnectionError:
-        raise Cancelled("the client left in the middle of the answer") from None
+        raise Cancelled("the client disconnected during the response") from None
     except BaseException:
         if http.begun:
             http.abort()  # Nothing else tells the client that this is not the end.

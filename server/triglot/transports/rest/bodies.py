@@ -65,7 +65,9 @@ async def read_body(coming: RequestBody, limit: int, reserved: Reservation, plac
             f"{LEAST_RATE} bytes a second after {GRACE_SECONDS:g} seconds, and no pause of {PATIENCE:g} seconds"
         )
         if place.is_too_slow:
-            text += f"; while others wait for room, at least {LEAST_MOVED} bytes in {LOOK_SECONDS:g} seconds"
+            text += (
+                f"; while other requests wait for memory, at least {LEAST_MOVED} bytes in {LOOK_SECONDS:g} seconds"
+            )
         raise InvalidArgument(text) from None
     raise _too_large(limit)
 

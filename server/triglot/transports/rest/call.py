@@ -141,7 +141,7 @@ class HttpCall(RowCall):
 
     def _leave(self) -> None:
         if self._is_late:
-            self._answer_error(self.call.overdue("before there was an answer"))
+            self._answer_error(self.call.overdue("before the response was ready"))
         elif self._calls.grace_is_over:
             self._answer_error(Unavailable(SHUTTING_DOWN))
         else:
@@ -158,7 +158,7 @@ class HttpCall(RowCall):
             try:
                 http.respond(response.status, self._fields(response, http), response.body)
             except Exception:
-                log.exception("%s %s: an answer that cannot be sent", http.verb, http.target)
+                log.exception("%s %s: cannot send the response", http.verb, http.target)
                 http.abort()
         self._ended(self)
 

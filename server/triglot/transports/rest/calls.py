@@ -115,7 +115,7 @@ class HttpCalls:
         if self._stopping:
             raise Unavailable(SHUTTING_DOWN)
         if len(self.open) >= self._most:
-            text = f"{self._most} calls are open, as many as max_connections allows"
+            text = f"{self._most} requests are in flight, the most that max_connections allows"
             raise Unavailable(text, retry_after=RETRY_AFTER_SECONDS)
 
     def discard(self, call: HttpCall) -> None:

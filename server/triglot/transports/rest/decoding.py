@@ -25,7 +25,7 @@ from triglot.transports.text_room import Place, TextRoom
 
 FREE_BYTES = 64 * 1024
 """Of a body, that are taken however much other requests hold."""
-_ADVICE = "; send large tensors as binary data, and see the server's option"
+_ADVICE = "; send large tensors as binary data, or raise the server's option"
 TEXT_ON_LOOP = 32 * 1024
 """A text of more bytes is parsed on a thread: the slowest parser, of TensorFlow Serving's errors, takes 20 ms."""
 

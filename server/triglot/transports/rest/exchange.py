@@ -152,7 +152,7 @@ class IncomingBody(RequestBody):
         """See the base class."""
         while not self._parts and not self.ended:
             if self._error is not None:
-                raise InvalidArgument(f"the request body is broken: {self._error}")
+                raise InvalidArgument(f"the request body is invalid: {self._error}")
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter

@@ -42,7 +42,7 @@ class Origins:
         host = headers.get("host", "")
         if host and not self._any_host and not self._is_own(host):
             raise PermissionDenied(
-                f"Host {host[:MOST_HOSTS]!r} is not a name of this server; --allowed-hosts lists more names"
+                f"Host {host[:MOST_HOSTS]!r} is not a name of this server; add it with --allowed-hosts"
             )
         if route.operation not in CHECKED:
             return
@@ -50,7 +50,7 @@ class Origins:
         if route.operation is Operation.ADMINISTER and route.verb in SAFE_VERBS:
             # An image may be enough to send it; without TLS, and away from loopback, only its User-Agent tells.
             if site or origin or headers.get("user-agent", "").startswith(BROWSER):
-                raise PermissionDenied(f"a browser must not change the server by {route.verb}; send it as POST")
+                raise PermissionDenied(f"browsers must not change the server with {route.verb}; use POST")
             return
         if origin is None and site is None:
             return
@@ -64,7 +64,7 @@ class Origins:
         if not same:
             raise PermissionDenied(
                 f"a web page of another origin ({(origin or site or '')[:MOST_HOSTS]!r}) must not use "
-                f"{route.method}; --allowed-origins lists the origins whose pages may"
+                f"{route.method}; allow its origin with --allowed-origins"
             )
 
     def _has_own_name(self, host: str) -> bool:

@@ -41,10 +41,10 @@ class Control:
         elif kind == frames.PRIORITY:
             self._streams.nuisance("PRIORITY frames")
             if number == 0:
-                raise Broken(ErrorCode.PROTOCOL_ERROR, "PRIORITY of stream 0")
+                raise Broken(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
             if len(payload) != 5:
                 if number > self._streams.last:
-                    raise Broken(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of a wrong size")  # No stream to reset.
+                    raise Broken(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of an invalid size")  # No stream to reset.
                 self._streams.wrong(number, ErrorCode.FRAME_SIZE_ERROR, events)
         elif kind == frames.PUSH_PROMISE:
             raise Broken(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
@@ -53,11 +53,11 @@ class Control:
 
     def _window_update(self, number: int, payload: memoryview, events: list[Any]) -> None:
         if len(payload) != 4:
-            raise Broken(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of a wrong size")
+            raise Broken(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of an invalid size")
         self._streams.not_idle(number, "WINDOW_UPDATE")
         by = frames.word(payload) & frames.LARGEST_WINDOW
         if by < SMALL_WINDOW_UPDATE or not self._out.waits:
-            self._streams.reaction("WINDOW_UPDATEs that nothing waits for")
+            self._streams.reaction("needless WINDOW_UPDATEs")
         if number and number not in self._streams.open:
             return  # It is over; this was on its way.
         drained = self._out.opened(number, by) if by else None
@@ -66,25 +66,25 @@ class Control:
             return
         code = ErrorCode.FLOW_CONTROL_ERROR if by else ErrorCode.PROTOCOL_ERROR
         if not number:
-            raise Broken(code, "a window that cannot be")
+            raise Broken(code, "invalid window size")
         self._streams.wrong(number, code, events)
 
     def _rst_stream(self, number: int, payload: memoryview, events: list[Any]) -> None:
         if len(payload) != 4:
-            raise Broken(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of a wrong size")
+            raise Broken(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of an invalid size")
         if not number:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, "RST_STREAM of stream 0")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on stream 0")
         self._streams.not_idle(number, "RST_STREAM")
         if number in self._streams.open:
             self._streams.was_left(number, frames.word(payload), events)
         else:
-            self._streams.reaction("resets of streams that are over")
+            self._streams.reaction("resets of closed streams")
 
     def _ping(self, flags: int, number: int, payload: memoryview, events: list[Any]) -> None:
         if number:
             raise Broken(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
         if len(payload) != 8:
-            raise Broken(ErrorCode.FRAME_SIZE_ERROR, "PING of a wrong size")
+            raise Broken(ErrorCode.FRAME_SIZE_ERROR, "PING of an invalid size")
         data = bytes(payload)
         self._streams.reaction("pings")
         if not flags & frames.ACK:
@@ -99,13 +99,13 @@ class Control:
             raise Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
         if flags & frames.ACK:
             if len(payload):
-                raise Broken(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS that acknowledge and say something")
+                raise Broken(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS acknowledgement with a payload")
             if not self.settled:
                 raise Broken(ErrorCode.PROTOCOL_ERROR, "expected SETTINGS first")
             self._streams.nuisance("SETTINGS")
             return
         if len(payload) % 6:
-            raise Broken(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a wrong size")
+            raise Broken(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of an invalid size")
         self._streams.nuisance("SETTINGS")
         values = frames.read_settings(payload)
         if len(values) > self._streams.limits.max_settings:
@@ -118,16 +118,16 @@ class Control:
         # Only the last one, as each is work for every stream.
         window = last.get(Setting.INITIAL_WINDOW_SIZE)
         if window is not None and not self._out.resize(window):
-            raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "a window that cannot be")
+            raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "invalid window size")
         self._out.write(frames.head(0, frames.SETTINGS, frames.ACK, 0))
         events += self._out.flush()
 
     @staticmethod
     def _check(key: int, value: int) -> None:
         if key == Setting.INITIAL_WINDOW_SIZE and value > frames.LARGEST_WINDOW:
-            raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "a window that cannot be")
+            raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "invalid window size")
         if key == Setting.MAX_FRAME_SIZE and not frames.SMALLEST_MAX_FRAME <= value <= frames.LARGEST_MAX_FRAME:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, "a frame size that cannot be")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "invalid MAX_FRAME_SIZE")
         if key == Setting.ENABLE_PUSH and value > 1:
             raise Broken(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
 
@@ -135,7 +135,7 @@ class Control:
         if number:
             raise Broken(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
         if len(payload) < 8:
-            raise Broken(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY of a wrong size")
+            raise Broken(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY of an invalid size")
         self._streams.nuisance("GOAWAYs")
         # It starts no more streams; those that it has go on.
         text = bytes(payload[8:264]).decode(errors="replace")

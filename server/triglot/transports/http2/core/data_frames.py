@@ -51,7 +51,7 @@ class DataFrame:
         if not number & 1 or number > streams.last:
             raise Broken(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {number}, which is idle")
         if length > streams.window.left:
-            raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
+            raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's flow-control window")
         streams.window.left -= length
         stream = self._taken(number, length, events)
         if flags & frames.PADDED:
@@ -59,7 +59,7 @@ class DataFrame:
                 raise Broken(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without the padding's length")
             length -= 1
             if padding > length:
-                raise Broken(ErrorCode.PROTOCOL_ERROR, "more padding than the frame is long")
+                raise Broken(ErrorCode.PROTOCOL_ERROR, "padding longer than the frame")
             length -= padding
             streams.passed(padding + 1)
             streams.consumed(stream, padding + 1)
@@ -67,7 +67,7 @@ class DataFrame:
         if not length and not self.ends:
             streams.nuisance("empty DATA frames")
         elif not length and stream is None:
-            streams.reaction("empty DATA frames on streams that are over")
+            streams.reaction("empty DATA frames on closed streams")
         self.stream = stream
         self.left, self.padding = length, padding
         self.busy = True

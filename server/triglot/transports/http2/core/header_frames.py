@@ -35,11 +35,11 @@ class HeaderFrames(Generic[T]):
         if flags & frames.PADDED:
             padding = payload[0] if len(payload) else 0
             if padding + 1 > len(payload):
-                raise Broken(ErrorCode.PROTOCOL_ERROR, "more padding than the frame is long")
+                raise Broken(ErrorCode.PROTOCOL_ERROR, "padding longer than the frame")
             payload = payload[1 : len(payload) - padding]
         if flags & frames.WITH_PRIORITY:
             if len(payload) < 5:
-                raise Broken(ErrorCode.FRAME_SIZE_ERROR, "a priority of less than five bytes")
+                raise Broken(ErrorCode.FRAME_SIZE_ERROR, "a priority of fewer than five bytes")
             payload = payload[5:]
         ends = bool(flags & frames.END_STREAM)
         if flags & frames.END_HEADERS:
@@ -56,7 +56,7 @@ class HeaderFrames(Generic[T]):
         self._continuations += 1
         self._block += payload
         if len(self._block) > limits.max_header_block or self._continuations > limits.max_continuations:
-            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, "a header block that is too large")
+            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
         if flags & frames.END_HEADERS:
             self.expects = 0
             self._received(number, bytes(self._block), self._ends, events)
@@ -85,7 +85,7 @@ class HeaderFrames(Generic[T]):
         may_begin = streams.may_begin(number)
         streams.last = number
         if number > streams.refuse_after:
-            streams.nuisance("streams after the last")
+            streams.nuisance("streams after GOAWAY")
         elif value is None:
             streams.wrong(number, ErrorCode.PROTOCOL_ERROR, events)
         elif not may_begin:
@@ -114,5 +114,5 @@ class HeaderFrames(Generic[T]):
 
 def _broken(error: HpackError) -> Broken:
     if isinstance(error, FieldsTooLarge):
-        return Broken(ErrorCode.ENHANCE_YOUR_CALM, "headers that are too large")
-    return Broken(ErrorCode.COMPRESSION_ERROR, f"a header block that cannot be decoded: {error}")
+        return Broken(ErrorCode.ENHANCE_YOUR_CALM, "headers too large")
+    return Broken(ErrorCode.COMPRESSION_ERROR, f"invalid header block: {error}")

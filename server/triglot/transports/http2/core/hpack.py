@@ -258,7 +258,7 @@ def _step(node: int, byte: int) -> tuple[int, bytes]:
         node = _TREE[node][byte >> bit & 1]
         if node < 0:
             if node == -1 - EOS:
-                raise HpackError("the end of the text within it")
+                raise HpackError("an end-of-string symbol within a string")
             symbols.append(-1 - node)
             node = 0
     return node, bytes(symbols)
@@ -272,5 +272,5 @@ def decode_huffman(text: bytes) -> bytes:
         node, symbols = _step(node, byte)
         parts.append(symbols)
     if node not in _ENDS:
-        raise HpackError("a text that ends within a symbol")
+        raise HpackError("a string that ends within a symbol")
     return b"".join(parts)

@@ -195,13 +195,13 @@ class Streams:
 
     def wrong(self, number: int, code: ErrorCode, events: list[Any]) -> None:
         """End a stream that the other side got wrong. Raises `Broken` when there were too many."""
-        self.nuisance("streams that are wrong")
+        self.nuisance("malformed streams")
         self._say_reset(number, code)
         self.was_left(number, code, events, by_us=True)
 
     def late(self, number: int) -> None:
         """DATA on a stream that is over; grpc-java sends some behind its own reset. Raises `Broken`."""
-        self.reaction("DATA frames on streams that are over")
+        self.reaction("DATA frames on closed streams")
         self._say_reset(number, ErrorCode.STREAM_CLOSED)
 
     def reset(self, number: int, code: ErrorCode) -> None:
@@ -211,7 +211,7 @@ class Streams:
 
     def refuse(self, number: int) -> None:
         """A stream beyond what may be open. Raises `Broken` when there were too many."""
-        self.nuisance("streams at the same time")
+        self.nuisance("concurrent streams")
         self._say_reset(number, ErrorCode.REFUSED_STREAM)
 
     def _say_reset(self, number: int, code: ErrorCode) -> None:
