@@ -77,7 +77,7 @@ def test_models_are_loaded_in_the_order_of_the_file(tmp_path: Path) -> None:
     assert log.count("read 4 characters") == 2
     assert re.search(r"reader +1\.0\.0 +grps .* READY", log)
     assert f"logs are written to {tmp_path}/logs" in log
-    assert "health is not ready before a call of Online" in log
+    assert "health: not ready until Online is called" in log
 
 
 def test_serve_knows_a_project_when_it_sees_one(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_test_that_does_not_exist(tmp_path: Path) -> None:
     (tmp_path / "test.py").unlink()
     ended = run_triglot("grps", tmp_path, "--unittest")
     assert ended.returncode == 1
-    assert f"{tmp_path}: there is no test.py; expected the project's tests in it" in ended.stderr
+    assert f"{tmp_path}: test.py not found; expected the project's tests in it" in ended.stderr
 
 
 def test_the_log_of_an_archive_that_cannot_be_loaded_stays(tmp_path: Path) -> None:

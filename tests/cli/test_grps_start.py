@@ -141,7 +141,7 @@ def test_probable_misspellings_are_told(tmp_path: Path) -> None:
         server.ports()
         server.stop()
     assert (
-        "W " + f"{tmp_path}/conf/server.yml: gpus: unknown, left out; is it meant to be 'gpu'?"
+        "W " + f"{tmp_path}/conf/server.yml: gpus: unknown key, ignored; did you mean 'gpu'?"
         in server.stderr.text()
     )
 

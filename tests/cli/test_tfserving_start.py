@@ -271,7 +271,7 @@ def test_the_file_is_followed(tmp_path: Path) -> None:
         write_config(file, model_text("two", two))
         wait_until(lambda: rest.post("/v1/models/two:predict", {"inputs": [7]}) == (200, {"outputs": [9]}))
         wait_until(lambda: rest.post("/v1/models/one:predict", {"inputs": [1]})[0] == 404)
-        server.stderr.wait_for(" I the list of models is replaced: new: two; gone: one\n")
+        server.stderr.wait_for(" I the model list changed: new: two; removed: one\n")
         # What cannot be loaded has replaced the list all the same.
         write_config(file, model_text("three", tmp_path / "nowhere"))
         server.stderr.wait_for(f" E Could not find base path {tmp_path / 'nowhere'} for servable three\n")
@@ -328,4 +328,4 @@ def test_a_path_wins_over_the_model_of_vertex_ai(tmp_path: Path) -> None:
 def test_a_model_in_a_bucket_is_not_fetched() -> None:
     ended = run_triglot("serve", environment={"AIP_HTTP_PORT": "8080", "AIP_STORAGE_URI": "gs://bucket/model"})
     assert ended.returncode == 2
-    assert re.fullmatch(r"triglot: AIP_STORAGE_URI: expected a folder of this machine.*\n", ended.stderr)
+    assert re.fullmatch(r"triglot: AIP_STORAGE_URI: expected a local folder.*\n", ended.stderr)

@@ -126,7 +126,7 @@ class Served:
             if one is None:
                 continue
             held += [f"{one}: {one.leases} leases"] if one.leases else []
-            held += [f"{one}: {one.queue_depth} requests wait"] if one.queue_depth else []
+            held += [f"{one}: {one.queue_depth} requests are queued"] if one.queue_depth else []
             held += [
                 f"{one}: {reading.name} {reading.value}"
                 for reading in one.readings()

@@ -255,5 +255,5 @@ async def test_a_body_that_does_not_come_in_time() -> None:
         writer.write(b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         head = await asyncio.wait_for(reader.readuntil(b"}"), SECONDS)
         assert head.startswith(b"HTTP/1.1 504 ")
-        assert b"the server's rest_timeout of 0.05 seconds passed before there was an answer" in head
+        assert b"the server's rest_timeout of 0.05 seconds passed before the response was ready" in head
         writer.close()

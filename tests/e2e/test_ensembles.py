@@ -188,7 +188,7 @@ def test_a_part_goes_and_comes_back(tmp_path: Path) -> None:
 
         assert index("state")["config_form"] == "READY"
         shutil.move(tmp_path / "double", tmp_path.parent / "double")
-        reason = "steps[1].model: 'double' does not serve: there is no such model"
+        reason = "steps[1].model: 'double' is not available: there is no such model"
         file = tmp_path / "python_form" / "1" / "model.py"
         wait_until(lambda: index("reason").get("python_form") == f"{file}: {reason}")
         assert index("state")["python_form"] == "UNAVAILABLE"

@@ -58,7 +58,7 @@ async def test_the_model_becomes_another(tmp_path: Path, model: str) -> None:
         assert await sums(channel, model) == [[one + 10 for one in pair] for pair in PAIRS]
         write(name="c", datatype="FP64", plus=1)
         await server.dataplane.load_model("m")
-        refused = "input 'c' of model 'm' takes DT_FLOAT64 (FP64), got DT_FLOAT32 (FP32)"
+        refused = "input 'c' of model 'm' expects DT_FLOAT64 (FP64), got DT_FLOAT32 (FP32)"
         assert await sums(channel, model) == [refused] * len(PAIRS)
         await server.dataplane.unload_model("m")
         assert all(isinstance(answer, str) for answer in await sums(channel, model))

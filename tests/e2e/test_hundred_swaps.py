@@ -29,7 +29,7 @@ from waiting import until, until_found
 
 SWAPS = 100
 SWAPS_IN_PLACE = 10
-CLOSED = f"closed the former {MODEL} version 1"
+CLOSED = f"closed the previous {MODEL} version 1"
 LEAK = 64
 """KiB by which a swap may add to the server's memory."""
 POOLED = 4

@@ -111,7 +111,7 @@ def test_a_list_of_models_elsewhere(doors: Doors, base_path: str) -> None:
             management_pb2.ReloadConfigResponse,
         )(request, timeout=SECONDS)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "the models are those at the paths" in caught.value.details()
+    assert "this server's model list cannot be replaced" in caught.value.details()
 
 
 # --- AI Platform ---

@@ -66,7 +66,9 @@ async def test_a_full_queue_refuses_at_once(door: Door) -> None:
         async with asyncio.timeout(SECONDS):
             told = await door(server, 1)
         assert (told.code, told.retry) == (Code.RESOURCE_EXHAUSTED, hint(door))
-        assert "Exceeds maximum queue size: 1 requests wait, as many as max_queue_size allows" in told.text
+        assert (
+            "Exceeds maximum queue size: 1 requests are queued, the most that max_queue_size allows" in told.text
+        )
         assert metric(server, "requests_refused", limit="max_queue_size") == 1
         await looks(server)
 
@@ -77,7 +79,7 @@ async def test_a_full_queue_refuses_at_once(door: Door) -> None:
     [
         ("max_queue_bytes", "the model holds "),
         ("max_total_queue_bytes", "all models hold "),
-        ("max_total_queue_size", "all models hold 2 requests, as many as max_total_queue_size allows"),
+        ("max_total_queue_size", "all models hold 2 requests, the most that max_total_queue_size allows"),
     ],
 )
 async def test_too_many_requests_or_bytes_are_refused_at_once(door: Door, option: str, text: str) -> None:

@@ -102,12 +102,12 @@ def test_a_crash_is_unavailable_on_every_protocol_and_the_model_serves_again(fol
             with pytest.raises(grpc.RpcError) as caught:
                 infer(channel, "doer", EXIT)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert "the process that ran the request ended with exit status 1" in caught.value.details()
+            assert "the process that ran the request exited with status 1" in caught.value.details()
             assert infer(channel, "doer", 8) == 8
             status, answer = rest.infer("doer", EXIT)
-            assert (status, "exit status 1" in answer["error"]) == (503, True)
+            assert (status, "exited with status 1" in answer["error"]) == (503, True)
             status, answer = rest.post("/v1/models/doer:predict", {"instances": [EXIT]})
-            assert (status, "exit status 1" in answer["error"]) == (503, True)
+            assert (status, "exited with status 1" in answer["error"]) == (503, True)
             assert infer(channel, "doer", 9) == 9
         assert not alive(pid)
         server.stop()
@@ -222,7 +222,7 @@ def test_a_load_that_takes_too_long_ends_its_process(folder: Path) -> None:
     for later in ever_later(2):
         with serving("--load-timeout", f"{later}", "--no-exit-on-load-error", folder=folder) as server:
             server.ports()
-            server.stderr.wait_for(f"it was not loaded within {later} s")
+            server.stderr.wait_for(f"loading took longer than load_timeout, {later} s")
             wait_until(lambda: not any(map(alive, pids(folder))))
             server.stop()
         if pids(folder):

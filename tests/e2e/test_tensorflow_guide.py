@@ -219,6 +219,6 @@ def test_a_socket_that_another_server_listens_on(guide: Guide, tmp_path: Path) -
     ended = run_triglot("tfserving", *flags)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (
         1,
-        f"triglot: cannot listen on {guide.socket}: another server does",
+        f"triglot: cannot listen on {guide.socket}: another server uses it",
     )
     assert list(outputs_over(guide.socket).float_val) == [2.5, 4.5]

@@ -81,7 +81,9 @@ def test_outputs_are_given_as_they_are() -> None:
 
 
 def test_an_output_that_was_not_given_is_the_callers_mistake() -> None:
-    with pytest.raises(InvalidRequest, match=r"unexpected inference output 'z' for model 'm', which gave \['y'\]"):
+    with pytest.raises(
+        InvalidRequest, match=r"unexpected inference output 'z' for model 'm', which returned \['y'\]"
+    ):
         bind_outputs(ANY, {"y": 1}, ("z",), "m")
 
 

@@ -283,7 +283,7 @@ def check_parameters(values: Mapping[Any, Any], model: str) -> dict[str, Paramet
     """The parameters that a model gives its answer. Raises `Internal` for what no protocol can carry."""
     for name, value in values.items():
         if not isinstance(name, str) or not name:
-            raise Internal(f"model '{model}' returned a parameter named {name!r}, expected a text")
+            raise Internal(f"model '{model}' returned a parameter named {name!r}, expected a string")
         fits = isinstance(value, bool | int | float | str)
         if not fits or (isinstance(value, int) and not -(1 << 63) <= value < 1 << 63):
             raise Internal(
@@ -299,7 +299,7 @@ def _bind_undeclared_outputs(
     for name in requested:
         if name not in answer:
             raise InvalidRequest(
-                f"unexpected inference output '{name}' for model '{model}', which gave {sorted(map(str, answer))}"
+                f"unexpected inference output '{name}' for model '{model}', which returned {sorted(map(str, answer))}"
             )
     outputs = []
     for name in requested or answer:

@@ -161,7 +161,7 @@ def _text(array: Array) -> Array:
     elements = []
     for element in array.ravel().tolist():
         if not isinstance(element, str | bytes):
-            raise InvalidArgument(f"expected text or bytes, got {type(element).__name__}: {element!r}")
+            raise InvalidArgument(f"expected str or bytes, got {type(element).__name__}: {element!r}")
         elements.append(element.encode() if isinstance(element, str) else bytes(element))
     return object_array(elements, array.shape)
 

@@ -178,7 +178,7 @@ async def check_error_wrong_shape(k):
 
 async def check_error_fp16_as_json(k):
     call = k.infer("identity_fp16", [from_numpy("x", "FP16", np.ones((1, 1), dtype=np.float16))])
-    await k.refused(call, 400, "FP16 has no JSON form, ask for binary data")
+    await k.refused(call, 400, "FP16 has no JSON form; request it as binary data")
 
 
 async def check_error_decoupled(k):

@@ -114,7 +114,7 @@ async def check_a_gpu_that_is_not_there(subject):
     text = (
         f"m/config.pbtxt: instance_group[1].gpus: expected numbers from 0 to {GPUS - 1}, got {GPUS}"
         if GPUS
-        else "m/config.pbtxt: instance_group[1].kind: KIND_GPU, and there is no GPU that the backend could use"
+        else "m/config.pbtxt: instance_group[1].kind: KIND_GPU, but the backend finds no usable GPU"
     )
     assert str(caught.error) == text, caught.error
 
@@ -172,7 +172,8 @@ async def check_parameters_are_named_in_the_log(subject):
     with logged("triglot.backends.parameters") as lines:
         load(subject.version("half_plus_two"), parameters={"TF_NUM_INTRA_THREADS": "2"})
     assert lines == [
-        "m/config.pbtxt: parameters: TF_NUM_INTRA_THREADS is ignored; the tensorflow backend has TF_GRAPH_TAG"
+        "m/config.pbtxt: parameters: TF_NUM_INTRA_THREADS: unknown, ignored; the tensorflow backend knows "
+        "TF_GRAPH_TAG"
     ], lines
 
 

@@ -128,8 +128,8 @@ async def check_signatures_that_cannot_be_called(subject):
     with logged("triglot.backends.tensorflow") as lines:
         model = load(folder)
     assert lines == [
-        f"{folder}: signature 'coded' is left out: 'y' is DT_QUINT8",
-        f"{folder}: signature 'sparse' is left out: 'x' is not one tensor",
+        f"{folder}: skipped signature 'coded': 'y' has the unsupported type DT_QUINT8",
+        f"{folder}: skipped signature 'sparse': 'x' is not a single tensor",
     ], lines
     assert set(model.signatures) == {"serving_default", "odd"}
     assert set(model.signature_defs) == {"serving_default", "odd", "coded", "sparse"}
@@ -280,7 +280,7 @@ async def check_an_operation_that_nobody_knows(subject):
 
 async def check_a_model_without_signatures(subject):
     tf_models.save(subject.scratch / "none", dict)
-    assert load_error(subject.scratch / "none").endswith("the SavedModel has no signature that can be called")
+    assert load_error(subject.scratch / "none").endswith("the SavedModel has no usable signature")
 
 
 # --- what an operator reads ---

@@ -179,8 +179,8 @@ async def check_inputs_that_the_signature_has_not(subject):
     text = "expected the inputs first, second of the signature 'serving_default', got "
     refused(InvalidArgument, f"{text}first", infer, inferer, {"first": A})
     refused(InvalidArgument, f"{text}first, third", infer, inferer, {"first": A, "third": A})
-    refused(InvalidArgument, f"{text}1 without names", infer, inferer, A)
-    refused(InvalidArgument, f"{text}3 without names", infer, inferer, [A, A, A])
+    refused(InvalidArgument, f"{text}1 unnamed", infer, inferer, A)
+    refused(InvalidArgument, f"{text}3 unnamed", infer, inferer, [A, A, A])
     refused(TypeError, "missing a required argument: 'a'", infer, loaded(subject.callable), {"b": B})
 
 
@@ -303,7 +303,7 @@ async def check_libraries_of_operations(subject):
     assert infer(loaded(subject.callable, "cpu", args), [A, B]).shape == (1, 2)
     missing = subject.folder / "missing.so"
     args = {"customized_op_paths": [str(missing)]}
-    refused(ModelLoadError, f"there is no file {missing}", TfModelInferer().init, "model", "cpu", args)
+    refused(ModelLoadError, f"no such file: {missing}", TfModelInferer().init, "model", "cpu", args)
     text = subject.folder / "text.so"
     text.write_text("no library")
     args = {"customized_op_paths": [str(text)]}
@@ -316,9 +316,7 @@ async def check_folders_that_hold_no_model(subject):
     refused(ModelLoadError, f"{empty}: the model cannot be loaded: ", loaded, empty)
     nothing = subject.folder / "nothing"
     tf.saved_model.save(tf.Module(), str(nothing))
-    text = (
-        f"{nothing}: the model cannot be loaded: it can neither be called nor has it a signature 'serving_default'"
-    )
+    text = f"{nothing}: the model cannot be loaded: it is not callable and has no signature 'serving_default'"
     refused(ModelLoadError, text, loaded, nothing)
 
 

@@ -77,7 +77,7 @@ async def check_empty_json(t, text_datatype):
 async def check_fp16_and_bf16_outputs_have_no_json(t):
     for datatype in ("FP16", "BF16"):
         call = infer(t, datatype, sample(datatype), binary_in=True, binary_out=False)
-        text = f"output 'y': {datatype} has no JSON form, ask for binary data"
+        text = f"output 'y': {datatype} has no JSON form; request it as binary data"
         await t.refused(call, text, grpc=None, http=400)
 
 
@@ -105,7 +105,7 @@ async def check_outputs_omitted_come_as_binary(t):
 
 async def check_non_utf8_has_no_json(t):
     call = infer(t, "BYTES", sample("BYTES"), binary_in=True, binary_out=False)
-    text = "output 'y' has a BYTES element that is not UTF-8, ask for binary data"
+    text = "output 'y' has a BYTES element that is not UTF-8; request it as binary data"
     await t.refused(call, text, grpc=None, http=400)
 
 

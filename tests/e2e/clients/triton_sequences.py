@@ -151,7 +151,7 @@ async def check_errors(t):
         "the sequence",
         "inference request to model 'direct' must specify a non-zero or non-empty correlation ID",
         "sequence id 'a': expected an integer that is UINT64",
-        "sequence id 5: expected a text",
+        "sequence id 5: expected a string",
         "must specify batch-size 1 due to requirements of sequence batcher",
     ]
     for (status, message), text in zip(await asyncio.to_thread(run), texts, strict=True):
