@@ -99,7 +99,7 @@ async def test_a_batch_is_left_when_all_of_its_members_are() -> None:
         members[0].cancel()
         assert not asked.cancelling()
         members[1].cancel()
-        with pytest.raises(triglot.Cancelled, match="every request of the batch was cancelled|the request was cancelled"):
+        with pytest.raises(triglot.Cancelled, match=r"request.* was cancelled"):
             await asked
         assert gated.calls[0].cancelled
         gated.gate.set()

@@ -299,7 +299,8 @@ def _bind_undeclared_outputs(
     for name in requested:
         if name not in answer:
             raise InvalidRequest(
-                f"unexpected inference output '{name}' for model '{model}', which returned {sorted(map(str, answer))}"
+                f"unexpected inference output '{name}' for model '{model}', which returned "
+                f"{sorted(map(str, answer))}"
             )
     outputs = []
     for name in requested or answer:
