@@ -334,7 +334,7 @@ async def test_repositories_that_are_named(tmp_path: Path) -> None:
     async with serve_models([tmp_path], **EXPLICIT) as served:
         for rpc in ("RepositoryModelLoad", "RepositoryModelUnload"):
             assert await served.grpc.call(rpc, field(1, "r") + field(2, "a")) == (Code.UNIMPLEMENTED, refused, b"")
-            assert await served.grpc.call(rpc, b"") == (INVALID, "the request names no model", b"")
+            assert await served.grpc.call(rpc, b"") == (INVALID, "expected a model name, got none", b"")
         assert await served.grpc.call("RepositoryIndex", field(1, "r")) == (Code.UNIMPLEMENTED, refused, b"")
         for path in ("models/a/load", "models/a/unload", "index"):
             status, _, reply = await served.rest.call("POST", f"/v2/repository/r/{path}")

@@ -204,7 +204,7 @@ async def test_another_configuration_of_an_ensemble(door: str, tmp_path: Path) -
         assert await ask(served, "e") == 1
         code, why = await control.load("e", config=text % (step % "z"))
         assert code is Code.INVALID_ARGUMENT
-        assert "in the request to load model 'e': output[0]: no step gives the ensemble's output 'y'" in why
+        assert "in the request to load model 'e': output[0]: no step produces the ensemble's output 'y'" in why
         assert await ask(served, "e") == 1
         assert await control.load("e", config=text % (step % "y")) == FINE
         assert await ask(served, "e") == 2

@@ -45,7 +45,7 @@ async def test_a_request_starts_so_many_instances(
 ) -> None:
     put(tmp_path / "a" / "1", says=1)
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
-        expected = f"instance_group: expected at most {DEFAULT}, all together, got {got}; "
+        expected = f"instance_group: expected at most {DEFAULT} in total, got {got}; "
         await expect_refused(served, door, config_text(**fields), expected, OPTION)
         most = config_text(instance_group=[{"count": DEFAULT, "kind": "KIND_CPU"}], **saying(5))
         assert await control_of(served, door).load("a", config=most) == FINE
@@ -61,7 +61,7 @@ async def test_as_many_as_the_models_own_configuration_has(tmp_path: Path) -> No
         assert await control_of(served, "rest").load("a", config=same) == FINE
         more = config_text(instance_group=[{"count": 41, "kind": "KIND_CPU"}], **saying(6))
         code, text = await control_of(served, "rest").load("a", config=more)
-        assert (code, "expected at most 40, all together, got 41" in text) == (INVALID, True)
+        assert (code, "expected at most 40 in total, got 41" in text) == (INVALID, True)
         assert await ask(served, "a") == 5
 
 

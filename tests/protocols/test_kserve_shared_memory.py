@@ -279,7 +279,7 @@ async def test_there_are_only_so_many_regions(served: Served) -> None:
             assert await register(served, str(at), made, 1) == FINE
         code, text = await register(served, "more", others[0], 1)
         assert code is Code.RESOURCE_EXHAUSTED
-        assert text.endswith(f"there are {MAX_REGIONS} regions, as many as there may be")
+        assert text.endswith(f"{MAX_REGIONS} regions are registered, which is the limit")
         assert await unregister(served, "7") == FINE
         assert await register(served, "more", others[1], 1) == FINE
         assert open_objects() == MAX_REGIONS
