@@ -287,7 +287,10 @@ async def test_a_configuration_stands_in_place_of_the_file(door: str, tmp_path: 
         ('{"name": "b"}', "name: expected 'a', got 'b'"),
         ('{"name": "a", "name": "a"}', "name"),
         (config_text(max_batch_size=8, input=[{"name": "x", "dims": [3]}]), "input[0].dims: the configuration"),
-        (config_text(platform="onnxruntime_onnx"), "a: a configuration, but no version of the model; expected 1/"),
+        (
+            config_text(platform="onnxruntime_onnx"),
+            "a: found a configuration, but no version of the model; expected 1/",
+        ),
     ],
 )
 async def test_what_is_no_configuration(door: str, config: str, text: str, tmp_path: Path) -> None:

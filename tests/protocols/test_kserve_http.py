@@ -259,7 +259,10 @@ async def test_datatypes_without_a_json_form(served: Served, datatype: str) -> N
     tensor = {**X, "datatype": datatype, "parameters": {"binary_data_size": 4}}
     head = json.dumps({"inputs": [tensor]}).encode()
     status, reply = await call(served, "POST", path, head + bytes(4), {LENGTH: str(len(head))})
-    assert (status, reply) == (400, {"error": f"output 'y': {datatype} has no JSON form; request it as binary data"})
+    assert (status, reply) == (
+        400,
+        {"error": f"output 'y': {datatype} has no JSON form; request it as binary data"},
+    )
 
 
 async def test_text_that_is_not_utf_8_needs_binary_data(served: Served) -> None:
@@ -268,7 +271,9 @@ async def test_text_that_is_not_utf_8_needs_binary_data(served: Served) -> None:
     path = "/v2/models/identity_bytes/infer"
     status, reply = await call(served, "POST", path, head + b"\1\0\0\0\xff", {LENGTH: str(len(head))})
     assert status == 400
-    assert reply["error"].startswith("output 'y' has a BYTES element that is not UTF-8; request it as binary data: ")
+    assert reply["error"].startswith(
+        "output 'y' has a BYTES element that is not UTF-8; request it as binary data: "
+    )
     status, reply = await call(served, "POST", path, head + b"\1\0\0\0a", {LENGTH: str(len(head))})
     assert (status, reply["outputs"][0]["data"]) == (200, ["a"])
 

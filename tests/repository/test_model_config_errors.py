@@ -86,7 +86,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: 'other'", "name: expected 'm', got 'other'"),
+        ("name: 'other'", "name: expected the folder's name, 'm', got 'other'"),
         ("max_batch_size: -1", "max_batch_size: expected at least 0, got -1"),
         ("platform: 'tensorflow_graphdef'", f"platform: expected {BACKENDS}, got 'tensorflow_graphdef'"),
         ("backend: 'fil'", f"backend: expected {BACKENDS}, got 'fil'"),

@@ -142,7 +142,9 @@ def test_folders_that_are_no_versions(tmp_path: Path, ignored: str) -> None:
     put(folder / "2" / "model.py", folder / ignored / "model.py", folder / ".saved" / "model.py")
     put(folder / "weights" / "part.bin")
     assert [version for version, _, _ in found(folder)["mine"]] == [2]
-    assert warnings_of(folder) == [f"{folder / ignored} is skipped: expected an integer like 1"]
+    assert warnings_of(folder) == [
+        f"{folder / ignored} is skipped: expected an integer like 1 as the version's name"
+    ]
 
 
 def test_a_version_folder_without_a_model(tmp_path: Path) -> None:

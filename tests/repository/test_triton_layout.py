@@ -146,7 +146,7 @@ def test_no_version_of_a_model(tmp_path: Path, config: str, file: str, expected:
     there = find_models([tmp_path])
     assert list(there.models) == ["good"]
     assert problem(there) == (
-        f"{tmp_path / 'm'}: config.pbtxt, but no version of the model; expected 1/{{{expected}}}"
+        f"{tmp_path / 'm'}: found config.pbtxt, but no version of the model; expected 1/{{{expected}}}"
     )
     assert isinstance(there.problems[str(tmp_path / "m")], NothingFound)
 
@@ -163,7 +163,9 @@ def test_version_folders_that_triton_ignores(tmp_path: Path, ignored: str) -> No
     there = find_models([tmp_path])
     assert [one.version for one in there.models["m"]] == [1, 7]
     assert there.problems == {}
-    assert warnings_of(there) == [f"{folder / ignored} is skipped: expected an integer like 1"]
+    assert warnings_of(there) == [
+        f"{folder / ignored} is skipped: expected an integer like 1 as the version's name"
+    ]
 
 
 def test_what_lies_beside_the_versions_does_not_count(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_names_of_versions_that_are_not_there(tmp_path: Path) -> None:
     found = find_models([tmp_path])
     assert found.names == {"m": VersionNames({"v2": 2})}
     assert found.warnings[str(tmp_path / "m")] == [
-        f"{file}: v2: version 2 is not served; the served versions are, 1, 3"
+        f"{file}: v2: version 2 is not served; the served versions are 1, 3"
     ]
     file.write_text("default = 2")
     found = find_models([tmp_path])
@@ -84,7 +84,7 @@ def test_names_of_versions_that_are_not_there(tmp_path: Path) -> None:
     # Of a model with a configuration, the latest one is served.
     (tmp_path / "m" / "config.pbtxt").touch()
     file.write_text("default = 1")
-    assert str(find_models([tmp_path / "m"]).problems[str(tmp_path / "m")]).endswith("served, 3, got 1")
+    assert str(find_models([tmp_path / "m"]).problems[str(tmp_path / "m")]).endswith("served versions, 3, got 1")
 
 
 def test_a_file_that_leads_out_or_is_none(tmp_path: Path) -> None:
