@@ -192,5 +192,5 @@ def test_arrays_of_other_layouts_are_encoded_as_their_elements() -> None:
     ids=["model", "text", "element", "name", "value", "key"],
 )
 def test_text_that_has_no_bytes(message: Message) -> None:
-    with pytest.raises(InvalidArgument, match="no text"):
+    with pytest.raises(InvalidArgument, match="not Unicode text"):
         encode_message(message)

@@ -124,7 +124,7 @@ def test_every_type_arrives_as_what_it_is(dtype: int, datatype: str, elements: l
     ("dtype", "datatype", "value", "text"),
     [
         (1, "UINT8", 256, "flat_uint8 of tensor 'x' has values from 0 to 256, the range of DT_UINT8 is 0 to 255"),
-        (2, "INT8", 128, "flat_int8 of tensor 'x' has values from 0 to 128, DT_INT8 takes -128 to 127"),
+        (2, "INT8", 128, "flat_int8 of tensor 'x' has values from 0 to 128, the range of DT_INT8 is -128 to 127"),
         (2, "INT8", -129, "flat_int8 of tensor 'x' has values from -129 to 0"),
         (3, "INT16", -32769, "flat_int16 of tensor 'x' has values from -32769 to 0"),
     ],

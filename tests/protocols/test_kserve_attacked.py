@@ -50,8 +50,14 @@ MANY = "expected at most 1000 instances, all groups together"
         ([{}] * 1001, f"instance_group[1000]: {MANY}"),
         ([{"kind": "KIND_GPU", "count": 501, "gpus": [0, 1]}], f"instance_group[0]: {MANY}"),
         # A Python model's own code finds out which GPUs there are.
-        ([{"kind": "KIND_GPU", "gpus": [2**31 - 1]}, {"kind": "KIND_GPU"}], "; the server's --max-requested-inst"),
-        ([{"kind": "KIND_GPU", "gpus": [500]}, {"kind": "KIND_GPU"}], "; the server's --max-requested-instances"),
+        (
+            [{"kind": "KIND_GPU", "gpus": [2**31 - 1]}, {"kind": "KIND_GPU"}],
+            "; raise the server's --max-requested-inst",
+        ),
+        (
+            [{"kind": "KIND_GPU", "gpus": [500]}, {"kind": "KIND_GPU"}],
+            "; raise the server's --max-requested-instances",
+        ),
     ],
 )
 async def test_instances_of_all_groups_are_limited(groups: list[Any], text: str, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ async def test_an_option_sets_the_bound(tmp_path: Path) -> None:
         assert await ask(served, "a") == 5
     async with serve_models([tmp_path], **EXPLICIT, load_model="a", max_requested_instances=1) as served:
         config = config_text(instance_group=[{"count": 2, "kind": "KIND_CPU"}])
-        await expect_refused(served, "grpc", config, "expected at most 1,", OPTION)
+        await expect_refused(served, "grpc", config, "expected at most 1 in total,", OPTION)
 
 
 @DOORS
@@ -84,7 +84,9 @@ async def test_threads_that_an_instance_computes_with_are_bounded_alike(
     put(tmp_path / "a" / "1", says=1)
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
         config = config_text(parameters={name: {"string_value": "100000"}})
-        await expect_refused(served, door, config, f"parameters[{name}]: expected at most {DEFAULT},", OPTION)
+        await expect_refused(
+            served, door, config, f"parameters[{name}]: expected at most {DEFAULT} in total,", OPTION
+        )
 
 
 @DOORS

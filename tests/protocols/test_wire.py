@@ -55,12 +55,12 @@ def test_numbers(value: int, encoding: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 9, b"\x80" * 10 + b"\x01", b"\xff" * 20])
 def test_numbers_that_do_not_end(data: bytes) -> None:
-    with pytest.raises(InvalidArgument, match="unfinished number at byte 0"):
+    with pytest.raises(InvalidArgument, match="truncated varint at byte 0"):
         read_varint(data, 0, len(data))
 
 
 def test_a_number_ends_with_its_message() -> None:
-    with pytest.raises(InvalidArgument, match="unfinished number at byte 1"):
+    with pytest.raises(InvalidArgument, match="truncated varint at byte 1"):
         read_varint(b"\x00\x80\x01", 1, 2)
 
 
