@@ -264,7 +264,7 @@ def test_calls_that_never_finish_end_with_the_grace_period(gate: Gate, threads: 
             assert rest.result(SECONDS) == (503, {"error": "the server is shutting down"})
         # It is in its `infer`: closing it now could tear something down under it.
         assert not gate.is_closed()
-        assert "gate version 1 is still running" in server.stderr.text()
+        assert "gate version 1 still runs" in server.stderr.text()
         assert_clean(server.stderr.text())
 
 

@@ -44,4 +44,4 @@ async def unload(model: Model, name: str, at_rest: Callable[[], object]) -> None
         await asyncio.wait([waiting], timeout=UNLOAD_PATIENCE_SECONDS)
     if not waiting.done():
         waiting.cancel()
-        log.warning("%s is still running; the server no longer waits for it", name)
+        log.warning("%s still runs; the server does not wait for it", name)
