@@ -203,7 +203,7 @@ async def test_a_stream(tmp_path: Path) -> None:
         (MODEL.replace("return True", "return False", 1), None, r"Mine.load\(\) returned False, expected True"),
         (MODEL.replace("async def predict", "async def guess"), None, "Mine has no async def predict"),
         (MODEL.replace("self.waiting,", "1 / 0; self.waiting,"), None, r"model\.py:\d+: ZeroDivisionError"),
-        (MODEL, {"parameters": {"environment_tarball": "e.tgz"}}, "parameters.environment_tarball: expected none"),
+        (MODEL, {"parameters": {"environment_tarball": "e.tgz"}}, "parameters.environment_tarball: not supported"),
         (MODEL, {"inputs": 5}, "model-settings.json: .*inputs"),
         (MODEL, [], "model-settings.json: expected a JSON object, got list"),
     ],

@@ -131,7 +131,8 @@ def test_parameters_that_change_the_answer(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument) as caught:
         infer(model, parameters={"return_std": True}, x=X)
     assert caught.value.message == (
-        "Exception during sklearn prediction: predict gave tuple, expected one array with a row for each instance"
+        "Exception during sklearn prediction: predict returned tuple, expected one array with a row for "
+        "each instance"
     )
 
 
@@ -146,6 +147,6 @@ class Labels(LogisticRegression):  # type: ignore[misc]  # It has no types.
 def test_parameters_that_make_labels_something_else(tmp_path: Path, labels: Any) -> None:
     model = load(tmp_path, Labels().fit(X, labels))
     with pytest.raises(
-        InvalidArgument, match="Exception during sklearn prediction: predict gave float64, expected"
+        InvalidArgument, match="Exception during sklearn prediction: predict returned float64, expected"
     ):
         infer(model, parameters={"scores": True}, x=X[:1])

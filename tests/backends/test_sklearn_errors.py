@@ -171,7 +171,7 @@ def test_nothing_that_is_tried_is_taken(tmp_path: Path) -> None:
         (DBSCAN().fit(X), "DBSCAN has none of predict, predict_proba, transform"),
         (
             TfidfVectorizer().fit(["a text"]),
-            "ValueError: transform gave csr_matrix, expected one array with a row for each instance",
+            "ValueError: transform returned csr_matrix, expected one array with a row for each instance",
         ),
     ],
     ids=str,

@@ -102,7 +102,7 @@ def test_what_cannot_be_loaded(package: Path, tmp_path: Path) -> None:
     text = refused(package, code=Code.INVALID_ARGUMENT)
     assert text.startswith("expected inputs and outputs in a config.pbtxt: an AOTInductor package does not")
     text = refused(package, config(["one"], ["less"]), Code.INVALID_ARGUMENT)
-    assert text == "input: expected the program's INPUT__0, INPUT__1; got one: none is INPUT__1"
+    assert text == "input: expected the program's INPUT__0, INPUT__1; got one: missing INPUT__1"
     damaged = tmp_path / "model.pt2"
     with zipfile.ZipFile(package) as whole, zipfile.ZipFile(damaged, "w") as archive:
         for name in whole.namelist():

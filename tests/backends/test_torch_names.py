@@ -215,8 +215,8 @@ def test_what_a_configuration_declares(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("configured", "text"),
     [
-        (config(["a"], ["y"]), "input: expected the program's a, b; got a: none is b"),
-        (config(["x"], ["y"]), "input: expected the program's a, b; got x: none is b"),
+        (config(["a"], ["y"]), "input: expected the program's a, b; got a: missing b"),
+        (config(["x"], ["y"]), "input: expected the program's a, b; got x: missing b"),
         (
             config(["x", "y", "z"], ["y"]),
             "input: expected the program's a, b; got x, y, z: the program has only 2",

@@ -245,7 +245,7 @@ def test_parameters_that_change_the_answer(tmp_path: Path) -> None:
     model = load_pickled(tmp_path, classifier)
     with pytest.raises(InvalidArgument) as caught:
         infer(model, parameters={"output_margin": True}, x=X)
-    assert caught.value.message == "Exception during xgboost prediction: predict gave float32, expected int64"
+    assert caught.value.message == "Exception during xgboost prediction: predict returned float32, expected int64"
 
 
 def test_an_estimators_errors_name_no_files(tmp_path: Path) -> None:
