@@ -345,7 +345,7 @@ class Reconciler:
         if version.state is not State.READY:
             version.state = State.UNAVAILABLE
         if self._can_be_left_out(files.name, error):
-            log.warning("%s is left out: %s", files, error)
+            log.warning("%s is skipped: %s", files, error)
             self.left_out[files] = str(error)
             self.want(self.registry.wanted)
         else:
