@@ -65,7 +65,7 @@ async def test_a_version_and_a_signature(caller: Caller) -> None:
         assert await caller.answer() == {"y": ("FP32 [1]", "[3]")}
     await caller.page.get_by_role("tab", name="grps").click()
     await caller.run()
-    await expect(caller.status).to_have_text("grps calls no other signature than the default one")
+    await expect(caller.status).to_have_text("grps calls only the default signature")
 
 
 async def test_with_the_keyboard_only(caller: Caller) -> None:
@@ -189,7 +189,7 @@ async def test_a_file_of_numbers_and_zeros(caller: Caller, protocol: str) -> Non
     await expect(caller.outputs.last.locator("small")).to_have_text("the first 200 of 12,288 values")
     await caller.fill("image", [{"name": "x", "mimeType": "", "buffer": image.tobytes()[:-4]}], "files")
     problem = caller.page.locator("fieldset .problem").first
-    await expect(problem).to_have_text("98,300 bytes are no FP32 [-1, 3, 64, 64]")
+    await expect(problem).to_have_text("98,300 bytes do not fit FP32 [-1, 3, 64, 64]")
     await caller.fill("image", [{"name": "x", "mimeType": "", "buffer": image.tobytes()}])
     await expect(problem).to_be_hidden()
     await caller.run()
@@ -216,7 +216,7 @@ async def test_an_image_becomes_numbers(caller: Caller, tmp_path: Path) -> None:
     await caller.choose("large")
     await caller.fill("image", [{**picture, "buffer": b"text"}], "image")
     problem = caller.page.locator("fieldset .problem").first
-    await expect(problem).to_have_text("a.png is no image that the browser knows")
+    await expect(problem).to_have_text("a.png is not an image that the browser can decode")
     await caller.fill("image", [picture])
     await expect(problem).to_be_hidden()
     await caller.run()
@@ -300,8 +300,8 @@ async def test_errors_are_shown_as_the_server_sent_them(caller: Caller) -> None:
     caller.complaints = [one for one in caller.complaints if "Failed to load resource" not in one]
     await caller.choose("half", "KServe V2")
     for text, problem in (
-        ("[1,", "no JSON: "),
-        ("[[1], [2, 3]]", "its lists have not the same length everywhere"),
+        ("[1,", "invalid JSON: "),
+        ("[[1], [2, 3]]", "ragged: the inner arrays differ in length"),
     ):
         asked = len(caller.asked)
         await caller.fill("x", text)

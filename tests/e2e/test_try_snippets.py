@@ -222,7 +222,7 @@ async def test_without_grpc_curl_is_left(tmp_path: Path) -> None:
         await caller.choose("half", "TF Serving")
         assert list(await caller.snippets()) == ["curl"]
         note = caller.page.locator("[data-snippet=grpcurl] small")
-        await expect(note).to_have_text("gRPC's port is not open")
+        await expect(note).to_have_text("the gRPC port is disabled")
         await caller.choose("half", "KServe V2")
         assert list(await caller.snippets()) == ["curl", "Python"]
 

@@ -30,7 +30,7 @@ class Field {
       ...(isJson ? [] : isText ? [["text", "text"]] : [["zeros", "zeros"]]),
       ...(isJson ? [] : [["files", isText ? "file" : "file of raw bytes"]]),
       ...(isJson || !imageLayout(spec) ? [] : [["image", "image"]]),
-      ...(spec.optional ? [["none", "left out"]] : []),
+      ...(spec.optional ? [["none", "omitted"]] : []),
     ];
     const { shape, data } = spec.sample, only = product(shape) === 1 ? [data].flat(Infinity)[0] : undefined;
     const plain = isText && typeof only === "string" && !/^[[{]/.test(only);
@@ -154,7 +154,7 @@ class Field {
     try {
       return readJson(text);
     } catch (error) {
-      throw new Unfit(`no JSON: ${error.message}`);
+      throw new Unfit(`invalid JSON: ${error.message}`);
     }
   }
 
@@ -171,7 +171,7 @@ class Field {
     const count = draft.bytes.byteLength / size, others = product(shape);
     if (free >= 0) shape[free] = count / others;
     if (product(shape) !== count || !shape.every(Number.isInteger)) {
-      throw new Unfit(`${exact(draft.bytes.byteLength)} bytes are no ${spec.datatype} ${shapeText(spec.shape)}`);
+      throw new Unfit(`${exact(draft.bytes.byteLength)} bytes do not fit ${spec.datatype} ${shapeText(spec.shape)}`);
     }
     return shape;
   }
@@ -461,7 +461,7 @@ class ModelView {
     const wants = this.dialect === "kserve"
       ? [{ name: "request parameters", parameters: true, sample: { shape: [], data: serves.sequences ? { sequence_id: 1, sequence_start: true, sequence_end: true } : {} } }] : [];
     const key = JSON.stringify([name, specs, wants]);
-    const note = this.dialect === "tfserving" && serves.decoupled ? "TensorFlow Serving's interfaces have no streams: the server refuses this call." : "";
+    const note = this.dialect === "tfserving" && serves.decoupled ? "TensorFlow Serving's protocol has no streaming call: the server rejects this call." : "";
     show(byId("protocol-note"), note || (specs.length ? "" : "The model declares no inputs, and the call has none."));
     byId("protocol-note").hidden = !byId("protocol-note").textContent;
     if (this.shownFields === key) return;

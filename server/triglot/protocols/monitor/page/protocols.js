@@ -106,7 +106,7 @@ const grps = {
   fields: signature => signature.inputs,
 
   request(call) {
-    if (call.signatureName !== call.serves.default_signature) throw new Unfit("grps calls no other signature than the default one");
+    if (call.signatureName !== call.serves.default_signature) throw new Unfit("grps calls only the default signature");
     const streams = call.serves.decoupled && Boolean(call.server.grps_streaming), model = this.model(call);
     const query = { ...(streams && { [call.server.grps_streaming]: "true" }), ...(this.file(call) && { model }) };
     return {
@@ -123,7 +123,7 @@ const grps = {
   file(call) {
     const files = call.tensors.flatMap(tensor => (tensor.datatype === "BYTES" && tensor.files) || []);
     if (!files.length) return undefined;
-    if (files.length > 1 || call.tensors.length > 1) throw new Unfit("grps takes one file, and no other input beside it");
+    if (files.length > 1 || call.tensors.length > 1) throw new Unfit("a grps request carries one file and no other input");
     return files[0];
   },
 

@@ -78,7 +78,7 @@ Object.assign(kserve, {
   python(call, where) {
     const streams = call.serves.decoupled, given = Object.entries(this.parameters(call));
     const kind = streams ? "grpc" : "http";
-    if (streams && !where.grpc) throw new Unfit("streams need gRPC, whose port is not open");
+    if (streams && !where.grpc) throw new Unfit("streaming needs gRPC, and its port is disabled");
     const names = call.tensors.map(tensor => `    triton.InferInput(${python(tensor.name)}, ${python(tensor.shape)}, ${python(tensor.datatype)}),`);
     const more = given.filter(([name]) => !RESERVED.includes(name));
     const options = [
@@ -150,7 +150,7 @@ Object.assign(tfserving, {
 
   python(call, where) {
     this.check(call);
-    if (!where.grpc) throw new Unfit("the client needs gRPC, whose port is not open");
+    if (!where.grpc) throw new Unfit("the client needs gRPC, and its port is disabled");
     const channel = where.grpcTls ? `secure_channel(${python(where.grpc)}, grpc.ssl_channel_credentials())` : `insecure_channel(${python(where.grpc)})`;
     return [
       imports(call, [], "import grpc", "import tensorflow as tf", "from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc"),
@@ -203,7 +203,7 @@ function snippetsOf(dialect, call, root) {
     },
     Python: dialect.python && (() => dialect.python(call, where)),
     grpcurl: () => {
-      if (!where.grpc) throw new Unfit("gRPC's port is not open");
+      if (!where.grpc) throw new Unfit("the gRPC port is disabled");
       return grpcurl(...dialect.grpcurl(call), where.grpc, grpcTls);
     },
   };

@@ -54,7 +54,7 @@ function bytesOf(values, datatype) {
     try {
       view[`set${word}`](index * size, word.startsWith("Big") ? BigInt(value) : Number(value), true);
     } catch {
-      throw new Unfit(`${jsonText(value)} is no ${datatype}`);
+      throw new Unfit(`${jsonText(value)} is not a valid ${datatype}`);
     }
   });
   return new Uint8Array(view.buffer);
@@ -145,7 +145,7 @@ function shapeOf(value, rank) {
   const fits = (value, depth) => depth === shape.length
     ? !Array.isArray(value)
     : Array.isArray(value) && value.length === shape[depth] && value.every(one => fits(one, depth + 1));
-  if (!fits(value, 0)) throw new Unfit("its lists have not the same length everywhere");
+  if (!fits(value, 0)) throw new Unfit("ragged: the inner arrays differ in length");
   // An empty list says nothing of the dims within it.
   while (shape.at(-1) === 0 && shape.length < rank) shape.push(0);
   return shape;
@@ -212,7 +212,7 @@ function imageLayout({ datatype, shape }) {
 
 // An image scaled to the input's size, from 0 to 255, or as floats from 0 to 1: the `bytes` and `shape` of a tensor.
 async function imageTensor(file, { datatype, shape }) {
-  const bitmap = await createImageBitmap(file).catch(() => { throw new Unfit(`${file.name} is no image that the browser knows`) });
+  const bitmap = await createImageBitmap(file).catch(() => { throw new Unfit(`${file.name} is not an image that the browser can decode`) });
   const layout = imageLayout({ datatype, shape }), { colours, planes } = layout;
   const height = layout.height < 0 ? bitmap.height : layout.height, width = layout.width < 0 ? bitmap.width : layout.width;
   const context = new OffscreenCanvas(width, height).getContext("2d", { alpha: false });
