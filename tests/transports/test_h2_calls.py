@@ -47,8 +47,13 @@ async def status_of(
         (message(b"1", packed=1), (), "13", "grpc-encoding names no algorithm"),
         (message(b"1", packed=1), (("grpc-encoding", "br"),), "12", "'br' is not supported"),
         (message(b"no gzip at all", packed=1), (("grpc-encoding", "gzip"),), "13", "cannot be decompressed"),
-        (message(gzip.compress(b"1", mtime=0)[:-1], packed=1), (("grpc-encoding", "gzip"),), "13", "too early"),
-        (message(gzip.compress(b"1", mtime=0) + b"x", packed=1), (("grpc-encoding", "gzip"),), "13", "too late"),
+        (message(gzip.compress(b"1", mtime=0)[:-1], packed=1), (("grpc-encoding", "gzip"),), "13", "is truncated"),
+        (
+            message(gzip.compress(b"1", mtime=0) + b"x", packed=1),
+            (("grpc-encoding", "gzip"),),
+            "13",
+            "has data after its end",
+        ),
         (
             message(gzip.compress(bytes(101), mtime=0), packed=1),
             (("grpc-encoding", "gzip"),),

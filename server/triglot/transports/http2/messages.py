@@ -172,7 +172,7 @@ def inflate(message: bytes | memoryview, encoding: str, most: int, grow: Grow) -
     if len(inflated) > most:
         raise PayloadTooLarge(f"Received message larger than max ({len(inflated)} vs. {most})")
     if rest or not ended:
-        raise Internal(f"a message is {'longer than its' if ended else 'a truncated'} {encoding} data")
+        raise Internal(f"a {encoding} message {'has data after its end' if ended else 'is truncated'}")
     return inflated.take()
 
 
