@@ -25,12 +25,16 @@ WITH_OLDEST = tests/cases tests/core tests/model tests/pb tests/protocols tests/
 	$(addprefix tests/e2e/test_,$(addsuffix .py,every_protocol grpc_standard grps_streams)) \
 	tests/transports/test_grpc_alike.py tests/transports/test_compression.py
 
+# COVERAGE=1 measures the lines and branches that the tests reach, here and in the servers that they start.
+PYTEST = $(if $(COVERAGE),-m coverage run -m pytest,-m pytest)
+
 # Each of hundreds of processes would begin with threads of OpenBLAS that compute nothing, and wait awake.
 test test-oldest: export OPENBLAS_NUM_THREADS = 1
-test:  ## Every test; ARGS="-n 0" to debug.
+test:  ## Every test; ARGS="-n 0" to debug, COVERAGE=1 to print what they reach.
 	@python="$(call environment,dev)" && \
-	"$$python" -m pytest -n $(WORKERS) $(ARGS) && \
-	"$$python" -m pytest -n $(WORKERS) --grpc-transport aio $(OVER_AIO) $(ARGS)
+	"$$python" $(PYTEST) -n $(WORKERS) $(ARGS) && \
+	"$$python" $(PYTEST) -n $(WORKERS) --grpc-transport aio $(OVER_AIO) $(ARGS) \
+	$(if $(COVERAGE),&& "$$python" -m coverage combine --quiet && "$$python" -m coverage report)
 
 test-oldest:  ## The tests of contracts, codecs and backends, with the oldest libraries that are admitted.
 	@python="$(call environment,oldest)" && \
@@ -63,4 +67,4 @@ release:  ## Build wheel and sdist into dist/, and check both.
 	test "$$(stat -c %s dist/*.whl)" -le 3000000
 
 clean:  ## Remove the virtual environments and caches.
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
