@@ -50,8 +50,8 @@ WRONG_STEPS: dict[str, tuple[list[Step], Signature, str]] = {
     "given twice": (
         [step("x", "y"), step("x", "y")],
         XY,
-        "ensemble_scheduling.step[1].output_map[y]: tensor 'y' is ensemble_scheduling.step[0].output_map[y] "
-        "already",
+        "ensemble_scheduling.step[1].output_map[y]: tensor 'y' is already "
+        "ensemble_scheduling.step[0].output_map[y]",
     ),
     "an input given again": (
         [step("x", "y"), step("y", "x")],

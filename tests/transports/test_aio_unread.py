@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -116,8 +117,8 @@ async def test_answers_that_no_window_takes_are_bounded_in_all() -> None:
         # What one of them takes is room for the others.
         await first.send(frames.window_update(1, 1_000_000))
         await answered(first, 1)
-        while True:  # The server hears of it a little later.
-            await ask(second, 5, "Echo", b"x")
+        for stream in itertools.count(5, 2):  # The server hears of it a little later.
+            await ask(second, stream, "Echo", b"x")
             if not (await answer(second)).flags & frames.END_STREAM:
                 break
 

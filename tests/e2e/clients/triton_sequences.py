@@ -150,7 +150,7 @@ async def check_errors(t):
         "inference request for sequence 999 to model 'direct' must specify the START flag on the first request of "
         "the sequence",
         "inference request to model 'direct' must specify a non-zero or non-empty correlation ID",
-        "sequence id 'a': expected an integer that is UINT64",
+        "sequence id 'a': expected an integer of type UINT64, the type of the model's input",
         "sequence id 5: expected a string",
         "must specify batch-size 1 due to requirements of sequence batcher",
     ]
