@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from looking import Looking, a_repository, put, replace
 
@@ -50,6 +50,7 @@ Write = Callable[[Path, str, Callable[[], None]], None]
 
 @pytest.mark.parametrize("write", WRITERS)
 @given(order=st.permutations(list(MODEL)))
+@settings(max_examples=30)
 def test_a_model_that_is_copied_slowly(
     tmp_path_factory: pytest.TempPathFactory, write: Write, order: list[str]
 ) -> None:
