@@ -51,8 +51,8 @@ def test_a_repository_is_loaded_and_shown(tmp_path: Path) -> None:
         write_model(tmp_path / "two" / version)
     write_model(tmp_path / "triton" / "1", BATCHED)
     (tmp_path / "triton" / "config.pbtxt").write_text(CONFIG)
-    with taken_port() as port:  # None is opened.
-        ended = run_triglot("check", tmp_path, "--grpc-port", str(port), "--rest-port", str(port))
+    with taken_port() as grpc_port, taken_port() as rest_port:  # None is opened.
+        ended = run_triglot("check", tmp_path, "--grpc-port", str(grpc_port), "--rest-port", str(rest_port))
     assert ended.returncode == 0, ended.stderr
     heading, own, triton, two, ten, closed = ended.stdout.splitlines()
     assert heading.split() == [
