@@ -123,11 +123,11 @@ def test_nothing_is_waited_for(tmp_path: Path) -> None:
 def test_without_a_path_it_is_the_demo() -> None:
     ended = run_triglot("check", before=NOT_INSTALLED)
     assert ended.returncode == 0
-    names = [line.split()[0] for line in ended.stdout.splitlines() if re.search(r" (READY|LEFT OUT)$", line)]
+    names = [line.split()[0] for line in ended.stdout.splitlines() if re.search(r" (READY|SKIPPED)$", line)]
     assert sorted(names) == sorted(
         path.name for path in (Path(triglot.__file__).parent / "demo").iterdir() if path.is_dir()
     )
-    assert re.search(r"^image_classifier +1 +onnx .* LEFT OUT$", ended.stdout, re.MULTILINE)
+    assert re.search(r"^image_classifier +1 +onnx .* SKIPPED$", ended.stdout, re.MULTILINE)
     assert "pip install 'triglot[onnx]'" in ended.stdout
 
 

@@ -303,4 +303,6 @@ def test_a_name_for_threads_has_no_effect(tmp_path: Path, caplog: pytest.LogCapt
     file = tmp_path / "batching.config"
     file.write_text('max_batch_size { value: 8 } thread_pool_name { value: "a" }')
     assert read_parameters(file).batching.max_batch_size == 8
-    assert [record.getMessage() for record in caplog.records] == [f"{file}: thread_pool_name: without effect here"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{file}: thread_pool_name: not supported, ignored"
+    ]

@@ -180,7 +180,7 @@ def test_every_flag_is_known() -> None:
 def test_flags_without_effect_are_named_in_one_warning() -> None:
     arguments = [f"--{name}" if kind is tfserving_cli.boolean else f"--{name}=1" for name, kind in TUNING.items()]
     flags = parse(*arguments)
-    assert warnings(flags) == [f"without effect here: {', '.join(f'--{name}' for name in TUNING)}"]
+    assert warnings(flags) == [f"not supported, ignored: {', '.join(f'--{name}' for name in TUNING)}"]
     assert configuration(flags, {}) == config()
     assert warnings(parse()) == []
 
@@ -198,9 +198,7 @@ def test_per_model_batching_does_nothing_without_batching() -> None:
     flags = parse("--enable_per_model_batching_parameters")
     assert batching(flags) is None
     assert configuration(flags, {}) == config()
-    assert warnings(flags) == [
-        "--enable_per_model_batching_parameters: without effect, as there is no --enable_batching"
-    ]
+    assert warnings(flags) == ["--enable_per_model_batching_parameters: ignored without --enable_batching"]
     assert warnings(parse("--enable_batching", "--enable_per_model_batching_parameters")) == []
 
 

@@ -157,8 +157,8 @@ def test_warnings_of_flags_come_first(tmp_path: Path) -> None:
     with TfServing(f"--model_base_path={folder}", "--grpc_max_threads=4", per_model) as server:
         server.ports()
     first, second, *_ = server.stderr.text().splitlines()
-    assert first.endswith(" W without effect here: --grpc_max_threads")
-    assert second.endswith(f" W {per_model}: without effect, as there is no --enable_batching")
+    assert first.endswith(" W not supported, ignored: --grpc_max_threads")
+    assert second.endswith(f" W {per_model}: ignored without --enable_batching")
 
 
 def test_a_new_version_is_served(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from test_monitor_page import OVERFLOW, Visitor, expect, visiting
+from browser import OVERFLOW, BrowserPage, expect, visiting
 
 import triglot
 from process import SECONDS
@@ -32,14 +32,14 @@ async def url() -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.rest_port}"
 
 
-async def opened(visitor: Visitor, url: str, operation: str = "") -> Any:
+async def opened(visitor: BrowserPage, url: str, operation: str = "") -> Any:
     """The page, at an operation."""
     await visitor.page.goto(f"{url}/docs#{operation}")
     await expect(visitor.page.locator("#state")).to_have_text(re.compile(r"^\d+ operations$"))
     return visitor.page.locator(f"#{operation}") if operation else visitor.page.locator("main")
 
 
-def assert_well(visitor: Visitor, url: str) -> None:
+def assert_well(visitor: BrowserPage, url: str) -> None:
     """Nothing came from elsewhere, and the browser had nothing to complain about."""
     assert visitor.complaints == []
     assert all(asked.startswith((url + "/", "data:")) for asked in visitor.asked)

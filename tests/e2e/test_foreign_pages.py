@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from test_monitor_page import visiting
+from browser import visiting
 
 from state_changes import ChangingServer, changing_server
 

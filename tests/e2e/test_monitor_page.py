@@ -5,15 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import shutil
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
+from browser import OVERFLOW, BrowserPage, eventually, expect, visiting
 from monitor_load import (
     BROKEN_MODEL,
     BROKEN_TEXT,
@@ -31,11 +28,6 @@ from monitor_load import (
 import triglot
 from process import SECONDS
 
-playwright_api = pytest.importorskip("playwright.async_api", reason="Playwright is not installed")
-expect = playwright_api.expect
-expect.set_options(timeout=SECONDS * 1000)
-
-T = TypeVar("T")
 PATH = "/grps/v1/monitor/metrics"
 METRIC = "<img src=x onerror=alert(1)> & co"
 READ_TABLES = """() => {
@@ -50,15 +42,6 @@ READ_TABLES = """() => {
         protocols: table("#protocols tbody tr", "protocol"), models: table("#models tbody tr", "model"),
     };
 }"""
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-
-
-def chromium() -> str:
-    """The path of a Chromium of this machine; skips the test where there is none."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if path := shutil.which(name):
-            return path
-    pytest.skip("no Chromium found: the monitor page is not looked at")
 
 
 @pytest_asyncio.fixture
@@ -75,43 +58,22 @@ async def load(server: triglot.Server) -> AsyncIterator[Load]:
         yield load
 
 
-class Visitor:
-    """A browser's page, what it asked for and what it complained about."""
-
-    def __init__(self, page: Any) -> None:
-        self.page = page
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
-        page.set_default_timeout(SECONDS * 1000)
-        page.on("request", lambda request: self.asked.append(request.url))
-        page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-
-    async def open(self, url: str) -> None:
-        """Go there, and wait for the first numbers."""
-        await self.page.goto(url)
-        await expect(self.page.locator("#connection")).to_have_text("live", timeout=SECONDS * 1000)
-
-    async def numbers(self) -> Numbers:
-        """What the page shows."""
-        shown = await self.page.evaluate(READ_TABLES)
-        models = shown["models"]
-        protocols = list(shown["protocols"])
-        return Numbers(
-            Count(*(first_number(shown[tile], "since the start") for tile in ("requests", "failures"))),
-            {name: count_of(row) for name, row in shown["protocols"].items()},
-            {name: count_of(row) for name, row in models.items() if row["requests"]},
-            {
-                (name, protocol): row[protocol]
-                for name, row in models.items()
-                for protocol in protocols
-                if row[protocol]
-            },
-        )
-
-    def field(self, model: str, field: str) -> Any:
-        """A cell of the table of models."""
-        return self.page.locator(f"#models tr[data-model={model}] [data-field={field}]")
+async def numbers_shown(visitor: BrowserPage) -> Numbers:
+    """What the page shows."""
+    shown = await visitor.page.evaluate(READ_TABLES)
+    models = shown["models"]
+    protocols = list(shown["protocols"])
+    return Numbers(
+        Count(*(first_number(shown[tile], "since the start") for tile in ("requests", "failures"))),
+        {name: count_of(row) for name, row in shown["protocols"].items()},
+        {name: count_of(row) for name, row in models.items() if row["requests"]},
+        {
+            (name, protocol): row[protocol]
+            for name, row in models.items()
+            for protocol in protocols
+            if row[protocol]
+        },
+    )
 
 
 def count_of(row: dict[str, int]) -> Count:
@@ -123,26 +85,6 @@ def first_number(text: str, before: str) -> int:
     match = re.search(rf"([\d,]+)\s*{before}", text.partition("\n")[2])
     assert match is not None, text
     return int(match[1].replace(",", ""))
-
-
-@asynccontextmanager
-async def visiting(**options: Any) -> AsyncIterator[Visitor]:
-    """A browser with an empty page."""
-    path = chromium()
-    async with playwright_api.async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        try:
-            context = await browser.new_context(**options)
-            yield Visitor(await context.new_page())
-        finally:
-            await browser.close()
-
-
-async def eventually(ask: Callable[[], Awaitable[T]], expected: T) -> None:
-    """Ask until this is the answer."""
-    deadline = time.monotonic() + SECONDS
-    while (answer := await ask()) != expected:
-        assert time.monotonic() < deadline, f"expected {expected}, got {answer}"
 
 
 async def test_the_page_shows_under_load_what_metrics_says(server: triglot.Server, load: Load) -> None:
@@ -169,7 +111,7 @@ async def test_the_page_shows_under_load_what_metrics_says(server: triglot.Serve
         assert said.total.failures == 7
         assert set(said.protocols) == {"kserve", "tfserving", "grps"}
         assert said.models[OTHER_MODEL] == Count(said.models_and_protocols[OTHER_MODEL, "kserve"], 0)
-        await eventually(visitor.numbers, said)
+        await eventually(lambda: numbers_shown(visitor), said)
         await expect(visitor.page.locator("[data-tile=in-flight] dd").first).to_have_text("0")
         assert visitor.complaints == []
         assert all(url.startswith((load.url + "/", "data:")) for url in visitor.asked)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from test_monitor_page import OVERFLOW, eventually
+from browser import OVERFLOW, eventually
 from tried_models import HOSTILE, Caller, calling, expect, pasted, served
 
 import triglot

@@ -17,9 +17,9 @@ import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
+from browser import visiting
 from multidict import CIMultiDict
 from secured import Authority
-from test_monitor_page import visiting
 from tried_models import HOSTILE, Caller, calling, expect, in_python, needs_grpcurl, pasted, served
 
 from triglot.cli.hints import hint_lines
@@ -270,6 +270,8 @@ async def test_behind_a_proxy_with_a_prefix(tmp_path: Path) -> None:
         assert values_of(await asyncio.to_thread(pasted, snippets["curl"], tmp_path)) == {"y": [0.75]}
         (printed,) = await asyncio.to_thread(in_python, "tritonclient", [snippets["Python"]], tmp_path)
         assert printed == "[0.75]\n"
+        links = caller.page.locator("footer a")
+        assert await links.evaluate_all("links => links.map(link => link.href)") == [f"{url}docs", f"{url}metrics"]
 
 
 @asynccontextmanager

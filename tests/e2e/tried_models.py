@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_monitor_page import Visitor, playwright_api, visiting
+from browser import BrowserPage, playwright_api, visiting
 
 import environments
 import triglot
@@ -177,7 +177,7 @@ async def served(folder: Path, **options: Any) -> AsyncIterator[triglot.Server]:
         yield server
 
 
-class Caller(Visitor):
+class Caller(BrowserPage):
     """A reader of the page who calls models with it."""
 
     def __init__(self, page: Any, server: triglot.Server) -> None:

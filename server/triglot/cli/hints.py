@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
 
 from triglot.config.options import NO_PORT, Config
 from triglot.model.metadata import ModelMetadata
@@ -30,12 +29,11 @@ def hint_lines(models: list[ModelMetadata], config: Config, grpc_port: int, rest
 
 
 def _lines(calls: list[SampleCall], config: Config, grpc_port: int, rest_port: int) -> list[str]:
-    here = replace(config, host="127.0.0.1") if config.host in ("0.0.0.0", "::") else config
     first, lines = calls[0], []
     tls = bool(config.tls_certificate)
     if config.rest_port != NO_PORT:
         flags = "-sk" if tls else "-s"
-        server = f"{'https' if tls else 'http'}://{here.address(rest_port)}"
+        server = f"{'https' if tls else 'http'}://{config.local_address(rest_port)}"
         for call in calls:
             header = CONTENT_TYPE if call.json else ""
             lines.append(f"curl {flags} {server}{call.path} {header}-d {shlex.quote(json.dumps(call.body))}")
@@ -49,7 +47,6 @@ def _lines(calls: list[SampleCall], config: Config, grpc_port: int, rest_port: i
         )
     if config.grpc_port != NO_PORT:
         message = shlex.quote(json.dumps(first.message))
-        lines.append(
-            f"grpcurl {'-insecure' if tls else '-plaintext'} -d {message} {here.address(grpc_port)} {first.method}"
-        )
+        flag, server = "-insecure" if tls else "-plaintext", config.local_address(grpc_port)
+        lines.append(f"grpcurl {flag} -d {message} {server} {first.method}")
     return lines

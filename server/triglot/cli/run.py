@@ -57,11 +57,11 @@ def _no_lines(_: int, __: int) -> Iterable[str]:
 
 
 Report = Callable[[list[VersionSummary], list[ModelLoadError]], object]
-"""Told of each version, and of what could not be loaded."""
+"""Gets each version, and what could not be loaded."""
 
 
 def print_error(text: str) -> None:
-    """For whoever has typed the command."""
+    """To standard error."""
     print(f"triglot: {text}", file=sys.stderr)
 
 

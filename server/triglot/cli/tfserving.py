@@ -209,7 +209,7 @@ TUNING: dict[str, Kind] = {
     "xla_cpu_compilation_enabled": boolean,
     "xla_gpu_compilation_enabled": boolean,
 }
-"""Flags without effect here: how fast, with how many threads, or what is done here in any case."""
+"""Flags that are ignored: how fast, with how many threads, or what is done here in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="serve models under TensorFlow Serving's flags",
         description="Takes tensorflow_model_server's flags and configuration files. TRIGLOT_* variables set the "
         "options of `triglot serve` that have no flag here.",
-        epilog=f"Accepted, without effect: {', '.join(TUNING)}. Not supported: {', '.join(REFUSED)}.",
+        epilog=f"Accepted and ignored: {', '.join(TUNING)}. Not supported: {', '.join(REFUSED)}.",
         usage="triglot tfserving [OPTION ...]",
         allow_abbrev=False,
     )
@@ -395,9 +395,9 @@ def warnings(flags: Mapping[str, Any]) -> list[str]:
     """What is to be said of flags that do not do here what they do in TensorFlow Serving."""
     texts = []
     if without_effect := [f"--{name}" for name in TUNING if name in flags]:
-        texts.append(f"without effect here: {', '.join(without_effect)}")
+        texts.append(f"not supported, ignored: {', '.join(without_effect)}")
     if flags.get("enable_per_model_batching_parameters") and not flags.get("enable_batching"):
-        texts.append("--enable_per_model_batching_parameters: without effect, as there is no --enable_batching")
+        texts.append("--enable_per_model_batching_parameters: ignored without --enable_batching")
     return texts
 
 

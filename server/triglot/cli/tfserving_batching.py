@@ -20,7 +20,7 @@ def read_parameters(file: Path) -> Parameters:
     """The parameters in a file. Raises `InvalidArgument`, which names the file, and `OSError`."""
     message = parse_text(file.read_bytes(), str(file), BatchingParameters)
     if message.HasField("thread_pool_name"):
-        log.warning("%s: thread_pool_name: without effect here", file)
+        log.warning("%s: thread_pool_name: not supported, ignored", file)
     return parameters_of(message, str(file))
 
 

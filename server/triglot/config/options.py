@@ -529,6 +529,10 @@ class Config:
         """`host:port`, with an IPv6 host in brackets."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
+    def local_address(self, port: int) -> str:
+        """Where a client of this machine connects: `address`, and loopback where the server listens everywhere."""
+        return f"127.0.0.1:{port}" if self.host in (ANY_HOST, "::") else self.address(port)
+
 
 OPTIONS = {option.name: option for option in fields(Config)}
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}

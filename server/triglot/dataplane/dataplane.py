@@ -304,7 +304,7 @@ class DataPlane:
         return self._registry.labelled(name, label)
 
     def labels_of(self, name: str) -> dict[str, int]:
-        """The version that each label of a model names; none of a model that nobody knows."""
+        """The version that each label of a model names; none of an unknown model."""
         return self._registry.labels_of(name)
 
     def statuses(self, name: str) -> list[Version]:

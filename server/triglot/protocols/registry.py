@@ -52,7 +52,6 @@ SCHEMAS = {
     **monitor_api.SCHEMAS,
 }
 """What operations of the OpenAPI document may refer to."""
-REST_PORT = 8000
 ALIVE = HttpResponse(b'{"status": "alive"}')
 Rows = tuple[list[Service], list[Route]]
 
@@ -199,8 +198,8 @@ def _and_openapi(routes: list[Route], dataplane: DataPlane, config: Config) -> l
 
 def _rest_address(config: Config) -> str:
     """Where a client of this machine finds REST, for examples; the usual port where any free one is taken."""
-    here = replace(config, host="127.0.0.1") if config.host in ("0.0.0.0", "::") else config
-    return f"{'https' if config.tls_certificate else 'http'}://{here.address(config.rest_port or REST_PORT)}"
+    port = config.rest_port or Config().rest_port
+    return f"{'https' if config.tls_certificate else 'http'}://{config.local_address(port)}"
 
 
 def _page_or_liveness(page: Route) -> Route:

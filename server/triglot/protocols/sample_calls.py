@@ -39,6 +39,9 @@ _ELEMENTS = {
     "UINT64": _Element("uint64_contents", "DT_UINT64", "uint64_val"),
 }
 LARGEST_SAMPLE = 16
+"""Elements of an input whose call fits on a line."""
+LARGEST_EXAMPLE = 1024
+"""Elements of an input that a document or a form shows."""
 LARGEST_BINARY = 4 * 1024 * 1024
 """Elements of an input that is sent as binary data."""
 

@@ -19,10 +19,8 @@ from triglot.protocols.openapi.operation import (
     record,
     ref,
 )
-from triglot.protocols.sample_calls import sample_calls
+from triglot.protocols.sample_calls import LARGEST_EXAMPLE, sample_calls
 
-_LARGEST_EXAMPLE = 1024
-"""Elements of an input; of a model with larger ones there is no example."""
 _NUMBERS = array({"type": "number"})
 _INTEGERS = array({"type": "integer"})
 # 64-bit integers, NaN and the infinities are strings, as protobuf's JSON has them.
@@ -112,5 +110,5 @@ def predict_operation(streaming_type: str, *, customized: bool, streaming_query:
 
 def predict_of(model: ModelMetadata) -> ApiOperation | None:
     """The row's own operation has an example for each model."""
-    calls = sample_calls(model, ["grps"], largest=_LARGEST_EXAMPLE)
+    calls = sample_calls(model, ["grps"], largest=LARGEST_EXAMPLE)
     return ApiOperation(f"Predict with {model.name}", examples={model.name: calls[0].body}) if calls else None

@@ -31,10 +31,8 @@ from triglot.protocols.openapi.operation import (
     ref,
 )
 from triglot.protocols.openapi.tensors import described, element_schema, shape_schema
-from triglot.protocols.sample_calls import binary_call, sample_calls, stream_call
+from triglot.protocols.sample_calls import LARGEST_EXAMPLE, binary_call, sample_calls, stream_call
 
-_LARGEST_EXAMPLE = 1024
-"""Elements of an input; a larger one is sent as binary data."""
 _BINARY = (
     "Tensors are JSON, or binary data: a JSON part of as many bytes as the header "
     f"{HEADER_NAME} says, and behind it the bytes of the tensors whose parameters have a binary_data_size. "
@@ -244,7 +242,7 @@ def infer_of(model: ModelMetadata, server: str) -> ApiOperation | None:
     """`INFER` of one model; `server` is the address in its code."""
     if model.decoupled:
         return None
-    calls = sample_calls(model, ["kserve"], largest=_LARGEST_EXAMPLE)
+    calls = sample_calls(model, ["kserve"], largest=LARGEST_EXAMPLE)
     return ApiOperation(
         f"Inference with {model.name}",
         json_body(_response(model)) | {BYTES: {}},
@@ -263,7 +261,7 @@ def stream_of(model: ModelMetadata, _: str) -> ApiOperation | None:
     """`GENERATE_STREAM` of one model that is decoupled."""
     if not model.decoupled or model.signature.any_tensors:
         return None
-    call = stream_call(model, _LARGEST_EXAMPLE)
+    call = stream_call(model, LARGEST_EXAMPLE)
     inputs = {spec.name: _generated(spec) for spec in model.signature.inputs}
     required = [spec.name for spec in model.signature.inputs if spec.name not in model.signature.may_lack]
     schema = ref("GenerateRequest") | {"properties": inputs} | ({"required": required} if required else {})

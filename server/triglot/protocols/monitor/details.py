@@ -12,13 +12,11 @@ from triglot.dataplane.dataplane import DataPlane
 from triglot.model.samples import sample_of
 from triglot.model.signature import Signature
 from triglot.protocols.monitor.overview import Document
-from triglot.protocols.sample_calls import element_fields
+from triglot.protocols.sample_calls import LARGEST_EXAMPLE, element_fields
 from triglot.repository.config.as_json import json_object
 from triglot.repository.config.completed import completed
 from triglot.scheduling.servable import Servable
 
-LARGEST_SAMPLE = 1024
-"""Elements of a sample that is sent; of a larger one only the shape is."""
 JSON_TEXT = "{}"
 """The sample of a BYTES element whose model reads JSON in it."""
 
@@ -85,7 +83,7 @@ def _sample(spec: TensorSpec, *, speaks_json: bool) -> Document:
     shape = [1] if spec.shape is None else [1 if dim == -1 else dim for dim in spec.shape]
     sample = sample_of(replace(spec, shape=shape))
     data: Any = None
-    if sample is not None and sample.count <= LARGEST_SAMPLE:
+    if sample is not None and sample.count <= LARGEST_EXAMPLE:
         data = sample.nested()
         if speaks_json and spec.datatype == "BYTES":
             data = [JSON_TEXT] * sample.count

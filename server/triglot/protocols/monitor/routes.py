@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
-import hashlib
 import html
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +27,7 @@ from triglot.protocols.monitor.overview import overview
 from triglot.protocols.monitor.prometheus import PrometheusText, render_reports
 from triglot.protocols.monitor.scripts import script_routes, takes_gzip
 from triglot.protocols.openapi.operation import ALLOW, ApiOperation
+from triglot.protocols.pages import page_headers, page_text
 from triglot.protocols.rows import Operation, Route, no_work
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.added_series import added_series, series_report
@@ -43,8 +42,6 @@ OVERVIEW = "/grps/v1/monitor/overview"
 MODEL = "/grps/v1/monitor/model"
 PAGE_FOLDER = Path(__file__).with_name("page")
 SCRIPTS = ("charts.js", "overview.js", "tensors.js", "protocols.js", "snippets.js", "model.js", "page.js")
-PAGE_PARTS = {"/* styles */": ("page.css",), "/* scripts */": SCRIPTS}
-"""The files that stand in the page in place of a marker: it is one document, and loads nothing."""
 NAMES_MARKER = "<!-- metric names -->"
 """Where the page lists the names of the metrics, for readers without JavaScript too."""
 KIND_BYTES = 64
@@ -156,7 +153,9 @@ def readable(route: Route) -> list[Route]:
 
 def page_route(telemetry: Telemetry, control: Control, path: str) -> Route:
     """The page at `path`."""
-    text = page_text()
+    text = page_text(
+        PAGE_FOLDER / "page.html", [PAGE_FOLDER / "page.css"], [PAGE_FOLDER / name for name in SCRIPTS]
+    )
     before, _, after = text.partition(NAMES_MARKER)
     headers = page_headers(text)
 
@@ -173,35 +172,6 @@ def page_route(telemetry: Telemetry, control: Control, path: str) -> Route:
         return HttpResponse(page, content_type="text/html; charset=utf-8", headers=headers)
 
     return _route(path, openapi.PAGE, look, encode)
-
-
-def page_text() -> str:
-    """The document, with its styles and scripts in it."""
-    text = (PAGE_FOLDER / "page.html").read_text(encoding="utf-8")
-    for marker, names in PAGE_PARTS.items():
-        content = "\n".join([(PAGE_FOLDER / name).read_text(encoding="utf-8") for name in names])
-        text = text.replace(marker, content)
-    return text
-
-
-def page_headers(page: str) -> dict[str, str]:
-    """Names in the page come from users: nothing runs but its own script, and no other page may frame it."""
-    policy = (
-        "default-src 'none'; base-uri 'none'; connect-src 'self'; form-action 'none'; frame-ancestors 'none'; "
-        f"img-src data:; script-src {_hash_of(page, 'script')}; style-src {_hash_of(page, 'style')}"
-    )
-    return {
-        **_NO_STORE,
-        "Content-Security-Policy": policy,
-        "Referrer-Policy": "no-referrer",
-        "X-Frame-Options": "DENY",
-    }
-
-
-def _hash_of(page: str, tag: str) -> str:
-    """How a policy names the content of the page's one element of this kind."""
-    content = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
 def _register_reports(telemetry: Telemetry, dataplane: DataPlane, text: PrometheusText) -> None:

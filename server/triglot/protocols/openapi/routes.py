@@ -12,9 +12,10 @@ import orjson
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.model.metadata import ModelMetadata
-from triglot.protocols.monitor.routes import PROTOCOL, page_headers, readable
+from triglot.protocols.monitor.routes import PROTOCOL, readable
 from triglot.protocols.openapi.document import document
 from triglot.protocols.openapi.operation import NO_CONTENT, OBJECT, STRING, ApiOperation, Schema, json_body
+from triglot.protocols.pages import page_headers, page_text
 from triglot.protocols.rows import Operation, Route
 from triglot.version import __version__
 
@@ -37,8 +38,8 @@ def openapi_routes(
 
     `address` is the server's in examples of code.
     """
-    page = PAGE_FILE.read_bytes()
-    headers = page_headers(page.decode())
+    text = page_text(PAGE_FILE)
+    page, headers = text.encode(), page_headers(text)
 
     async def look(_: HttpRequest, __: Call) -> Models:
         # Workers may have loaded them in different orders, and are to have the same document.

@@ -26,11 +26,9 @@ from triglot.protocols.openapi.operation import (
     ref,
 )
 from triglot.protocols.openapi.tensors import described
-from triglot.protocols.sample_calls import sample_calls
+from triglot.protocols.sample_calls import LARGEST_EXAMPLE, sample_calls
 from triglot.protocols.tfserving.json_tensors import RULES
 
-_LARGEST_EXAMPLE = 1024
-"""Elements of an input; of a model with larger ones there is no example."""
 MODEL = "/v1/models/{model}"
 _VERSIONS = ("", "/versions/{version}", "/labels/{label}")
 _BYTES: Schema = {"anyOf": [STRING, record({"b64": STRING})]}
@@ -165,7 +163,7 @@ def predict_of(model: ModelMetadata, _: str) -> ApiOperation | None:
         return None
     if not signature.inputs or any(spec.datatype not in RULES for spec in specs):
         return None
-    calls = sample_calls(model, ["tfserving"], largest=_LARGEST_EXAMPLE)
+    calls = sample_calls(model, ["tfserving"], largest=LARGEST_EXAMPLE)
     inputs = {spec.name: _nested(spec) for spec in signature.inputs}
     required = [spec.name for spec in signature.inputs if spec.name not in signature.may_lack]
     columns: Schema = record({name: inputs[name] for name in required}, inputs)

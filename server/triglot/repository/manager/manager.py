@@ -37,7 +37,7 @@ from triglot.repository.manager.summary import (
     VersionSummary,
     summary_of,
     summary_of_broken,
-    summary_of_left_out,
+    summary_of_skipped,
 )
 from triglot.repository.manager.thread import in_thread
 from triglot.repository.manager.uploads import Upload
@@ -470,11 +470,11 @@ class Manager:
         return {name: problem for name, problem in problems.items() if problem is not None}
 
     def summaries(self) -> list[VersionSummary]:
-        """Of all that is wanted, or was left out."""
+        """Of all that is wanted, or was skipped."""
         return [
             *map(summary_of, self.registry.versions()),
             *(summary_of_broken(name, error) for name, error in self.broken().items()),
-            *(summary_of_left_out(files, why) for files, why in self.reconciler.left_out.items()),
+            *(summary_of_skipped(files, why) for files, why in self.reconciler.left_out.items()),
         ]
 
     async def _look(

@@ -14,7 +14,7 @@ from triglot.repository.manager.plan import Version
 from triglot.repository.scan.source import ModelFiles
 from triglot.scheduling.servable import Servable
 
-FAILED, LEFT_OUT = "FAILED", "LEFT OUT"
+FAILED, SKIPPED = "FAILED", "SKIPPED"
 LONGEST_CELL = 40
 """Characters of a table's cell."""
 NOTHING = "-"
@@ -22,7 +22,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True, slots=True)
 class VersionSummary:
-    """One version of a model. `state`: the repository's word (READY, LOADING, …), FAILED or LEFT OUT.
+    """One version of a model. `state`: the repository's word (READY, LOADING, …), FAILED or SKIPPED.
 
     `inputs` and `outputs`: of the default signature, like "x FP32 [-1,3]". `load_seconds`: None for what did not
     load; of that nothing is known but the `error`. `version` is its label where it has one, and "" of a model
@@ -73,10 +73,10 @@ def summary_of_broken(name: str, error: ServingError) -> VersionSummary:
     return VersionSummary(name, error=error.message)
 
 
-def summary_of_left_out(files: ModelFiles, why: str) -> VersionSummary:
+def summary_of_skipped(files: ModelFiles, why: str) -> VersionSummary:
     """Of a version that needs a library which is not installed."""
     version = files.label or str(files.version)
-    return VersionSummary(files.name, version, files.backend, state=LEFT_OUT, error=why)
+    return VersionSummary(files.name, version, files.backend, state=SKIPPED, error=why)
 
 
 def _texts(specs: Sequence[TensorSpec]) -> list[str]:

@@ -89,6 +89,8 @@ byId("theme").addEventListener("click", () => {
   const theme = document.documentElement.dataset.theme ?? "auto";
   setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]);
 });
+// Without JavaScript these lead to the root of the host, which may be a proxy's.
+for (const link of document.querySelectorAll("footer a")) link.href = new URL(link.getAttribute("href").slice(1), serverRoot);
 byId("filter").addEventListener("input", () => latest && showModels(latest.models));
 byId("metric-filter").addEventListener("input", () => latest && showMetrics(latest.metrics));
 byId("charts").append(...CHARTS.map(({ chart }) => chart.figure));

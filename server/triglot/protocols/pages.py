@@ -1,0 +1,39 @@
+"""Pages for browsers: each is one document that loads nothing, and runs nothing but its own script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+STYLES = Path(__file__).with_name("page.css")
+"""Of every page: colours, and how elements look that are not of one page alone."""
+
+
+def page_text(file: Path, styles: Sequence[Path] = (), scripts: Sequence[Path] = ()) -> str:
+    """The document, with `STYLES`, these styles and these scripts in place of its markers."""
+    text = file.read_text(encoding="utf-8")
+    for marker, parts in (("/* styles */", [STYLES, *styles]), ("/* scripts */", scripts)):
+        text = text.replace(marker, "\n".join([part.read_text(encoding="utf-8") for part in parts]))
+    return text
+
+
+def page_headers(page: str) -> dict[str, str]:
+    """Names in a page come from users: nothing runs but its own script, and no other page may frame it."""
+    policy = (
+        "default-src 'none'; base-uri 'none'; connect-src 'self'; form-action 'none'; frame-ancestors 'none'; "
+        f"img-src data:; script-src {_hash_of(page, 'script')}; style-src {_hash_of(page, 'style')}"
+    )
+    return {
+        "Cache-Control": "no-store",
+        "Content-Security-Policy": policy,
+        "Referrer-Policy": "no-referrer",
+        "X-Frame-Options": "DENY",
+    }
+
+
+def _hash_of(page: str, tag: str) -> str:
+    """How a policy names the content of the page's one element of this kind."""
+    content = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,0 +1,71 @@
+"""A page in a real browser: Debian's Chromium, by Playwright."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import pytest
+
+from process import SECONDS
+
+playwright_api = pytest.importorskip("playwright.async_api", reason="Playwright is not installed")
+expect = playwright_api.expect
+expect.set_options(timeout=SECONDS * 1000)
+
+T = TypeVar("T")
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+"""Pixels of a page that stand beside the window."""
+
+
+def chromium() -> str:
+    """The path of a Chromium of this machine; skips the test where there is none."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    pytest.skip("no Chromium found: pages are not tested")
+
+
+class BrowserPage:
+    """A browser's page, what it asked for and what it complained about."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        page.set_default_timeout(SECONDS * 1000)
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    async def open(self, url: str) -> None:
+        """Go there, and wait for the first numbers."""
+        await self.page.goto(url)
+        await expect(self.page.locator("#connection")).to_have_text("live", timeout=SECONDS * 1000)
+
+    def field(self, model: str, field: str) -> Any:
+        """A cell of the table of models."""
+        return self.page.locator(f"#models tr[data-model={model}] [data-field={field}]")
+
+
+@asynccontextmanager
+async def visiting(**options: Any) -> AsyncIterator[BrowserPage]:
+    """A browser with an empty page."""
+    path = chromium()
+    async with playwright_api.async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            context = await browser.new_context(**options)
+            yield BrowserPage(await context.new_page())
+        finally:
+            await browser.close()
+
+
+async def eventually(ask: Callable[[], Awaitable[T]], expected: T) -> None:
+    """Ask until this is the answer."""
+    deadline = time.monotonic() + SECONDS
+    while (answer := await ask()) != expected:
+        assert time.monotonic() < deadline, f"expected {expected}, got {answer}"
