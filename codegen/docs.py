@@ -23,6 +23,7 @@ BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
 MORE = {
     "network": "[Security](operations.md#security)",
     "TLS": "[TLS](operations.md#tls)",
+    "access": "[Security](security.md)",
     "protocols": "[Protocols](protocols.md), [shared memory](triton.md#shared-memory)",
     "grps": "[Coming from grps](migrating/grps.md)",
     "models": "[Lifecycle](lifecycle.md)",

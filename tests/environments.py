@@ -28,17 +28,27 @@ def made_of(requirements: Path) -> dict[str, Any]:
     lines = [line.strip() for line in requirements.read_text().splitlines()]
     lines = sorted(line for line in lines if line and not line.startswith("#"))
     made_of: dict[str, Any] = {"python": sys.version, "root": str(ROOT), "requirements": lines}
-    if any(line.startswith("--editable") for line in lines):
-        made_of["project"] = _project()
+    editable = [line for line in lines if line.startswith("--editable")]
+    if editable:
+        made_of["project"] = _project(editable[0])
     return made_of
 
 
-def _project() -> dict[str, Any]:
-    """As much of pyproject.toml as an installation depends on: not the settings of tools."""
+def _project(editable: str) -> dict[str, Any]:
+    """As much of pyproject.toml as an installation depends on: not the settings of tools, nor other extras."""
     import tomllib  # noqa: PLC0415 - a Python that is too old has none, and is to be told so.
 
     text = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return {"build-system": text["build-system"], "project": text["project"], "hatch": text["tool"]["hatch"]}
+    project, extras = text["project"], _extras(editable)
+    optional = project["optional-dependencies"]
+    project["optional-dependencies"] = {extra: optional[extra] for extra in extras}
+    return {"build-system": text["build-system"], "project": project, "hatch": text["tool"]["hatch"]}
+
+
+def _extras(editable: str) -> list[str]:
+    """The extras that a requirement like `--editable .[onnx,torch]` asks for."""
+    named = editable.partition("[")[2].partition("]")[0]
+    return [extra.strip() for extra in named.split(",") if extra.strip()]
 
 
 def has_grown(before: dict[str, Any], after: dict[str, Any]) -> bool:

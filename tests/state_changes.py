@@ -15,8 +15,9 @@ import aiohttp
 
 import triglot
 from process import write_model
+from triglot.core.operation import ADMINISTRATION, Operation
 from triglot.protocols.registry import rows
-from triglot.protocols.rows import Operation, Route
+from triglot.protocols.rows import Route
 from triglot.protocols.tfserving.service import Predictions
 
 PREDICT, OWN_PREDICT = "/own/predict", "/own/grps"
@@ -119,7 +120,7 @@ def changes_of(config: triglot.Config, key: str) -> list[Change]:
     return [change_of(route, bodies) for route in routes if route.operation in _CHANGING]
 
 
-_CHANGING = (Operation.INFER, Operation.ADMINISTER)
+_CHANGING = (Operation.INFER, *ADMINISTRATION)
 
 
 def change_of(route: Route, bodies: dict[str, Any]) -> Change:

@@ -15,7 +15,8 @@ import hpack
 from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.errors import NotFound
-from triglot.protocols.rows import Kind, Method, Operation, Service
+from triglot.core.operation import Operation
+from triglot.protocols.rows import Kind, Method, Service
 from triglot.telemetry.store import Telemetry
 from triglot.transports.aio.server import GrpcServer
 from triglot.transports.http2.core import frames

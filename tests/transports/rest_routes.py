@@ -8,7 +8,8 @@ from typing import Any
 from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.protocols.rows import Operation, Route
+from triglot.core.operation import Operation
+from triglot.protocols.rows import Route
 from triglot.telemetry.store import Telemetry
 from triglot.transports.http1.server import Http1Server
 from triglot.transports.request_bytes import RequestBytes
@@ -30,7 +31,7 @@ def any_path(handle: Callable[[HttpRequest], Awaitable[None]]) -> Route:
     return Route(
         "*",
         "/{path:.*}",
-        Operation.INSPECT,
+        Operation.METADATA,
         lambda http: http,
         call,
         lambda *_: HttpResponse(b""),

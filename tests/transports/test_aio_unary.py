@@ -9,8 +9,9 @@ import pytest
 
 from triglot.core.call import Call
 from triglot.core.errors import Code, Internal, ServingError
+from triglot.core.operation import Operation
 from triglot.core.running import Defer, Done, OnLoop
-from triglot.protocols.rows import Kind, Method, Operation
+from triglot.protocols.rows import Kind, Method
 from triglot.telemetry.store import Telemetry
 from triglot.transports.aio.unary import answer
 from triglot.transports.grpc_calls import Calls

@@ -16,7 +16,8 @@ from test_http_requests import PATH, SECONDS, TINY, Wire, sized
 from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.http import HttpResponse
-from triglot.protocols.rows import Operation, Route
+from triglot.core.operation import Operation
+from triglot.protocols.rows import Route
 from triglot.transports.http1 import connection
 from waiting import until
 
@@ -194,7 +195,7 @@ def route(response: HttpResponse) -> Route:
     async def call(_: object, __: Call) -> None:
         pass
 
-    return Route("GET", "/own", Operation.INSPECT, lambda _: None, call, lambda *_: response, protocol="test")
+    return Route("GET", "/own", Operation.METADATA, lambda _: None, call, lambda *_: response, protocol="test")
 
 
 @pytest.mark.parametrize(

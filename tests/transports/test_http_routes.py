@@ -9,7 +9,8 @@ from yarl import URL
 
 from triglot.core.call import Call
 from triglot.core.http import HttpResponse
-from triglot.protocols.rows import Operation, Route
+from triglot.core.operation import Operation
+from triglot.protocols.rows import Route
 from triglot.telemetry.store import Telemetry
 from triglot.transports.rest.routes import Refused, Router, decoded
 
@@ -33,7 +34,7 @@ async def _call(_: object, __: Call) -> None:
 def router() -> Router:
     router = Router()
     for verb, path in ROWS:
-        route = Route(verb, path, Operation.INSPECT, lambda _: None, _call, lambda *_: HttpResponse(b""))
+        route = Route(verb, path, Operation.METADATA, lambda _: None, _call, lambda *_: HttpResponse(b""))
         router.add(route, Telemetry().endpoint("test", "REST", path, inference=False))
     return router
 

@@ -9,7 +9,8 @@ import pytest
 
 from triglot.core.call import Call
 from triglot.core.http import HttpResponse
-from triglot.protocols.rows import Operation, Route
+from triglot.core.operation import Operation
+from triglot.protocols.rows import Route
 from triglot.telemetry.calls import Observation
 from triglot.telemetry.store import Telemetry
 from triglot.transports.rest.answers import error_response

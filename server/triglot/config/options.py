@@ -35,11 +35,18 @@ def _option(
     return field(default=default, metadata={"group": group, "help": help_text, "value": value} | limits)
 
 
-NETWORK, TLS, PROTOCOL, GRPS = "network", "TLS", "protocols", "grps"
+NETWORK, TLS, ACCESS, PROTOCOL, GRPS = "network", "TLS", "access", "protocols", "grps"
 MODELS, SCHEDULING, LIMITS = "models", "scheduling", "limits of one request"
 CONNECTIONS, SHUTDOWN, PROCESSES = "connections", "shutdown", "processes"
 PERFORMANCE, LOGS, TRACES = "performance", "logs", "traces"
-REPEATED = ("load_model", "named_predictions", "allowed_origins", "allowed_hosts")
+REPEATED = (
+    "load_model",
+    "named_predictions",
+    "allowed_origins",
+    "allowed_hosts",
+    "grpc_restricted_protocol",
+    "http_restricted_api",
+)
 """Lists whose flag may also be given more than once, as with Triton; the values add up."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PROTOCOLS = ("kserve", "tfserving", "grps")
@@ -118,7 +125,31 @@ class Config:
         TLS, "", "PEM file of the certificate's private key, without a passphrase", value="FILE"
     )
     tls_client_ca: str = _option(
-        TLS, "", "PEM file of CA certificates: clients need a certificate signed by one of them", value="FILE"
+        TLS,
+        "",
+        "PEM file of CA certificates: clients need a certificate signed by one of them",
+        value="FILE",
+    )
+    tls_in_front: bool = _option(
+        TLS, False, "a proxy speaks TLS with the clients, so that they may send tokens to this server without it"
+    )
+    access: str = _option(
+        ACCESS, "", "TOML file that says which clients may do what; read again when it changes", value="FILE"
+    )
+    audit_log: str = _option(
+        ACCESS, "", "file for one JSON line for each administrative call and each refusal", value="FILE"
+    )
+    grpc_restricted_protocol: str = _option(
+        ACCESS,
+        "",
+        "Triton's groups of gRPC calls that need the header triton-grpc-protocol-KEY with this value",
+        value="GROUP,...:KEY=VALUE",
+    )
+    http_restricted_api: str = _option(
+        ACCESS,
+        "",
+        "Triton's groups of REST calls that need the header KEY with this value",
+        value="GROUP,...:KEY=VALUE",
     )
     protocols: str = _option(
         PROTOCOL,

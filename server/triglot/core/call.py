@@ -10,6 +10,7 @@ from typing import Any, Literal
 from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code, DeadlineExceeded
 from triglot.core.outlet import CLOSED
+from triglot.core.permission import EVERYTHING, Permission
 from triglot.core.request_scheduling import PLAIN, own_parameters
 from triglot.core.statistics import Statistics
 from triglot.core.types import NO_INPUT_PARAMETERS, Exchange, InputParameters, ParameterValue
@@ -66,6 +67,7 @@ class Call:
     request's, and `input_parameters` those of its inputs that mean nothing to the server. `read_metadata` gives
     gRPC metadata or HTTP headers; few calls look at them, so they are read when asked for.
 
+    `permission` says who makes it, and which models it is for.
     `outlet` is where `respond` and `finish` go, once somebody reads.
 
     `scheduling` is what the request says of priorities, its time in the queue, and its sequence. `members` are the
@@ -91,6 +93,7 @@ class Call:
         "outcome",
         "outlet",
         "parameters",
+        "permission",
         "reach",
         "request_id",
         "requested_outputs",
@@ -116,6 +119,7 @@ class Call:
         self.exchange: Exchange | None = None
         self.outlet = CLOSED
         self.scheduling = PLAIN
+        self.permission: Permission = EVERYTHING
         self.reach: Reach = no_models
         self.model_name = ""
         self.model_version = 0
@@ -133,6 +137,11 @@ class Call:
     def metadata(self) -> dict[str, str | bytes]:
         """gRPC metadata or HTTP headers, names in lower case; of a repeated name the last value."""
         return {name.lower(): value for name, value in self._read_metadata()}
+
+    @property
+    def client(self) -> str:
+        """The name of the client that makes the call, as the access file calls it; "" where nobody is asked."""
+        return self.permission.client
 
     @property
     def remaining(self) -> float | None:
@@ -194,6 +203,7 @@ class Call:
         """A call of its own for one of several requests that came on this one."""
         child = Call(self.deadline, self._read_metadata)
         child._limited_by = self._limited_by
+        child.permission = self.permission
         return child
 
     def apart(self) -> Call:
@@ -251,6 +261,7 @@ class BatchCall(Call):
         self.parameters = own_parameters(first.parameters)
         self.input_parameters = first.input_parameters
         self.reach = first.reach
+        self.permission = first.permission
         self.model_name, self.model_version = first.model_name, first.model_version
 
     @property

@@ -72,6 +72,12 @@ class ModelNotFound(NotFound):
     """No such model or version is known."""
 
 
+class Unauthenticated(ServingError):
+    """The client has not said who it is, or in vain."""
+
+    code = Code.UNAUTHENTICATED
+
+
 class PermissionDenied(ServingError):
     """The call is right, and not for this client to make."""
 

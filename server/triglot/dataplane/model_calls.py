@@ -28,6 +28,7 @@ from triglot.core.errors import (
     Unavailable,
     outcome,
 )
+from triglot.core.permission import EVERYTHING
 from triglot.core.tensor import Array
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_tensors import arrays_of, request_of
@@ -276,6 +277,7 @@ def _left(parent: Call) -> ServingError:
 def _child(parent: Call, wanted: ModelCall, link: _Link) -> Call:
     child = parent.child()
     child.reach = link
+    child.permission = EVERYTHING  # A model's code calls whatever model it likes.
     child.model_name = wanted.model
     child.scheduling = parent.scheduling
     # Of several that are executed together, one may be traced.

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.operation import Operation
 from triglot.core.running import Defer, Done, OnLoop
 from triglot.core.scattered import Scattered
 from triglot.model.metadata import ModelMetadata
@@ -31,15 +32,6 @@ class Kind(enum.Enum):
     UNARY = "unary"
     SERVER_STREAM = "server stream"
     BIDI_STREAM = "bidirectional stream"
-
-
-class Operation(enum.Enum):
-    """What a call is for; authorisation belongs to this, not to the route that the call came by."""
-
-    HEALTH = "health"
-    INSPECT = "inspect"
-    INFER = "infer"
-    ADMINISTER = "administer"
 
 
 class Inferring(Protocol):

@@ -14,8 +14,9 @@ from typing import Any, Protocol, cast
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex
 from triglot.core.errors import Code, DeadlineExceeded, ServingError, Unavailable, as_serving_error, outcome
+from triglot.core.operation import Operation
 from triglot.core.scattered import Scattered
-from triglot.protocols.rows import Method, Operation, Service
+from triglot.protocols.rows import Method, Service
 from triglot.telemetry.calls import Endpoint, Observation
 from triglot.telemetry.store import Telemetry
 from triglot.transports.iterated import Iterated

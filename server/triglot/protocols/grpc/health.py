@@ -8,9 +8,10 @@ from functools import partial
 
 from triglot.core.call import Call
 from triglot.core.errors import ModelNotFound, NotFound
+from triglot.core.operation import Operation
 from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.grpc.health.v1 import health_pb2 as pb
-from triglot.protocols.rows import Kind, Method, Operation, Service
+from triglot.protocols.rows import Kind, Method, Service
 from triglot.protocols.wire import parse, serialize
 
 SERVICE = "grpc.health.v1.Health"

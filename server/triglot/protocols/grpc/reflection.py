@@ -10,10 +10,11 @@ from google.protobuf.descriptor import FileDescriptor
 
 from triglot.core.call import Call
 from triglot.core.errors import NotFound, ServingError, Unimplemented
+from triglot.core.operation import Operation
 from triglot.pb import POOL
 from triglot.pb.grpc.reflection.v1 import reflection_pb2 as v1
 from triglot.pb.grpc.reflection.v1alpha import reflection_pb2 as v1alpha
-from triglot.protocols.rows import Kind, Method, Operation, Service
+from triglot.protocols.rows import Kind, Method, Service
 from triglot.protocols.wire import parse, serialize
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ def reflection_services(service_names: Sequence[str]) -> list[Service]:
                 Method(
                     "ServerReflectionInfo",
                     Kind.BIDI_STREAM,
-                    Operation.INSPECT,
+                    Operation.METADATA,
                     partial(parse, version.ServerReflectionRequest),
                     partial(_answer_all, version, names),
                     serialize,

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError, as_serving_error, outcome, own_copy
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.operation import Operation
 from triglot.core.types import HttpChunk
 from triglot.model.metadata import ModelMetadata
 from triglot.protocols.grps import openapi
@@ -29,7 +30,7 @@ from triglot.protocols.grps.service import PROTOCOL, Grps
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.json.text import read_body
 from triglot.protocols.openapi.operation import ALLOW, ApiOperation
-from triglot.protocols.rows import Operation, Route
+from triglot.protocols.rows import Route
 
 PREFIX = "/grps/v1"
 PREDICT = f"{PREFIX}/infer/predict"
@@ -187,7 +188,7 @@ class Http:
 def grps_routes(service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LIMITS) -> list[Route]:
     """The rows of grps' HTTP interface, but for its monitor."""
     http, plain = Http(service, rules, limits), Http(service, HttpRules(always_200=rules.always_200))
-    health, inspect = Operation.HEALTH, Operation.INSPECT
+    health, described = Operation.HEALTH, Operation.METADATA
 
     def control(
         path: str, operation: Operation, decode: Any, call: Any, encode: Any, documented: ApiOperation
@@ -207,15 +208,15 @@ def grps_routes(service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LI
     both: list[Callable[[str], Route]] = [
         control(f"health/{name}", operation, _nothing, call, plain.encode_status, documented)
         for name, operation, call, documented in (
-            ("online", Operation.ADMINISTER, service.set_online, openapi.ONLINE),
-            ("offline", Operation.ADMINISTER, service.set_offline, openapi.OFFLINE),
+            ("online", Operation.GRPS_STATE, service.set_online, openapi.ONLINE),
+            ("offline", Operation.GRPS_STATE, service.set_offline, openapi.OFFLINE),
             ("live", health, service.live, openapi.LIVE),
             ("ready", health, service.ready, openapi.READY),
         )
     ]
     server, model = service.server_metadata, service.model_metadata
-    both.append(control("metadata/server", inspect, _nothing, server, _encode_message, openapi.SERVER))
-    metadata = control("metadata/model", inspect, _model_name, model, _encode_message, openapi.MODEL)
+    both.append(control("metadata/server", described, _nothing, server, _encode_message, openapi.SERVER))
+    metadata = control("metadata/model", described, _model_name, model, _encode_message, openapi.MODEL)
     rows = [row(verb) for row in both for verb in READ]
     rows += [metadata("POST"), _predict_row(http, PREDICT)("POST")]
     if rules.path:
@@ -233,7 +234,7 @@ def _options_row(path: str, verbs: list[str]) -> Route:
     return Route(
         "OPTIONS",
         path,
-        Operation.INSPECT,
+        Operation.PUBLIC,
         _nothing,
         _done,
         lambda *_: answer,

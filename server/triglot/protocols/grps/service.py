@@ -15,6 +15,7 @@ from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, ServingError, Unimplemented, own_copy
+from triglot.core.operation import Operation
 from triglot.core.running import Defer, Done
 from triglot.core.types import Exchange, InferenceRequest, InferenceResponse
 from triglot.dataplane.control import ONLINE, Arguments
@@ -43,7 +44,7 @@ from triglot.protocols.grps.mapping import answer_message, bind_message, tensors
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.metadata import model_text
 from triglot.protocols.grps.request import Request
-from triglot.protocols.rows import Kind, Method, Operation, Service
+from triglot.protocols.rows import Kind, Method, Service
 from triglot.protocols.wire import parse_control
 from triglot.scheduling.servable import Servable
 
@@ -215,7 +216,7 @@ class Grps:
 
     def grpc_service(self) -> Service:
         """The rows of GrpsService."""
-        health, inspect, infer = Operation.HEALTH, Operation.INSPECT, Operation.INFER
+        health, metadata, infer = Operation.HEALTH, Operation.METADATA, Operation.INFER
         return Service(
             SERVICE,
             (
@@ -244,12 +245,12 @@ class Grps:
                     scatter_item,
                     encode_error=_encode_error,
                 ),
-                _control("Online", Operation.ADMINISTER, self.set_online, _encode_status),
-                _control("Offline", Operation.ADMINISTER, self.set_offline, _encode_status),
+                _control("Online", Operation.GRPS_STATE, self.set_online, _encode_status),
+                _control("Offline", Operation.GRPS_STATE, self.set_offline, _encode_status),
                 _control("CheckLiveness", health, self.live, _encode_status),
                 _control("CheckReadiness", health, self.ready, _encode_status),
-                _control("ServerMetadata", inspect, self.server_metadata, encode_message),
-                _control("ModelMetadata", inspect, self.grpc_model_metadata, encode_message),
+                _control("ServerMetadata", metadata, self.server_metadata, encode_message),
+                _control("ModelMetadata", metadata, self.grpc_model_metadata, encode_message),
             ),
             PROTOCOL,
         )

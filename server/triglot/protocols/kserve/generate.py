@@ -16,6 +16,7 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError, Unimplemented, as_serving_error, outcome
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.operation import Operation
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
@@ -33,7 +34,7 @@ from triglot.protocols.kserve.rest import (
     encode_infer,
     json_length,
 )
-from triglot.protocols.rows import Method, Operation, Route, content_coding
+from triglot.protocols.rows import Method, Route, content_coding
 from triglot.scheduling.servable import Servable
 
 EVENTS = "text/event-stream; charset=utf-8"

@@ -10,12 +10,13 @@ import orjson
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.operation import Operation
 from triglot.dataplane.control import LOG_SETTINGS, Arguments, Control
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.json.text import type_name
 from triglot.protocols.kserve.openapi import LOG, SET_LOG
 from triglot.protocols.kserve.trace_settings import read_settings
-from triglot.protocols.rows import Kind, Method, Operation, Route
+from triglot.protocols.rows import Kind, Method, Route
 from triglot.protocols.wire import parse_control, serialize
 from triglot.telemetry.log_settings import LogSettings, Value
 
@@ -45,15 +46,13 @@ class LogSetting:
 
     def methods(self) -> list[Method]:
         """The row of GRPCInferenceService."""
-        return [Method("LogSettings", Kind.UNARY, Operation.ADMINISTER, _decode, self.change, _encode)]
+        return [Method("LogSettings", Kind.UNARY, Operation.LOG, _decode, self.change, _encode)]
 
     def routes(self) -> list[Route]:
         """The rows of the REST interface."""
         return [
-            Route("GET", PATH, Operation.INSPECT, lambda _: {}, self.change, _encode_rest, documented=(LOG,)),
-            Route(
-                "POST", PATH, Operation.ADMINISTER, _decode_rest, self.change, _encode_rest, documented=(SET_LOG,)
-            ),
+            Route("GET", PATH, Operation.LOG_STATUS, lambda _: {}, self.change, _encode_rest, documented=(LOG,)),
+            Route("POST", PATH, Operation.LOG, _decode_rest, self.change, _encode_rest, documented=(SET_LOG,)),
         ]
 
 

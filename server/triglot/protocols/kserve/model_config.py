@@ -10,11 +10,12 @@ import orjson
 
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.operation import Operation
 from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.kserve.openapi import CONFIG
-from triglot.protocols.rows import Kind, Method, Operation, Route
+from triglot.protocols.rows import Kind, Method, Route
 from triglot.protocols.wire import parse_control, serialize
 from triglot.repository.config.as_json import json_object
 from triglot.repository.config.completed import completed
@@ -36,7 +37,7 @@ class ModelConfigs:
     def methods(self) -> Sequence[Method]:
         """The row of GRPCInferenceService."""
         decode = partial(parse_control, pb.ModelConfigRequest)
-        return [Method("ModelConfig", Kind.UNARY, Operation.INSPECT, decode, self.model_config, serialize)]
+        return [Method("ModelConfig", Kind.UNARY, Operation.MODEL_CONFIG, decode, self.model_config, serialize)]
 
     def routes(self) -> Sequence[Route]:
         """The rows of the REST interface."""
@@ -44,7 +45,7 @@ class ModelConfigs:
             Route(
                 "GET",
                 path + "/config",
-                Operation.INSPECT,
+                Operation.MODEL_CONFIG,
                 _decode,
                 self.model_config,
                 _encode,

@@ -13,6 +13,7 @@ import orjson
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.operation import Operation
 from triglot.core.running import Defer, Done, OnLoop, Outcome
 from triglot.core.types import InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
@@ -24,7 +25,7 @@ from triglot.protocols.kserve.inference import UnaryInference
 from triglot.protocols.kserve.raw_request import decode_raw, is_raw
 from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length, text_size
 from triglot.protocols.kserve.service import FILE_PREFIX, NO_FILES, KServe
-from triglot.protocols.rows import MAX_CONTROL_BYTES, Operation, Route
+from triglot.protocols.rows import MAX_CONTROL_BYTES, Route
 from triglot.protocols.wire import check_control_size
 
 REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
@@ -44,7 +45,7 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
         signature = service.require_model(http.path["model"], http.path.get("version", ""))
         return decode_raw(http, signature) if is_raw(http) else decode_infer(http, limits)
 
-    health, inspect = Operation.HEALTH, Operation.INSPECT
+    health, metadata, index = Operation.HEALTH, Operation.METADATA, Operation.MODEL_INDEX
     live, ready = pb.ServerLiveRequest(), pb.ServerReadyRequest()
     server_metadata = _fixed(pb.ServerMetadataRequest())
     rows = [
@@ -67,14 +68,14 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
             documented=(api.READY,),
         ),
         Route(
-            "GET", "/v2/models", inspect, _fixed(None), service.model_names, _encode_names, documented=(api.NAMES,)
+            "GET", "/v2/models", index, _fixed(None), service.model_names, _encode_names, documented=(api.NAMES,)
         ),
     ]
     rows += [
         Route(
             "GET",
             path,
-            inspect,
+            metadata,
             server_metadata,
             service.server_metadata,
             _encode_server_metadata,
@@ -86,7 +87,7 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
         Route(
             "POST",
             f"{repository}/index",
-            inspect,
+            index,
             _decode_index,
             service.repository_index,
             _encode_index,
@@ -102,7 +103,7 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
             Route(
                 "POST",
                 f"{repository}/models/{{model}}/{verb}",
-                Operation.ADMINISTER,
+                Operation.MODEL_CONTROL,
                 partial(_decode_change, request_class),
                 change,
                 partial(_encode_changed, verb),
@@ -129,7 +130,7 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
             Route(
                 "GET",
                 path,
-                inspect,
+                metadata,
                 metadata_of,
                 service.model_metadata,
                 _encode_model_metadata,

@@ -9,6 +9,7 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex
 from triglot.core.errors import Internal, InvalidArgument, ModelNotFound, Unavailable, Unimplemented
+from triglot.core.operation import Operation
 from triglot.core.types import TensorSpec
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
@@ -26,7 +27,7 @@ from triglot.protocols.kserve.layouts import InferDecoder
 from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.kserve.stream import InferStream
 from triglot.protocols.kserve.stream_requests import StreamRequests
-from triglot.protocols.rows import Kind, Method, Operation, Service
+from triglot.protocols.rows import Kind, Method, Service
 from triglot.protocols.wire import check_control_size, length_prefix, parse, parse_control, rest_size, serialize
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
@@ -187,15 +188,15 @@ class KServe:
 
     def grpc_service(self) -> Service:
         """The rows of GRPCInferenceService; an RPC without one answers UNIMPLEMENTED."""
-        health, inspect, infer = Operation.HEALTH, Operation.INSPECT, Operation.INFER
+        health, metadata, infer = Operation.HEALTH, Operation.METADATA, Operation.INFER
         return Service(
             SERVICE,
             (
                 _unary("ServerLive", health, pb.ServerLiveRequest, self.server_live),
                 _unary("ServerReady", health, pb.ServerReadyRequest, self.server_ready),
                 _unary("ModelReady", health, pb.ModelReadyRequest, self.model_ready),
-                _unary("ServerMetadata", inspect, pb.ServerMetadataRequest, self.server_metadata),
-                _unary("ModelMetadata", inspect, pb.ModelMetadataRequest, self.model_metadata),
+                _unary("ServerMetadata", metadata, pb.ServerMetadataRequest, self.server_metadata),
+                _unary("ModelMetadata", metadata, pb.ModelMetadataRequest, self.model_metadata),
                 Method(
                     "ModelInfer",
                     Kind.UNARY,
@@ -216,7 +217,7 @@ class KServe:
                     self.infer_stream,
                     bytes,
                 ),
-                _unary("RepositoryIndex", inspect, pb.RepositoryIndexRequest, self.repository_index),
+                _unary("RepositoryIndex", Operation.MODEL_INDEX, pb.RepositoryIndexRequest, self.repository_index),
                 _change("RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load_model, self.max_upload),
                 _change("RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self.unload_model),
                 *(method for extension in self.extensions for method in extension.methods()),
@@ -268,7 +269,7 @@ def _change(name: str, request_class: Any, call: Any, max_upload: int = 0) -> Me
             check_control_size(len(data), f": {NO_FILES}")
         return parse(request_class, data)
 
-    return Method(name, Kind.UNARY, Operation.ADMINISTER, decode, call, _encode_changed)
+    return Method(name, Kind.UNARY, Operation.MODEL_CONTROL, decode, call, _encode_changed)
 
 
 def _encode_changed(name: str) -> bytes:

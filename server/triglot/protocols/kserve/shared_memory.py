@@ -16,13 +16,14 @@ import orjson
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, NotFound, Unimplemented
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.operation import Operation
 from triglot.dataplane.control import REGISTER, UNREGISTER, Arguments, Control
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.json.text import read_body, type_name
 from triglot.protocols.kserve import openapi as api
 from triglot.protocols.kserve.regions import Region, Regions
 from triglot.protocols.openapi.operation import ApiOperation
-from triglot.protocols.rows import Kind, Method, Operation, Route
+from triglot.protocols.rows import Kind, Method, Route
 from triglot.protocols.wire import parse_control, serialize
 
 CLOSED = "system shared memory is disabled; enable it with the server's option shared_memory_prefix"
@@ -139,7 +140,7 @@ def _method(
     name: str, take: Callable[[Any], Any], call: Callable[..., Any], encode: Callable[[Any], bytes]
 ) -> Method:
     request_class = getattr(pb, f"{name}Request")
-    operation = Operation.INSPECT if name.endswith("Status") else Operation.ADMINISTER
+    operation = Operation.SHARED_MEMORY_STATUS if name.endswith("Status") else Operation.SHARED_MEMORY
     return Method(name, Kind.UNARY, operation, lambda data: take(parse_control(request_class, data)), call, encode)
 
 
@@ -181,15 +182,15 @@ def _routes(
     documented: ApiOperation,
 ) -> list[Route]:
     everything, one = f"/v2/{kind}", f"/v2/{kind}/region/{{region}}"
-    inspect, administer = Operation.INSPECT, Operation.ADMINISTER
-    rows = [Route("POST", f"{one}/register", administer, read, register, _empty, documented=(documented,))]
+    look, control = Operation.SHARED_MEMORY_STATUS, Operation.SHARED_MEMORY
+    rows = [Route("POST", f"{one}/register", control, read, register, _empty, documented=(documented,))]
     for path in (everything, one):
-        rows.append(Route("GET", f"{path}/status", inspect, _region_in, status, encode, documented=(api.REGIONS,)))
+        rows.append(Route("GET", f"{path}/status", look, _region_in, status, encode, documented=(api.REGIONS,)))
         rows.append(
             Route(
                 "POST",
                 f"{path}/unregister",
-                administer,
+                control,
                 _region_in,
                 unregister,
                 _empty,

@@ -12,6 +12,7 @@ import orjson
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.operation import Operation
 from triglot.core.statistics import Duration, Responses, Statistics
 from triglot.dataplane.control import STATISTICS, Arguments
 from triglot.dataplane.dataplane import DataPlane
@@ -19,7 +20,7 @@ from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import openapi as api
 from triglot.protocols.kserve.added_statistics import merged
 from triglot.protocols.kserve.extension import MODEL_PATHS
-from triglot.protocols.rows import Kind, Method, Operation, Route
+from triglot.protocols.rows import Kind, Method, Route
 from triglot.protocols.wire import parse_control, serialize
 from triglot.repository.config.as_json import json_object
 from triglot.repository.manager.plan import State
@@ -75,12 +76,14 @@ class ModelStatistics:
     def methods(self) -> Sequence[Method]:
         """The row of GRPCInferenceService."""
         decode = partial(parse_control, pb.ModelStatisticsRequest)
-        return [Method("ModelStatistics", Kind.UNARY, Operation.INSPECT, decode, self.statistics, serialize)]
+        return [Method("ModelStatistics", Kind.UNARY, Operation.STATISTICS, decode, self.statistics, serialize)]
 
     def routes(self) -> Sequence[Route]:
         """The rows of the REST interface."""
         return [
-            Route("GET", path, Operation.INSPECT, _decode, self.statistics, _encode, documented=(api.STATISTICS,))
+            Route(
+                "GET", path, Operation.STATISTICS, _decode, self.statistics, _encode, documented=(api.STATISTICS,)
+            )
             for path in PATHS
         ]
 

@@ -12,13 +12,14 @@ import orjson
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelNotFound
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.operation import Operation
 from triglot.dataplane.control import TRACE_SETTINGS, Arguments
 from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.json.text import read_body, type_name
 from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.kserve.openapi import SET_TRACE, TRACE
-from triglot.protocols.rows import Kind, Method, Operation, Route
+from triglot.protocols.rows import Kind, Method, Route
 from triglot.protocols.wire import parse_control, serialize
 from triglot.telemetry.trace_settings import LEVEL
 
@@ -65,7 +66,7 @@ class TraceSetting:
 
     def methods(self) -> list[Method]:
         """The row of GRPCInferenceService."""
-        return [Method("TraceSetting", Kind.UNARY, Operation.ADMINISTER, _decode, self.change, _encode)]
+        return [Method("TraceSetting", Kind.UNARY, Operation.TRACE, _decode, self.change, _encode)]
 
     def routes(self) -> list[Route]:
         """The rows of the REST interface."""
@@ -73,8 +74,8 @@ class TraceSetting:
             Route(verb, path, operation, decode, self.change, _encode_rest, documented=(documented,))
             for path in PATHS
             for verb, operation, decode, documented in (
-                ("GET", Operation.INSPECT, _decode_get, TRACE),
-                ("POST", Operation.ADMINISTER, _decode_post, SET_TRACE),
+                ("GET", Operation.TRACE_STATUS, _decode_get, TRACE),
+                ("POST", Operation.TRACE, _decode_post, SET_TRACE),
             )
         ]
 

@@ -15,6 +15,7 @@ import orjson
 
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.operation import Operation
 from triglot.dataplane.control import METRICS as METRICS_REPORT
 from triglot.dataplane.control import NAMES, Arguments, Control, Reports
 from triglot.dataplane.control import OVERVIEW as OVERVIEW_REPORT
@@ -28,7 +29,7 @@ from triglot.protocols.monitor.prometheus import PrometheusText, render_reports
 from triglot.protocols.monitor.scripts import script_routes, takes_gzip
 from triglot.protocols.openapi.operation import ALLOW, ApiOperation
 from triglot.protocols.pages import page_headers, page_text
-from triglot.protocols.rows import Operation, Route, no_work
+from triglot.protocols.rows import Route, no_work
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.added_series import added_series, series_report
 from triglot.telemetry.store import Telemetry
@@ -141,7 +142,7 @@ def readable(route: Route) -> list[Route]:
     options = Route(
         "OPTIONS",
         route.path,
-        Operation.INSPECT,
+        Operation.PUBLIC,
         lambda _: None,
         allow,
         lambda *_: allowed,
@@ -171,7 +172,7 @@ def page_route(telemetry: Telemetry, control: Control, path: str) -> Route:
         page = f"{before}{items}{after}".encode(errors="replace")
         return HttpResponse(page, content_type="text/html; charset=utf-8", headers=headers)
 
-    return _route(path, openapi.PAGE, look, encode)
+    return _route(path, openapi.PAGE, look, encode, operation=Operation.PUBLIC)
 
 
 def _register_reports(telemetry: Telemetry, dataplane: DataPlane, text: PrometheusText) -> None:
@@ -215,12 +216,13 @@ def _route(
     call: Callable[[HttpRequest, Call], Awaitable[Any]],
     encode: Callable[[Any, HttpRequest], HttpResponse],
     answer_size: Callable[[Any], int] = no_work,
+    operation: Operation = Operation.METRICS,
 ) -> Route:
     """A GET that reads the telemetry where it is printed: on a thread, if there is much of it."""
     return Route(
         "GET",
         path,
-        Operation.INSPECT,
+        operation,
         lambda http: http,
         call,
         encode,

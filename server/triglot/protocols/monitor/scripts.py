@@ -8,8 +8,9 @@ from functools import partial
 
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.operation import Operation
 from triglot.protocols.monitor.openapi import JS
-from triglot.protocols.rows import Operation, Route
+from triglot.protocols.rows import Route
 
 PATHS = {"jQuery": "/grps/v1/js/jquery_min", "Flot": "/grps/v1/js/flot_min"}
 LAST_MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
@@ -24,7 +25,7 @@ def script_routes() -> list[Route]:
             "// The data of its charts is at /grps/v1/monitor/series?name=NAME\n"
         ).encode()
         encode = partial(_encode, script, gzip.compress(script, mtime=0))
-        routes.append(Route("GET", path, Operation.INSPECT, lambda http: http, _read, encode, documented=(JS,)))
+        routes.append(Route("GET", path, Operation.PUBLIC, lambda http: http, _read, encode, documented=(JS,)))
     return routes
 
 

@@ -11,12 +11,13 @@ import orjson
 
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.operation import Operation
 from triglot.model.metadata import ModelMetadata
 from triglot.protocols.monitor.routes import PROTOCOL, readable
 from triglot.protocols.openapi.document import document
 from triglot.protocols.openapi.operation import NO_CONTENT, OBJECT, STRING, ApiOperation, Schema, json_body
 from triglot.protocols.pages import page_headers, page_text
-from triglot.protocols.rows import Operation, Route
+from triglot.protocols.rows import Route
 from triglot.version import __version__
 
 DOCUMENT, PAGE = "/openapi.json", "/docs"
@@ -53,7 +54,7 @@ def openapi_routes(
         Route(
             "GET",
             DOCUMENT,
-            Operation.INSPECT,
+            Operation.METADATA,
             lambda http: http,
             look,
             made.encode,
@@ -65,7 +66,7 @@ def openapi_routes(
         Route(
             "GET",
             PAGE,
-            Operation.INSPECT,
+            Operation.PUBLIC,
             lambda http: http,
             nothing,
             lambda *_: HttpResponse(page, content_type="text/html; charset=utf-8", headers=headers),

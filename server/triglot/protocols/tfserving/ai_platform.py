@@ -23,6 +23,7 @@ from triglot.core.errors import (
     Unavailable,
 )
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.operation import Operation
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, ParameterValue
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
@@ -30,7 +31,7 @@ from triglot.protocols.json.arrays import parse_large
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.json.text import type_name
 from triglot.protocols.openapi.operation import ApiOperation
-from triglot.protocols.rows import Operation, Route
+from triglot.protocols.rows import Route
 from triglot.protocols.tfserving import openapi as api
 from triglot.protocols.tfserving.json_models import (
     INSTANCES,

@@ -8,8 +8,9 @@ from itertools import accumulate
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.operation import Operation
 from triglot.dataplane.control import TFSERVING_METRICS, Arguments, Control, Reports
-from triglot.protocols.rows import Operation, Route
+from triglot.protocols.rows import Route
 from triglot.protocols.tfserving.openapi import METRICS
 from triglot.telemetry.histogram import Histogram
 from triglot.telemetry.merging import merged_texts
@@ -58,7 +59,7 @@ def metrics_route(telemetry: Telemetry, control: Control, path: str) -> Route:
     return Route(
         "*",
         path,
-        Operation.INSPECT,
+        Operation.METRICS,
         lambda http: http,
         read,
         encode,

@@ -17,6 +17,7 @@ import orjson
 from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.operation import Operation
 from triglot.core.running import Defer, Done, OnLoop, Outcome
 from triglot.core.scattered import Scattered
 from triglot.dataplane.dataplane import DataPlane
@@ -26,7 +27,7 @@ from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.openapi.operation import ApiOperation
-from triglot.protocols.rows import DamagedBody, InflatedTooLarge, Operation, Route
+from triglot.protocols.rows import DamagedBody, InflatedTooLarge, Route
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
 from triglot.protocols.tfserving.inference import ExamplesRequest
 from triglot.protocols.tfserving.json_models import encode_json, json_inputs, read_object, split_keywords
@@ -241,7 +242,7 @@ def _takes_other(signature: Signature, than: Signature) -> bool:
 
 def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
     """The rows of everything below /v1/."""
-    infer, inspect = Operation.INFER, Operation.INSPECT
+    infer, metadata, public = Operation.INFER, Operation.METADATA, Operation.PUBLIC
     headers = _CORS if cors else {}
 
     def route(
@@ -277,7 +278,7 @@ def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
         )
 
     return [
-        route("GET", inspect, api.decode_get, documented=look_operations(kserve_v1=api.kserve_v1)),
+        route("GET", metadata, api.decode_get, documented=look_operations(kserve_v1=api.kserve_v1)),
         # Rows of their own, for the telemetry: what a malformed request was meant to be is not known.
         *(
             route(
@@ -292,14 +293,14 @@ def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
             for name in CALLS
         ),
         route("POST", infer, api.decode_post),
-        Route("OPTIONS", PREFIX, inspect, _is_cross_origin, _allow, _encode_options, headers=headers),
-        route("*", inspect, _refuse),
+        Route("OPTIONS", PREFIX, public, _is_cross_origin, _allow, _encode_options, headers=headers),
+        route("*", public, _refuse),
     ]
 
 
 def not_found_route() -> Route:
     """Every path that is nobody's, as TensorFlow Serving's HTTP library answers it."""
-    return Route("*", ANY_PATH, Operation.INSPECT, lambda _: True, _allow, _encode_not_found)
+    return Route("*", ANY_PATH, Operation.PUBLIC, lambda _: True, _allow, _encode_not_found)
 
 
 def _model(http: HttpRequest) -> str:

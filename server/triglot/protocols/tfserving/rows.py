@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from triglot.core.operation import Operation
 from triglot.core.scattered import Scattered
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2
-from triglot.protocols.rows import Kind, Method, Operation, Service, no_work
+from triglot.protocols.rows import Kind, Method, Service, no_work
 from triglot.protocols.tfserving.codec import (
     ELEMENT_WORK,
     PredictDecoder,
@@ -36,7 +37,7 @@ TRUNCATED = "...TRUNCATED"
 
 def tfserving_services(predictions: Predictions, models: Models, *, tensor_content: bool) -> list[Service]:
     """PredictionService and ModelService. `tensor_content`: Predict answers with it (tfs 0.2)."""
-    infer, inspect = Operation.INFER, Operation.INSPECT
+    infer, described = Operation.INFER, Operation.METADATA
     classify = partial(decode_examples, inference_pb2.ClassificationRequest)
     regress = partial(decode_examples, inference_pb2.RegressionRequest)
     metadata = partial(parse_control, metadata_pb2.GetModelMetadataRequest)
@@ -70,15 +71,15 @@ def tfserving_services(predictions: Predictions, models: Models, *, tensor_conte
                 row("Classify", classify, run.classify, _encode_classification, _classes, len),
                 row("Regress", regress, run.regress, _encode_regression, _values, len),
                 row("MultiInference", decode_multi, run.multi_inference, serialize, no_work, len),
-                _control_row("GetModelMetadata", inspect, metadata, models.metadata),
+                _control_row("GetModelMetadata", described, metadata, models.metadata),
             ),
             PROTOCOL,
         ),
         Service(
             MODEL_SERVICE,
             (
-                _control_row("GetModelStatus", inspect, status, models.status),
-                _control_row("HandleReloadConfigRequest", Operation.ADMINISTER, reload, models.reload),
+                _control_row("GetModelStatus", described, status, models.status),
+                _control_row("HandleReloadConfigRequest", Operation.MODEL_CONTROL, reload, models.reload),
             ),
             PROTOCOL,
         ),

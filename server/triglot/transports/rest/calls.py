@@ -11,9 +11,10 @@ from typing import Any
 from triglot.config.options import Config
 from triglot.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from triglot.core.http import HttpResponse
+from triglot.core.operation import Operation
 from triglot.core.running import Running
 from triglot.core.timer_wheel import TimerWheel
-from triglot.protocols.rows import Operation, Route
+from triglot.protocols.rows import Route
 from triglot.telemetry.store import Telemetry
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.answers import fields_of

@@ -14,9 +14,10 @@ from functools import lru_cache
 from triglot.config.options import Config
 from triglot.core.errors import PermissionDenied
 from triglot.core.http import HttpResponse
-from triglot.protocols.rows import Operation, Route
+from triglot.core.operation import ADMINISTRATION, Operation
+from triglot.protocols.rows import Route
 
-CHECKED = (Operation.INFER, Operation.ADMINISTER)
+CHECKED = {Operation.INFER, *ADMINISTRATION}
 """What a page of another origin may not do. What the others answer, no such page can read."""
 SAFE_VERBS = ("GET", "HEAD")
 BROWSER = "Mozilla/"
@@ -47,7 +48,7 @@ class Origins:
         if route.operation not in CHECKED:
             return
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-        if route.operation is Operation.ADMINISTER and route.verb in SAFE_VERBS:
+        if route.operation in ADMINISTRATION and route.verb in SAFE_VERBS:
             # An image may be enough to send it; without TLS, and away from loopback, only its User-Agent tells.
             if site or origin or headers.get("user-agent", "").startswith(BROWSER):
                 raise PermissionDenied(f"browsers must not change the server with {route.verb}; use POST")

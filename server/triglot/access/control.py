@@ -1,0 +1,218 @@
+"""Who may make a call: asked once, before its body is read, by what its row is for.
+
+Strategy: a credential is looked up by its SHA-256 hash, so that how long the look-up takes says nothing of the
+secrets. What was found is kept, and what a changed file says goes into it: whoever holds a `Permission`, as open
+streams do, learns of it at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from triglot.access.credentials import CREDENTIAL_FIELDS, Fields, Token, digest, token_of
+from triglot.access.file import AccessRules, ClientRule, Grant, read_access
+from triglot.access.limits import CallLimits
+from triglot.access.restricted import GRPC_PREFIX, Restricted
+from triglot.config.options import Config, ConfigError
+from triglot.core.errors import PermissionDenied, Unauthenticated
+from triglot.core.operation import Operation
+from triglot.core.permission import EVERYTHING, Permission
+
+log = logging.getLogger(__name__)
+
+GRPC, REST = "gRPC", "REST"
+"""The kinds of doors."""
+Key = TypeVar("Key", bytes, str)
+LOOK_SECONDS = 0.5
+"""Between two looks at the file: what it takes away is gone within a second."""
+Names = Callable[[], Sequence[str]]
+"""Gives the names of the client's certificate; none without one."""
+
+
+class Holder:
+    """Who has a credential, and what that gives. `name` is for logs, `group` for metrics; see `Permission`."""
+
+    def __init__(
+        self, name: str, grant: Grant, anonymous: Grant, limits: CallLimits | None, group: str = ""
+    ) -> None:
+        self.name = name
+        self._group = group
+        self._grants: tuple[Grant, ...] = (grant, anonymous)
+        self._limits = limits
+        self._permissions: dict[Operation, Permission] = {}
+
+    def permission(self, operation: Operation) -> Permission | None:
+        """What it gives for the operation, if anything: its own, and what anybody may do."""
+        permission = self._permissions.get(operation)
+        if permission is None and (permission := self._made(operation)) is not None:
+            self._permissions[operation] = permission
+        return permission
+
+    def _made(self, operation: Operation) -> Permission | None:
+        models = [model for grant in self._grants if operation in grant.operations for model in grant.models]
+        if not any(operation in grant.operations for grant in self._grants):
+            return None
+        return Permission(self.name, tuple(models), self._limits, group=self._group)
+
+    def renew(self, other: Holder) -> None:
+        """The file says something else of this credential."""
+        self.name, self._group = other.name, other._group
+        self._grants, self._limits = other._grants, other._limits
+        for operation, permission in list(self._permissions.items()):
+            if (renewed := self._made(operation)) is None:
+                del self._permissions[operation]
+                permission.withdraw()
+            else:
+                permission.renew(renewed)
+
+    def withdraw(self) -> None:
+        """The file does not know the credential any more."""
+        self._grants = ()
+        self.renew(self)
+
+
+class AccessControl:
+    """What the access file and Triton's restricted groups say. On the loop.
+
+    Raises `ConfigError` for a file, or options, that cannot be what is meant.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._restricted = {
+            GRPC: Restricted("grpc_restricted_protocol", config.grpc_restricted_protocol, GRPC_PREFIX),
+            REST: Restricted("http_restricted_api", config.http_restricted_api),
+        }
+        self.fields = {
+            door: CREDENTIAL_FIELDS | restricted.fields for door, restricted in self._restricted.items()
+        }
+        """The header fields that `permission` has to see, by kind of door."""
+        self._file = Path(config.access) if config.access else None
+        self._text = b""
+        self._rules = AccessRules()
+        self._limits: WeakValueDictionary[str, CallLimits] = WeakValueDictionary()
+        self._tokens: dict[bytes, Holder] = {}
+        self._certificates: dict[str, Holder] = {}
+        self._anonymous = Holder("", Grant(), Grant(), None)
+        if self._file is not None:
+            self._rules = self._read(self._file)
+            _check_secrecy(config, self._rules)
+            self._apply()
+
+    def permission(self, operation: Operation, door: str, fields: Fields, certificate: Names) -> Permission:
+        """What the call has. `fields`: those of its header that `fields` names, repeated ones as often.
+
+        Raises `Unauthenticated` and `PermissionDenied`, and `Unavailable` as Triton for a restricted group.
+        """
+        self._restricted[door].check(operation, fields)
+        if self._file is None or operation is Operation.PUBLIC:
+            return EVERYTHING
+        holder = self._holder(fields, certificate)
+        permission = holder.permission(operation)
+        if permission is not None:
+            return permission
+        if holder is self._anonymous:
+            raise Unauthenticated(
+                f"{operation.value} needs credentials: a token in 'authorization: Bearer TOKEN' or 'x-api-key', "
+                "or a client certificate that the access file names"
+            )
+        raise PermissionDenied(f"client '{holder.name}' may not use {operation.value}")
+
+    def _holder(self, fields: Fields, certificate: Names) -> Holder:
+        if self._rules.takes_tokens and (token := token_of(fields)) is not None:
+            return self._of_token(token)
+        if self._certificates:
+            for name in certificate():
+                if (holder := self._certificates.get(name)) is not None:
+                    return holder
+        return self._anonymous
+
+    def _of_token(self, token: Token) -> Holder:
+        holder = self._tokens.get(digest(token.text))
+        if holder is None or (token.user and token.user != holder.name):
+            raise Unauthenticated("the token is unknown")
+        return holder
+
+    # --- the file ---
+
+    def renew(self) -> None:
+        """Read the file, if it has changed. What is wrong with it is logged once, and the old one holds."""
+        if self._file is None:
+            return
+        before = self._text
+        try:
+            rules = self._read(self._file)
+        except ConfigError as error:
+            if self._text != before:
+                log.warning("the access file changed, but the previous one stays in force: %s", error)
+            return
+        if self._text != before:
+            self._rules = rules
+            self._apply()
+            log.info("the access file changed: %d clients", len(rules.clients))
+
+    def _read(self, file: Path) -> AccessRules:
+        try:
+            self._text = file.read_bytes()
+        except OSError as error:
+            self._text = str(error).encode()
+            raise ConfigError(f"access: cannot read {file}: {error.strerror}") from None
+        return read_access(file, self._text)
+
+    def _apply(self) -> None:
+        rules = self._rules
+        anonymous = Holder("", rules.anonymous, rules.anonymous, self._limits_of("", rules.anonymous))
+        tokens: dict[bytes, Holder] = {}
+        certificates: dict[str, Holder] = {}
+        for client in rules.clients:
+            tokens |= {token: self._made(client) for token in client.tokens}
+            certificates |= {name: self._made(client) for name in client.certificates}
+        self._anonymous.renew(anonymous)
+        self._tokens = _renewed(self._tokens, tokens)
+        self._certificates = _renewed(self._certificates, certificates)
+
+    def _made(self, client: ClientRule) -> Holder:
+        return Holder(client.name, client, self._rules.anonymous, self._limits_of(client.name, client))
+
+    def _limits_of(self, name: str, grant: Grant) -> CallLimits | None:
+        """The same for all credentials of a client, before and after a change of the file."""
+        if not grant.rate and not grant.concurrent:
+            return None
+        limits = self._limits.get(name)
+        if limits is None:
+            limits = self._limits[name] = CallLimits(name, grant.rate, grant.concurrent)
+        else:
+            limits.change(grant.rate, grant.concurrent)
+        return limits
+
+
+def _renewed(before: Mapping[Key, Holder], after: Mapping[Key, Holder]) -> dict[Key, Holder]:
+    """`after`, with the holders of `before` where there are some, which calls refer to."""
+    for key, holder in before.items():
+        if key not in after:
+            holder.withdraw()
+    for key, holder in after.items():
+        if key in before:
+            before[key].renew(holder)
+    return {key: before.get(key, holder) for key, holder in after.items()}
+
+
+def _check_secrecy(config: Config, rules: AccessRules) -> None:
+    """Raises `ConfigError` where tokens would be sent as they are for everybody on the way to read."""
+    if rules.takes_tokens and not (config.tls_certificate or config.tls_in_front or config.on_loopback):
+        raise ConfigError(
+            f"access: clients would send their tokens without TLS to {config.host}; set tls_certificate and "
+            "tls_key, or tls_in_front if a proxy before the server speaks TLS with them"
+        )
+    if rules.takes_certificates and not config.tls_client_ca:
+        raise ConfigError("access: certificates: set tls_client_ca to the CA that has signed them")
+
+
+def access_control(config: Config) -> AccessControl | None:
+    """None where everybody may do everything. Raises `ConfigError` as `AccessControl`."""
+    if config.access or config.grpc_restricted_protocol or config.http_restricted_api:
+        return AccessControl(config)
+    return None

@@ -1,0 +1,74 @@
+"""What unchanged clients send to say who they are: header fields, or gRPC metadata."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from triglot.core.errors import Unauthenticated
+
+AUTHORIZATION, API_KEY = "authorization", "x-api-key"
+CREDENTIAL_FIELDS = frozenset((AUTHORIZATION, API_KEY))
+LONGEST_TOKEN = 16 * 1024
+"""Characters; tokens of large organisations have a few thousand."""
+TOKEN_BYTES = 32
+Fields = Iterable[tuple[str, str]]
+"""Header fields: names in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A secret, and the name of the client that it was sent with, if there was one."""
+
+    text: str
+    user: str = ""
+
+
+def token_of(fields: Fields) -> Token | None:
+    """The token that the fields carry; None without one.
+
+    Raises `Unauthenticated` for more than one, and for what is no token. No text of it has any part of the secret.
+    """
+    found = [field for field in fields if field[0] in CREDENTIAL_FIELDS]
+    if not found:
+        return None
+    if len(found) > 1:
+        names = " and ".join(sorted({name for name, _ in found}))
+        raise Unauthenticated(f"{names}: expected one credential, got {len(found)}")
+    name, value = found[0]
+    if len(value) > LONGEST_TOKEN:
+        raise Unauthenticated(f"{name}: expected at most {LONGEST_TOKEN} characters, got {len(value)}")
+    if name == API_KEY:
+        return Token(value)
+    scheme, _, rest = value.partition(" ")
+    kind = scheme.lower()
+    if kind == "bearer":
+        return Token(rest.strip())
+    if kind == "basic":
+        return _of_password(rest.strip())
+    raise Unauthenticated(f"{name}: expected Bearer or Basic")
+
+
+def _of_password(encoded: str) -> Token:
+    """tritonclient's plugin sends a name and a password: the client's, and its token (RFC 7617)."""
+    try:
+        user, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        raise Unauthenticated(f"{AUTHORIZATION}: Basic expects NAME:TOKEN in base64") from None
+    if not colon or not user:
+        raise Unauthenticated(f"{AUTHORIZATION}: Basic expects NAME:TOKEN in base64")
+    return Token(password, user)
+
+
+def digest(token: str) -> bytes:
+    """What the file has in place of the token."""
+    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+
+
+def new_token() -> str:
+    """That nobody can guess."""
+    return secrets.token_urlsafe(TOKEN_BYTES)

@@ -1,0 +1,227 @@
+"""The access file: who may do what, in TOML. Nothing here knows of calls."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triglot.config.options import ConfigError, unknown
+from triglot.core.operation import OPERATION_NAMES, Operation
+from triglot.core.permission import ALL_MODELS
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+NO_OPERATIONS: frozenset[Operation] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What somebody may do: `operations`, on the models that `models` (patterns as of file names) fit.
+
+    `rate`: requests a second; `concurrent`: open calls; 0: no limit.
+    """
+
+    operations: frozenset[Operation] = NO_OPERATIONS
+    models: tuple[str, ...] = ALL_MODELS
+    rate: float = 0.0
+    concurrent: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRule(Grant):
+    """A client and its credentials: digests of its tokens, and names that its certificates have."""
+
+    name: str
+    tokens: tuple[bytes, ...] = ()
+    certificates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuerRule(Grant):
+    """Somebody who signs JWTs: their `iss` and `aud`, and where the keys are, a file or a URL.
+
+    `operations` are those of all its tokens; `groups` those of each value that the claim `groups_claim` may have.
+    """
+
+    name: str
+    issuer: str
+    audience: str
+    jwks: str
+    groups_claim: str = ""
+    groups: Mapping[str, frozenset[Operation]]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRules:
+    """What the file says."""
+
+    clients: tuple[ClientRule, ...] = ()
+    issuers: tuple[IssuerRule, ...] = ()
+    anonymous: Grant = Grant()
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether there are clients that send secrets."""
+        return bool(self.issuers) or any(client.tokens for client in self.clients)
+
+    @property
+    def takes_certificates(self) -> bool:
+        """Whether there are clients that are known by their certificates."""
+        return any(client.certificates for client in self.clients)
+
+
+def read_access(path: Path, content: bytes) -> AccessRules:
+    """What the file at `path` says, whose content this is.
+
+    Raises `ConfigError`, which names the file and the key, for anything that it cannot mean.
+    """
+    try:
+        table = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"access: {path} is not TOML: {error}") from None
+    try:
+        return _rules(table, path.parent)
+    except ConfigError as error:
+        raise ConfigError(f"access: {path}: {error}") from None
+
+
+def _rules(table: dict[str, Any], folder: Path) -> AccessRules:
+    _check_keys(table, ("client", "issuer", "anonymous"), "")
+    clients = tuple(_client(name, one) for name, one in _tables(table, "client"))
+    issuers = tuple(_issuer(name, one, folder) for name, one in _tables(table, "issuer"))
+    _check_unique(clients, lambda client: client.tokens, "tokens_sha256")
+    _check_unique(clients, lambda client: client.certificates, "certificates")
+    _check_issuers(issuers)
+    names = {client.name for client in clients}
+    for issuer in issuers:
+        if issuer.name in names:
+            raise ConfigError(f"issuer.{issuer.name}: a client has this name already")
+    return AccessRules(clients, issuers, _anonymous(table))
+
+
+def _tables(table: dict[str, Any], kind: str) -> Iterable[tuple[str, dict[str, Any]]]:
+    named = _of(dict, table.get(kind, {}), kind, "tables [" + kind + ".NAME]")
+    for name, one in named.items():
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{kind}.{name}: a name has up to 64 letters, digits, '.', '_', '@' and '-'")
+        yield name, _of(dict, one, f"{kind}.{name}", "a table")
+
+
+def _client(name: str, table: dict[str, Any]) -> ClientRule:
+    where = f"client.{name}."
+    _check_keys(table, ("tokens_sha256", "certificates", *_GRANT_KEYS), where)
+    tokens = _texts(table, "tokens_sha256", where)
+    for token in tokens:
+        if not _DIGEST.fullmatch(token):
+            raise ConfigError(f"{where}tokens_sha256: expected the 64 hexadecimal digits of a SHA-256 hash")
+    certificates = _texts(table, "certificates", where)
+    if not tokens and not certificates:
+        raise ConfigError(f"client.{name}: expected tokens_sha256 or certificates, got neither")
+    return ClientRule(
+        name=name, tokens=tuple(map(bytes.fromhex, tokens)), certificates=certificates, **_grant(table, where)
+    )
+
+
+def _issuer(name: str, table: dict[str, Any], folder: Path) -> IssuerRule:
+    where = f"issuer.{name}."
+    _check_keys(table, ("issuer", "audience", "jwks", "groups", *_GRANT_KEYS), where)
+    texts = {key: _of(str, table.get(key, ""), where + key, "a text") for key in ("issuer", "audience", "jwks")}
+    for key, text in texts.items():
+        if not text:
+            raise ConfigError(f"{where}{key}: missing")
+    if "://" not in texts["jwks"]:
+        texts["jwks"] = str(folder / texts["jwks"])
+    groups = dict(_of(dict, table.get("groups", {}), where + "groups", "a table"))
+    claim = _of(str, groups.pop("claim", ""), f"{where}groups.claim", "a text")
+    if groups and not claim:
+        raise ConfigError(f"{where}groups.claim: missing")
+    of_group = {group: _operations(names, f"{where}groups.{group}") for group, names in groups.items()}
+    grant = _grant(table, where, needs_operations=not of_group)
+    return IssuerRule(name=name, **texts, groups_claim=claim, groups=of_group, **grant)
+
+
+def _anonymous(table: dict[str, Any]) -> Grant:
+    if "anonymous" not in table:
+        return Grant()
+    given = _of(dict, table["anonymous"], "anonymous", "a table")
+    _check_keys(given, _GRANT_KEYS, "anonymous.")
+    return Grant(**_grant(given, "anonymous."))
+
+
+_GRANT_KEYS = ("operations", "models", "rate", "concurrent")
+
+
+def _grant(table: dict[str, Any], where: str, *, needs_operations: bool = True) -> dict[str, Any]:
+    if needs_operations and "operations" not in table:
+        raise ConfigError(f"{where}operations: missing")
+    rate = table.get("rate", 0.0)
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < float("inf"):
+        raise ConfigError(f"{where}rate: expected requests a second, got {rate!r}")
+    concurrent = table.get("concurrent", 0)
+    if isinstance(concurrent, bool) or not isinstance(concurrent, int) or concurrent < 0:
+        raise ConfigError(f"{where}concurrent: expected a number of calls, got {concurrent!r}")
+    return {
+        "operations": _operations(table.get("operations", []), f"{where}operations"),
+        "models": _texts(table, "models", where) if "models" in table else ALL_MODELS,
+        "rate": float(rate),
+        "concurrent": concurrent,
+    }
+
+
+def _operations(names: Any, where: str) -> frozenset[Operation]:
+    operations = NO_OPERATIONS
+    for name in _list_of_texts(names, where):
+        if name not in OPERATION_NAMES:
+            raise ConfigError(f"{where}: {unknown(name, OPERATION_NAMES, 'operation')}")
+        operations |= OPERATION_NAMES[name]
+    return operations
+
+
+def _check_unique(clients: Iterable[ClientRule], of: Callable[[ClientRule], Iterable[Any]], key: str) -> None:
+    """A credential names one client."""
+    owners: dict[Any, str] = {}
+    for client in clients:
+        for credential in of(client):
+            owner = owners.setdefault(credential, client.name)
+            if owner != client.name:
+                raise ConfigError(f"client.{client.name}.{key}: client.{owner} has the same one")
+
+
+def _check_issuers(issuers: Iterable[IssuerRule]) -> None:
+    names: dict[tuple[str, str], str] = {}
+    for one in issuers:
+        owner = names.setdefault((one.issuer, one.audience), one.name)
+        if owner != one.name:
+            raise ConfigError(f"issuer.{one.name}: issuer.{owner} has the same issuer and audience")
+
+
+def _check_keys(table: dict[str, Any], known: Iterable[str], where: str) -> None:
+    known = tuple(known)
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{where}{key}: {unknown(key, known, 'key')}")
+
+
+def _texts(table: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
+    return _list_of_texts(table.get(key, []), where + key)
+
+
+def _list_of_texts(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+        raise ConfigError(f"{where}: expected a list of texts, got {_kind_of(value)}")
+    return tuple(value)
+
+
+def _kind_of(value: Any) -> str:
+    """What came, without its text, which may be a secret in the wrong place."""
+    return f"a list with {len(value)} entries" if isinstance(value, list) else type(value).__name__
+
+
+def _of(kind: type, value: Any, where: str, expected: str) -> Any:
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where}: expected {expected}, got {type(value).__name__}")
+    return value

@@ -1,0 +1,71 @@
+"""Triton's restricted groups: calls that need a header with a shared value (KServe V2, extensions)."""
+
+from __future__ import annotations
+
+import hmac
+import re
+
+from triglot.access.credentials import Fields
+from triglot.config.options import ConfigError, unknown
+from triglot.core.errors import PermissionDenied, ServingError, Unavailable
+from triglot.core.operation import TRITON_GROUPS, Operation
+
+GRPC_PREFIX = "triton-grpc-protocol-"
+_ENTRY = re.compile(r"([a-z][a-z, -]*):([^=:,\s]+)=([^,\s]+)(?:,|$)")
+
+
+class Restricted:
+    """What the option `name` says of the calls over one kind of transport.
+
+    `text`: `GROUP,...:KEY=VALUE`, several with commas between them. `prefix` goes before the key. Raises
+    `ConfigError`.
+    """
+
+    def __init__(self, name: str, text: str, prefix: str = "") -> None:
+        self._is_grpc = bool(prefix)
+        self._needed: dict[Operation, tuple[str, bytes]] = {}
+        for groups, key, value in _entries(name, text):
+            header = prefix + key.lower()
+            for group in groups:
+                for operation in _operations(name, group):
+                    if operation in self._needed:
+                        raise ConfigError(f"{name}: {group} is there twice")
+                    self._needed[operation] = header, value.encode()
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The headers that it looks at."""
+        return frozenset(header for header, _ in self._needed.values())
+
+    def check(self, operation: Operation, fields: Fields) -> None:
+        """Raises what Triton answers to a call without its header, or with another value."""
+        needed = self._needed.get(operation)
+        if needed is None:
+            return
+        header, value = needed
+        sent = [one.encode(errors="surrogateescape") for name, one in fields if name == header]
+        if len(sent) != 1 or not hmac.compare_digest(sent[0], value):
+            raise self._refusal(header)
+
+    def _refusal(self, header: str) -> ServingError:
+        if self._is_grpc:
+            return Unavailable(f"This protocol is restricted, expecting header '{header}'")
+        return PermissionDenied(f"This API is restricted, expecting header '{header}'")
+
+
+def _entries(name: str, text: str) -> list[tuple[list[str], str, str]]:
+    entries, at = [], 0
+    while at < len(text):
+        entry = _ENTRY.match(text, at)
+        if entry is None:
+            # Without the text, which has a secret.
+            raise ConfigError(f"{name}: expected GROUP,...:KEY=VALUE with a value without commas")
+        entries.append(([group.strip() for group in entry[1].split(",") if group.strip()], entry[2], entry[3]))
+        at = entry.end()
+    return entries
+
+
+def _operations(name: str, group: str) -> frozenset[Operation]:
+    if group not in TRITON_GROUPS:
+        raise ConfigError(f"{name}: {unknown(group, TRITON_GROUPS, 'group')}")
+    return TRITON_GROUPS[group]

@@ -1,0 +1,109 @@
+"""What one client may do with one kind of operation, as the checks on a call's way need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+from triglot.core.errors import PermissionDenied
+
+MOST_KNOWN_MODELS = 1024
+"""Names of models that were matched, and are remembered."""
+ALL_MODELS = ("*",)
+End = Callable[[], object]
+
+
+class ClientLimits(Protocol):
+    """How many calls a client may make: all of its credentials share them."""
+
+    def enter(self) -> None:
+        """One more call begins. Raises `QueueFull`, which says when to come again."""
+
+    def count(self) -> None:
+        """As `enter`, for one more request of an open call, which nobody has to `leave`."""
+
+    def leave(self) -> None:
+        """A call has ended."""
+
+
+class Permission:
+    """What a credential gives for one operation: the models, by patterns as those of file names.
+
+    `client` is the name for logs, metrics and models: "" where nobody is asked. `group`: the name that metrics
+    use, the issuer's of those that a token names. `limits`: None without any. Once it is `withdrawn`, open streams
+    have been ended, and no call begins.
+    """
+
+    __slots__ = ("_known", "_models", "_streams", "client", "group", "limits", "withdrawn")
+
+    def __init__(
+        self,
+        client: str = "",
+        models: tuple[str, ...] = ALL_MODELS,
+        limits: ClientLimits | None = None,
+        *,
+        group: str = "",
+    ) -> None:
+        self.client = client
+        self.group = group or client
+        self.limits = limits
+        self.withdrawn = False
+        self._models = models
+        self._known: dict[str, bool] = {}
+        self._streams: set[End] = set()
+
+    @property
+    def covers_all(self) -> bool:
+        """Whether it is for every model: what shows all of them at once is for no other client."""
+        return "*" in self._models
+
+    def covers(self, model: str) -> bool:
+        """Whether it is for this model, which may not exist."""
+        known = self._known.get(model)
+        if known is None:
+            if len(self._known) >= MOST_KNOWN_MODELS:
+                self._known.clear()
+            known = self._known[model] = any(fnmatchcase(model, pattern) for pattern in self._models)
+        return known
+
+    def check_model(self, model: str) -> None:
+        """Raises `PermissionDenied`, whether there is such a model or not."""
+        if not self.covers(model):
+            raise PermissionDenied(f"{self.who} may not use model '{model}' in this way")
+
+    def check_all_models(self) -> None:
+        """Raises `PermissionDenied` unless it is for every model."""
+        if not self.covers_all:
+            raise PermissionDenied(f"{self.who} may use some models only, and this is about all of them")
+
+    @property
+    def who(self) -> str:
+        """The client, for errors."""
+        return f"client '{self.client}'" if self.client else "a client without credentials"
+
+    def renew(self, other: Permission) -> None:
+        """What the file says now."""
+        self.client, self.group, self.limits = other.client, other.group, other.limits
+        self._models = other._models
+        self._known.clear()
+
+    def withdraw(self) -> None:
+        """The file does not give it any more: end the open streams."""
+        self.withdrawn = True
+        self._models = ()
+        self._known.clear()
+        for end in list(self._streams):
+            end()
+
+    def follow(self, end: End) -> None:
+        """Have `end` called when it is withdrawn."""
+        self._streams.add(end)
+
+    def unfollow(self, end: End) -> None:
+        """Take `follow` back."""
+        self._streams.discard(end)
+
+
+EVERYTHING = Permission()
+"""Of calls that nobody checks: those of the server and its models, and all where no file says who may do what."""
