@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from triglot import backends
+from triglot.access.control import AccessControl, access_control
 from triglot.config.options import NO_PORT, Config, ConfigError
 from triglot.core.errors import ModelLoadError
 from triglot.dataplane.control import Control
@@ -135,6 +136,8 @@ class Server:
         self._logs: LogSettings | None = None
         self._about = about
         self._regions = Regions(self.config.shared_memory_prefix, self.config.max_message_size)
+        self._access: AccessControl | None = None
+        self._access_renewed: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._resting: asyncio.Task[None] | None = None
         self._predictions = Predictions(self.dataplane)
@@ -161,6 +164,7 @@ class Server:
             _check_socket(self.config.grpc_socket)
         self._tracer.check()
         check_certificate(self.config)
+        self._access = access_control(self.config)
         _grpc_server(self.config)
         try:
             errors = await self.load()
@@ -242,18 +246,20 @@ class Server:
         )
         await self.dataplane.control.loaded()
         self._ticking = asyncio.create_task(self.telemetry.run())
+        if self._access is not None:
+            self._access_renewed = asyncio.create_task(self._access.run())
         if self.config.malloc == "keep":
             self._resting = asyncio.create_task(give_back_at_rest())
         listeners = []
         # gRPC's port may take REST calls, too.
-        calls = HttpCalls(routes, self.config, self.telemetry, self._request_bytes)
+        calls = HttpCalls(routes, self.config, self.telemetry, self._request_bytes, self._access)
         http = self._http = _http_server(self.config)(
             calls, self.config, bound=[] if self._bound is None else self._bound.rest
         )
         await http.set_up()
         if self.config.grpc_port != NO_PORT or self.config.grpc_socket:
             self._grpc = _grpc_server(self.config, self._bound)(
-                services, self.telemetry, self._request_bytes, http
+                services, self.telemetry, self._request_bytes, http, self._access
             )
             self.grpc_port = await self._grpc.start()
             listeners += [f"gRPC on {name}" for name in self._grpc_names()]
@@ -269,7 +275,7 @@ class Server:
             log.info("the monitor page is at %s://%s/", scheme, self.config.address(self.rest_port))
         if self.config.first_protocol == "grps" and not self.config.grps_online:
             log.info("grps health: not ready until Online is called; start with --online to be ready at once")
-        if not self.config.on_loopback and not self.config.tls_client_ca:
+        if not (self.config.on_loopback or self.config.tls_client_ca or self.config.access):
             log.warning("listening on %s without authentication", self.config.host)
 
     def _grpc_names(self) -> list[str]:
@@ -306,7 +312,7 @@ class Server:
         await self._tracer.close()
         if self._logs is not None:
             self._logs.close()
-        for task in (self._ticking, self._resting):
+        for task in (self._ticking, self._resting, self._access_renewed):
             if task is not None:
                 task.cancel()
 
@@ -331,23 +337,24 @@ def _trace_options(config: Config) -> TraceOptions:
 
 def _grpc_server(
     config: Config, bound: Bound | None = None
-) -> Callable[[list[Service], Telemetry, RequestBytes, HttpServer], GrpcServer | H2Server]:
+) -> Callable[[list[Service], Telemetry, RequestBytes, HttpServer, AccessControl | None], GrpcServer | H2Server]:
     """Makes what carries gRPC; the other one, and its library, are not loaded."""
     if config.grpc_transport == "h2":
         from triglot.transports.http2.server import H2Server  # noqa: PLC0415
 
-        return lambda services, telemetry, request_bytes, http: H2Server(
+        return lambda services, telemetry, request_bytes, http, access: H2Server(
             services,
             config,
             telemetry,
             request_bytes=request_bytes,
+            access=access,
             rest=None if config.rest_port == NO_PORT else http,
             bound=[] if bound is None else bound.grpc,
         )
     from triglot.transports.aio.server import GrpcServer  # noqa: PLC0415
 
-    return lambda services, telemetry, request_bytes, _: GrpcServer(
-        services, config, telemetry, request_bytes=request_bytes, shared=bound is not None
+    return lambda services, telemetry, request_bytes, _, access: GrpcServer(
+        services, config, telemetry, request_bytes=request_bytes, access=access, shared=bound is not None
     )
 
 

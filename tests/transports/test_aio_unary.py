@@ -10,6 +10,7 @@ import pytest
 from triglot.core.call import Call
 from triglot.core.errors import Code, Internal, ServingError
 from triglot.core.operation import Operation
+from triglot.core.permission import EVERYTHING
 from triglot.core.running import Defer, Done, OnLoop
 from triglot.protocols.rows import Kind, Method
 from triglot.telemetry.store import Telemetry
@@ -70,7 +71,7 @@ async def test_a_cancellation_in_the_same_turn(error: Internal | None, first: st
     method = Method("ModelInfer", Kind.UNARY, Operation.INFER, bytes, None, bytes, inference=inference)
     endpoint = telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True)
     handler = Calls(_refuse, RuntimeError, RequestBytes(0)).unary(method, endpoint)
-    task = asyncio.ensure_future(answer(handler, b"", context))
+    task = asyncio.ensure_future(answer(handler, b"", context, EVERYTHING))
     await asyncio.sleep(0)
     if first == "ended":
         inference.end(error)

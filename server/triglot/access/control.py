@@ -7,6 +7,7 @@ streams do, learns of it at once.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -138,6 +139,12 @@ class AccessControl:
 
     # --- the file ---
 
+    async def run(self) -> None:
+        """Look at the file until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.renew()
+
     def renew(self) -> None:
         """Read the file, if it has changed. What is wrong with it is logged once, and the old one holds."""
         if self._file is None:
@@ -152,7 +159,7 @@ class AccessControl:
         if self._text != before:
             self._rules = rules
             self._apply()
-            log.info("the access file changed: %d clients", len(rules.clients))
+            log.info("the new access file is in force, clients: %s", ", ".join(one.name for one in rules.clients))
 
     def _read(self, file: Path) -> AccessRules:
         try:

@@ -11,6 +11,8 @@ from triglot.core.errors import PermissionDenied
 MOST_KNOWN_MODELS = 1024
 """Names of models that were matched, and are remembered."""
 ALL_MODELS = ("*",)
+WITHDRAWN = "the client's permission was withdrawn"
+"""What an open stream is told that ends for it."""
 End = Callable[[], object]
 
 
@@ -76,6 +78,12 @@ class Permission:
         """Raises `PermissionDenied` unless it is for every model."""
         if not self.covers_all:
             raise PermissionDenied(f"{self.who} may use some models only, and this is about all of them")
+
+    def enter(self) -> ClientLimits | None:
+        """One more call begins; who is to be told when it has ended. Raises `QueueFull`."""
+        if self.limits is not None:
+            self.limits.enter()
+        return self.limits
 
     @property
     def who(self) -> str:

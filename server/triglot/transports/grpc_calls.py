@@ -9,14 +9,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex
 from triglot.core.errors import Code, DeadlineExceeded, ServingError, Unavailable, as_serving_error, outcome
 from triglot.core.operation import Operation
+from triglot.core.permission import Permission
 from triglot.core.scattered import Scattered
-from triglot.protocols.rows import Method, Service
+from triglot.protocols.rows import Kind, Method, Service
 from triglot.telemetry.calls import Endpoint, Observation
 from triglot.telemetry.store import Telemetry
 from triglot.transports.iterated import Iterated
@@ -40,6 +42,10 @@ BidiStream = Callable[[AsyncIterator[bytes] | Duplex, Any], Awaitable[None]]
 class Context(Protocol):
     """What a transport knows of a call, as grpc.aio's contexts do."""
 
+    @property
+    def permission(self) -> Permission:
+        """What its client may do."""
+
     def time_remaining(self) -> float | None:
         """Seconds until the client's deadline."""
 
@@ -58,6 +64,24 @@ class Context(Protocol):
 
 Abort = Callable[[Any, Code, str, Trailing], Awaitable[None]]
 """Ends the call of a context with a status; nothing is sent after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcRow:
+    """What handles the calls of a path, what they are for, and what counts them. All None: no such path."""
+
+    kind: Kind | None = None
+    handler: Any = None
+    operation: Operation | None = None
+    endpoint: Endpoint | None = None
+
+    def refused(self, call: Call, error: ServingError) -> None:
+        """Count a call that its client may not make."""
+        assert self.endpoint is not None
+        Observation(self.endpoint, call).end(error.code)
+
+
+NO_ROW = GrpcRow()
 
 
 class SlowReader(DeadlineExceeded):
@@ -80,6 +104,24 @@ class Calls:
         self._gone = gone
         self._streams: set[_OpenStream] = set()
         self.stopping = False
+
+    def rows(self, services: Iterable[Service], telemetry: Telemetry) -> dict[str, GrpcRow]:
+        """Those of the services, by their paths."""
+        makers: dict[Kind, Callable[[Method, Endpoint], Any]] = {
+            Kind.UNARY: self.unary,
+            Kind.SERVER_STREAM: self.server_stream,
+            Kind.BIDI_STREAM: self.bidi_stream,
+        }
+        return {
+            f"/{service.name}/{method.name}": GrpcRow(
+                method.kind,
+                makers[method.kind](method, endpoint := endpoint_of(telemetry, service, method)),
+                method.operation,
+                endpoint,
+            )
+            for service in services
+            for method in service.methods
+        }
 
     async def stop(self, stopped: asyncio.Future[Any]) -> None:
         """End streams with UNAVAILABLE, until the transport has `stopped`."""
@@ -111,7 +153,7 @@ class Calls:
         open_stream = _call_of(method)
 
         async def handle(data: bytes, context: Context) -> None:
-            call = call_of(context)
+            call = call_of(context, context.permission)
             call.size = len(data)
             observed = Observation(endpoint, call, call.size)
 
@@ -130,7 +172,7 @@ class Calls:
         open_stream = _call_of(method)
 
         async def handle(requests: AsyncIterator[bytes] | Duplex, context: Context) -> None:
-            call = call_of(context)
+            call = call_of(context, context.permission)
             decoded: AsyncIterator[Any] | Duplex
             if method.decode is bytes:
                 decoded = requests if isinstance(requests, Duplex) else Iterated(requests)
@@ -346,11 +388,13 @@ def _call_of(method: Method) -> Callable[[Any, Call], Any]:
     return method.call
 
 
-def call_of(context: Context) -> Call:
+def call_of(context: Any, permission: Permission) -> Call:
     """What user code may know of the call."""
     remaining = context.time_remaining()
     deadline = None if remaining is None else time.monotonic() + remaining
-    return Call(deadline, context.invocation_metadata)
+    call = Call(deadline, context.invocation_metadata)
+    call.permission = permission
+    return call
 
 
 async def _write(context: Context, encoded: bytes, call: Call) -> None:

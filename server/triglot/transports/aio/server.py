@@ -8,34 +8,47 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
 import grpc
 import grpc.aio
 
+from triglot.access.control import GRPC, AccessControl
 from triglot.config.options import NO_PORT, Config
-from triglot.core.errors import RETRY_AFTER_SECONDS, Code, QueueFull
-from triglot.protocols.rows import Kind, Method, Service
-from triglot.telemetry.calls import Endpoint
+from triglot.core.call import Call
+from triglot.core.errors import (
+    RETRY_AFTER_SECONDS,
+    Code,
+    QueueFull,
+    ServingError,
+    Unauthenticated,
+    Unimplemented,
+)
+from triglot.core.permission import EVERYTHING, WITHDRAWN, Permission
+from triglot.protocols.rows import Kind, Service
 from triglot.telemetry.store import Telemetry
 from triglot.transports.aio.requests import AioRequests
 from triglot.transports.aio.unary import answer
 from triglot.transports.aio.unsent import StreamContext, UnsentAnswers
+from triglot.transports.certificates import names_of_context
 from triglot.transports.grpc_calls import (
     BidiStream,
     Calls,
+    GrpcRow,
     ServerStream,
     Trailing,
-    endpoint_of,
+    UnaryHandler,
 )
 from triglot.transports.http2.core.limits import DEFAULTS, Limits
 from triglot.transports.listening import most_sockets
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.tls import Tls
 
-Unary = Callable[[bytes, Any], Awaitable[bytes]]
+Unary = Callable[[bytes, Any, Permission], Coroutine[Any, Any, bytes]]
+Stream = Callable[[bytes, Any, Permission], Coroutine[Any, Any, None]]
+RequestsStream = Callable[[AsyncIterable[bytes], Any, Permission], Coroutine[Any, Any, None]]
 
 LONGEST_MS = LONGEST_SECONDS = MOST_WAITING = 2**31 - 1
 MOST_OPEN_CALLS = 65_536
@@ -49,8 +62,8 @@ class GrpcServer:
     """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls.
 
     `limits`: those of HTTP/2 that grpc's core has no other option for. `request_bytes` is the count that it shares
-    with the REST server. `shared`: other processes listen on the port, too. Raises `ConfigError` for a certificate
-    that cannot be used.
+    with the REST server. `access` says who may make which calls; None: everybody. `shared`: other processes
+    listen on the port, too. Raises `ConfigError` for a certificate that cannot be used.
     """
 
     def __init__(
@@ -61,6 +74,7 @@ class GrpcServer:
         limits: Limits | None = None,
         *,
         request_bytes: RequestBytes | None = None,
+        access: AccessControl | None = None,
         shared: bool = False,
     ) -> None:
         limits = limits or DEFAULTS
@@ -72,21 +86,9 @@ class GrpcServer:
             _abort, grpc.aio.InternalError, request_bytes or RequestBytes(config.total_queue_bytes(None))
         )
         self._unsent = unsent = UnsentAnswers(limits)
-        makers: dict[Kind, Callable[[Method, Endpoint], grpc.RpcMethodHandler]] = {
-            Kind.UNARY: lambda *row: grpc.unary_unary_rpc_method_handler(
-                _counted(partial(answer, calls.unary(*row)), unsent, calls)
-            ),
-            Kind.SERVER_STREAM: lambda *row: grpc.unary_stream_rpc_method_handler(
-                _counted_stream(calls.server_stream(*row), unsent)
-            ),
-            Kind.BIDI_STREAM: lambda *row: grpc.stream_stream_rpc_method_handler(
-                _counted_requests(calls.bidi_stream(*row), unsent)
-            ),
-        }
         rows = {
-            f"/{service.name}/{method.name}": makers[method.kind](method, endpoint_of(telemetry, service, method))
-            for service in services
-            for method in service.methods
+            path: _handler(row, unsent, calls) if access is None else _checked(row, unsent, calls, access)
+            for path, row in calls.rows(services, telemetry).items()
         }
         most = config.max_connections or MOST_OPEN_CALLS
         self._server.add_generic_rpc_handlers((_Rows(rows, unsent, calls, most),))
@@ -119,27 +121,109 @@ class GrpcServer:
         self._unsent.close()
 
 
-def _counted(unary: Unary, unsent: UnsentAnswers, calls: Calls) -> Unary:
-    async def handle(data: bytes, context: Any) -> bytes:
+def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: Calls) -> grpc.RpcMethodHandler:
+    """For clients that nobody asks who they are."""
+    if row.kind is Kind.UNARY:
+        unary = _counted(row.handler, unsent, calls)
+        return grpc.unary_unary_rpc_method_handler(lambda data, context: unary(data, context, EVERYTHING))
+    if row.kind is Kind.SERVER_STREAM:
+        stream = _counted_stream(row.handler, unsent)
+        return grpc.unary_stream_rpc_method_handler(lambda data, context: stream(data, context, EVERYTHING))
+    requests_stream = _counted_requests(row.handler, unsent)
+    return grpc.stream_stream_rpc_method_handler(lambda data, context: requests_stream(data, context, EVERYTHING))
+
+
+def _checked(row: GrpcRow, unsent: UnsentAnswers, calls: Calls, access: AccessControl) -> grpc.RpcMethodHandler:
+    """For clients that are asked who they are before anything else of their calls is read.
+
+    All are taken as streams, which are the same on the wire: grpc.aio reads the one request of others first.
+    """
+    unary = _counted(row.handler, unsent, calls)
+    stream = _counted_stream(row.handler, unsent)
+    requests_stream = _counted_requests(row.handler, unsent)
+
+    async def handle(requests: AsyncIterable[bytes], context: Any) -> None:
+        call = Call(read_metadata=context.invocation_metadata)
+        try:
+            permission = call.permission = _permission(row, context, access)
+            limits = permission.enter()
+        except ServingError as error:
+            row.refused(call, error)
+            await calls.end(context, error)
+            return
+        try:
+            if row.kind is Kind.BIDI_STREAM:
+                await _until_withdrawn(requests_stream(requests, context, permission), permission, context, calls)
+                return
+            data = await context.read()
+            if data is grpc.aio.EOF:
+                await calls.end(context, Unimplemented("the method takes one request, got none"))
+            elif row.kind is Kind.UNARY:
+                if message := await unary(data, context, permission):
+                    await context.write(message)
+            else:
+                await _until_withdrawn(stream(data, context, permission), permission, context, calls)
+        finally:
+            if limits is not None:
+                limits.leave()
+
+    return grpc.stream_stream_rpc_method_handler(handle)
+
+
+def _permission(row: GrpcRow, context: Any, access: AccessControl) -> Permission:
+    """Raises `ServingError` where the client may not make the call."""
+    names = access.fields[GRPC]
+    fields = [(name, value) for name, value in context.invocation_metadata() if name in names]
+    assert row.operation is not None
+    return access.permission(row.operation, GRPC, fields, partial(names_of_context, context))
+
+
+async def _until_withdrawn(
+    work: Coroutine[Any, Any, None], permission: Permission, context: Any, calls: Calls
+) -> None:
+    """Answer a stream, as long as its client may have it."""
+    task = asyncio.current_task()
+    assert task is not None
+    withdrawn = False
+
+    def end() -> None:
+        nonlocal withdrawn
+        withdrawn = True
+        task.cancel()
+
+    permission.follow(end)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not withdrawn:
+            raise
+        task.uncancel()
+        await calls.end(context, Unauthenticated(WITHDRAWN))
+    finally:
+        permission.unfollow(end)
+
+
+def _counted(handler: UnaryHandler, unsent: UnsentAnswers, calls: Calls) -> Unary:
+    async def handle(data: bytes, context: Any, permission: Permission) -> bytes:
         if unsent.bytes and (refused := unsent.backlog(context.peer())) is not None:
             await calls.end(context, refused)
             return b""
-        answer = await unary(data, context)
-        if answer:
+        message = await answer(handler, data, context, permission)
+        if message:
             peer = context.peer()
             # Others of this client's may have been answered meanwhile.
             if (refused := unsent.backlog(peer)) is not None:
                 await calls.end(context, refused)
             else:
-                unsent.add_last(peer, len(answer))
-        return answer
+                unsent.add_last(peer, len(message))
+        return message
 
     return handle
 
 
-def _counted_stream(stream: ServerStream, unsent: UnsentAnswers) -> ServerStream:
-    async def handle(data: bytes, context: Any) -> None:
-        counted = StreamContext(context, unsent)
+def _counted_stream(stream: ServerStream, unsent: UnsentAnswers) -> Stream:
+    async def handle(data: bytes, context: Any, permission: Permission) -> None:
+        counted = StreamContext(context, unsent, permission)
         try:
             await stream(data, counted)
         finally:
@@ -148,9 +232,9 @@ def _counted_stream(stream: ServerStream, unsent: UnsentAnswers) -> ServerStream
     return handle
 
 
-def _counted_requests(stream: BidiStream, unsent: UnsentAnswers) -> BidiStream:
-    async def handle(requests: AsyncIterable[bytes], context: Any) -> None:
-        counted = StreamContext(context, unsent)
+def _counted_requests(stream: BidiStream, unsent: UnsentAnswers) -> RequestsStream:
+    async def handle(requests: AsyncIterable[bytes], context: Any, permission: Permission) -> None:
+        counted = StreamContext(context, unsent, permission)
         try:
             await stream(AioRequests(requests, context.read, grpc.aio.EOF), counted)
         finally:

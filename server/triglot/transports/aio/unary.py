@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from triglot.core.errors import Code
+from triglot.core.permission import Permission
 from triglot.core.scattered import Scattered
 from triglot.transports.grpc_calls import Trailing, UnaryHandler, call_of
 from triglot.transports.shutdown import SHUTTING_DOWN
@@ -55,10 +56,10 @@ class _Reply:
             self.ended.set_result(None)
 
 
-async def answer(handler: UnaryHandler, data: bytes, context: Any) -> bytes:
+async def answer(handler: UnaryHandler, data: bytes, context: Any, permission: Permission) -> bytes:
     """The answer; without one the call has been ended with a status."""
     reply = _Reply(handler)
-    call = handler.start(data, call_of(context), reply)
+    call = handler.start(data, call_of(context, permission), reply)
     try:
         await reply.ended
     except asyncio.CancelledError:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from triglot.core.errors import RETRY_AFTER_SECONDS, QueueFull
+from triglot.core.permission import Permission
 from triglot.transports.aio.hang_up import hang_up
 from triglot.transports.grpc_calls import SlowReader
 from triglot.transports.http2.core.limits import Limits
@@ -166,12 +167,14 @@ class StreamContext:
         "abort",
         "held",
         "invocation_metadata",
+        "permission",
         "set_trailing_metadata",
         "still",
         "time_remaining",
     )
 
-    def __init__(self, context: Any, unsent: UnsentAnswers) -> None:
+    def __init__(self, context: Any, unsent: UnsentAnswers, permission: Permission) -> None:
+        self.permission = permission
         self._context = context
         self._unsent = unsent
         self._connection = unsent.use(context.peer())

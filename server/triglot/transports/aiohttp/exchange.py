@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import PayloadEncodingError
@@ -9,6 +11,7 @@ from aiohttp.payload import Payload
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.scattered import Scattered
+from triglot.transports.certificates import names_of
 from triglot.transports.rest.exchange import Exchange, RequestBody
 from triglot.transports.rest.fields import Fields
 
@@ -90,6 +93,10 @@ class AiohttpExchange(Exchange):
     def remote(self) -> str:
         """See the base class."""
         return self._http.remote or ""
+
+    def certificate_names(self) -> Sequence[str]:
+        """See the base class."""
+        return () if self._http.transport is None else names_of(self._http.transport)
 
     def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:
         """See the base class."""

@@ -13,10 +13,12 @@ import asyncio
 import logging
 import math
 import socket
+from collections.abc import Sequence
 from typing import Protocol, cast
 
 from triglot.core.running import Running
 from triglot.core.scattered import Scattered
+from triglot.transports.certificates import names_of
 from triglot.transports.http1 import heads
 from triglot.transports.http1.requests import (
     BAD_REQUEST,
@@ -104,6 +106,10 @@ class _Request(Exchange):
         """See the base class."""
         return self._connection.remote
 
+    def certificate_names(self) -> Sequence[str]:
+        """See the base class."""
+        return self._connection.certificate_names()
+
     def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:
         """See the base class."""
         head = self._head(status, fields, len(body))
@@ -177,6 +183,7 @@ class Connection(asyncio.Protocol):
         """What the client does has to be done by then."""
         self._timer: asyncio.TimerHandle | None = None
         self._remote: str | None = None
+        self._certificate_names: Sequence[str] | None = None
 
     @property
     def remote(self) -> str:
@@ -185,6 +192,12 @@ class Connection(asyncio.Protocol):
             peer = None if self.transport is None else self.transport.get_extra_info("peername")
             self._remote = str(peer[0] if isinstance(peer, list | tuple) else peer or "")
         return self._remote
+
+    def certificate_names(self) -> Sequence[str]:
+        """Those of the client's certificate; none without one."""
+        if self._certificate_names is None:
+            self._certificate_names = () if self.transport is None else names_of(self.transport)
+        return self._certificate_names
 
     @property
     def ahead(self) -> int:

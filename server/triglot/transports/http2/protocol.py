@@ -17,6 +17,8 @@ from triglot.core.errors import (
 )
 from triglot.core.running import Running
 from triglot.protocols.rows import Kind
+from triglot.transports.certificates import names_of
+from triglot.transports.grpc_calls import NO_ROW
 from triglot.transports.http2.body import Body
 from triglot.transports.http2.connection_timers import ConnectionTimers
 from triglot.transports.http2.core.connection import Connection
@@ -60,6 +62,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         """Done when the socket is closed."""
         self._timers = ConnectionTimers(self, server.limits)
         self._transport: asyncio.Transport | None = None
+        self._certificate_names: Sequence[str] | None = None
+        """Once somebody has asked."""
         self._awake = False
         self._unwritten = 0
         """How often something was to be written since that was done."""
@@ -270,9 +274,9 @@ class H2Protocol(asyncio.BufferedProtocol):
         if head.status:
             begin_rest(self, event, self._transport)
             return
-        kind, handler = self.server.rows.get(head.path, (None, None))
-        rpc = self.server.make_rpc(self, number, head, kind, handler)
-        refusal = self._refusal(rpc)
+        row = self.server.rows.get(head.path, NO_ROW)
+        rpc = self.server.make_rpc(self, number, head, row.kind, row.handler)
+        refusal = self._refusal(rpc) or rpc.admit(row)
         self.begun(rpc)
         rpc.watch_deadline()
         if refusal is not None:
@@ -280,7 +284,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             return
         body = rpc.body = Body(rpc)
         self.connection.receive_into(number, body.reader)
-        if kind is Kind.BIDI_STREAM:
+        if row.kind is Kind.BIDI_STREAM:
             rpc.start_stream(body.requests())
         if event.ended:
             self.ended(rpc)
@@ -309,6 +313,12 @@ class H2Protocol(asyncio.BufferedProtocol):
             return QueueFull(f"clients, including this one, have not read {unsent} bytes of responses")
         return None
 
+    def certificate_names(self) -> Sequence[str]:
+        """Those of the client's certificate."""
+        if self._certificate_names is None:
+            self._certificate_names = () if self._transport is None else names_of(self._transport)
+        return self._certificate_names
+
     @property
     def unsent(self) -> int:
         """Bytes of answers that wait for the client."""
@@ -321,10 +331,10 @@ class H2Protocol(asyncio.BufferedProtocol):
             return  # As in `_begin`.
         head, body = event.headers, event.body
         size = len(body) - PREFIX_BYTES
-        kind, handler = self.server.rows.get(head.path, (None, None))
+        row = self.server.rows.get(head.path, NO_ROW)
         server = self.server
         if (
-            kind is Kind.UNARY
+            row.kind is Kind.UNARY
             and not head.status
             and not head.problem
             and (head.length is None or head.length == len(body))
@@ -335,8 +345,12 @@ class H2Protocol(asyncio.BufferedProtocol):
             and self.connection.out.unsent <= server.limits.fair_unsent
             and server.open_bytes <= server.limits.max_open_in_all
         ):
-            rpc = server.make_rpc(self, event.stream, head, kind, handler)
+            rpc = server.make_rpc(self, event.stream, head, row.kind, row.handler)
+            refusal = rpc.admit(row)
             self.begun(rpc)
+            if refusal is not None:
+                rpc.fail(refusal)
+                return
             rpc.start(body[PREFIX_BYTES:])
             if not rpc.over:
                 rpc.watch_deadline()

@@ -162,6 +162,10 @@ class RestExchange(Exchange):
         peer = self._transport.get_extra_info("peername")
         return str(peer[0] if isinstance(peer, list | tuple) else peer or "")
 
+    def certificate_names(self) -> Sequence[str]:
+        """See the base class."""
+        return self._call.protocol.certificate_names()
+
     def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:
         """See the base class."""
         call, size = self._call, len(body)

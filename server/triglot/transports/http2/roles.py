@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from triglot.access.control import AccessControl
 from triglot.core.errors import ServingError
 from triglot.core.running import Running
 from triglot.core.timer_wheel import TimerWheel
 from triglot.protocols.rows import Kind
+from triglot.transports.grpc_calls import GrpcRow
 from triglot.transports.http2.buffers import BufferPool
 from triglot.transports.http2.busy_poll import BusyPoll
 from triglot.transports.http2.core.connection import Connection
@@ -41,10 +43,11 @@ class Serving(Protocol):
     compression: str
     make_rpc: Any
     rest: HttpServer | None
+    access: AccessControl | None
 
     @property
-    def rows(self) -> Mapping[str, tuple[Kind, Any]]:
-        """By their paths: the kind, and what handles a call."""
+    def rows(self) -> Mapping[str, GrpcRow]:
+        """By their paths."""
 
     @property
     def unsent(self) -> int:
@@ -86,6 +89,9 @@ class Connected(Protocol):
     server: Serving
     draining: bool
     reading_paused: bool
+
+    def certificate_names(self) -> Sequence[str]:
+        """Those of the client's certificate."""
 
     def wake(self) -> None:
         """Something is to be written."""

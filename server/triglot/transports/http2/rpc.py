@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from time import monotonic
 from typing import Any
 
+from triglot.access.control import GRPC
 from triglot.core.call import Call
-from triglot.core.errors import Code, ServingError
+from triglot.core.errors import Code, ServingError, Unauthenticated
+from triglot.core.permission import EVERYTHING, WITHDRAWN, ClientLimits, Permission
 from triglot.core.running import Running
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Kind
-from triglot.transports.grpc_calls import LAST_WORD_SECONDS, Trailing, fitting, hints
+from triglot.transports.grpc_calls import LAST_WORD_SECONDS, GrpcRow, Trailing, fitting, hints
 from triglot.transports.http2.body import MOST_UNREAD_BYTES, Body, StreamGone
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.requests import OK_TRAILERS, RpcHead, answer_head, only_trailers, trailers
@@ -41,6 +43,7 @@ class Rpc:
     __slots__ = (
         "_begun",
         "_expires",
+        "_limits",
         "_trailing",
         "_writing",
         "_written",
@@ -52,6 +55,7 @@ class Rpc:
         "kind",
         "number",
         "over",
+        "permission",
         "protocol",
         "task",
     )
@@ -71,6 +75,10 @@ class Rpc:
         """What runs it."""
         self.over = False
         """Whether nothing more is sent."""
+        self.permission: Permission = EVERYTHING
+        """What the client may do."""
+        self._limits: ClientLimits | None = None
+        """That count it."""
         self._begun = False
         self._trailing: Trailing = ()
         self._written = 0
@@ -154,6 +162,25 @@ class Rpc:
 
     # --- its handler ---
 
+    def admit(self, row: GrpcRow) -> ServingError | None:
+        """Why the client may not make this call; None where it may, as far as its head tells."""
+        access = self.protocol.server.access
+        if access is None or row.operation is None:
+            return None
+        names = access.fields[GRPC]
+        sent = [one for one in self.head.fields if one.name.text in names]
+        fields = [(one.name.text, one.value.decode("latin-1")) for one in sent]
+        try:
+            permission = access.permission(row.operation, GRPC, fields, self.protocol.certificate_names)
+            self.permission = permission
+            self._limits = permission.enter()
+        except ServingError as error:
+            call = Call(self.deadline, self.invocation_metadata)
+            call.permission = self.permission
+            row.refused(call, error)
+            return error
+        return None
+
     def watch_deadline(self) -> None:
         """End it at its deadline: whoever runs it says earlier what was late, or does not know."""
         if self.deadline is None or self._expires:
@@ -163,7 +190,9 @@ class Rpc:
 
     def start(self, message: bytes | memoryview) -> None:
         """Run the handler of a call with one request and one answer; it may have ended when this returns."""
-        call = self.handler.start(message, Call(self.deadline, self.invocation_metadata), self)
+        circumstances = Call(self.deadline, self.invocation_metadata)
+        circumstances.permission = self.permission
+        call = self.handler.start(message, circumstances, self)
         if not call.done():
             self.task = call
 
@@ -186,6 +215,8 @@ class Rpc:
 
     def start_stream(self, requests: Any) -> None:
         """Run the handler of a call with many answers. `requests`: the one message, or an iterator over all."""
+        if self.permission is not EVERYTHING:
+            self.permission.follow(self.withdrawn)
         tasks = self.protocol.server.tasks
         task = self.task = self.protocol.loop.create_task(self._stream(requests))
         tasks.add(task)
@@ -249,6 +280,10 @@ class Rpc:
 
     # --- ends ---
 
+    def withdrawn(self) -> None:
+        """Its client may not make such calls any more."""
+        self.fail(Unauthenticated(WITHDRAWN))
+
     def cancelled(self) -> None:
         """What answers it was cancelled."""
         if self.protocol.server.stopping:
@@ -307,6 +342,11 @@ class Rpc:
     def gone(self) -> None:
         """Nothing more can be sent."""
         self.over = True
+        if self.permission is not EVERYTHING:
+            self.permission.unfollow(self.withdrawn)
+            if self._limits is not None:
+                self._limits.leave()
+                self._limits = None
         if self._expires:
             self.protocol.server.timers.discard(self, self._expires)
         self.protocol.forget(self.number)

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from triglot.access.control import AccessControl
 from triglot.config.options import NO_PORT, Config
 from triglot.core.errors import Code
 from triglot.core.timer_wheel import TimerWheel
-from triglot.protocols.rows import Kind, Service
+from triglot.protocols.rows import Service
 from triglot.telemetry.store import Telemetry
-from triglot.transports.grpc_calls import Calls, Trailing, endpoint_of
+from triglot.transports.grpc_calls import Calls, Trailing
 from triglot.transports.http2.body import StreamGone
 from triglot.transports.http2.buffers import BufferPool
 from triglot.transports.http2.busy_poll import BusyPoll
@@ -41,7 +42,8 @@ class H2Server:
 
     `limits`: in place of the configuration's. `request_bytes` is the count that it shares with the REST server,
     `rest`, which takes the connections that speak HTTP/1.1 and knows REST's rows. `bound`: the port's sockets,
-    where somebody else has bound them. Raises `ConfigError` for a certificate that cannot be used.
+    where somebody else has bound them. `access` says who may make which calls; None: everybody. Raises
+    `ConfigError` for a certificate that cannot be used.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class H2Server:
         request_bytes: RequestBytes | None = None,
         *,
         rest: HttpServer | None = None,
+        access: AccessControl | None = None,
         bound: Sequence[socket.socket] = (),
     ) -> None:
         self.limits = limits or _limits(config)
@@ -80,19 +83,8 @@ class H2Server:
         self.compression = config.grpc_compression
         self.make_rpc = Rpc if self.compression == "none" else CompressingRpc
         self._calls = calls = Calls(_abort, StreamGone, self.request_bytes, scatters=True)
-        makers: dict[Kind, Any] = {
-            Kind.UNARY: calls.unary,
-            Kind.SERVER_STREAM: calls.server_stream,
-            Kind.BIDI_STREAM: calls.bidi_stream,
-        }
-        self.rows: dict[str, tuple[Kind, Any]] = {
-            f"/{service.name}/{method.name}": (
-                method.kind,
-                makers[method.kind](method, endpoint_of(telemetry, service, method)),
-            )
-            for service in services
-            for method in service.methods
-        }
+        self.rows = calls.rows(services, telemetry)
+        self.access = access
         self.rest = rest
         self._bound = bound
         protocols = [HTTP2] if rest is None else [HTTP2, HTTP1]

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from triglot.core.call import Call
-from triglot.core.errors import Cancelled, ServingError, as_serving_error
+from triglot.core.errors import Cancelled, Code, ServingError, as_serving_error
 from triglot.core.http import HttpResponse, HttpStream
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Route
@@ -83,7 +83,23 @@ def failure_response(route: Route, error: ServingError, observed: Observation) -
     observed.sent(len(response.body))
     if error.retry_after is None:
         return response
-    return _with_field(response, response.body, "Retry-After", str(max(1, round(error.retry_after))))
+    return _with_field(response, response.body, "Retry-After", _seconds(error.retry_after))
+
+
+def refusal_response(error: ServingError, observed: Observation) -> HttpResponse:
+    """An error that comes before the protocol's own: the client may not make the call."""
+    response = usual_error(error)
+    observed.sent(len(response.body))
+    if error.code is Code.UNAUTHENTICATED:
+        # No Basic: browsers would ask for a password themselves, and keep it.
+        response = _with_field(response, response.body, "WWW-Authenticate", 'Bearer realm="triglot"')
+    if error.retry_after is None:
+        return response
+    return _with_field(response, response.body, "Retry-After", _seconds(error.retry_after))
+
+
+def _seconds(retry_after: float) -> str:
+    return str(max(1, round(retry_after)))
 
 
 def _with_field(response: HttpResponse, body: bytes | Scattered, name: str, value: str) -> HttpResponse:

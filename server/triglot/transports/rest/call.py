@@ -7,9 +7,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from triglot.access.control import REST, AccessControl
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError, Unavailable, outcome
 from triglot.core.http import HttpResponse, HttpStream
+from triglot.core.permission import ClientLimits
 from triglot.core.timer_wheel import TimerWheel
 from triglot.telemetry.calls import Observation
 from triglot.transports.rest.answers import (
@@ -18,6 +20,7 @@ from triglot.transports.rest.answers import (
     error_response,
     failure_response,
     fields_of,
+    refusal_response,
     send_stream,
 )
 from triglot.transports.rest.decoding import HttpDecoder
@@ -45,6 +48,7 @@ class OpenCalls(Protocol):
     timers: TimerWheel
     timeout: float
     origins: Origins
+    access: AccessControl | None
     decoder: HttpDecoder
     open: set[HttpCall]
     grace_is_over: bool
@@ -59,7 +63,7 @@ class OpenCalls(Protocol):
 class HttpCall(RowCall):
     """See the base class. `ended` is called once: the answer is sent, or the exchange aborted."""
 
-    __slots__ = ("_calls", "_ended", "_expires", "_found", "_is_late")
+    __slots__ = ("_calls", "_ended", "_expires", "_found", "_is_late", "_limits")
 
     def __init__(self, calls: OpenCalls, found: Found, http: Exchange, ended: Callable[[Any], object]) -> None:
         call = Call(read_metadata=http.headers.items)
@@ -71,6 +75,8 @@ class HttpCall(RowCall):
         self._ended = ended
         self._expires = 0
         self._is_late = False
+        self._limits: ClientLimits | None = None
+        """That count it."""
 
     def start(self) -> None:
         """Answer the request, or begin to."""
@@ -82,6 +88,8 @@ class HttpCall(RowCall):
             self._expires = calls.timers.add(self, call.deadline + LATE_SECONDS)
         try:
             calls.origins.check(found.route, http.headers)
+            if calls.access is not None and not self._is_permitted(calls.access, http):
+                return
             calls.admit()
             calls.open.add(self)
             request = calls.decoder.small_request(found, http, call, self._observed)
@@ -91,6 +99,19 @@ class HttpCall(RowCall):
                 self._submit(found.route.decode(request))
         except Exception as error:
             self._fail(error)
+
+    def _is_permitted(self, access: AccessControl, http: Exchange) -> bool:
+        """Whether its client may make the call; else it has been answered."""
+        names = access.fields[REST]
+        fields = [field for field in http.fields if field[0] in names]
+        call = self.call
+        try:
+            call.permission = access.permission(self._found.route.operation, REST, fields, http.certificate_names)
+            self._limits = call.permission.enter()
+        except ServingError as error:
+            self._answer(error.code, refusal_response(error, self._observed))
+            return False
+        return True
 
     def _run(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         task = self._running = self._calls.loop.create_task(self._guarded(step, *arguments))
@@ -123,9 +144,14 @@ class HttpCall(RowCall):
         self._send_whole(await compressed(http, response))
 
     async def _stream(self, http: Exchange, stream: HttpStream) -> None:
+        call = self.call
+        call.permission.follow(self.cancel)
         self._stop_timer()  # From here on a stream sees to its deadline, and says how it ends.
         head = HttpResponse(b"", 200, stream.content_type, STREAM_HEADERS)
-        await send_stream(http, stream, self._fields(head, http), self.call, self._observed)
+        try:
+            await send_stream(http, stream, self._fields(head, http), call, self._observed)
+        finally:
+            call.permission.unfollow(self.cancel)
         self._end(Code.OK)
         self._ended(self)
 
@@ -169,6 +195,9 @@ class HttpCall(RowCall):
         """It is over and counted; see `_stop`."""
         self._stop_timer()
         self._calls.discard(self)
+        if self._limits is not None:
+            self._limits.leave()
+            self._limits = None
         self._observed.end(code)
         http: Exchange = self._stop()
         return http

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from triglot.access.control import AccessControl
 from triglot.config.options import Config
 from triglot.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from triglot.core.http import HttpResponse
@@ -33,11 +34,17 @@ NO_FIELDS: Mapping[str, str] = {}
 class HttpCalls:
     """Rows, the calls of them that are open, and how new ones are taken. On the loop.
 
-    `request_bytes` counts their bodies until they are decoded, those of gRPC too.
+    `request_bytes` counts their bodies until they are decoded, those of gRPC too. `access` says who may make which
+    calls; None: everybody.
     """
 
     def __init__(
-        self, routes: Iterable[Route], config: Config, telemetry: Telemetry, request_bytes: RequestBytes
+        self,
+        routes: Iterable[Route],
+        config: Config,
+        telemetry: Telemetry,
+        request_bytes: RequestBytes,
+        access: AccessControl | None = None,
     ) -> None:
         self._router = Router()
         for route in routes:
@@ -50,6 +57,7 @@ class HttpCalls:
         self.timeout = config.rest_timeout
         """Seconds that a call may take; 0: as long as it takes."""
         self.origins = Origins(config)
+        self.access = access
         self.decoder = HttpDecoder(config, request_bytes)
         self.open: set[HttpCall] = set()
         self._most = config.max_connections or math.inf

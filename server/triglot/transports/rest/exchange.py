@@ -6,7 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email.utils import formatdate
 
 from triglot.core.errors import InvalidArgument
@@ -76,6 +76,10 @@ class Exchange(ABC):
     @abstractmethod
     def remote(self) -> str:
         """The client's address, if it has one."""
+
+    @abstractmethod
+    def certificate_names(self) -> Sequence[str]:
+        """Those of the client's certificate; none without one."""
 
     @abstractmethod
     def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:

@@ -1,0 +1,231 @@
+"""Who may make a call: tokens in every form that stock clients send, over every transport."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import pytest
+from access_files import anonymous, client, hash_of, write
+from grpc_transport import transport_options
+
+import triglot
+from triglot.access.control import access_control
+from triglot.config.options import ConfigError
+from triglot.pb.kserve import inference_pb2 as pb
+from waiting import SECONDS, until, until_found
+
+DEMO = Path(triglot.__file__).parent / "demo"
+BASIC = "Basic " + base64.b64encode(b"friend:secret-of-friend").decode()
+GOOD: list[dict[str, str]] = [
+    {"authorization": "Bearer secret-of-friend"},
+    {"authorization": "bearer secret-of-friend"},
+    {"authorization": BASIC},
+    {"x-api-key": "secret-of-friend"},
+    {"authorization": "Bearer second-of-friend"},
+]
+BAD: list[dict[str, str]] = [
+    {},
+    {"authorization": "Bearer wrong"},
+    {"authorization": "Bearer "},
+    {"authorization": "secret-of-friend"},
+    {"authorization": "Digest secret-of-friend"},
+    {"authorization": "Basic " + base64.b64encode(b"stranger:secret-of-friend").decode()},
+    {"authorization": "Basic !!!"},
+    {"authorization": "Bearer secret-of-friend", "x-api-key": "secret-of-friend"},
+    {"x-api-key": hash_of("secret-of-friend")},
+]
+
+
+class Doors:
+    """A server of the embedded demo models with an access file."""
+
+    def __init__(self, server: triglot.Server, file: Path, session: aiohttp.ClientSession) -> None:
+        self.server, self.file, self.session = server, file, session
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}")
+        self.infer = self._stub("unary_unary", "ModelInfer", pb.ModelInferResponse)
+        self.stream_infer = self._stub("stream_stream", "ModelStreamInfer", pb.ModelStreamInferResponse)
+        self.server_metadata = self._stub("unary_unary", "ServerMetadata", pb.ServerMetadataResponse)
+        self.url = f"http://127.0.0.1:{server.rest_port}"
+
+    def _stub(self, kind: str, name: str, answer: Any) -> Any:
+        path = f"/inference.GRPCInferenceService/{name}"
+        return getattr(self.channel, kind)(
+            path,
+            request_serializer=lambda request: request.SerializeToString(),
+            response_deserializer=answer.FromString,
+        )
+
+    async def code(self, headers: dict[str, str]) -> grpc.StatusCode:
+        """What ModelInfer ends with over gRPC."""
+        request = pb.ModelInferRequest(model_name="identity_fp32", raw_input_contents=[b"\0" * 8])
+        request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+        try:
+            await self.infer(request, metadata=list(headers.items()))
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    async def status(self, headers: dict[str, str]) -> tuple[int, str, str]:
+        """The status of the same call over REST, its text, and what it says of credentials."""
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
+        url = f"{self.url}/v2/models/identity_fp32/infer"
+        async with self.session.post(url, json=body, headers=headers) as answer:
+            return answer.status, await answer.text(), answer.headers.get("www-authenticate", "")
+
+
+@asynccontextmanager
+async def doors(folder: Path, *tables: str, **options: Any) -> AsyncIterator[Doors]:
+    """A server that reads these tables."""
+    file = write(folder / "access.toml", *tables)
+    config = triglot.Config(**transport_options(grpc_port=0, rest_port=0, access=str(file), **options))
+    async with triglot.Server([DEMO], config) as server, aiohttp.ClientSession() as session:
+        here = Doors(server, file, session)
+        yield here
+        await here.channel.close()
+
+
+FRIEND = client("friend", ["secret-of-friend", "second-of-friend"], ["infer"])
+
+
+@pytest.fixture(params=["h2", "aio"])
+def transports(request: pytest.FixtureRequest) -> dict[str, str]:
+    return {"grpc_transport": request.param, "http_transport": {"h2": "h1", "aio": "aiohttp"}[request.param]}
+
+
+async def test_credentials_of_stock_clients(tmp_path: Path, transports: dict[str, str]) -> None:
+    async with doors(tmp_path, FRIEND, anonymous(["health"]), **transports) as here:
+        for headers in GOOD:
+            assert await here.code(headers) is grpc.StatusCode.OK, headers
+            assert (await here.status(headers))[0] == 200, headers
+        for headers in BAD:
+            assert await here.code(headers) is grpc.StatusCode.UNAUTHENTICATED, headers
+            status, text, asked = await here.status(headers)
+            assert (status, asked) == (401, 'Bearer realm="triglot"'), headers
+            assert "secret" not in text
+        async with here.session.get(f"{here.url}/v2/health/ready") as answer:
+            assert answer.status == 200
+        async with here.session.get(f"{here.url}/v2") as answer:
+            assert answer.status == 401
+        async with here.session.get(f"{here.url}/v2", headers=GOOD[0]) as answer:
+            assert answer.status == 403
+            assert await answer.json() == {"error": "client 'friend' may not use metadata"}
+
+
+async def test_two_authorization_headers(tmp_path: Path, transports: dict[str, str]) -> None:
+    async with doors(tmp_path, FRIEND, **transports) as here:
+        twice = [("authorization", "Bearer secret-of-friend")] * 2
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await here.infer(pb.ModelInferRequest(model_name="x"), metadata=twice)
+        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        async with here.session.post(f"{here.url}/v2/models/x/infer", data=b"{}", headers=twice) as answer:
+            assert answer.status == 401
+
+
+async def test_the_file_is_read_again(tmp_path: Path, transports: dict[str, str]) -> None:
+    async with doors(tmp_path, FRIEND, **transports) as here:
+        headers = {"x-api-key": "new"}
+        assert await here.code(headers) is grpc.StatusCode.UNAUTHENTICATED
+        write(here.file, client("friend", ["new"], ["infer"]))
+        await until_found(lambda: here.code(headers), lambda code: code is grpc.StatusCode.OK)
+        assert await here.code(GOOD[0]) is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_broken_file_leaves_the_old_one_in_force(
+    tmp_path: Path, transports: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with doors(tmp_path, FRIEND, **transports) as here:
+        caplog.set_level("INFO", "triglot")
+        write(here.file, "[client.friend]\ntoken_sha256 = []\n")
+        await until(lambda: "did you mean 'tokens_sha256'?" in caplog.text)
+        assert await here.code(GOOD[0]) is grpc.StatusCode.OK
+        write(here.file, FRIEND + "\n")
+        await until(lambda: "the new access file is in force" in caplog.text)
+        assert caplog.text.count("previous one stays in force") == 1
+
+
+async def test_an_open_stream_ends_with_its_token(tmp_path: Path, transports: dict[str, str]) -> None:
+    async with doors(tmp_path, FRIEND, **transports) as here:
+        stream = here.stream_infer(metadata=list(GOOD[0].items()))
+        request = pb.ModelInferRequest(model_name="identity_fp32", raw_input_contents=[b"\0" * 4])
+        request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+        await stream.write(request)
+        assert (await stream.read()).infer_response.model_name == "identity_fp32"
+        write(here.file, client("friend", ["new"], ["infer"]))
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await asyncio.wait_for(stream.read(), SECONDS)
+        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "withdrawn" in raised.value.details()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[client", "is not TOML"),
+        ("[clients.x]", "unknown key 'clients', did you mean 'client'?"),
+        ("[client.x]\noperations = ['infer']", "client.x: expected tokens_sha256 or certificates"),
+        ("[client.x]\ntokens_sha256 = ['abc']\noperations = []", "client.x.tokens_sha256: expected the 64"),
+        ("[client.x]\ntokens_sha256 = []", "client.x: expected tokens_sha256 or certificates"),
+        (f"[client.x]\ntokens_sha256 = ['{hash_of('a')}']", "client.x.operations: missing"),
+        ("[anonymous]\noperations = ['infr']", "anonymous.operations: unknown operation 'infr', did you mean"),
+        ("[anonymous]\noperations = ['health']\nrate = -1", "anonymous.rate: expected requests a second, got -1"),
+        ("[anonymous]\noperations = ['health']\nconcurrent = 1.5", "anonymous.concurrent: expected a number"),
+        ("[anonymous]\noperations = 'health'", "anonymous.operations: expected a list of texts, got str"),
+        (client("a", ["t"], ["infer"]) + client("b", ["t"], ["infer"]), "client.a has the same one"),
+    ],
+)
+def test_a_file_that_says_nothing_sensible(tmp_path: Path, text: str, said: str) -> None:
+    file = write(tmp_path / "access.toml", text)
+    with pytest.raises(ConfigError) as raised:
+        access_control(triglot.Config(access=str(file)))
+    assert str(raised.value).startswith("access: ")
+    assert said in str(raised.value)
+
+
+async def test_tokens_without_tls_are_for_loopback(tmp_path: Path) -> None:
+    file = write(tmp_path / "access.toml", FRIEND)
+    options: dict[str, Any] = {"access": str(file), "host": "0.0.0.0", "grpc_port": 0, "rest_port": 0}
+    with pytest.raises(ConfigError, match=r"without TLS to 0\.0\.0\.0"):
+        await triglot.Server([DEMO], triglot.Config(**options)).start()
+    async with triglot.Server([DEMO], triglot.Config(**options, tls_in_front=True)):
+        pass
+
+
+async def test_the_groups_that_triton_restricts(tmp_path: Path, transports: dict[str, str]) -> None:
+    options: dict[str, Any] = {
+        "grpc_restricted_protocol": "model-repository,metadata:admin=one,inference:infer-key=two",
+        "http_restricted_api": "inference:X-Key=three",
+    }
+    config = triglot.Config(**transport_options(grpc_port=0, rest_port=0, **options, **transports))
+    async with triglot.Server([DEMO], config) as server, aiohttp.ClientSession() as session:
+        here = Doors(server, tmp_path, session)
+        assert await here.code({"triton-grpc-protocol-infer-key": "two"}) is grpc.StatusCode.OK
+        for headers in ({}, {"triton-grpc-protocol-infer-key": "one"}, {"infer-key": "two"}):
+            assert await here.code(headers) is grpc.StatusCode.UNAVAILABLE
+        assert (await here.status({"x-key": "three"}))[0] == 200
+        status, text, _ = await here.status({"x-key": "two"})
+        assert (status, text) == (403, '{"error": "This API is restricted, expecting header \'x-key\'"}')
+        async with session.get(f"{here.url}/v2") as answer:
+            assert answer.status == 200
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await here.server_metadata(pb.ServerMetadataRequest())
+        assert raised.value.details() == (
+            "This protocol is restricted, expecting header 'triton-grpc-protocol-admin'"
+        )
+        await here.channel.close()
+
+
+@pytest.mark.parametrize(
+    "text", ["inference", "inference:key", "inference:=x", "infer:a=b", "health:a=b,health:c=d"]
+)
+def test_groups_that_mean_nothing(text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        access_control(triglot.Config(grpc_restricted_protocol=text))
+    assert str(raised.value).startswith("grpc_restricted_protocol: ")
