@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from triglot import backends
 from triglot.access.control import AccessControl, access_control
+from triglot.access.tallies import LocalTally, SharedTallies, Tallies
 from triglot.config.options import NO_PORT, Config, ConfigError
 from triglot.core.errors import ModelLoadError
 from triglot.dataplane.control import Control
@@ -164,7 +165,7 @@ class Server:
             _check_socket(self.config.grpc_socket)
         self._tracer.check()
         check_certificate(self.config)
-        self._access = access_control(self.config)
+        self._access = access_control(self.config, self._tallies())
         _grpc_server(self.config)
         try:
             errors = await self.load()
@@ -178,6 +179,13 @@ class Server:
         except BaseException:
             await self.stop()
             raise
+
+    def _tallies(self) -> Tallies:
+        """Where clients' calls are counted."""
+        if (shared := self.dataplane.control.tally_file) is None:
+            return LocalTally
+        file, run = shared
+        return SharedTallies(file, self.config.workers, run)
 
     async def load(self) -> list[ModelLoadError]:
         """Load and warm every model, and open no port; what could not be loaded. `stop` unloads the others.

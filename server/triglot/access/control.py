@@ -18,6 +18,7 @@ from triglot.access.credentials import CREDENTIAL_FIELDS, Fields, Token, digest,
 from triglot.access.file import AccessRules, ClientRule, Grant, read_access
 from triglot.access.limits import CallLimits
 from triglot.access.restricted import GRPC_PREFIX, Restricted
+from triglot.access.tallies import LocalTally, Tallies
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import PermissionDenied, Unauthenticated
 from triglot.core.operation import Operation
@@ -77,12 +78,13 @@ class Holder:
 
 
 class AccessControl:
-    """What the access file and Triton's restricted groups say. On the loop.
+    """What the access file and Triton's restricted groups say. On the loop. `tallies`: where clients are counted.
 
     Raises `ConfigError` for a file, or options, that cannot be what is meant.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, tallies: Tallies = LocalTally) -> None:
+        self._tallies = tallies
         self._restricted = {
             GRPC: Restricted("grpc_restricted_protocol", config.grpc_restricted_protocol, GRPC_PREFIX),
             REST: Restricted("http_restricted_api", config.http_restricted_api),
@@ -190,7 +192,7 @@ class AccessControl:
             return None
         limits = self._limits.get(name)
         if limits is None:
-            limits = self._limits[name] = CallLimits(name, grant.rate, grant.concurrent)
+            limits = self._limits[name] = CallLimits(name, grant.rate, grant.concurrent, self._tallies(name))
         else:
             limits.change(grant.rate, grant.concurrent)
         return limits
@@ -218,8 +220,8 @@ def _check_secrecy(config: Config, rules: AccessRules) -> None:
         raise ConfigError("access: certificates: set tls_client_ca to the CA that has signed them")
 
 
-def access_control(config: Config) -> AccessControl | None:
+def access_control(config: Config, tallies: Tallies = LocalTally) -> AccessControl | None:
     """None where everybody may do everything. Raises `ConfigError` as `AccessControl`."""
     if config.access or config.grpc_restricted_protocol or config.http_restricted_api:
-        return AccessControl(config)
+        return AccessControl(config, tallies)
     return None

@@ -85,6 +85,11 @@ class Permission:
             self.limits.enter()
         return self.limits
 
+    def count(self) -> None:
+        """One more request of an open call. Raises `QueueFull`."""
+        if self.limits is not None:
+            self.limits.count()
+
     @property
     def who(self) -> str:
         """The client, for errors."""

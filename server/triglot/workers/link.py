@@ -54,6 +54,7 @@ class Link(Control):
         super().__init__()
         self.number = spec.number
         self.source = spec.source
+        self.tally_file = spec.tallies, spec.run
         self.bound: Bound
         self._signals = signals
         self._strict = strict

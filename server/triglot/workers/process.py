@@ -59,6 +59,7 @@ class Worker:
         run: int,
         ports: Ports,
         sockets: Bound,
+        tallies: int,
         arguments: Sequence[str],
         answer: Answer,
     ) -> Worker:
@@ -72,10 +73,10 @@ class Worker:
                 sys.executable,
                 "-c",
                 program,
-                WorkerSpec.of(number, run, ports, theirs, sockets).text(),
+                WorkerSpec.of(number, run, ports, theirs, sockets, tallies).text(),
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), *(one.fileno() for one in (*sockets.grpc, *sockets.rest))],
+                pass_fds=[theirs.fileno(), tallies, *(one.fileno() for one in (*sockets.grpc, *sockets.rest))],
                 # The supervisor says when it ends, not the terminal.
                 start_new_session=True,
             )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from triglot.access.tallies import shared_size
 from triglot.config.options import Config
 from triglot.transports.listening import Bound
 from triglot.workers.changes import Changes
@@ -69,9 +71,17 @@ class Supervisor:
         self._notice = "leave"
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ports: Ports
+        self._tallies = -1
+        """The descriptor of the file that workers count clients' calls in."""
 
     async def run(self) -> int:
         """Until a signal, or until no worker can be started. Raises `OSError` when a port is taken."""
+        with tempfile.TemporaryFile() as tallies:
+            tallies.truncate(shared_size(self._config.workers))
+            self._tallies = tallies.fileno()
+            return await self._run()
+
+    async def _run(self) -> int:
         loop = asyncio.get_running_loop()
         for one in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(one, self._stop, one)
@@ -117,7 +127,15 @@ class Supervisor:
         async def answer(what: str, argument: Any) -> Any:
             return await self._answer(asked[0], what, argument)
 
-        worker = await Worker.start(slot.number, self._runs, self._ports, slot.sockets, self._arguments, answer)
+        worker = await Worker.start(
+            slot.number,
+            self._runs,
+            self._ports,
+            slot.sockets,
+            self._tallies,
+            self._arguments,
+            answer,
+        )
         asked.append(worker)
         self._workers.append(worker)
         self._spawn(self._watch(worker))

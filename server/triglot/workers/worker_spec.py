@@ -24,6 +24,7 @@ class WorkerSpec:
     channel: int
     grpc: list[int]
     rest: list[int]
+    tallies: int
 
     @property
     def source(self) -> str:
@@ -31,10 +32,12 @@ class WorkerSpec:
         return f"worker {self.number}: "
 
     @classmethod
-    def of(cls, number: int, run: int, ports: Ports, channel: socket.socket, sockets: Bound) -> WorkerSpec:
-        """For a worker that inherits these."""
+    def of(
+        cls, number: int, run: int, ports: Ports, channel: socket.socket, sockets: Bound, tallies: int
+    ) -> WorkerSpec:
+        """For a worker that inherits these; `tallies`: the file that workers count clients' calls in."""
         grpc, rest = ([one.fileno() for one in some] for some in (sockets.grpc, sockets.rest))
-        return cls(number, run, ports.grpc, ports.rest, channel.fileno(), grpc, rest)
+        return cls(number, run, ports.grpc, ports.rest, channel.fileno(), grpc, rest, tallies)
 
     def text(self) -> str:
         """For the command line."""
@@ -47,7 +50,7 @@ class WorkerSpec:
 
     def take(self) -> tuple[socket.socket, Bound]:
         """The channel's end and the ports' sockets, which processes of this one do not inherit."""
-        for descriptor in (self.channel, *self.grpc, *self.rest):
+        for descriptor in (self.channel, *self.grpc, *self.rest, self.tallies):
             os.set_inheritable(descriptor, False)
         grpc, rest = ([socket.socket(fileno=one) for one in some] for some in (self.grpc, self.rest))
         return socket.socket(fileno=self.channel), Bound(grpc, rest)

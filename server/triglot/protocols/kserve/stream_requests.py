@@ -139,6 +139,7 @@ class StreamRequests:
         observed = Observation(self._endpoint, call, call.size)
         request: InferenceRequest | None = None
         try:
+            call.permission.count()
             request = self._decode(data)
             observed.decoded()
             servable = self._dataplane.servable_of(request)
