@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 from access_files import anonymous, client, hash_of, write
+from doors import DEMO, Doors, doors, infer_request
 from grpc_transport import transport_options
 
 import triglot
@@ -22,7 +21,6 @@ from triglot.config.options import ConfigError
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import SECONDS, until, until_found
 
-DEMO = Path(triglot.__file__).parent / "demo"
 BASIC = "Basic " + base64.b64encode(b"friend:secret-of-friend").decode()
 GOOD: list[dict[str, str]] = [
     {"authorization": "Bearer secret-of-friend"},
@@ -44,63 +42,15 @@ BAD: list[dict[str, str]] = [
 ]
 
 
-class Doors:
-    """A server of the embedded demo models with an access file."""
-
-    def __init__(self, server: triglot.Server, file: Path, session: aiohttp.ClientSession) -> None:
-        self.server, self.file, self.session = server, file, session
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}")
-        self.infer = self._stub("unary_unary", "ModelInfer", pb.ModelInferResponse)
-        self.stream_infer = self._stub("stream_stream", "ModelStreamInfer", pb.ModelStreamInferResponse)
-        self.server_metadata = self._stub("unary_unary", "ServerMetadata", pb.ServerMetadataResponse)
-        self.url = f"http://127.0.0.1:{server.rest_port}"
-
-    def _stub(self, kind: str, name: str, answer: Any) -> Any:
-        path = f"/inference.GRPCInferenceService/{name}"
-        return getattr(self.channel, kind)(
-            path,
-            request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=answer.FromString,
-        )
-
-    async def code(self, headers: dict[str, str]) -> grpc.StatusCode:
-        """What ModelInfer ends with over gRPC."""
-        request = pb.ModelInferRequest(model_name="identity_fp32", raw_input_contents=[b"\0" * 8])
-        request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
-        try:
-            await self.infer(request, metadata=list(headers.items()))
-        except grpc.aio.AioRpcError as error:
-            return error.code()
-        return grpc.StatusCode.OK
-
-    async def status(self, headers: dict[str, str]) -> tuple[int, str, str]:
-        """The status of the same call over REST, its text, and what it says of credentials."""
-        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
-        url = f"{self.url}/v2/models/identity_fp32/infer"
-        async with self.session.post(url, json=body, headers=headers) as answer:
-            return answer.status, await answer.text(), answer.headers.get("www-authenticate", "")
-
-
-@asynccontextmanager
-async def doors(folder: Path, *tables: str, **options: Any) -> AsyncIterator[Doors]:
-    """A server that reads these tables."""
-    file = write(folder / "access.toml", *tables)
-    config = triglot.Config(**transport_options(grpc_port=0, rest_port=0, access=str(file), **options))
-    async with triglot.Server([DEMO], config) as server, aiohttp.ClientSession() as session:
-        here = Doors(server, file, session)
-        yield here
-        await here.channel.close()
-
-
 FRIEND = client("friend", ["secret-of-friend", "second-of-friend"], ["infer"])
 
 
 @pytest.fixture(params=["h2", "aio"])
-def transports(request: pytest.FixtureRequest) -> dict[str, str]:
+def transports(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"grpc_transport": request.param, "http_transport": {"h2": "h1", "aio": "aiohttp"}[request.param]}
 
 
-async def test_credentials_of_stock_clients(tmp_path: Path, transports: dict[str, str]) -> None:
+async def test_credentials_of_stock_clients(tmp_path: Path, transports: dict[str, Any]) -> None:
     async with doors(tmp_path, FRIEND, anonymous(["health"]), **transports) as here:
         for headers in GOOD:
             assert await here.code(headers) is grpc.StatusCode.OK, headers
@@ -119,7 +69,7 @@ async def test_credentials_of_stock_clients(tmp_path: Path, transports: dict[str
             assert await answer.json() == {"error": "client 'friend' may not use metadata"}
 
 
-async def test_two_authorization_headers(tmp_path: Path, transports: dict[str, str]) -> None:
+async def test_two_authorization_headers(tmp_path: Path, transports: dict[str, Any]) -> None:
     async with doors(tmp_path, FRIEND, **transports) as here:
         twice = [("authorization", "Bearer secret-of-friend")] * 2
         with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -129,7 +79,7 @@ async def test_two_authorization_headers(tmp_path: Path, transports: dict[str, s
             assert answer.status == 401
 
 
-async def test_the_file_is_read_again(tmp_path: Path, transports: dict[str, str]) -> None:
+async def test_the_file_is_read_again(tmp_path: Path, transports: dict[str, Any]) -> None:
     async with doors(tmp_path, FRIEND, **transports) as here:
         headers = {"x-api-key": "new"}
         assert await here.code(headers) is grpc.StatusCode.UNAUTHENTICATED
@@ -139,7 +89,7 @@ async def test_the_file_is_read_again(tmp_path: Path, transports: dict[str, str]
 
 
 async def test_a_broken_file_leaves_the_old_one_in_force(
-    tmp_path: Path, transports: dict[str, str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, transports: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with doors(tmp_path, FRIEND, **transports) as here:
         caplog.set_level("INFO", "triglot")
@@ -151,12 +101,10 @@ async def test_a_broken_file_leaves_the_old_one_in_force(
         assert caplog.text.count("previous one stays in force") == 1
 
 
-async def test_an_open_stream_ends_with_its_token(tmp_path: Path, transports: dict[str, str]) -> None:
+async def test_an_open_stream_ends_with_its_token(tmp_path: Path, transports: dict[str, Any]) -> None:
     async with doors(tmp_path, FRIEND, **transports) as here:
         stream = here.stream_infer(metadata=list(GOOD[0].items()))
-        request = pb.ModelInferRequest(model_name="identity_fp32", raw_input_contents=[b"\0" * 4])
-        request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
-        await stream.write(request)
+        await stream.write(infer_request())
         assert (await stream.read()).infer_response.model_name == "identity_fp32"
         write(here.file, client("friend", ["new"], ["infer"]))
         with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -175,7 +123,10 @@ async def test_an_open_stream_ends_with_its_token(tmp_path: Path, transports: di
         ("[client.x]\ntokens_sha256 = []", "client.x: expected tokens_sha256 or certificates"),
         (f"[client.x]\ntokens_sha256 = ['{hash_of('a')}']", "client.x.operations: missing"),
         ("[anonymous]\noperations = ['infr']", "anonymous.operations: unknown operation 'infr', did you mean"),
-        ("[anonymous]\noperations = ['health']\nrate = -1", "anonymous.rate: expected requests a second, got -1"),
+        (
+            "[anonymous]\noperations = ['health']\nrate = -1",
+            "anonymous.rate: expected requests a second, 0.001 or more, got -1",
+        ),
         ("[anonymous]\noperations = ['health']\nconcurrent = 1.5", "anonymous.concurrent: expected a number"),
         ("[anonymous]\noperations = 'health'", "anonymous.operations: expected a list of texts, got str"),
         (client("a", ["t"], ["infer"]) + client("b", ["t"], ["infer"]), "client.a has the same one"),
@@ -198,7 +149,7 @@ async def test_tokens_without_tls_are_for_loopback(tmp_path: Path) -> None:
         pass
 
 
-async def test_the_groups_that_triton_restricts(tmp_path: Path, transports: dict[str, str]) -> None:
+async def test_the_groups_that_triton_restricts(tmp_path: Path, transports: dict[str, Any]) -> None:
     options: dict[str, Any] = {
         "grpc_restricted_protocol": "model-repository,metadata:admin=one,inference:infer-key=two",
         "http_restricted_api": "inference:X-Key=three",

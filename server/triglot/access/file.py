@@ -15,6 +15,8 @@ from triglot.core.permission import ALL_MODELS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+LEAST_RATE, INF = 0.001, float("inf")
+"""Requests a second."""
 NO_OPERATIONS: frozenset[Operation] = frozenset()
 
 
@@ -159,8 +161,8 @@ def _grant(table: dict[str, Any], where: str, *, needs_operations: bool = True) 
     if needs_operations and "operations" not in table:
         raise ConfigError(f"{where}operations: missing")
     rate = table.get("rate", 0.0)
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < float("inf"):
-        raise ConfigError(f"{where}rate: expected requests a second, got {rate!r}")
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not (rate == 0 or LEAST_RATE <= rate < INF):
+        raise ConfigError(f"{where}rate: expected requests a second, {LEAST_RATE} or more, got {rate!r}")
     concurrent = table.get("concurrent", 0)
     if isinstance(concurrent, bool) or not isinstance(concurrent, int) or concurrent < 0:
         raise ConfigError(f"{where}concurrent: expected a number of calls, got {concurrent!r}")

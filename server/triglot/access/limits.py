@@ -12,10 +12,10 @@ SECOND = 1_000_000_000
 class CallLimits:
     """Of one client, whichever of its credentials it uses. `rate`, `concurrent`: 0 for no limit. On the loop."""
 
-    __slots__ = ("__weakref__", "_client", "_concurrent", "_rate", "_tally")
+    __slots__ = ("__weakref__", "_concurrent", "_rate", "_tally", "_who")
 
     def __init__(self, client: str, rate: float, concurrent: int, tally: Tally) -> None:
-        self._client = client
+        self._who = f"client '{client}'" if client else "clients without credentials"
         self._rate, self._concurrent = rate, concurrent
         self._tally = tally
 
@@ -27,7 +27,7 @@ class CallLimits:
         """See `ClientLimits`."""
         if not self._tally.enter(self._concurrent):
             raise QueueFull(
-                f"client '{self._client}' has {self._concurrent} calls open, the most that it may have",
+                f"too many open calls of {self._who}: at most {self._concurrent}",
                 retry_after=RETRY_AFTER_SECONDS,
             )
         try:
@@ -44,7 +44,7 @@ class CallLimits:
         early = self._tally.take(interval, max(SECOND, interval))
         if early:
             raise QueueFull(
-                f"client '{self._client}' sends more than {self._rate:g} requests a second",
+                f"too many requests of {self._who}: at most {self._rate:g} a second",
                 retry_after=early / SECOND,
             )
 
