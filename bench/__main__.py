@@ -30,6 +30,7 @@ BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("aio_tuning", ()),
     ("storms", ()),
     ("hostile_json", ()),
+    ("access", ()),
 )
 USUAL = ("micro", "lifecycle", "leaks", PAGE)
 ALL = "all"

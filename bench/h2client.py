@@ -12,6 +12,7 @@ of each run must be equal byte by byte. An error has no data before its trailers
 """
 
 import asyncio
+import ssl
 import time
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
@@ -352,6 +353,7 @@ async def connect(
     connections: int = 1,
     *,
     indexed: bool = False,
+    tls: ssl.SSLContext | None = None,
 ) -> Sequence[H2Connection]:
     """Open connections to a local server that share the calls in flight evenly; `indexed` as in `HeaderBlocks`."""
     loop = asyncio.get_running_loop()
@@ -365,6 +367,7 @@ async def connect(
                 lambda: H2Connection(framed_requests(requests), share, headers_of(port, path, indexed)),
                 "127.0.0.1",
                 port,
+                ssl=tls,
             )
             opened.append(connection)
             async with asyncio.timeout(10):

@@ -1,6 +1,7 @@
 """One round of one server: a reply is looked at, then it is loaded."""
 
 import http.client
+import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class Subject:
     indexed: bool = False
     """As in `HeaderBlocks`."""
     client: str = RAW
+    tls: ssl.SSLContext | None = None
 
 
 def call_once(subject: Subject) -> bytes:
@@ -109,7 +111,7 @@ async def _connect(scenario: Scenario, subject: Subject) -> Sequence[LoadConnect
     if exchange.kind == BOTH_WAYS:
         return [await streamclient.connect(port, exchange.path, requests, in_flight, indexed=subject.indexed)]
     return await h2client.connect(
-        port, exchange.path, requests, in_flight, scenario.connections, indexed=subject.indexed
+        port, exchange.path, requests, in_flight, scenario.connections, indexed=subject.indexed, tls=subject.tls
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from bench.h2client import H2Connection, framed_requests, headers_of
-from bench.headers import HeaderBlocks
+from bench.headers import NO_METADATA, HeaderBlocks, Metadata
 from bench.tally import BenchError, Request
 
 
@@ -25,8 +25,8 @@ class Ended:
 class OpenConnection(H2Connection):
     """One connection. An error has no data before its trailers; which one it is, the server's metrics say."""
 
-    def __init__(self, message: bytes, headers: HeaderBlocks, reply: bytes) -> None:
-        super().__init__(framed_requests([Request(message)]), 0, headers)
+    def __init__(self, request: Request, headers: HeaderBlocks, reply: bytes) -> None:
+        super().__init__(framed_requests([request]), 0, headers)
         self.ended = Ended()
         self.failure = ""
         self.over = asyncio.Event()
@@ -60,10 +60,14 @@ class OpenConnection(H2Connection):
         super()._abort(text)
 
 
-async def connect(port: int, path: str, message: bytes, reply: bytes) -> OpenConnection:
+async def connect(
+    port: int, path: str, message: bytes, reply: bytes, metadata: Metadata = NO_METADATA
+) -> OpenConnection:
     """A connection to a local server; `reply` is a good answer."""
     _, connection = await asyncio.get_running_loop().create_connection(
-        lambda: OpenConnection(message, headers_of(port, path), reply), "127.0.0.1", port
+        lambda: OpenConnection(Request(message, metadata=metadata), headers_of(port, path), reply),
+        "127.0.0.1",
+        port,
     )
     async with asyncio.timeout(10):
         await connection.ready

@@ -282,7 +282,8 @@ def serving(
     with started(
         "triglot",
         command,
-        lambda: answers_ready(rest_port),
+        # Over TLS: a port is opened when the models are loaded.
+        lambda: accepts(rest_port) if "--tls-certificate" in flags else answers_ready(rest_port),
         core=core,
         log=models.parent / "log",
         environment=checkout.environment if checkout else {},

@@ -1,0 +1,251 @@
+"""What access control costs a client that may call, and what one client's flood does to another.
+
+From the repository's root: `python -m bench.access --help`. Small ModelInfer calls that differ, over gRPC: first
+the same load on servers that ask for nothing, for a token, a JWT, a client certificate, in turn, round by round;
+then a client that keeps within its means, alone and beside one that sends ten times its rate; then tokens and
+certificates that are changed under load.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import ssl
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import jwt
+import trustme
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from bench import changes, h2client, measure, openclient, payloads, report, rounds, servers, traffic
+from bench.headers import Metadata
+from bench.measure import Subject
+from bench.payloads import Exchange, framed
+from bench.rounds import Measured, Plan
+from bench.scenarios import SCENARIOS
+from bench.tally import BenchError, Request, close, drive
+
+MODEL = "identity_fp32"
+SCENARIO = next(one for one in SCENARIOS if one.name == "infer-c64")
+TOKEN, JWT, CERTIFICATE = "a token", "a JWT, verified before", "a certificate"
+RATE = 200
+"""Requests a second that the one client may send; it sends `TIMES` as many."""
+TIMES = 10
+QUIET_IN_FLIGHT = 8
+COLUMNS = ("credential", "calls/s", "x none", "(min-max)", "p50 ms", "p99 ms", "CPU µs", "x none", "client")
+GOALS = """\
+goals: none x 0.98 for a token and a JWT, x 0.99 for a certificate; p99 x 1.20 beside a flood, which gets its rate
+within 5%"""
+LEGEND = """\
+Medians over rounds, in turn, one at a time; "x none" is the median of the rounds' own ratios to the line before it
+that asks for nothing. A line with a certificate is compared over TLS. "!": the client was the limit."""
+
+
+class Issuer:
+    """Signs tokens, and says with which key."""
+
+    def __init__(self, folder: Path) -> None:
+        self._key = rsa.generate_private_key(65537, 2048)
+        algorithm = jwt.algorithms.RSAAlgorithm(jwt.algorithms.RSAAlgorithm.SHA256)
+        key = algorithm.to_jwk(self._key.public_key(), as_dict=True) | {
+            "kid": "bench",
+            "use": "sig",
+            "alg": "RS256",
+        }
+        self.file = folder / "jwks.json"
+        self.file.write_text(json.dumps({"keys": [key]}))
+
+    def token(self) -> str:
+        """For an hour."""
+        claims = {"iss": "bench", "aud": "triglot", "sub": "client", "exp": int(time.time()) + 3600}
+        return jwt.encode(claims, self._key, "RS256", headers={"kid": "bench"})
+
+
+def client(name: str, more: str = "") -> str:
+    """The table of a client whose name is its token."""
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return f'[client.{name}]\ntokens_sha256 = ["{digest}"]\noperations = ["infer"]\n{more}\n'
+
+
+def access_file(file: Path, *tables: str) -> Path:
+    """Who may call."""
+    file.write_text("\n".join((*tables, '[anonymous]\noperations = ["health"]\n')))
+    return file
+
+
+def bearer(token: str) -> tuple[bytes, bytes]:
+    """The field that a client adds to each call."""
+    return b"authorization", f"Bearer {token}".encode()
+
+
+class Servers:
+    """Servers that ask for something or for nothing, and what their clients send."""
+
+    def __init__(self, folder: Path, core: int | None, stack: ExitStack) -> None:
+        self._folder, self._core, self._stack = folder, core, stack
+        self._issuer = Issuer(folder)
+        signed = f'[issuer.bench]\nissuer = "bench"\naudience = "triglot"\njwks = "{self._issuer.file}"\n'
+        self.access = access_file(
+            folder / "access.toml",
+            client("friend"),
+            client("flood", f"rate = {RATE}"),
+            signed + 'operations = ["infer"]\n',
+        )
+        certified = '[client.certified]\ncertificates = ["bench.example"]\noperations = ["infer"]\n'
+        self._certified = access_file(folder / "certified.toml", certified)
+        self._authority = trustme.CA()
+        self._authority.cert_pem.write_to_path(folder / "ca.pem")
+        own = self._authority.issue_cert("localhost", "127.0.0.1")
+        own.private_key_pem.write_to_path(folder / "key.pem")
+        own.cert_chain_pems[0].write_to_path(folder / "certificate.pem")
+
+    def start(self, *flags: str) -> tuple[servers.Server, int]:
+        """One, and its port for gRPC."""
+        server, port, _ = self._stack.enter_context(rounds.serving_models(self._core, flags))
+        return server, port
+
+    def plain(self) -> list[Subject]:
+        """Without TLS: none, a token, a JWT."""
+        asking = ("--access", str(self.access))
+        lines = (
+            ((), "none", ()),
+            (asking, TOKEN, (bearer("friend"),)),
+            (asking, JWT, (bearer(self._issuer.token()),)),
+        )
+        return [self._subject(name, flags, fields) for flags, name, fields in lines]
+
+    def secured(self) -> list[Subject]:
+        """Over TLS, with a client certificate: one that nobody looks at, and one that says who it is."""
+        files = {"--tls-certificate": "certificate.pem", "--tls-key": "key.pem", "--tls-client-ca": "ca.pem"}
+        flags = [word for flag, name in files.items() for word in (flag, str(self._folder / name))]
+        mine = self._authority.issue_cert("bench.example")
+        tls = ssl.create_default_context()
+        self._authority.configure_trust(tls)
+        mine.configure_cert(tls)
+        tls.check_hostname = False
+        tls.set_alpn_protocols(["h2"])
+        lines = ("none, over TLS", flags), (CERTIFICATE, [*flags, "--access", str(self._certified)])
+        return [self._subject(name, words, (), tls) for name, words in lines]
+
+    def _subject(
+        self,
+        name: str,
+        flags: Sequence[str],
+        fields: Sequence[tuple[bytes, bytes]],
+        tls: ssl.SSLContext | None = None,
+    ) -> Subject:
+        server, port = self.start(*flags)
+        made = traffic.exchanges(payloads.grpc_exchange, (MODEL,), 16, traffic.VARIED)
+        subject = Subject(name, server, port, made[0], framed([made[0].reply]), tls=tls)
+        subject.requests = [
+            replace(one, metadata=Metadata([*one.metadata.fields, *fields]))
+            for one in traffic.requests(made, traffic.VARIED, port)
+        ]
+        return subject
+
+
+async def friends(subjects: Sequence[Subject], plan: Plan) -> list[Measured[str]]:
+    """What each costs."""
+    return await rounds.interleaved(
+        subjects, plan, lambda subject, settle, seconds: measure.load(SCENARIO, subject, settle, seconds)
+    )
+
+
+@dataclass(slots=True)
+class Flood:
+    """What became of the other client's calls, in seconds at the 99th percentile, and of the flood's."""
+
+    alone: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+    """A second, without the burst that a client that was silent has."""
+    refused: list[float] = field(default_factory=list)
+    """Milliseconds."""
+
+
+async def flood(port: int, plan: Plan) -> Flood:
+    """One client within its means, alone and beside one that is not, round by round.
+
+    Raises `BenchError` when a call of the first one is refused.
+    """
+    exchange = payloads.grpc_exchange(MODEL, payloads.tensor(1, 16))
+    friend = [Request(exchange.body, metadata=Metadata([bearer("friend")]))]
+    measured = Flood()
+    for _ in range(plan.rounds):
+        measured.alone.append(await _quiet(port, exchange, friend, plan.seconds))
+        metadata = Metadata([bearer("flood")])
+        connection = await openclient.connect(port, exchange.path, exchange.body, exchange.reply, metadata)
+        try:
+            p99, ended = await asyncio.gather(
+                _quiet(port, exchange, friend, plan.seconds),
+                openclient.offer(connection, RATE * TIMES, plan.seconds),
+            )
+        finally:
+            await close(connection)
+        measured.beside.append(p99)
+        measured.accepted.append((len(ended.good) - RATE) / plan.seconds)
+        measured.refused += [one * 1e3 for one in ended.refused]
+    return measured
+
+
+async def _quiet(port: int, exchange: Exchange, requests: Sequence[Request], seconds: float) -> float:
+    connections = await h2client.connect(port, exchange.path, requests, QUIET_IN_FLIGHT)
+    try:
+        outcome = await drive(connections, seconds, framed([exchange.reply]))
+    finally:
+        await close(*connections)
+    return statistics.quantiles(outcome.latencies, n=100)[98]
+
+
+def flood_lines(measured: Flood) -> Iterator[str]:
+    """For people."""
+    pairs = zip(measured.beside, measured.alone, strict=True)
+    ratios = [beside / alone for beside, alone in pairs]
+    alone, beside = (statistics.median(one) * 1e3 for one in (measured.alone, measured.beside))
+    accepted = statistics.median(measured.accepted)
+    yield f"a client with {QUIET_IN_FLIGHT} calls in flight: none of its calls was refused"
+    yield f"  p99 {alone:.2f} ms alone, {beside:.2f} ms beside the flood: x{statistics.median(ratios):.2f}"
+    yield f"a client of {RATE} requests a second sends {RATE * TIMES}: {accepted:.1f} a second after its burst"
+    yield f"  that is x{accepted / RATE:.3f} of its rate"
+    yield f"  refused {len(measured.refused):,}: p50 {statistics.median(measured.refused):.2f} ms"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 when something went wrong."""
+    parser = argparse.ArgumentParser(prog="python -m bench.access", description=__doc__.splitlines()[0])
+    rounds.add_arguments(parser, 9, 1.0)
+    parser.add_argument(
+        "--changes", type=int, default=100, help="changes of token and certificate (default: %(default)s)"
+    )
+    arguments = parser.parse_args(words)
+    plan = Plan(arguments.rounds, arguments.seconds)
+    cores = servers.choose_cores()
+    servers.pin(cores.client)
+    print(*report.machine(), f"{plan.rounds} rounds of {plan.seconds:g} s; {cores.note}", sep="\n", flush=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name, ExitStack() as stack:
+            here = Servers(Path(name), cores.server, stack)
+            lines = []
+            for subjects in (here.plain(), here.secured()):
+                measured = asyncio.run(friends(subjects, plan))
+                lines += [rounds.row(one, measured[0]) for one in measured]
+            table = report.plain(COLUMNS, lines)
+            print(f"\n{SCENARIO.in_flight} in flight; {GOALS}", table, LEGEND, sep="\n", flush=True)
+            _, port = here.start("--access", str(here.access))
+            print("", *flood_lines(asyncio.run(flood(port, plan))), sep="\n", flush=True)
+            print("", *changes.lines(asyncio.run(changes.measure(arguments.changes, cores.server))), sep="\n")
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
