@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import grpc.aio
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 import triglot
 from served_models import SECONDS, Function, serving, twice
@@ -40,6 +45,27 @@ class Authority:
         self.ca.cert_pem.write_to_path(ca)
         named = {"tls_certificate": str(certificate), "tls_key": str(key)}
         return named | ({"tls_client_ca": str(ca)} if mutual else {})
+
+    def issue(self, *names: x509.GeneralName, common: Sequence[str] = ()) -> tuple[bytes, bytes]:
+        """A certificate with just these names, whether they make sense or not, and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        now = datetime.now(UTC)
+        builder = x509.CertificateBuilder(
+            x509.load_pem_x509_certificate(self.pem).subject,
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text) for text in common]),
+            key.public_key(),
+            x509.random_serial_number(),
+            now - timedelta(hours=1),
+            now + timedelta(hours=1),
+        )
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        signing = serialization.load_pem_private_key(self.ca.private_key_pem.bytes(), None)
+        certificate = builder.sign(cast("ec.EllipticCurvePrivateKey", signing), hashes.SHA256())
+        secret = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM), secret
 
     def key(self, other: bytes | None = None) -> bytes:
         """The server's key, in the place of which `other` is written."""

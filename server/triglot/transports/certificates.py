@@ -1,21 +1,138 @@
-"""The names in a client's certificate."""
+"""The names in a client's certificate, for whoever decides what the client may do.
+
+They are those of the subjectAltName extension: URIs, DNS names, e-mail addresses and IP addresses, in this order.
+The subject's common name counts only where there is none of these, and begins with "CN=": many CAs check what is
+in the extension, and let the common name be anything (RFC 6125, 6.4.4). gRPC's peer identity and Envoy's
+principals prefer the extension, too.
+
+Names are to be compared as they are: upper and lower case differ, and "*.example" is the name of a wildcard
+certificate, not a pattern. Names of different kinds are never equal: one that has not its kind's form, like a DNS
+name "spiffe://a/b" or "10.0.0.1", does not count.
+
+Strategy: the certificate's bytes are read here, for all transports, since grpc's Python library ends a name at its
+first NUL: "friend\0.stranger.example" would be "friend".
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
+import ssl
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
+
+Element = tuple[int, bytes]
+"""Of DER (X.690): its tag, and what it holds."""
+_SEQUENCE, _EXTENSIONS = 0x30, 0xA3
+_ALTERNATIVE_NAME, _COMMON_NAME = b"\x55\x1d\x11", b"\x55\x04\x03"
+"""Object identifiers: 2.5.29.17 and 2.5.4.3."""
+_KINDS = _URI, _DNS, _EMAIL, _ADDRESS = 0x86, 0x82, 0x81, 0x87
+_FORMS = {
+    _URI: re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*:[!-~]+"),
+    _DNS: re.compile(rb"[A-Za-z0-9*_-]+(\.[A-Za-z0-9*_-]+)*"),
+    _EMAIL: re.compile(rb"(?!CN=)[!-9;-?A-~]+@[A-Za-z0-9.-]+"),  # With one "@", and without ":".
+}
+_CODECS = {0x0C: "utf-8", 0x13: "ascii", 0x14: "latin-1", 0x16: "ascii", 0x1C: "utf-32-be", 0x1E: "utf-16-be"}
+"""Of the kinds of texts that a common name may be."""
+_MOST_KEPT = 1024
 
 
 def names_of(transport: asyncio.BaseTransport) -> tuple[str, ...]:
     """Of the connection's client; none without TLS, or without a certificate."""
-    secured = transport.get_extra_info("ssl_object")
-    certificate = None if secured is None else secured.getpeercert()
-    if not certificate:
-        return ()
-    return tuple(value for _, value in certificate.get("subjectAltName", ()))
+    secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+    certificate = None if secured is None else secured.getpeercert(binary_form=True)
+    return () if certificate is None else certificate_names(certificate)
 
 
 def names_of_context(context: Any) -> tuple[str, ...]:
-    """Of the client of one of grpc.aio's calls."""
-    names = context.auth_context().get("x509_subject_alternative_name", ())
-    return tuple(name.decode(errors="replace") for name in names)
+    """Of the client of one of grpc.aio's calls; see `names_of`."""
+    for text in context.auth_context().get("x509_pem_cert", ()):
+        return certificate_names(ssl.PEM_cert_to_DER_cert(text.decode()))
+    return ()
+
+
+@lru_cache(_MOST_KEPT)
+def certificate_names(certificate: bytes) -> tuple[str, ...]:
+    """Of a certificate in DER, which has been verified; none if it is not well-formed.
+
+    They are kept, as some ask for each call of a connection.
+    """
+    try:
+        return tuple(_names(certificate))
+    except (ValueError, KeyError):
+        return ()
+
+
+def _names(certificate: bytes) -> Iterator[str]:
+    ((_, whole),) = _elements(certificate)
+    (_, signed), *_ = _elements(whole)
+    fields = _elements(signed)
+    names = [
+        name
+        for tag, content in fields
+        if tag == _EXTENSIONS
+        for name in _alternative(content)
+        if name[0] in _KINDS
+    ]
+    for kind in _KINDS:
+        for tag, content in names:
+            if tag == kind and (text := _text(kind, content)) is not None:
+                yield text
+    if not names:
+        # Before it: the signature's algorithm, the issuer and the validity.
+        _, _, _, subject, *_ = (content for tag, content in fields if tag == _SEQUENCE)
+        yield from (f"CN={text}" for text in _common(subject)[:1])
+
+
+def _alternative(extensions: bytes) -> Iterator[Element]:
+    ((_, listed),) = _elements(extensions)
+    for _, extension in _elements(listed):
+        (_, identifier), *_, (_, value) = _elements(extension)
+        if identifier == _ALTERNATIVE_NAME:
+            ((_, names),) = _elements(value)
+            yield from _elements(names)
+
+
+def _common(subject: bytes) -> list[str]:
+    attributes = [_elements(one) for _, several in _elements(subject) for _, one in _elements(several)]
+    return [
+        content.decode(_CODECS[tag])
+        for (_, identifier), (tag, content) in attributes
+        if identifier == _COMMON_NAME
+    ]
+
+
+def _text(kind: int, content: bytes) -> str | None:
+    """None for what has not the form of its kind, or that of an address."""
+    if kind == _ADDRESS:
+        return str(ipaddress.ip_address(content))
+    if not _FORMS[kind].fullmatch(content):
+        return None
+    text = content.decode()
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return text
+    return None
+
+
+def _elements(data: bytes) -> list[Element]:
+    """What lies one after the other. Raises `ValueError`."""
+    elements: list[Element] = []
+    at = 0
+    while at < len(data):
+        tag, size = data[at : at + 2]
+        at += 2
+        if size & 0x80:
+            length = size & 0x7F
+            if not length:
+                raise ValueError("expected DER, which says how long things are")
+            size = int.from_bytes(data[at : at + length])
+            at += length
+        if at + size > len(data) or tag & 0x1F == 0x1F:  # Tags of several bytes are for other things.
+            raise ValueError("expected the elements of a certificate")
+        elements.append((tag, data[at : at + size]))
+        at += size
+    return elements
