@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import grpc
@@ -78,6 +80,31 @@ async def test_certificates_of_clients(
                     await rest(port, authority.client(of=of))
 
 
+def resumed(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLSession | None:
+    """The session of a new connection, which goes on with the other one if the server lets it."""
+    context.check_hostname = False
+    with (
+        socket.create_connection((HOST, port), SECONDS) as plain,
+        context.wrap_socket(plain, session=session) as secured,
+    ):
+        secured.sendall(GET)
+        assert secured.recv(12) == b"HTTP/1.1 200"  # TLS 1.3 has its tickets before.
+        assert session is None or not secured.session_reused
+        return secured.session
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_clients_certificate_is_checked_for_each_connection(
+    version: ssl.TLSVersion, authority: Authority
+) -> None:
+    """A session that goes on would not look whether the certificate has expired."""
+    context = authority.client(of=authority)
+    context.maximum_version = version
+    async with server(**authority.server(mutual=True)) as here:
+        session = await asyncio.to_thread(resumed, here.rest_port, context, None)
+        await asyncio.to_thread(resumed, here.rest_port, context, session)
+
+
 # --- renewed files ---
 
 
@@ -119,6 +146,27 @@ async def test_files_that_are_renewed_one_by_one(
         assert "is not the key of tls_certificate" in caplog.text
         authority.key(new_key)
         assert await shown(here.grpc_port, authority.client("h2")) != before
+
+
+@both
+async def test_a_renewed_ca_of_clients_is_for_new_connections(
+    transport: str, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = Authority(tmp_path_factory.mktemp("other"))
+    options = authority.server(mutual=True)
+    async with (
+        server(grpc_transport=transport, **options) as here,
+        authority.channel(here.grpc_port, of=authority) as channel,
+    ):
+        assert await infer(channel) == TWICE
+        other.ca.cert_pem.write_to_path(options["tls_client_ca"])
+        async with authority.channel(here.grpc_port, of=other) as new:
+            assert await infer(new) == TWICE
+        assert await rest(here.rest_port, authority.client(of=other)) == [42]
+        assert await refused(authority.channel(here.grpc_port, of=authority)) is UNAVAILABLE
+        with pytest.raises(aiohttp.ClientError):
+            await rest(here.rest_port, authority.client(of=authority))
+        assert await infer(channel) == TWICE
 
 
 # --- ALPN ---
@@ -241,15 +289,55 @@ async def test_nothing_is_loaded_for_a_server_that_cannot_start(
         await started.start()
 
 
+FILES, CA = {"tls_certificate": "c", "tls_key": "k"}, {"tls_client_ca": "a"}
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"tls_key": "k"}, "expected both tls_certificate and tls_key, or neither, got one of them"),
         ({"tls_certificate": "c"}, "expected both tls_certificate and tls_key, or neither, got one of them"),
         ({"tls_client_ca": "a"}, "tls_client_ca: needs tls_certificate and tls_key"),
+        ({"tls_client_auth": "optional"}, "tls_client_auth: optional needs tls_client_ca"),
+        ({"tls_client_auth": "required"} | FILES, "tls_client_auth: required needs tls_client_ca"),
+        (
+            {"tls_client_auth": "none"} | FILES | CA,
+            "tls_client_auth: expected no tls_client_ca with none, got one",
+        ),
+        (
+            {"tls_client_auth": "optional"} | FILES | CA,
+            "tls_client_auth: optional needs access, which says what clients without a certificate may do",
+        ),
+        (
+            {"tls_client_auth": "optional", "access": "a", "grpc_transport": "aio"} | FILES | CA,
+            "tls_client_auth: optional needs grpc_transport h2, as aio can only ask for what it requires",
+        ),
+        (
+            {"tls_client_auth": "always"} | FILES | CA,
+            "tls_client_auth: expected none, optional or required, got 'always'",
+        ),
     ],
 )
 def test_options_that_say_too_little(options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config(**options)  # type: ignore[arg-type]  # Texts.
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "none"),
+        ({"tls_client_auth": "none"} | FILES, "none"),
+        (FILES | CA, "required"),
+        ({"tls_client_auth": "required", "grpc_transport": "aio"} | FILES | CA, "required"),
+        ({"tls_client_auth": "optional", "access": "a", "grpc_transport": "h2"} | FILES | CA, "optional"),
+        # Where grpc.aio has no port with TLS, it need not ask.
+        (
+            {"tls_client_auth": "optional", "access": "a", "grpc_transport": "aio", "grpc_port": -1} | FILES | CA,
+            "optional",
+        ),
+    ],
+)
+def test_whether_clients_need_a_certificate(options: dict[str, Any], expected: str) -> None:
+    assert Config(**options).client_auth == expected

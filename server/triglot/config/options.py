@@ -53,6 +53,7 @@ PROTOCOLS = ("kserve", "tfserving", "grps")
 TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
 MOST_TRACES = 2**31 - 1
 MOST_WORKERS = 1024
+CLIENT_AUTH = ("none", "optional", "required")
 GRPC_TRANSPORTS = ("aio", "h2")
 HTTP_TRANSPORTS = ("aiohttp", "h1")
 GRPC_COMPRESSIONS = ("none", "gzip", "deflate")
@@ -127,8 +128,15 @@ class Config:
     tls_client_ca: str = _option(
         TLS,
         "",
-        "PEM file of CA certificates: clients need a certificate signed by one of them",
+        "PEM file of CA certificates, which sign those that clients need; read again when it changes",
         value="FILE",
+    )
+    tls_client_auth: str = _option(
+        TLS,
+        "",
+        "whether clients need a certificate of --tls-client-ca; optional: those without, like Kubernetes' health "
+        "probes, are anonymous to --access; empty: required with --tls-client-ca, none without",
+        choices=CLIENT_AUTH,
     )
     tls_in_front: bool = _option(
         TLS, False, "a proxy speaks TLS with the clients, so that they may send tokens to this server without it"
@@ -440,6 +448,7 @@ class Config:
                 raise ConfigError(f"{name}: expected {expected.__name__}, got {value!r}")
             check_option(name, value, name)
         self._check_ports()
+        self._check_tls()
         self._check_browsers()
         if self.allow_model_upload and not self.on_loopback:
             raise ConfigError(
@@ -488,14 +497,31 @@ class Config:
             raise ConfigError(
                 f"grpc_port and rest_port are both {self.grpc_port}; expected two ports, or grpc_transport h2"
             )
-        if bool(self.tls_certificate) != bool(self.tls_key):
-            raise ConfigError("expected both tls_certificate and tls_key, or neither, got one of them")
-        if self.tls_client_ca and not self.tls_certificate:
-            raise ConfigError("tls_client_ca: needs tls_certificate and tls_key")
         if self.grpc_port == self.rest_port == NO_PORT and not self.grpc_socket:
             raise ConfigError(
                 "grpc_port and rest_port are both -1, and there is no grpc_socket; expected one of them"
             )
+
+    def _check_tls(self) -> None:
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ConfigError("expected both tls_certificate and tls_key, or neither, got one of them")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise ConfigError("tls_client_ca: needs tls_certificate and tls_key")
+        if self.client_auth == "none":
+            if self.tls_client_ca:
+                raise ConfigError("tls_client_auth: expected no tls_client_ca with none, got one")
+            return
+        if not self.tls_client_ca:
+            raise ConfigError(f"tls_client_auth: {self.client_auth} needs tls_client_ca")
+        if self.client_auth == "optional":
+            if not self.access:
+                raise ConfigError(
+                    "tls_client_auth: optional needs access, which says what clients without a certificate may do"
+                )
+            if self.grpc_transport == "aio" and self.grpc_port != NO_PORT:
+                raise ConfigError(
+                    "tls_client_auth: optional needs grpc_transport h2, as aio can only ask for what it requires"
+                )
 
     @property
     def trace_levels(self) -> tuple[str, ...]:
@@ -539,6 +565,11 @@ class Config:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+    @property
+    def client_auth(self) -> str:
+        """`tls_client_auth`, or what it is if it is not given."""
+        return self.tls_client_auth or ("required" if self.tls_client_ca else "none")
 
     @property
     def rest_with_grpc(self) -> bool:
@@ -602,7 +633,7 @@ def default_text(name: str) -> str:
 def check_option(name: str, value: Any, source: str) -> None:
     """Raises `ConfigError`, beginning with `source`, for a value that the option cannot have."""
     limits = OPTIONS[name].metadata
-    if limits["choices"] and value not in limits["choices"]:
+    if limits["choices"] and value not in (*limits["choices"], OPTIONS[name].default):
         *others, last = limits["choices"]
         raise ConfigError(f"{source}: expected {', '.join(others)} or {last}, got {value!r}")
     if isinstance(value, str) and value and not value.startswith(limits["start"]):

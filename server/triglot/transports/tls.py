@@ -36,6 +36,7 @@ class Tls:
         self._certificate = Path(config.tls_certificate)
         self._key = Path(config.tls_key)
         self._client_ca = Path(config.tls_client_ca) if config.tls_client_ca else None
+        self._certificates_asked = ssl.CERT_OPTIONAL if config.client_auth == "optional" else ssl.CERT_REQUIRED
         self._protocols = protocols
         self._stamp = self._look()
         self._pem, self._context = self._load()
@@ -92,7 +93,10 @@ class Tls:
                 context.load_verify_locations(self._client_ca)
             except ssl.SSLError as error:
                 raise ConfigError(f"tls_client_ca: {self._client_ca} is damaged: {error.reason}") from None
-            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_mode = self._certificates_asked
+            # A resumed session would be as good as its certificate, when that has expired, too.
+            context.num_tickets = 0
+            context.options |= ssl.OP_NO_TICKET
         return pem, context
 
     def _refuse_passphrase(self) -> str:
