@@ -29,7 +29,7 @@ class Restricted:
             for group in groups:
                 for operation in _operations(name, group):
                     if operation in self._needed:
-                        raise ConfigError(f"{name}: {group} is there twice")
+                        raise ConfigError(f"{name}: {group} is a duplicate")
                     self._needed[operation] = header, value.encode()
 
     @property

@@ -14,7 +14,6 @@ _METRICS = "metrics are at /metrics of the REST port"
 _READ = "metrics are made when they are read, and have no settings"
 _LEVEL = "--log-level"
 _FORWARD = "a model's code finds headers in its call's metadata"
-_RESTRICTED = "there is no authentication yet: put the server behind something that has"
 _NO_THREADS = "one event loop serves all connections; --workers has several processes do so"
 _NO_POOL = "nothing is kept for further requests"
 _SHARED_PORT = "--workers has several processes share the ports"
@@ -67,8 +66,6 @@ OURS: Mapping[str, str] = MappingProxyType(
         "--grpc-header-forward-pattern": _FORWARD,
         "--http-thread-count": _NO_THREADS,
         "--http-max-input-size": "--max-message-size, and --max-json-size for JSON",
-        "--http-restricted-api": _RESTRICTED,
-        "--grpc-restricted-protocol": _RESTRICTED,
         "--grpc-infer-thread-count": _NO_THREADS,
         "--grpc-infer-allocation-pool-size": _NO_POOL,
         "--grpc-max-response-pool-size": _NO_POOL,

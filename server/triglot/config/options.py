@@ -150,14 +150,14 @@ class Config:
     grpc_restricted_protocol: str = _option(
         ACCESS,
         "",
-        "Triton's groups of gRPC calls that need the header triton-grpc-protocol-KEY with this value",
-        value="GROUP,...:KEY=VALUE",
+        "Triton's groups of gRPC calls that need the header triton-grpc-protocol-KEY: SECRET",
+        value="GROUP,...:KEY=SECRET",
     )
     http_restricted_api: str = _option(
         ACCESS,
         "",
-        "Triton's groups of REST calls that need the header KEY with this value",
-        value="GROUP,...:KEY=VALUE",
+        "Triton's groups of REST calls that need the header KEY: SECRET",
+        value="GROUP,...:KEY=SECRET",
     )
     protocols: str = _option(
         PROTOCOL,

@@ -46,9 +46,9 @@ from triglot.transports.listening import most_sockets
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.tls import Tls
 
-Unary = Callable[[bytes, Any, Permission], Coroutine[Any, Any, bytes]]
-Stream = Callable[[bytes, Any, Permission], Coroutine[Any, Any, None]]
-RequestsStream = Callable[[AsyncIterable[bytes], Any, Permission], Coroutine[Any, Any, None]]
+Unary = Callable[..., Coroutine[Any, Any, bytes]]
+Stream = Callable[..., Coroutine[Any, Any, None]]
+"""Called with the request, or an iterator over them, the context and the client's `permission`."""
 
 LONGEST_MS = LONGEST_SECONDS = MOST_WAITING = 2**31 - 1
 MOST_OPEN_CALLS = 65_536
@@ -125,12 +125,12 @@ def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: Calls) -> grpc.RpcMetho
     """For clients that nobody asks who they are."""
     if row.kind is Kind.UNARY:
         unary = _counted(row.handler, unsent, calls)
-        return grpc.unary_unary_rpc_method_handler(lambda data, context: unary(data, context, EVERYTHING))
+        return grpc.unary_unary_rpc_method_handler(partial(unary, permission=EVERYTHING))
     if row.kind is Kind.SERVER_STREAM:
         stream = _counted_stream(row.handler, unsent)
-        return grpc.unary_stream_rpc_method_handler(lambda data, context: stream(data, context, EVERYTHING))
+        return grpc.unary_stream_rpc_method_handler(partial(stream, permission=EVERYTHING))
     requests_stream = _counted_requests(row.handler, unsent)
-    return grpc.stream_stream_rpc_method_handler(lambda data, context: requests_stream(data, context, EVERYTHING))
+    return grpc.stream_stream_rpc_method_handler(partial(requests_stream, permission=EVERYTHING))
 
 
 def _checked(row: GrpcRow, unsent: UnsentAnswers, calls: Calls, access: AccessControl) -> grpc.RpcMethodHandler:
@@ -232,7 +232,7 @@ def _counted_stream(stream: ServerStream, unsent: UnsentAnswers) -> Stream:
     return handle
 
 
-def _counted_requests(stream: BidiStream, unsent: UnsentAnswers) -> RequestsStream:
+def _counted_requests(stream: BidiStream, unsent: UnsentAnswers) -> Stream:
     async def handle(requests: AsyncIterable[bytes], context: Any, permission: Permission) -> None:
         counted = StreamContext(context, unsent, permission)
         try:
