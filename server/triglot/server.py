@@ -164,6 +164,7 @@ class Server:
         if self.config.grpc_socket:
             _check_socket(self.config.grpc_socket)
         self._tracer.check()
+        self._open_audit_log()
         check_certificate(self.config)
         self._access = access_control(self.config, self._tallies())
         _grpc_server(self.config)
@@ -186,6 +187,14 @@ class Server:
             return LocalTally
         file, run = shared
         return SharedTallies(file, self.config.workers, run)
+
+    def _open_audit_log(self) -> None:
+        if self.config.audit_log:
+            try:
+                self.telemetry.audit_log.open(Path(self.config.audit_log))
+            except OSError as error:
+                text = f"audit_log: cannot write {self.config.audit_log}: {error.strerror}"
+                raise ConfigError(text) from None
 
     async def load(self) -> list[ModelLoadError]:
         """Load and warm every model, and open no port; what could not be loaded. `stop` unloads the others.
@@ -318,6 +327,7 @@ class Server:
         self._regions.unregister()
         await self.manager.close()
         await self._tracer.close()
+        await asyncio.to_thread(self.telemetry.audit_log.close)
         if self._logs is not None:
             self._logs.close()
         for task in (self._ticking, self._resting, self._access_renewed):

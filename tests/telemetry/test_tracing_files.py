@@ -19,7 +19,8 @@ from served_models import Gated
 from traced_models import Traces, one_model, served
 from triglot.core.tensor import DATATYPES, pack_bytes
 from triglot.core.types import InputTensor, OutputTensor
-from triglot.telemetry.trace_file import MAX_WAITING, TraceFile
+from triglot.telemetry.file_writer import MAX_WAITING
+from triglot.telemetry.trace_file import TraceFile
 from triglot.telemetry.trace_tensors import MAX_TEXT, of_input, of_output
 from waiting import until
 

@@ -20,9 +20,9 @@ from triglot.access.limits import CallLimits
 from triglot.access.restricted import GRPC_PREFIX, Restricted
 from triglot.access.tallies import LocalTally, Tallies
 from triglot.config.options import Config, ConfigError
-from triglot.core.errors import PermissionDenied, Unauthenticated
+from triglot.core.errors import Unauthenticated
 from triglot.core.operation import Operation
-from triglot.core.permission import EVERYTHING, Permission
+from triglot.core.permission import EVERYTHING, OperationDenied, Permission
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Holder:
         self, name: str, grant: Grant, anonymous: Grant, limits: CallLimits | None, group: str = ""
     ) -> None:
         self.name = name
-        self._group = group
+        self.group = group
         self._grants: tuple[Grant, ...] = (grant, anonymous)
         self._limits = limits
         self._permissions: dict[Operation, Permission] = {}
@@ -58,11 +58,11 @@ class Holder:
         models = [model for grant in self._grants if operation in grant.operations for model in grant.models]
         if not any(operation in grant.operations for grant in self._grants):
             return None
-        return Permission(self.name, tuple(models), self._limits, group=self._group)
+        return Permission(self.name, tuple(models), self._limits, group=self.group)
 
     def renew(self, other: Holder) -> None:
         """The file says something else of this credential."""
-        self.name, self._group = other.name, other._group
+        self.name, self.group = other.name, other.group
         self._grants, self._limits = other._grants, other._limits
         for operation, permission in list(self._permissions.items()):
             if (renewed := self._made(operation)) is None:
@@ -122,7 +122,7 @@ class AccessControl:
                 f"{operation.value} needs credentials: a token in 'authorization: Bearer TOKEN' or 'x-api-key', "
                 "or a client certificate that the access file names"
             )
-        raise PermissionDenied(f"client '{holder.name}' may not use {operation.value}")
+        raise OperationDenied(operation, holder.name, holder.group)
 
     def _holder(self, fields: Fields, certificate: Names) -> Holder:
         if self._rules.takes_tokens and (token := token_of(fields)) is not None:

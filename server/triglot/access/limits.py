@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triglot.access.tallies import Tally
-from triglot.core.errors import RETRY_AFTER_SECONDS, QueueFull
+from triglot.core.errors import RETRY_AFTER_SECONDS, QuotaExceeded
 
 SECOND = 1_000_000_000
 """In nanoseconds; a client that was silent may send the requests of one at once."""
@@ -26,13 +26,13 @@ class CallLimits:
     def enter(self) -> None:
         """See `ClientLimits`."""
         if not self._tally.enter(self._concurrent):
-            raise QueueFull(
+            raise QuotaExceeded(
                 f"too many open calls of {self._who}: at most {self._concurrent}",
                 retry_after=RETRY_AFTER_SECONDS,
             )
         try:
             self.count()
-        except QueueFull:
+        except QuotaExceeded:
             self._tally.leave()
             raise
 
@@ -43,7 +43,7 @@ class CallLimits:
         interval = int(SECOND / self._rate)
         early = self._tally.take(interval, max(SECOND, interval))
         if early:
-            raise QueueFull(
+            raise QuotaExceeded(
                 f"too many requests of {self._who}: at most {self._rate:g} a second",
                 retry_after=early / SECOND,
             )

@@ -7,7 +7,7 @@ import re
 
 from triglot.access.credentials import Fields
 from triglot.config.options import ConfigError, unknown
-from triglot.core.errors import PermissionDenied, ServingError, Unavailable
+from triglot.core.errors import PermissionDenied, RestrictedCall, ServingError
 from triglot.core.operation import TRITON_GROUPS, Operation
 
 GRPC_PREFIX = "triton-grpc-protocol-"
@@ -49,7 +49,7 @@ class Restricted:
 
     def _refusal(self, header: str) -> ServingError:
         if self._is_grpc:
-            return Unavailable(f"This protocol is restricted, expecting header '{header}'")
+            return RestrictedCall(f"This protocol is restricted, expecting header '{header}'")
         return PermissionDenied(f"This API is restricted, expecting header '{header}'")
 
 

@@ -142,7 +142,7 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
     # What is there by now stays, and is hardly garbage: whoever collects that later need not go through it.
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
-    signals = _listen_for_signals()
+    signals = _listen_for_signals(start.config)
     folders = folders_of(start.models or ())
     link = None
     if spec is not None:
@@ -231,11 +231,14 @@ def _following(start: Start, server: Server) -> Iterator[None]:
         following.cancel()
 
 
-def _listen_for_signals() -> asyncio.Queue[signal.Signals]:
+def _listen_for_signals(config: Config) -> asyncio.Queue[signal.Signals]:
     """SIGTERM and SIGINT as they come; called before anything is loaded."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    if config.audit_log:
+        # Who rotates logs tells their writers so. The next line goes to a new file in any case.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _nothing)
     return signals
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code, DeadlineExceeded
+from triglot.core.operation import Operation
 from triglot.core.outlet import CLOSED
 from triglot.core.permission import EVERYTHING, Permission
 from triglot.core.request_scheduling import PLAIN, own_parameters
@@ -22,6 +23,10 @@ MAX_MODEL_CALLS = 16
 
 def _no_metadata() -> Metadata:
     return ()
+
+
+def _no_peer() -> str:
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +70,19 @@ class Call:
     no protocol, as a warm-up, or a model's own call. `borrows`: inputs are memory that somebody else may
     still change. `signature_name` is the one of the model's signatures that is called. `parameters` are the
     request's, and `input_parameters` those of its inputs that mean nothing to the server. `read_metadata` gives
-    gRPC metadata or HTTP headers; few calls look at them, so they are read when asked for.
+    gRPC metadata or HTTP headers, and `read_peer` the client's address; few calls look at them, so they are read
+    when asked for.
 
-    `permission` says who makes it, and which models it is for.
+    `operation` is what it is for; `permission` says who makes it, and which models it is for.
     `outlet` is where `respond` and `finish` go, once somebody reads.
 
     `scheduling` is what the request says of priorities, its time in the queue, and its sequence. `members` are the
     calls that are executed together: itself alone, unless this is a `BatchCall`.
 
     For the telemetry: the model and version that were called (0: none), what came of it where the answer itself
-    says so, and its `times`. `counted`: its end will be counted, as that of a warm-up is not; then `statistics`
-    are its model's. `trace`: the trace of the call, or of the call on whose behalf it is made.
+    says so, and its `times`. `subject`: the model that an administrative call is about. `counted`: its end will be
+    counted, as that of a warm-up is not; then `statistics` are its model's. `trace`: the trace of the call, or of
+    the call on whose behalf it is made.
     """
 
     __slots__ = (
@@ -83,6 +90,7 @@ class Call:
         "_followers",
         "_limited_by",
         "_read_metadata",
+        "_read_peer",
         "borrows",
         "counted",
         "deadline",
@@ -90,6 +98,7 @@ class Call:
         "input_parameters",
         "model_name",
         "model_version",
+        "operation",
         "outcome",
         "outlet",
         "parameters",
@@ -101,12 +110,16 @@ class Call:
         "signature_name",
         "size",
         "statistics",
+        "subject",
         "times",
         "trace",
     )
 
     def __init__(
-        self, deadline: float | None = None, read_metadata: Callable[[], Metadata] = _no_metadata
+        self,
+        deadline: float | None = None,
+        read_metadata: Callable[[], Metadata] = _no_metadata,
+        read_peer: Callable[[], str] = _no_peer,
     ) -> None:
         self.deadline = deadline
         self.size = 0
@@ -119,10 +132,12 @@ class Call:
         self.exchange: Exchange | None = None
         self.outlet = CLOSED
         self.scheduling = PLAIN
+        self.operation = Operation.INFER
         self.permission: Permission = EVERYTHING
         self.reach: Reach = no_models
         self.model_name = ""
         self.model_version = 0
+        self.subject = ""
         self.outcome = Code.OK
         self.counted = False
         self.times = CallTimes()
@@ -130,6 +145,7 @@ class Call:
         self.trace: Any = None
         self._limited_by = ""
         self._read_metadata = read_metadata
+        self._read_peer = read_peer
         self._cancelled = False
         self._followers: list[Callable[[], object]] | None = None
 
@@ -142,6 +158,11 @@ class Call:
     def client(self) -> str:
         """The name of the client that makes the call, as the access file calls it; "" where nobody is asked."""
         return self.permission.client
+
+    @property
+    def peer(self) -> str:
+        """The client's address; "" where it has none, and in a process of a model's."""
+        return self._read_peer()
 
     @property
     def remaining(self) -> float | None:
@@ -201,9 +222,9 @@ class Call:
 
     def child(self) -> Call:
         """A call of its own for one of several requests that came on this one."""
-        child = Call(self.deadline, self._read_metadata)
+        child = Call(self.deadline, self._read_metadata, self._read_peer)
         child._limited_by = self._limited_by
-        child.permission = self.permission
+        child.operation, child.permission = self.operation, self.permission
         return child
 
     def apart(self) -> Call:

@@ -46,6 +46,8 @@ class ServingError(Exception):
     """
 
     code: Code = Code.UNKNOWN
+    is_refusal = False
+    """Whether it says that the client may not make the call."""
 
     def __init__(self, message: str, *, code: Code | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -76,12 +78,14 @@ class Unauthenticated(ServingError):
     """The client has not said who it is, or in vain."""
 
     code = Code.UNAUTHENTICATED
+    is_refusal = True
 
 
 class PermissionDenied(ServingError):
     """The call is right, and not for this client to make."""
 
     code = Code.PERMISSION_DENIED
+    is_refusal = True
 
 
 class FailedPrecondition(ServingError):
@@ -100,6 +104,12 @@ class QueueFull(ServingError):
     """A bound on the requests that wait, or on their bytes, is reached: the model's or the server's."""
 
     code = Code.RESOURCE_EXHAUSTED
+
+
+class QuotaExceeded(QueueFull):
+    """The client makes more calls than it may."""
+
+    is_refusal = True
 
 
 def queue_full(what: str) -> QueueFull:
@@ -123,6 +133,12 @@ class Unavailable(ServingError):
     """Not now: loading, unloading or shutting down. The call is safe to repeat."""
 
     code = Code.UNAVAILABLE
+
+
+class RestrictedCall(Unavailable):
+    """The call lacks the header that a group of Triton's needs; this is what Triton answers over gRPC."""
+
+    is_refusal = True
 
 
 class DeadlineExceeded(ServingError):
@@ -199,6 +215,11 @@ def outcome(error: BaseException) -> Code:
     if is_serving_error(error):
         return error.code
     return Code.INTERNAL if isinstance(error, Exception) else Code.CANCELLED
+
+
+def refusal_of(error: BaseException) -> str:
+    """The text of a refusal; "" for other errors."""
+    return error.message if isinstance(error, ServingError) and error.is_refusal else ""
 
 
 def as_serving_error(error: BaseException, what: str) -> ServingError:

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Protocol
 
 from triglot.core.errors import PermissionDenied
+from triglot.core.operation import Operation
 
 MOST_KNOWN_MODELS = 1024
 """Names of models that were matched, and are remembered."""
@@ -116,6 +117,14 @@ class Permission:
     def unfollow(self, end: End) -> None:
         """Take `follow` back."""
         self._streams.discard(end)
+
+
+class OperationDenied(PermissionDenied):
+    """The client may not make such calls; `permission`, which gives nothing, says who it is."""
+
+    def __init__(self, operation: Operation, client: str, group: str) -> None:
+        super().__init__(f"client '{client}' may not use {operation.value}")
+        self.permission = Permission(client, (), group=group)
 
 
 EVERYTHING = Permission()

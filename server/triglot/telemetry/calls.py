@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 
 from triglot.core.call import Call
 from triglot.core.errors import Code
+from triglot.core.operation import ADMINISTRATION, Operation
+from triglot.core.permission import EVERYTHING
 from triglot.telemetry.access_log import AccessLog
+from triglot.telemetry.audit_log import AuditLog
 from triglot.telemetry.histogram import Histogram, rank
 from triglot.telemetry.points import Points
 
@@ -31,6 +34,14 @@ class Kind(NamedTuple):
 
     model: str
     version: int
+    code: Code
+
+
+class ClientKind(NamedTuple):
+    """What the calls of clients are told apart by; `client`: the `group` of its `Permission`."""
+
+    client: str
+    operation: Operation
     code: Code
 
 
@@ -262,12 +273,15 @@ class Endpoint:
         "_latencies",
         "_traffic",
         "access_log",
+        "audit_log",
+        "clients",
         "entrypoint",
         "in_flight",
         "inference",
         "internal",
         "method",
         "protocol",
+        "refusals",
     )
 
     def __init__(
@@ -279,6 +293,7 @@ class Endpoint:
         traffic: Traffic | None,
         latencies: deque[float],
         access_log: AccessLog,
+        audit_log: AuditLog,
         *,
         internal: bool = False,
     ) -> None:
@@ -289,6 +304,11 @@ class Endpoint:
         self.internal = internal
         self.in_flight = 0
         self.access_log = access_log
+        self.audit_log = audit_log
+        self.clients: dict[ClientKind, int] = {}
+        """Calls, where there is an access file."""
+        self.refusals: dict[ClientKind, int] = {}
+        """Calls that access control has refused."""
         self._kinds = kinds
         self._traffic = traffic
         self._latencies = latencies
@@ -328,6 +348,13 @@ class Endpoint:
             traffic.executions += share
             model.executed += 1
             model.executions += share
+
+    def count_client(self, call: Call, code: Code, *, refused: bool) -> None:
+        """A call that access control has looked at has ended."""
+        kind = ClientKind(call.permission.group, call.operation, code)
+        self.clients[kind] = self.clients.get(kind, 0) + 1
+        if refused:
+            self.refusals[kind] = self.refusals.get(kind, 0) + 1
 
     def _stats(self, call: Call, code: Code) -> CallStats:
         kind = self._kinds.kind(call.model_name, call.model_version, code)
@@ -407,8 +434,8 @@ class Observation:
         self._codec_seconds += perf_counter() - self._lap
         self._bytes_out += size
 
-    def end(self, code: Code) -> None:
-        """The call is over; where it went well, `Call.outcome` is what counts."""
+    def end(self, code: Code, refusal: str = "") -> None:
+        """The call is over; where it went well, `Call.outcome` is what counts. `refusal`: see `refusal_of`."""
         endpoint, call = self._endpoint, self._call
         if code is Code.CANCELLED and (remaining := call.remaining) is not None and remaining < DEADLINE_SLACK:
             # gRPC ends both in the same way, and who gave up because it took too long is told so.
@@ -421,3 +448,8 @@ class Observation:
         endpoint.record(call, code, seconds, self._codec_seconds, self._bytes_in, self._bytes_out)
         if endpoint.access_log.on and not endpoint.internal:
             endpoint.access_log.line(endpoint.protocol, endpoint.entrypoint, endpoint.method, call, code, seconds)
+        if refusal or call.permission is not EVERYTHING:
+            endpoint.count_client(call, code, refused=bool(refusal))
+        if endpoint.audit_log.on and (refusal or call.operation in ADMINISTRATION):
+            names = endpoint.protocol, endpoint.entrypoint, endpoint.method
+            endpoint.audit_log.line(*names, call, code, refusal)

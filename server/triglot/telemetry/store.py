@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triglot.telemetry.access_log import AccessLog
+from triglot.telemetry.audit_log import AuditLog
 from triglot.telemetry.calls import (
     CallStats,
     Endpoint,
@@ -74,6 +75,7 @@ class Telemetry:
         """Whether the seconds of the history are to be put together with those of other workers."""
         self.metrics = Metrics()
         self.access_log = AccessLog()
+        self.audit_log = AuditLog()
         self.loop_lag = Histogram()
         self.loads: dict[str, Loads] = {}
         """By the path; the latest ones."""
@@ -109,7 +111,15 @@ class Telemetry:
                 traffic = self._traffic.setdefault(protocol, Traffic())
                 self._ends.setdefault(protocol, traffic.sums())
             endpoint = self._endpoints[key] = Endpoint(
-                self._kinds, protocol, entrypoint, method, traffic, latencies, self.access_log, internal=internal
+                self._kinds,
+                protocol,
+                entrypoint,
+                method,
+                traffic,
+                latencies,
+                self.access_log,
+                self.audit_log,
+                internal=internal,
             )
         return endpoint
 

@@ -14,9 +14,17 @@ from typing import Any, Protocol, cast
 
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex
-from triglot.core.errors import Code, DeadlineExceeded, ServingError, Unavailable, as_serving_error, outcome
+from triglot.core.errors import (
+    Code,
+    DeadlineExceeded,
+    ServingError,
+    Unavailable,
+    as_serving_error,
+    outcome,
+    refusal_of,
+)
 from triglot.core.operation import Operation
-from triglot.core.permission import Permission
+from triglot.core.permission import OperationDenied, Permission
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Kind, Method, Service
 from triglot.telemetry.calls import Endpoint, Observation
@@ -52,6 +60,9 @@ class Context(Protocol):
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
         """What the client sent beside the request."""
 
+    def remote(self) -> str:
+        """The client's address, if it has one."""
+
     def set_trailing_metadata(self, metadata: Trailing, /) -> None:
         """What is sent with the status."""
 
@@ -78,7 +89,11 @@ class GrpcRow:
     def refused(self, call: Call, error: ServingError) -> None:
         """Count a call that its client may not make."""
         assert self.endpoint is not None
-        Observation(self.endpoint, call).end(error.code)
+        assert self.operation is not None
+        call.operation = self.operation
+        if isinstance(error, OperationDenied):
+            call.permission = error.permission
+        Observation(self.endpoint, call).end(error.code, refusal_of(error))
 
 
 NO_ROW = GrpcRow()
@@ -153,7 +168,8 @@ class Calls:
         open_stream = _call_of(method)
 
         async def handle(data: bytes, context: Context) -> None:
-            call = call_of(context, context.permission)
+            call = call_of(context, context.permission, context.remote)
+            call.operation = method.operation
             call.size = len(data)
             observed = Observation(endpoint, call, call.size)
 
@@ -172,7 +188,8 @@ class Calls:
         open_stream = _call_of(method)
 
         async def handle(requests: AsyncIterator[bytes] | Duplex, context: Context) -> None:
-            call = call_of(context, context.permission)
+            call = call_of(context, context.permission, context.remote)
+            call.operation = method.operation
             decoded: AsyncIterator[Any] | Duplex
             if method.decode is bytes:
                 decoded = requests if isinstance(requests, Duplex) else Iterated(requests)
@@ -201,7 +218,7 @@ class Calls:
         encode, size_of = self.encoder(method), method.answer_size
         stream = _OpenStream(task)
         self._streams.add(stream)
-        code = Code.OK
+        code, refusal = Code.OK, ""
         try:
             if self.stopping:
                 raise Unavailable(SHUTTING_DOWN)
@@ -232,12 +249,12 @@ class Calls:
             )  # Nothing can be sent any more: the transport knows why, and cancels us only later.
             raise
         except Exception as error:
-            code = outcome(error)
+            code, refusal = outcome(error), refusal_of(error)
             await self._fail_stream(method, error, context, observed)
         finally:
             self._streams.discard(stream)
             if observed is not None:
-                observed.end(code)
+                observed.end(code, refusal)
 
     # Errors are handled in functions of their own: a frame that an error came through must not hold it, or what
     # the frame holds, the request among it, is left to the garbage collector.
@@ -309,6 +326,7 @@ class UnaryCall(RowCall):
 
     def __init__(self, handler: UnaryHandler, call: Call, reply: Reply, size: int) -> None:
         call.size = size
+        call.operation = handler.method.operation
         self._handler = handler
         observed = Observation(handler.endpoint, call, size)
         super().__init__(handler.method.inference, call, observed, reply, reply.defer)
@@ -351,7 +369,7 @@ class UnaryCall(RowCall):
         failure = as_serving_error(error, method.name)
         encoded = method.encode_error(failure)
         self._observed.sent(len(encoded or b""))
-        self._observed.end(failure.code)
+        self._observed.end(failure.code, refusal_of(failure))
         if encoded is None:
             self._stop().refuse(failure.code, fitting(method.details(failure.message)), hints(failure))
         else:
@@ -388,11 +406,11 @@ def _call_of(method: Method) -> Callable[[Any, Call], Any]:
     return method.call
 
 
-def call_of(context: Any, permission: Permission) -> Call:
+def call_of(context: Any, permission: Permission, read_peer: Callable[[], str]) -> Call:
     """What user code may know of the call."""
     remaining = context.time_remaining()
     deadline = None if remaining is None else time.monotonic() + remaining
-    call = Call(deadline, context.invocation_metadata)
+    call = Call(deadline, context.invocation_metadata, read_peer)
     call.permission = permission
     return call
 

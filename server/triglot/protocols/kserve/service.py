@@ -164,9 +164,9 @@ class KServe:
                 response.models.add(name=name, state="UNAVAILABLE" if why else "", reason=why)
         return response
 
-    async def load_model(self, request: pb.RepositoryModelLoadRequest, _: Call) -> str:
+    async def load_model(self, request: pb.RepositoryModelLoadRequest, call: Call) -> str:
         """The model's name, when it serves (spec 3.9). Raises `ServingError`: see `Manager.load_model`."""
-        name = _model_to_change(request)
+        name = call.subject = _model_to_change(request)
         parameters = dict(request.parameters)
         sent = {key: parameters.pop(key) for key in sorted(parameters) if key.startswith(FILE_PREFIX)}
         if sent and not self.max_upload:
@@ -179,9 +179,9 @@ class KServe:
         await self._dataplane.load_model(name, _parameter(parameters, CONFIG, "string_param"), files)
         return name
 
-    async def unload_model(self, request: pb.RepositoryModelUnloadRequest, _: Call) -> str:
+    async def unload_model(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> str:
         """The model's name, when it takes no calls any more (spec 3.9). Raises as `Manager.unload_model`."""
-        name = _model_to_change(request)
+        name = call.subject = _model_to_change(request)
         dependents = _parameter(request.parameters, UNLOAD_DEPENDENTS, "bool_param")
         await self._dataplane.unload_model(name, dependents=bool(dependents))
         return name

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from triglot.core.call import Call
-from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome
+from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome, refusal_of
 from triglot.core.running import Cancellable, Outcome
 from triglot.core.tensor import LONG_BYTES
 from triglot.core.types import InferenceRequest, InferenceResponse
@@ -211,17 +211,17 @@ class StreamRequests:
     ) -> bytes | ServingError:
         """The answer that tells of an error, or what ends the call."""
         # A function of its own: a frame that the error came through would keep it, and it the frame.
-        code = outcome(error)
+        code, refusal = outcome(error), refusal_of(error)
         call.model_name = request.model_name
         failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
         observed.answered()
         # Only an execution ends the call: what no queue has taken is told in band, whatever the code (spec 2.8).
         if self._end_on_error and (call.times.queued or call.times.began):
-            observed.end(code)
+            observed.end(code, refusal)
             return failure
         encoded = encode_stream_infer(StreamError(request, failure))
         observed.encoded(len(encoded))
-        observed.end(code)
+        observed.end(code, refusal)
         return encoded
 
 

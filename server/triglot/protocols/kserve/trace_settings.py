@@ -47,11 +47,12 @@ class TraceSetting:
         self._dataplane = dataplane
         dataplane.control.register_action(TRACE_SETTINGS, self._change)
 
-    async def change(self, change: TraceChange, _: Call) -> Settings:
+    async def change(self, change: TraceChange, call: Call) -> Settings:
         """All settings as they are then (spec 3.11).
 
         Raises `ModelNotFound`, and `InvalidArgument` and `Unimplemented` for what cannot be set.
         """
+        call.subject = change.model
         if change.model and not self._dataplane.knows(change.model):
             raise ModelNotFound(f"Request for unknown model: '{change.model}' is not found")
         if change.version:

@@ -17,6 +17,12 @@ _FILES = Path("/dev/fd")
 Address = tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]
 
 
+def host_of(peer: str) -> str:
+    """The address in the name that grpc gives a client, ipv4:127.0.0.1:80; "" for one of a Unix socket."""
+    family, _, address = unquote(peer).partition(":")
+    return address.rpartition(":")[0].strip("[]") if family in ("ipv4", "ipv6") else ""
+
+
 def hang_up(peer: str, port: int) -> None:
     """Shut down the connection that came to a port from a peer, as grpc names it: ipv4:127.0.0.1:80.
 

@@ -29,6 +29,7 @@ from triglot.core.errors import (
 from triglot.core.permission import EVERYTHING, WITHDRAWN, Permission
 from triglot.protocols.rows import Kind, Service
 from triglot.telemetry.store import Telemetry
+from triglot.transports.aio.hang_up import host_of
 from triglot.transports.aio.requests import AioRequests
 from triglot.transports.aio.unary import answer
 from triglot.transports.aio.unsent import StreamContext, UnsentAnswers
@@ -143,7 +144,7 @@ def _checked(row: GrpcRow, unsent: UnsentAnswers, calls: Calls, access: AccessCo
     requests_stream = _counted_requests(row.handler, unsent)
 
     async def handle(requests: AsyncIterable[bytes], context: Any) -> None:
-        call = Call(read_metadata=context.invocation_metadata)
+        call = Call(read_metadata=context.invocation_metadata, read_peer=lambda: host_of(context.peer()))
         try:
             permission = call.permission = _permission(row, context, access)
             limits = permission.enter()

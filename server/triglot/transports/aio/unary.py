@@ -9,6 +9,7 @@ from typing import Any
 from triglot.core.errors import Code
 from triglot.core.permission import Permission
 from triglot.core.scattered import Scattered
+from triglot.transports.aio.hang_up import host_of
 from triglot.transports.grpc_calls import Trailing, UnaryHandler, call_of
 from triglot.transports.shutdown import SHUTTING_DOWN
 from triglot.transports.until_ended import cancel
@@ -59,7 +60,7 @@ class _Reply:
 async def answer(handler: UnaryHandler, data: bytes, context: Any, permission: Permission) -> bytes:
     """The answer; without one the call has been ended with a status."""
     reply = _Reply(handler)
-    call = handler.start(data, call_of(context, permission), reply)
+    call = handler.start(data, call_of(context, permission, lambda: host_of(context.peer())), reply)
     try:
         await reply.ended
     except asyncio.CancelledError:

@@ -17,7 +17,7 @@ from typing import Any
 
 from triglot.core.errors import RETRY_AFTER_SECONDS, QueueFull
 from triglot.core.permission import Permission
-from triglot.transports.aio.hang_up import hang_up
+from triglot.transports.aio.hang_up import hang_up, host_of
 from triglot.transports.grpc_calls import SlowReader
 from triglot.transports.http2.core.limits import Limits
 
@@ -190,6 +190,10 @@ class StreamContext:
         self.set_trailing_metadata = context.set_trailing_metadata
         self.time_remaining = context.time_remaining
         unsent.streams.add(self)
+
+    def remote(self) -> str:
+        """See `Context`."""
+        return host_of(self._context.peer())
 
     def on_stall(self, close_answers: Callable[[], Awaitable[None]]) -> None:
         """See `Context`."""

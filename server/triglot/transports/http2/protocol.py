@@ -62,6 +62,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         """Done when the socket is closed."""
         self._timers = ConnectionTimers(self, server.limits)
         self._transport: asyncio.Transport | None = None
+        self.remote = ""
+        """The client's address, if it has one."""
         self._certificate_names: Sequence[str] | None = None
         """Once somebody has asked."""
         self._awake = False
@@ -88,6 +90,8 @@ class H2Protocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See the base class."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class.
+        peer = transport.get_extra_info("peername")
+        self.remote = str(peer[0] if isinstance(peer, list | tuple) else peer or "")
         self.server.connections.add(self)
         self._timers.start(self._transport)
         if self.server.stopping:

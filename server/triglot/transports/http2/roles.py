@@ -87,6 +87,7 @@ class Connected(Protocol):
     loop: asyncio.AbstractEventLoop
     connection: Connection[RpcHead]
     server: Serving
+    remote: str
     draining: bool
     reading_paused: bool
 

@@ -101,6 +101,10 @@ class Rpc:
         """What the client sent beside the request."""
         return self.head.metadata
 
+    def remote(self) -> str:
+        """The client's address, if it has one."""
+        return self.protocol.remote
+
     def set_trailing_metadata(self, metadata: Trailing, /) -> None:
         """What is sent with the status."""
         self._trailing = metadata
@@ -175,7 +179,7 @@ class Rpc:
             self.permission = permission
             self._limits = permission.enter()
         except ServingError as error:
-            call = Call(self.deadline, self.invocation_metadata)
+            call = Call(self.deadline, self.invocation_metadata, self.remote)
             call.permission = self.permission
             row.refused(call, error)
             return error
@@ -190,7 +194,7 @@ class Rpc:
 
     def start(self, message: bytes | memoryview) -> None:
         """Run the handler of a call with one request and one answer; it may have ended when this returns."""
-        circumstances = Call(self.deadline, self.invocation_metadata)
+        circumstances = Call(self.deadline, self.invocation_metadata, self.remote)
         circumstances.permission = self.permission
         call = self.handler.start(message, circumstances, self)
         if not call.done():

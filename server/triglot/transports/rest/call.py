@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from triglot.access.control import REST, AccessControl
 from triglot.core.call import Call
-from triglot.core.errors import Code, ServingError, Unavailable, outcome
+from triglot.core.errors import Code, ServingError, Unavailable, outcome, refusal_of
 from triglot.core.http import HttpResponse, HttpStream
-from triglot.core.permission import ClientLimits
+from triglot.core.permission import ClientLimits, OperationDenied
 from triglot.core.timer_wheel import TimerWheel
 from triglot.telemetry.calls import Observation
 from triglot.transports.rest.answers import (
@@ -66,7 +66,8 @@ class HttpCall(RowCall):
     __slots__ = ("_calls", "_ended", "_expires", "_found", "_is_late", "_limits")
 
     def __init__(self, calls: OpenCalls, found: Found, http: Exchange, ended: Callable[[Any], object]) -> None:
-        call = Call(read_metadata=http.headers.items)
+        call = Call(read_metadata=http.headers.items, read_peer=lambda: http.remote)
+        call.operation = found.route.operation
         if found.endpoint.inference:
             call.model_name = found.variables.get(MODEL_VARIABLE, "")
         super().__init__(found.route.inference, call, Observation(found.endpoint, call), http)
@@ -109,7 +110,9 @@ class HttpCall(RowCall):
             call.permission = access.permission(self._found.route.operation, REST, fields, http.certificate_names)
             self._limits = call.permission.enter()
         except ServingError as error:
-            self._answer(error.code, refusal_response(error, self._observed))
+            if isinstance(error, OperationDenied):
+                call.permission = error.permission
+            self._answer(error.code, refusal_response(error, self._observed), refusal_of(error))
             return False
         return True
 
@@ -163,7 +166,8 @@ class HttpCall(RowCall):
     # --- ends ---
 
     def _fail(self, error: Exception) -> None:
-        self._answer(outcome(error), error_response(self._found.route, error, self._observed))
+        response = error_response(self._found.route, error, self._observed)
+        self._answer(outcome(error), response, refusal_of(error))
 
     def _leave(self) -> None:
         if self._is_late:
@@ -177,9 +181,9 @@ class HttpCall(RowCall):
     def _answer_error(self, error: ServingError) -> None:
         self._answer(error.code, failure_response(self._found.route, error, self._observed))
 
-    def _answer(self, code: Code, response: HttpResponse) -> None:
+    def _answer(self, code: Code, response: HttpResponse, refusal: str = "") -> None:
         # Counted before the client hears of it, so that who asks next finds it.
-        http = self._end(code)
+        http = self._end(code, refusal)
         if not http.begun:  # Else it was a stream, whose end says no more.
             try:
                 http.respond(response.status, self._fields(response, http), response.body)
@@ -191,14 +195,14 @@ class HttpCall(RowCall):
     def _fields(self, response: HttpResponse, http: Exchange) -> Fields:
         return fields_of(response, self._found.route.headers, self._calls.origins.allow(http.headers))
 
-    def _end(self, code: Code) -> Exchange:
+    def _end(self, code: Code, refusal: str = "") -> Exchange:
         """It is over and counted; see `_stop`."""
         self._stop_timer()
         self._calls.discard(self)
         if self._limits is not None:
             self._limits.leave()
             self._limits = None
-        self._observed.end(code)
+        self._observed.end(code, refusal)
         http: Exchange = self._stop()
         return http
 

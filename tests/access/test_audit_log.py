@@ -1,0 +1,338 @@
+"""The audit log: what has a line, what the line says, and a file that is rotated, or cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import resource
+import signal
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import pytest
+from access_files import client, write
+
+import triglot
+from process import FREE_PORTS, Triglot, run_triglot, write_model
+from protocol_clients.channel import SERVICE
+from protocol_clients.rest import Rest
+from served_models import Function, serving, twice
+from triglot.core.call import Call
+from triglot.core.errors import Code, PermissionDenied
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.telemetry.audit_log import LONGEST_TEXT, AuditLog
+from triglot.telemetry.file_writer import MAX_WAITING
+from waiting import until, wait_until
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+TRANSPORTS = ("h2", "aio")
+QUICK = (*FREE_PORTS, "--drain-delay", "0")
+SETTINGS = "/v2/logging"
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """What the log says; each line is whole."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def untimed(line: dict[str, Any]) -> dict[str, Any]:
+    assert TIME.fullmatch(line.pop("time"))
+    return line
+
+
+def line_of(**said: str) -> dict[str, str]:
+    usual = {"client": "", "peer": "127.0.0.1", "operation": "model-control", "model": "", "protocol": "kserve"}
+    return usual | {"door": "gRPC", "method": "", "outcome": "OK", "request_id": ""} | said
+
+
+class Client:
+    def __init__(self, server: triglot.Server, session: aiohttp.ClientSession, channel: grpc.aio.Channel) -> None:
+        self.server = server
+        self.session = session
+        self._channel = channel
+
+    async def call(self, method: str, message: Any, *metadata: tuple[str, str]) -> grpc.StatusCode:
+        try:
+            await self._channel.unary_unary(SERVICE + method)(message.SerializeToString(), metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    async def post(self, path: str, body: object, **headers: str) -> int:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.post(path, json=body, headers=named) as answer:
+            return answer.status
+
+
+@asynccontextmanager
+async def audited(file: Path, **options: Any) -> AsyncIterator[Client]:
+    def refuse(_: Any) -> Any:
+        raise PermissionDenied("not for you")
+
+    models: dict[str, triglot.Model] = {"twice": Function(twice), "refuses": Function(refuse)}
+    async with (
+        serving(models, audit_log=str(file), **options) as it,
+        aiohttp.ClientSession(f"http://127.0.0.1:{it.server.rest_port}") as session,
+        grpc.aio.insecure_channel(f"127.0.0.1:{it.server.grpc_port}") as channel,
+    ):
+        yield Client(it.server, session, channel)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_administrative_calls(tmp_path: Path, transport: str) -> None:
+    file = tmp_path / "audit"
+    http = {"h2": "h1", "aio": "aiohttp"}[transport]
+    async with audited(file, grpc_transport=transport, http_transport=http) as here:
+        request = pb.RepositoryModelLoadRequest(model_name="none")
+        found = await here.call("RepositoryModelLoad", request, ("x-request-id", "abc"))
+        assert found is not grpc.StatusCode.OK
+        await here.call("LogSettings", pb.LogSettingsRequest())
+        await here.call("TraceSetting", pb.TraceSettingRequest(model_name="twice"))
+        await here.call("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest())
+        assert await here.post("/v2/repository/models/other/unload", {}, X_Request_Id="def") != 200
+        assert await here.post("/v2/models/twice/trace/setting", {"trace_rate": "5"}) == 200
+        assert await here.post("/grps/v1/health/online", {}) == 200
+    load, log, trace, memory, unload, rest_trace, online = map(untimed, lines(file))
+    assert load == line_of(
+        method="RepositoryModelLoad", model="none", outcome=found.name, request_id="abc"
+    )  # One that failed says only how.
+    assert log == line_of(method="LogSettings", operation="log-settings")
+    assert trace == line_of(method="TraceSetting", operation="trace-settings", model="twice")
+    assert memory == line_of(
+        method="SystemSharedMemoryUnregister", operation="shared-memory-control", outcome="UNIMPLEMENTED"
+    )
+    assert unload.pop("outcome") != "OK"
+    assert unload == {
+        name: value
+        for name, value in line_of(
+            method="/v2/repository/models/{model}/unload", model="other", door="REST", request_id="def"
+        ).items()
+        if name != "outcome"
+    }
+    assert (rest_trace["model"], rest_trace["operation"], rest_trace["door"]) == (
+        "twice",
+        "trace-settings",
+        "REST",
+    )
+    assert (online["protocol"], online["operation"]) == ("grps", "grps-state")
+
+
+async def test_other_calls_have_no_line(tmp_path: Path) -> None:
+    file = tmp_path / "audit"
+    async with audited(file) as here:
+        tensor = {"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}
+        assert await here.post("/v2/models/twice/infer", {"inputs": [tensor]}) == 200
+        assert await here.post("/v2/models/none/infer", {"inputs": [tensor]}) == 404
+        assert await here.call("ServerReady", pb.ServerReadyRequest()) is grpc.StatusCode.OK
+        for path in (SETTINGS, "/v2/trace/setting", "/metrics", "/v2/models/twice"):
+            async with here.session.get(path) as answer:
+                assert answer.status == 200
+    assert file.read_text() == ""
+    assert stat.S_IMODE(file.stat().st_mode) & 0o007 == 0
+
+
+async def test_refusals_have_a_line_with_their_text(tmp_path: Path) -> None:
+    file = tmp_path / "audit"
+    async with audited(file) as here:
+        tensor = {"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}
+        body = {"inputs": [tensor], "id": "x" * 1000}
+        origin = "https://evil.example"
+        assert await here.post("/v2/models/twice/infer", body, Origin=origin) == 403
+        assert await here.post("/v2/models/refuses/infer", body) == 403
+        stream = here.server.grpc_port
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{stream}") as channel:
+            call = channel.stream_stream(SERVICE + "ModelStreamInfer")
+            request = pb.ModelInferRequest(model_name="refuses", id="7", raw_input_contents=[b"\0\0\0\0"])
+            request.inputs.add(name="x", datatype="INT32", shape=[1])
+            assert len([one async for one in call(iter([request.SerializeToString()]))]) == 1
+    origin_line, model_line, stream_line = map(untimed, lines(file))
+    infer = {"operation": "infer", "door": "REST", "outcome": "PERMISSION_DENIED"}
+    assert origin in origin_line.pop("error")
+    assert origin_line == line_of(method="infer", model="twice", **infer)
+    assert model_line["error"] == "not for you"
+    assert model_line["request_id"] == "x" * LONGEST_TEXT
+    assert stream_line["error"] == "not for you"
+    assert (stream_line["method"], stream_line["request_id"], stream_line["peer"]) == (
+        "ModelStreamInfer",
+        "7",
+        "127.0.0.1",
+    )
+
+
+async def test_without_the_option_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with serving({"twice": Function(twice)}) as it:
+        url = f"http://127.0.0.1:{it.server.rest_port}{SETTINGS}"
+        async with aiohttp.ClientSession() as session, session.post(url, json={}) as answer:
+            assert answer.status == 200
+        assert not it.server.telemetry.audit_log.on
+    assert not [*tmp_path.iterdir()]  # noqa: ASYNC240 - quick enough for a loop
+
+
+BOSS = client("boss", ["secret-of-boss"], ["administer", "infer"], rate=1)
+FRIEND = client("friend", ["secret-of-friend"], ["infer"])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_who_was_refused(tmp_path: Path, transport: str) -> None:
+    file = tmp_path / "audit"
+    access = write(tmp_path / "access.toml", BOSS, FRIEND)
+    http = {"h2": "h1", "aio": "aiohttp"}[transport]
+    options = {"access": str(access), "grpc_transport": transport, "http_transport": http}
+    load, friend = pb.RepositoryModelLoadRequest(model_name="twice"), "Bearer secret-of-friend"
+    async with audited(file, **options) as here:
+        for token in ("", "Bearer secret-of-nobody", friend):
+            await here.call("RepositoryModelLoad", load, *([("authorization", token)] if token else []))
+            headers = {"Authorization": token} if token else {}
+            await here.post("/v2/repository/models/twice/load", {}, **headers)
+        await here.call("LogSettings", pb.LogSettingsRequest(), ("x-api-key", "secret-of-boss"))
+        found = await here.call("LogSettings", pb.LogSettingsRequest(), ("x-api-key", "secret-of-boss"))
+        assert found is grpc.StatusCode.RESOURCE_EXHAUSTED
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{here.server.grpc_port}") as channel:
+            stream = channel.stream_stream(SERVICE + "ModelStreamInfer")
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+                assert [one async for one in stream(iter(()))]
+    found_lines = list(map(untimed, lines(file)))
+    assert [(one["client"], one["door"], one["outcome"], one["method"]) for one in found_lines] == [
+        ("", "gRPC", "UNAUTHENTICATED", "RepositoryModelLoad"),
+        ("", "REST", "UNAUTHENTICATED", "/v2/repository/models/{model}/load"),
+        ("", "gRPC", "UNAUTHENTICATED", "RepositoryModelLoad"),
+        ("", "REST", "UNAUTHENTICATED", "/v2/repository/models/{model}/load"),
+        ("friend", "gRPC", "PERMISSION_DENIED", "RepositoryModelLoad"),
+        ("friend", "REST", "PERMISSION_DENIED", "/v2/repository/models/{model}/load"),
+        ("boss", "gRPC", "OK", "LogSettings"),
+        ("boss", "gRPC", "RESOURCE_EXHAUSTED", "LogSettings"),
+        ("", "gRPC", "UNAUTHENTICATED", "ModelStreamInfer"),
+    ]
+    assert {one["peer"] for one in found_lines} == {"127.0.0.1"}
+    assert [one for one in found_lines if ("error" in one) == (one["outcome"] == "OK")] == []
+    assert found_lines[4]["error"] == "client 'friend' may not use model-control"
+    assert "secret" not in file.read_text()
+
+
+# --- the file ---
+
+
+async def test_a_renamed_file_a_removed_folder_and_a_file_of_before(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    file, old = folder / "audit", folder / "audit.1"
+    file.write_text('{"cut')
+    async with audited(file) as here:
+        assert await here.post(SETTINGS, {}) == 200
+        await until(lambda: file.read_text().endswith("}\n"))
+        file.rename(old)
+        assert await here.post(SETTINGS, {}) == 200
+        await until(lambda: len(lines(file)) == 1)
+        assert len(old.read_text().splitlines()) == 2
+        file.unlink()
+        old.unlink()
+        folder.rmdir()
+        assert await here.post(SETTINGS, {}) == 200
+        await until(lambda: here.server.telemetry.audit_log.waiting == 0)
+        folder.mkdir()
+        assert await here.post(SETTINGS, {}) == 200
+    assert len(lines(file)) == 1
+
+
+async def test_a_file_that_cannot_be_written_is_no_start(tmp_path: Path) -> None:
+    with pytest.raises(triglot.ConfigError, match=r"audit_log: cannot write .*nowhere/audit: No such file"):
+        async with audited(tmp_path / "nowhere" / "audit"):
+            raise AssertionError("it has started")
+
+
+def test_the_command_says_so_too(tmp_path: Path) -> None:
+    ended = run_triglot("serve", *FREE_PORTS, "--audit-log", tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"triglot: audit_log: cannot write {tmp_path}: Is a directory" in ended.stderr
+
+
+def test_sighup_ends_no_server_and_the_next_line_is_in_a_new_file(tmp_path: Path) -> None:
+    write_model(tmp_path / "models" / "m")
+    file = tmp_path / "audit"
+    with Triglot(tmp_path / "models", *QUICK, "--audit-log", file) as server:
+        _, port = server.ports()
+        assert Rest(port).post(SETTINGS, {})[0] == 200
+        wait_until(lambda: len(lines(file)) == 1)
+        file.rename(tmp_path / "audit.1")
+        server.signal(signal.SIGHUP)
+        assert Rest(port).post(SETTINGS, {})[0] == 200
+        wait_until(lambda: len(lines(file)) == 1)
+        server.stop()
+    assert len(lines(tmp_path / "audit.1")) == 1
+
+
+def test_a_full_disk_fails_no_call_and_is_told_once(tmp_path: Path) -> None:
+    write_model(tmp_path / "models" / "m")
+    file = tmp_path / "audit"
+    with Triglot(tmp_path / "models", *QUICK, "--audit-log", file) as server:
+        _, port = server.ports()
+        assert Rest(port).post(SETTINGS, {})[0] == 200
+        wait_until(lambda: len(lines(file)) == 1)
+        hard = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (file.stat().st_size + 5, hard))
+        for _ in range(3):
+            assert Rest(port).post(SETTINGS, {})[0] == 200
+        server.stderr.wait_for("lines of the audit log are lost: cannot write")
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        assert Rest(port).post(SETTINGS, {})[0] == 200
+        server.stop()
+        assert server.stderr.text().count("are lost") == 1
+    first, *cut, last = file.read_text().splitlines()
+    assert json.loads(first)["outcome"] == json.loads(last)["outcome"] == "OK"
+    assert [len(line) for line in cut if not line.endswith("}")] == [5]
+
+
+def a_line(audit: AuditLog, number: int = 0) -> None:
+    call = Call()
+    call.request_id = str(number)
+    audit.line("kserve", "REST", "m", call, Code.OK, "")
+
+
+async def test_a_device_that_is_full(caplog: pytest.LogCaptureFixture) -> None:
+    audit = AuditLog()
+    audit.open(Path("/dev/full"))
+    for _ in range(3):
+        a_line(audit)
+        await until(lambda: audit.waiting == 0)
+    audit.close()
+    assert [text for text in caplog.messages if "lost" in text] == [
+        "lines of the audit log are lost: cannot write /dev/full: [Errno 28] No space left on device"
+    ]
+
+
+async def test_a_disk_that_hangs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody waits for it, what waits is bounded, and what was not lost is written in order."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    audit = AuditLog()
+    audit.open(pipe)
+    file = os.open(pipe, os.O_RDWR)
+    room = b" " * 65536
+    os.write(file, room)
+    a_line(audit)
+    await until(lambda: audit.waiting == 0)
+    for number in range(MAX_WAITING + 10):
+        a_line(audit, number)
+    assert audit.waiting == MAX_WAITING
+    assert sum("the disk is too slow" in text for text in caplog.messages) == 1
+    closing = asyncio.create_task(asyncio.to_thread(audit.close))
+    got = await asyncio.to_thread(_read_lines, file, len(room), 1 + MAX_WAITING)
+    await closing
+    os.close(file)
+    assert [int(json.loads(line)["request_id"] or -1) for line in got] == [0, *range(MAX_WAITING)]
+
+
+def _read_lines(file: int, skip: int, count: int) -> list[bytes]:
+    text = b""
+    while text[skip:].count(b"\n") < count:
+        text += os.read(file, 65536)
+    return text[skip:].splitlines()
