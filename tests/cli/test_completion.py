@@ -46,7 +46,7 @@ def completed(script: Path, folder: Path, *words: str) -> set[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["triglot", ""], {"serve", "check", "infer", "tfserving", "grps", "completion"}),
+        (["triglot", ""], {"serve", "check", "infer", "tfserving", "grps", "token", "completion"}),
         (["triglot", "s"], {"serve"}),
         (["triglot", "serve", "--grpc-p"], {"--grpc-port"}),
         (["triglot", "serve", "models", "--no-exit"], {"--no-exit-on-load-error"}),
@@ -58,6 +58,7 @@ def completed(script: Path, folder: Path, *words: str) -> set[str]:
         (["triglot", "infer", "m", "--ur"], {"--url"}),
         (["triglot", "tfserving", "--rest_api_p"], {"--rest_api_port"}),
         (["triglot", "grps", "--http-error-status", "m"], {"mirror"}),
+        (["triglot", "token", "search", "--op"], {"--operations"}),
         (["triglot", "completion", "f"], {"fish"}),
     ],
 )

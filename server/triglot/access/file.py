@@ -86,12 +86,13 @@ def read_access(path: Path, content: bytes) -> AccessRules:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"access: {path} is not TOML: {error}") from None
     try:
-        return _rules(table, path.parent)
+        return access_rules(table, path.parent)
     except ConfigError as error:
         raise ConfigError(f"access: {path}: {error}") from None
 
 
-def _rules(table: dict[str, Any], folder: Path) -> AccessRules:
+def access_rules(table: dict[str, Any], folder: Path) -> AccessRules:
+    """What a file with this table says that lies in `folder`. Raises `ConfigError`, which names the key."""
     _check_keys(table, ("client", "issuer", "anonymous"), "")
     clients = tuple(_client(name, one) for name, one in _tables(table, "client"))
     issuers = tuple(_issuer(name, one, folder) for name, one in _tables(table, "issuer"))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from triglot.cli import check, completion, grps, infer, serve, tfserving
+from triglot.cli import check, completion, grps, infer, serve, tfserving, token
 from triglot.cli.run import FAILED, print_error, run, supervised
 from triglot.cli.triton_flags import in_place_of
 from triglot.config.options import Config, ConfigError, unknown
@@ -27,6 +27,7 @@ _COMMANDS: dict[str, ModuleType] = {
     "infer": infer,
     "tfserving": tfserving,
     "grps": grps,
+    "token": token,
     "completion": completion,
 }
 _STARTS = {
@@ -81,6 +82,8 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
     try:
         if command == "infer":
             return infer.infer(flags, others)
+        if command == "token":
+            return token.print_token(flags)
         if command == "completion":
             return completion.write_script(parser, flags["shell"])
         start = _STARTS[command](flags, others, os.environ)

@@ -1,0 +1,64 @@
+"""`triglot token`: what it prints is what the server takes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from process import run_triglot
+from triglot.access.file import read_access
+from triglot.core.operation import INSPECTION, Operation
+
+TOKEN = re.compile(r"[A-Za-z0-9_-]{43}\n")
+
+
+@pytest.mark.parametrize("name", ["search", "a.b@example-1"])
+def test_a_token_and_the_lines_for_the_file(name: str) -> None:
+    ended = run_triglot("token", name)
+    assert ended.returncode == 0
+    assert TOKEN.fullmatch(ended.stdout)
+    token = ended.stdout.strip()
+    assert token not in ended.stderr
+    (client,) = read_access(Path("access.toml"), ended.stderr.encode()).clients
+    assert (client.name, client.tokens) == (name, (hashlib.sha256(token.encode()).digest(),))
+    assert client.operations == INSPECTION | {Operation.INFER}
+    assert client.models == ("*",)
+
+
+def test_operations_and_models() -> None:
+    ended = run_triglot("token", "ops", "--operations", "health, model-control", "--models", "rank-*,other")
+    (client,) = tomllib.loads(ended.stderr)["client"].values()
+    assert (client["operations"], client["models"]) == (["health", "model-control"], ["rank-*", "other"])
+
+
+def test_each_token_is_another() -> None:
+    assert len({run_triglot("token", "search").stdout for _ in range(2)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("a b",), "client.a b: a name has up to 64 letters"),
+        (("",), "client.: a name has up to 64 letters"),
+        (("x" * 65,), f"client.{'x' * 65}: a name has up to 64 letters"),
+        (("]\nx",), "client.]"),
+        (("a", "--operations", "infre"), "unknown operation 'infre', did you mean 'infer'?"),
+        (("a", "--operations", ""), "client.a.operations: expected a list of texts"),
+        (("a", "--models", "x,,y"), "client.a.models: expected a list of texts"),
+    ],
+)
+def test_what_the_file_could_not_have(arguments: tuple[str, ...], said: str) -> None:
+    ended = run_triglot("token", *arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("triglot: ")
+    assert said in ended.stderr
+
+
+def test_help_says_how_it_is_used() -> None:
+    ended = run_triglot("token", "--help")
+    assert "access.toml" in ended.stdout
+    assert "--operations" in ended.stdout
