@@ -25,9 +25,9 @@ class AccessLog:
         model = f" model={_printable(call.model_name)}" if call.model_name else ""
         if call.model_version:
             model += f" version={call.model_version}"
-        log.info(
-            "%s %s %s%s code=%s ms=%.3f", protocol or "-", entrypoint, method, model, code.name, seconds * 1e3
-        )
+        client = f" client={_printable(call.client)}" if call.client else ""
+        what = protocol or "-", entrypoint, method, model, client
+        log.info("%s %s %s%s%s code=%s ms=%.3f", *what, code.name, seconds * 1e3)
 
 
 def _printable(name: str) -> str:

@@ -36,6 +36,7 @@ def _own_fields(call: Call) -> dict[str, Any]:
         "size": call.size,
         "outputs": list(call.requested_outputs),
         "deadline": call.deadline,
+        "client": call.client,
     }
     if call.scheduling is not PLAIN:
         one = call.scheduling

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from triglot.core.call import Call, ModelCall, ModelTask
+from triglot.core.permission import Permission
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.types import NO_INPUT_PARAMETERS
 from triglot.executors.process.session import CallState
@@ -33,6 +34,8 @@ class RemoteCall(Call):
         self.requested_outputs = fields.get("outputs", ())
         if scheduling := fields.get("scheduling"):
             self.scheduling = Scheduling(*scheduling)
+        if client := fields.get("client"):
+            self.permission = Permission(client)
         self.outlet = _Outlet(state, member)
         self.reach = partial(_reach, state, member)  # Nothing that keeps this.
         self._members = tuple(RemoteCall(state, one, index) for index, one in enumerate(fields.get("members", ())))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from operator import attrgetter
 
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -131,6 +133,7 @@ class _Everything(CollectorRegistry):
         calls = list(self._telemetry.calls())
         yield from _requests(calls)
         yield from _executions(calls)
+        yield from _clients(self._telemetry.endpoints())
         yield self._in_flight()
         yield from self._models()
         yield from _readings(self._versions)
@@ -227,6 +230,23 @@ def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Met
     )
     yield _counter("triglot_request_bytes", "Request bytes.", bytes_in)
     yield _counter("triglot_response_bytes", "Response bytes.", bytes_out)
+
+
+def _clients(endpoints: Sequence[Endpoint]) -> Iterator[Metric]:
+    """What access control tells apart."""
+    labels = ("client", "protocol", "operation", "code")
+    for name, about, counts in (
+        ("triglot_client_requests", "Finished calls, where there is an access file.", attrgetter("clients")),
+        ("triglot_client_refusals", "Calls refused by access control.", attrgetter("refusals")),
+    ):
+        sums: Counter[Labels] = Counter()
+        for endpoint in endpoints:
+            for (client, operation, code), count in list(counts(endpoint).items()):
+                sums[client, endpoint.protocol, operation.value, code.name] += count
+        family = CounterMetricFamily(name, about, labels=labels)
+        for values, count in sums.items():
+            family.add_metric(values, count)
+        yield family
 
 
 def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Metric]:
