@@ -48,6 +48,7 @@ def test_each_token_is_another() -> None:
         (("]\nx",), "client.]"),
         (("a", "--operations", "infre"), "unknown operation 'infre', did you mean 'infer'?"),
         (("a", "--operations", ""), "client.a.operations: expected a list of texts"),
+        (("a", "b"), "token: expected one NAME, got 'b', too"),
         (("a", "--models", "x,,y"), "client.a.models: expected a list of texts"),
     ],
 )

@@ -37,6 +37,8 @@ _STARTS = {
     "grps": serve.start_grps,
 }
 """What is to be done with models, by the command."""
+_ERRANDS = {"infer": infer.infer, "token": token.print_token}
+"""What ends at once; the exit status."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -80,10 +82,8 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
             ours = in_place_of(flag) if command in ("serve", "check") else ""
             parser.error(f"unknown option {flag!r}{ours}" if ours else unknown(flag, flag_names))
     try:
-        if command == "infer":
-            return infer.infer(flags, others)
-        if command == "token":
-            return token.print_token(flags)
+        if command in _ERRANDS:
+            return _ERRANDS[command](flags, others)
         if command == "completion":
             return completion.write_script(parser, flags["shell"])
         start = _STARTS[command](flags, others, os.environ)

@@ -6,12 +6,13 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from triglot.access.credentials import digest, new_token
 from triglot.access.file import access_rules
+from triglot.config.options import ConfigError
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -22,9 +23,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "token",
         help="make a token for a client",
         description="Prints a new token to standard output, and to standard error the lines for the access file: "
-        "they have the token's SHA-256 hash, from which nobody can tell the token.",
-        epilog="TOKEN=$(triglot token search 2>> access.toml) adds a client, and keeps its token in a variable. To "
-        "replace a token without a gap, add the hash of a new one to the client's tokens_sha256 first.",
+        "they have the token's SHA-256 hash, which does not reveal it.",
+        epilog="TOKEN=$(triglot token search 2>> access.toml) adds a client, and keeps its token in a variable. "
+        "To replace a token without a gap, add the hash of a new one to the client's tokens_sha256 first.",
         allow_abbrev=False,
     )
     parser.add_argument("name", metavar="NAME", help="the client's name in the access file, logs and metrics")
@@ -39,8 +40,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
 
 
-def print_token(flags: Mapping[str, Any]) -> int:
+def print_token(flags: Mapping[str, Any], others: Sequence[str]) -> int:
     """Print both; the exit status. Raises `ConfigError` for what the access file could not have."""
+    if others:
+        raise ConfigError(f"token: expected one NAME, got {others[0]!r}, too")
     name, token = flags["name"], new_token()
     client = {"tokens_sha256": [digest(token).hex()], "operations": _parts(flags["operations"])}
     if flags["models"]:
