@@ -143,6 +143,15 @@ def test_lines_of_a_server_with_tls() -> None:
     assert lines(model, protocols="kserve", tls_client_ca="ca.pem", **files) == []
 
 
+def test_lines_of_a_server_with_an_access_file() -> None:
+    model = metadata(TensorSpec("x", "FP32", [-1]))
+    curl, python, grpcurl = lines(model, protocols="grps", access="access.toml")
+    assert ' -H "authorization: Bearer $TRIGLOT_TOKEN" -d ' in curl
+    assert "import os, urllib.request" in python
+    assert "'application/json', 'authorization': 'Bearer ' + os.environ['TRIGLOT_TOKEN']}" in python
+    assert grpcurl.startswith('grpcurl -plaintext -H "authorization: Bearer $TRIGLOT_TOKEN" -d ')
+
+
 def test_only_open_ports() -> None:
     model = metadata(TensorSpec("x", "FP32", [-1]))
     assert [line.split()[0] for line in lines(model, rest_port=-1)] == ["grpcurl"]

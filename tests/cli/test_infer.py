@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
+from access_files import client, write
 
 from process import FREE_PORTS, SECONDS, Triglot, run_triglot, triglot_command, write_model
 
@@ -254,6 +255,44 @@ def test_tls(tmp_path: Path) -> None:
         # Nobody vouches for the certificate.
         assert run_triglot("infer", "fp32", "x=[1, 2]", "--url", url, "--tls").returncode == 1
     assert "--tls-ca: no/such/file: " in run_triglot("infer", "m", "--tls-ca", "no/such/file").stderr
+
+
+def test_a_token(tmp_path: Path) -> None:
+    write_model(tmp_path / "models" / "fp32", ECHO.format(datatype="FP32"))
+    write_model(tmp_path / "models" / "words", WORDS)
+    file = tmp_path / "access.toml"
+    write(
+        file,
+        client("reader", ["of-reader"], ["infer", "metadata"]),
+        client("stranger", ["of-stranger"], ["health"]),
+    )
+    (tmp_path / "token").write_text("of-reader\n")
+    (tmp_path / "wrong").write_text("two words\n")
+    # The variable of clients is none of the server's.
+    environment = {"TRIGLOT_TOKEN": "of-stranger"}
+    with Triglot(tmp_path / "models", *FREE_PORTS, "--access", file, environment=environment) as server:
+        call = ("infer", "--url", f"127.0.0.1:{server.ports()[0]}")
+        for given, variables in (
+            (("--token-file", tmp_path / "token"), environment),
+            ((), {"TRIGLOT_TOKEN": "of-reader"}),
+        ):
+            ended = run_triglot(*call, *given, "fp32", "x=[1, 2]", environment=variables)
+            assert (ended.returncode, ended.stderr) == (0, "")
+            assert '"data":[1.0,2.0]' in ended.stdout
+        for variables, said in (
+            ({}, "; set TRIGLOT_TOKEN or --token-file (UNAUTHENTICATED)"),
+            ({"TRIGLOT_TOKEN": "of-nobody"}, "the token is unknown; set TRIGLOT_TOKEN"),
+            (environment, "client 'stranger' may not use metadata (PERMISSION_DENIED)"),
+        ):
+            ended = run_triglot(*call, "fp32", "x=[1, 2]", environment=variables)
+            assert (ended.returncode, ended.stdout) == (1, "")
+            assert said in ended.stderr
+            assert "of-" not in ended.stderr
+    for flag, said in (("no/such/file", "No such file"), (tmp_path / "wrong", "expected a token, ASCII without")):
+        ended = run_triglot("infer", "--token-file", flag, "fp32")
+        assert ended.returncode == 2
+        assert f"--token-file: {flag}: {said}" in ended.stderr
+        assert "words" not in ended.stderr
 
 
 def test_the_default_address_is_that_of_serve() -> None:

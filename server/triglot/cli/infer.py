@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from triglot.cli.infer_values import array_of, array_of_output, json_text, plain_text
 from triglot.cli.run import FAILED, print_error
-from triglot.config.options import OPTIONS, ConfigError, unknown
+from triglot.config.options import OPTIONS, TOKEN_VARIABLE, ConfigError, unknown
 from triglot.core.tensor import Array, raw_buffer
 from triglot.core.types import TensorSpec
 from triglot.model.samples import samples_of
@@ -31,6 +31,8 @@ LARGEST_SAMPLE = 2**20
 """Elements of an input that is made up."""
 SHOWN_SAMPLE = 16
 """Elements of a made-up input that is printed."""
+WITHOUT_CONFIG = ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED")
+"""Codes of ModelConfig that keep nobody from a call: not every server has it, nor every client the permission."""
 
 
 class CallError(Exception):
@@ -81,15 +83,22 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add("--tls", action="store_true", help="connect with TLS")
     add("--tls-ca", type=Path, metavar="FILE", help="PEM file of the CA certificates to trust; implies --tls")
+    add(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"file with the token for a server with access control (default: the variable {TOKEN_VARIABLE})",
+    )
 
 
 def infer(flags: Mapping[str, Any], others: Iterable[str]) -> int:
     """Call the model; the exit status. Raises `ConfigError`."""
     as_json = not sys.stdout.isatty() if flags["json"] is None else flags["json"]
     parameters = dict(_pair(text, "--parameter") for text in flags["parameter"])
+    token = _token(flags["token_file"])
     try:
         with _channel(flags["url"], flags["tls"], flags["tls_ca"]) as channel:
-            client = _Client(channel, flags["url"], flags["timeout"])
+            client = _Client(channel, flags["url"], flags["timeout"], token)
             call = _Call(client, flags["model"], flags["model_version"])
             values = dict(_pair(text, "an input") for text in [*flags["inputs"], *others])
             request = call.request(values, parameters)
@@ -108,6 +117,22 @@ def _pair(text: str, what: str) -> tuple[str, str]:
     if not (name and equals):
         raise ConfigError(f"{what}: expected NAME=VALUE, got {text!r}")
     return name, value
+
+
+def _token(file: Path | None) -> str:
+    """The client's, "" without one. No flag has it: other users of the machine read a process's arguments."""
+    if file is None:
+        source, text = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "")
+    else:
+        source = f"--token-file: {file}"
+        try:
+            text = file.read_text(encoding="ascii", errors="replace")
+        except OSError as error:
+            raise ConfigError(f"{source}: {error.strerror}") from None
+    token = text.strip()
+    if re.fullmatch("[!-~]+", token) is None and (token or file is not None):
+        raise ConfigError(f"{source}: expected a token, ASCII without spaces")
+    return token
 
 
 @contextmanager
@@ -135,10 +160,11 @@ def _channel(url: str, tls: bool, ca: Path | None) -> Iterator[grpc.Channel]:
 class _Client:
     """A server's methods; what they raise becomes `CallError`."""
 
-    def __init__(self, channel: grpc.Channel, url: str, timeout: float) -> None:
+    def __init__(self, channel: grpc.Channel, url: str, timeout: float, token: str) -> None:
         self._channel = channel
         self._url = url
         self._timeout = timeout or None
+        self._metadata = [("authorization", f"Bearer {token}")] if token else []
 
     def call(self, method: str, request: Any, response: Any) -> Any:
         """Its answer."""
@@ -146,7 +172,7 @@ class _Client:
             f"/{SERVICE}/{method}", type(request).SerializeToString, response.FromString
         )
         with self._errors():
-            return rpc(request, timeout=self._timeout)
+            return rpc(request, timeout=self._timeout, metadata=self._metadata)
 
     def stream(self, request: Any) -> Iterator[Any]:
         """The answers to one request."""
@@ -156,7 +182,7 @@ class _Client:
             pb.ModelStreamInferResponse.FromString,
         )
         with self._errors():
-            for answer in rpc(iter([request]), timeout=self._timeout):
+            for answer in rpc(iter([request]), timeout=self._timeout, metadata=self._metadata):
                 if answer.error_message:
                     raise CallError(answer.error_message)
                 yield answer.infer_response
@@ -176,6 +202,8 @@ class _Client:
                 ) from None
             if code is grpc.StatusCode.UNIMPLEMENTED:
                 text = f"the server at {self._url} does not have this method of KServe V2: {text}"
+            if code is grpc.StatusCode.UNAUTHENTICATED:
+                text = f"{text}; set {TOKEN_VARIABLE} or --token-file"
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 text = f"{text}; --timeout is {self._timeout:g} s"
             raise CallError(f"{text} ({code.name})", code.name) from None
@@ -261,7 +289,7 @@ class _Call:
         try:
             response = self._client.call("ModelConfig", request, pb.ModelConfigResponse)
         except CallError as error:
-            if error.code != "UNIMPLEMENTED":  # It is Triton's, and not every server's.
+            if error.code not in WITHOUT_CONFIG:
                 raise
             return False
         return bool(response.config.model_transaction_policy.decoupled)

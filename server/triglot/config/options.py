@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 ENVIRONMENT_PREFIX = "TRIGLOT_"
+TOKEN_VARIABLE = "TRIGLOT_TOKEN"
+"""What clients take their token from; no option."""
 ANY_HOST = "0.0.0.0"
 
 

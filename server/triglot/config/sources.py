@@ -14,6 +14,7 @@ from triglot.config.options import (
     ANY_HOST,
     ENVIRONMENT_PREFIX,
     OPTIONS,
+    TOKEN_VARIABLE,
     Config,
     ConfigError,
     check_option,
@@ -71,7 +72,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     names = {ENVIRONMENT_PREFIX + name.upper(): name for name in OPTIONS}
     values: dict[str, Any] = {}
     for variable, text in environment.items():
-        if variable.startswith(ENVIRONMENT_PREFIX) and not _is_service_link(variable, text):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == TOKEN_VARIABLE:
+            continue
+        if not _is_service_link(variable, text):
             if variable not in names:
                 raise ConfigError(unknown(variable, names))
             name = names[variable]
