@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +18,7 @@ expect = playwright_api.expect
 expect.set_options(timeout=SECONDS * 1000)
 
 T = TypeVar("T")
+REFUSAL = re.compile(r"Failed to load resource: the server responded with a status of 40[13] ")
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 """Pixels of a page that stand beside the window."""
 
@@ -41,10 +43,21 @@ class BrowserPage:
         page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
-    async def open(self, url: str) -> None:
-        """Go there, and wait for the first numbers."""
+    async def open(self, url: str, token: str = "") -> None:
+        """Go there, give the token that is asked for, and wait for the first numbers."""
         await self.page.goto(url)
+        if token:
+            await self.give(token)
         await expect(self.page.locator("#connection")).to_have_text("live", timeout=SECONDS * 1000)
+
+    async def give(self, token: str) -> None:
+        """Into the form that asks for one."""
+        await self.page.get_by_role("textbox", name="Token").fill(token)
+        await self.page.get_by_role("button", name="Use token").click()
+
+    def other_complaints(self) -> list[str]:
+        """All but those that the browser has of every refusal."""
+        return [one for one in self.complaints if not REFUSAL.search(one)]
 
     def field(self, model: str, field: str) -> Any:
         """A cell of the table of models."""

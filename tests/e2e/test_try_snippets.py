@@ -7,7 +7,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from access_files import client, write
 from aiohttp import web
 from browser import visiting
 from multidict import CIMultiDict
@@ -76,33 +77,69 @@ CASES = [
 
 async def test_each_snippet_works_as_pasted(tmp_path: Path) -> None:
     needs_grpcurl()
-    folder = tmp_path / "here"
+    async with served(tmp_path / "models") as server, calling(server) as caller:
+        await check_snippets(caller, CASES, with_files(tmp_path / "here"))
+
+
+async def test_snippets_of_a_reader_with_a_token(tmp_path: Path) -> None:
+    needs_grpcurl()
+    file = tmp_path / "access.toml"
+    write(file, client("reader", ["secret-of-reader"], ["infer", "inspect"]))
+    cases = [one for one in CASES if one.model in ("half", "fp16", "steps")]
+    variables = {"TRIGLOT_TOKEN": "secret-of-reader"}
+    async with (
+        served(tmp_path / "models", access=str(file)) as server,
+        calling(server, "secret-of-reader") as caller,
+    ):
+        # The lines that the server prints are the same.
+        models = [one for one in server.metadata() if one.name == "half"]
+        lines = hint_lines(models, server.config, server.grpc_port, server.rest_port)
+        await caller.choose("half", "KServe V2")
+        snippets = await caller.snippets()
+        assert [snippets["curl"], snippets["grpcurl"]] == [lines[0], lines[-1]]
+        for line in lines[:-1]:
+            assert "0.75" in await asyncio.to_thread(pasted, line, tmp_path, **variables)
+        assert "secret" not in "".join([*snippets.values(), *lines])
+        await check_snippets(caller, cases, with_files(tmp_path / "here"), **variables)
+
+
+def with_files(folder: Path) -> Path:
+    """The folder, made, with those that are chosen in it."""
     folder.mkdir()
     for name, content in FILES.items():
         (folder / name).write_bytes(content)
+    return folder
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+async def check_snippets(caller: Caller, cases: Sequence[Case], folder: Path, **variables: str) -> None:
+    """Each of each case answers what it should, in the folder and with the variables."""
     python: dict[str, list[tuple[Case, str]]] = {"tritonclient": [], "tensorflow": []}
-    async with served(tmp_path / "models") as server, calling(server) as caller:
-        for case in CASES:
-            for protocol in case.protocols:
-                await fill_in(caller, case, protocol, folder)
-                snippets = await caller.snippets()
-                # Only what has many values in JSON is too long.
-                expected = ["curl", "grpcurl"] if protocol == "grps" else ["curl", "Python", "grpcurl"]
-                assert list(snippets) == expected, (case, protocol)
-                for name in ("curl", "grpcurl"):
-                    printed = await asyncio.to_thread(pasted, snippets[name], folder)
-                    if "-o answer.bin" in snippets[name]:
-                        check_binary((folder / "answer.bin").read_bytes(), case)
-                    else:
-                        assert values_of(printed) == as_lists(case.expected), (protocol, snippets[name], printed)
-                if "Python" in snippets:
-                    environment = "tritonclient" if protocol == "KServe V2" else "tensorflow"
-                    python[environment].append((case, snippets["Python"]))
-        for environment, calls in python.items():
-            printed_by = await asyncio.to_thread(in_python, environment, [text for _, text in calls], folder)
-            for (case, text), printed in zip(calls, printed_by, strict=True):
-                check_printed(printed, case, named=environment == "tensorflow", text=text)
-    assert sorted(one.name for one in folder.iterdir()) == sorted([*FILES, "answer.bin"])
+    for case in cases:
+        for protocol in case.protocols:
+            await fill_in(caller, case, protocol, folder)
+            snippets = await caller.snippets()
+            # Only what has many values in JSON is too long.
+            expected = ["curl", "grpcurl"] if protocol == "grps" else ["curl", "Python", "grpcurl"]
+            assert list(snippets) == expected, (case, protocol)
+            for name in ("curl", "grpcurl"):
+                printed = await asyncio.to_thread(pasted, snippets[name], folder, **variables)
+                if "-o answer.bin" in snippets[name]:
+                    check_binary((folder / "answer.bin").read_bytes(), case)
+                else:
+                    assert values_of(printed) == as_lists(case.expected), (protocol, snippets[name], printed)
+            if "Python" in snippets:
+                environment = "tritonclient" if protocol == "KServe V2" else "tensorflow"
+                python[environment].append((case, snippets["Python"]))
+    for environment, calls in python.items():
+        texts = [text for _, text in calls]
+        printed_by = await asyncio.to_thread(in_python, environment, texts, folder, **variables)
+        for (case, text), printed in zip(calls, printed_by, strict=True):
+            check_printed(printed, case, named=environment == "tensorflow", text=text)
+    assert names_in(folder) == sorted([*FILES, "answer.bin"])
 
 
 async def fill_in(caller: Caller, case: Case, protocol: str, folder: Path) -> None:

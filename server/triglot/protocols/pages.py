@@ -9,6 +9,8 @@ from pathlib import Path
 
 STYLES = Path(__file__).with_name("page.css")
 """Of every page: colours, and how elements look that are not of one page alone."""
+TOKEN_SCRIPT = Path(__file__).with_name("token.js")
+"""Of every page: asks its reader for a token, if the server does, and sends it. Needs the page's `html`."""
 
 
 def page_text(file: Path, styles: Sequence[Path] = (), scripts: Sequence[Path] = ()) -> str:

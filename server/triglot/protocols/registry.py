@@ -180,11 +180,12 @@ def _monitor(
         tls=bool(config.tls_certificate),
         loads="kserve" in served and config.model_control_mode == "explicit",
         grps_streaming=config.grps_streaming_key if config.grps_streaming_mode == "query_param" else "",
+        is_open=not config.access,
     )
     routes = monitor_routes(telemetry, dataplane, about)
     if config.protocol_names == {"tfserving"}:
         return [*(route for route in routes if route.path == METRICS), not_found_route()]
-    page = page_route(telemetry, dataplane.control, "/")
+    page = page_route(telemetry, dataplane.control, "/", about)
     return [*routes, *readable(_page_or_liveness(page) if config.first_protocol == "kserve" else page)]
 
 

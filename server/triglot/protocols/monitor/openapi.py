@@ -22,7 +22,13 @@ SCRIPT = "application/javascript"
 SCHEMAS: dict[str, Schema] = {
     "Alive": record({"status": STRING}),
     "ModelDetails": record(
-        {"name": STRING, "labels": OBJECT, "error": STRING, "serves": {"type": ["object", "null"]}}
+        {
+            "name": STRING,
+            "labels": OBJECT,
+            "error": STRING,
+            "serves": {"type": ["object", "null"]},
+            "server": OBJECT,
+        }
     ),
     "Overview": record({"server": OBJECT}),
     "Series": record({"label": STRING, "data": array({})}),

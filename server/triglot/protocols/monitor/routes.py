@@ -28,7 +28,7 @@ from triglot.protocols.monitor.overview import overview
 from triglot.protocols.monitor.prometheus import PrometheusText, render_reports
 from triglot.protocols.monitor.scripts import script_routes, takes_gzip
 from triglot.protocols.openapi.operation import ALLOW, ApiOperation
-from triglot.protocols.pages import page_headers, page_text
+from triglot.protocols.pages import TOKEN_SCRIPT, page_headers, page_text
 from triglot.protocols.rows import Route, no_work
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.added_series import added_series, series_report
@@ -57,7 +57,7 @@ class About:
 
     `protocols`: those in which it can call models. `grpc_port` gives the port, 0 without one. `loads`: whether
     clients may load and unload models. `grps_streaming`: the query's parameter that asks grps for a stream, if one
-    does.
+    does. `is_open`: whether everybody may know the names of the metrics.
     """
 
     name: str
@@ -66,6 +66,19 @@ class About:
     tls: bool = False
     loads: bool = False
     grps_streaming: str = ""
+    is_open: bool = True
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "name": self.name,
+            "version": __version__,
+            "protocols": self.protocols,
+            "grpc_port": self.grpc_port() or None,
+            "tls": self.tls,
+            "loads": self.loads,
+            "grps_streaming": self.grps_streaming,
+        }
 
 
 def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> list[Route]:
@@ -100,15 +113,9 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
 
     def encode_overview(state: _State, _: HttpRequest) -> HttpResponse:
         server = {
-            "name": about.name,
-            "version": __version__,
+            **about.document(),
             "uptime_seconds": round(telemetry.uptime, 3),
             "ready": state.ready,
-            "protocols": about.protocols,
-            "grpc_port": about.grpc_port() or None,
-            "tls": about.tls,
-            "loads": about.loads,
-            "grps_streaming": about.grps_streaming,
         }
         reports = state.reports
         shown = overview(telemetry, state.versions) if reports is None else added_overview(reports.each)
@@ -118,7 +125,7 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
     routes = [
         _route(METRICS, openapi.METRICS, look_at_all(METRICS_REPORT), encode_metrics, lambda _: text.size),
         _series_route(telemetry, control),
-        page_route(telemetry, control, PAGE),
+        page_route(telemetry, control, PAGE, about),
         _route(
             OVERVIEW,
             openapi.OVERVIEW,
@@ -126,7 +133,7 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
             encode_overview,
             lambda _: telemetry.kinds * KIND_BYTES,
         ),
-        _model_route(dataplane),
+        _model_route(dataplane, about),
         *[replace(route, protocol=PROTOCOL) for route in script_routes()],
     ]
     return [row for route in routes for row in readable(route)]
@@ -152,15 +159,16 @@ def readable(route: Route) -> list[Route]:
     return [route, replace(route, verb="HEAD"), options]
 
 
-def page_route(telemetry: Telemetry, control: Control, path: str) -> Route:
-    """The page at `path`."""
-    text = page_text(
-        PAGE_FOLDER / "page.html", [PAGE_FOLDER / "page.css"], [PAGE_FOLDER / name for name in SCRIPTS]
-    )
+def page_route(telemetry: Telemetry, control: Control, path: str, about: About) -> Route:
+    """The page at `path`. It is for everybody: its script alone asks for what only some may know."""
+    first, *scripts = [PAGE_FOLDER / name for name in SCRIPTS]
+    text = page_text(PAGE_FOLDER / "page.html", [PAGE_FOLDER / "page.css"], [first, TOKEN_SCRIPT, *scripts])
     before, _, after = text.partition(NAMES_MARKER)
     headers = page_headers(text)
 
     async def look(_: HttpRequest, __: Call) -> list[str]:
+        if not about.is_open:
+            return []
         if control.alone:
             return list(telemetry.metrics.by_name)
         reports = await control.reports(NAMES, {})
@@ -251,11 +259,12 @@ def _series_route(telemetry: Telemetry, control: Control) -> Route:
     return _route(SERIES, openapi.SERIES, look, encode)
 
 
-def _model_route(dataplane: DataPlane) -> Route:
-    """One version of a model, as this process has it."""
+def _model_route(dataplane: DataPlane, about: About) -> Route:
+    """One version of a model, as this process has it, and the server, for those who may not see all models."""
 
     async def look(http: HttpRequest, _: Call) -> dict[str, Any]:
-        return model_details(dataplane, _parameter(http, "name"), _parameter(http, "version"))
+        details = model_details(dataplane, _parameter(http, "name"), _parameter(http, "version"))
+        return {**details, "server": about.document()}
 
     def encode(found: dict[str, Any], _: HttpRequest) -> HttpResponse:
         return HttpResponse(encode_details(found), headers=_NO_STORE)

@@ -16,7 +16,7 @@ from triglot.model.metadata import ModelMetadata
 from triglot.protocols.monitor.routes import PROTOCOL, readable
 from triglot.protocols.openapi.document import document
 from triglot.protocols.openapi.operation import NO_CONTENT, OBJECT, STRING, ApiOperation, Schema, json_body
-from triglot.protocols.pages import page_headers, page_text
+from triglot.protocols.pages import TOKEN_SCRIPT, page_headers, page_text
 from triglot.protocols.rows import Route
 from triglot.version import __version__
 
@@ -39,7 +39,7 @@ def openapi_routes(
 
     `address` is the server's in examples of code.
     """
-    text = page_text(PAGE_FILE)
+    text = page_text(PAGE_FILE, scripts=[TOKEN_SCRIPT])
     page, headers = text.encode(), page_headers(text)
 
     async def look(_: HttpRequest, __: Call) -> Models:

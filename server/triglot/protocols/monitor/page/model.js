@@ -297,19 +297,20 @@ class ModelView {
     return JSON.stringify([this.name.value, this.version.value]);
   }
 
-  // What can be loaded is known to those only who may load it.
+  // What can be loaded is known to those only who may load it. Who may not see the overview needs the names.
   async list() {
-    if (!this.server?.loads) return;
-    const response = await fetch(new URL("v2/repository/index", serverRoot), { method: "POST", body: "{}" });
-    this.listed = response.ok ? (await response.json()).map(model => model.name) : [];
+    if (latest && !latest.server.loads) return;
+    const text = await reader.text(new URL("v2/repository/index", serverRoot), { method: "POST", body: "{}" })
+      .catch(error => { show(byId("control-status"), error.message) });
+    this.listed = text ? JSON.parse(text).map(model => model.name) : [];
     this.showNames();
   }
 
-  async refresh(overview) {
-    const first = !this.server;
-    this.server = overview.server;
-    this.models = overview.models;
-    if (first) await this.list();
+  async refresh(models) {
+    this.models = models;
+    const isLimited = !latest;
+    if (this.isLimited !== isLimited) await this.list();
+    this.isLimited = isLimited;
     this.showNames();
     await this.look();
   }
@@ -320,11 +321,11 @@ class ModelView {
     if (!name) return;
     const query = new URLSearchParams({ name, ...(version && { version }) });
     const details = JSON.parse(await fetched(`model?${query}`));
-    const wants = byId("statistics").open && details.serves && this.server.protocols.includes("kserve");
+    const wants = byId("statistics").open && details.serves && details.server.protocols.includes("kserve");
     const path = wants && `v2/models/${pathOf(name, String(details.serves.version))}/stats`;
-    const response = path && await fetch(new URL(path, serverRoot), { cache: "no-store" });
-    const statistics = response?.ok ? (await response.json()).model_stats[0] : null;
-    if (key === this.key) Object.assign(this, { details, statistics, shownKey: key });
+    const statistics = path && await reader.text(new URL(path, serverRoot)).then(text => statisticRows(JSON.parse(text).model_stats[0]))
+      .catch(error => [["tr", {}, ["td", { class: "left" }, error.message]]]);
+    if (key === this.key) Object.assign(this, { details, statistics, server: details.server, shownKey: key });
   }
 
   update() {
@@ -379,7 +380,7 @@ class ModelView {
     byId("statistics").hidden = !serves || !this.server.protocols.includes("kserve");
     byId("config").hidden = !serves;
     show(byId("config").querySelector("pre"), serves ? JSON.stringify(serves.config, null, 1) : "");
-    if (this.statistics) this.fill(byId("statistics").querySelector("tbody"), statisticRows(this.statistics));
+    if (this.statistics) this.fill(byId("statistics").querySelector("tbody"), this.statistics);
   }
 
   tensorText(serves, kind) {
@@ -402,7 +403,7 @@ class ModelView {
     error.hidden = true;
     show(byId("control-status"), verb === "load" ? `loading ${name} …` : `unloading ${name} …`);
     const began = performance.now();
-    const response = await fetch(new URL(`v2/repository/models/${encodeURIComponent(name)}/${verb}`, serverRoot), { method: "POST", body: "{}" })
+    const response = await reader.fetch(new URL(`v2/repository/models/${encodeURIComponent(name)}/${verb}`, serverRoot), { method: "POST", body: "{}" })
       .catch(error => ({ status: "", text: () => String(error) }));
     const text = await response.text();
     show(byId("control-status"), `${verb} ${name}: ${response.ok ? "done" : `failed ${response.status}`} in ${milliseconds(performance.now() - began)}`);
@@ -500,7 +501,7 @@ class ModelView {
   showSnippets() {
     let made;
     try {
-      made = snippetsOf(this.chosenDialect, this.read(), serverRoot);
+      made = snippetsOf(this.chosenDialect, this.read(), serverRoot, Boolean(reader.token));
     } catch (error) {
       if (!(error instanceof Unfit)) throw error;
       made = [...this.snippets.keys()].map(name => ({ name, note: error.message }));
@@ -535,7 +536,7 @@ class ModelView {
       const dialect = this.chosenDialect, call = this.read(), request = dialect.request(call, true);
       const body = await blobOf(request.pieces);
       began = performance.now();
-      const response = await fetch(new URL(request.path, serverRoot), {
+      const response = await reader.fetch(new URL(request.path, serverRoot), {
         method: "POST", headers: request.headers, body, signal: abort.signal, cache: "no-store",
       });
       if (!response.ok) {

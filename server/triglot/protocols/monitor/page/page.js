@@ -15,38 +15,44 @@ function showAll(data) {
   showMetrics(data.metrics);
 }
 
-async function fetched(path) {
-  const response = await fetch(new URL(path, monitor), { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
-  if (!response.ok) throw new Error(`the server answers ${response.status}`);
-  return response.text();
-}
+const fetched = path => reader.text(new URL(path, monitor), { signal: AbortSignal.timeout(TIMEOUT_MS) });
 
 function connection(state, text, banner = "") {
   byId("connection").className = state;
   show(byId("connection"), text);
   show(byId("banner"), banner);
   byId("banner").hidden = !banner;
-  document.querySelector("main").classList.toggle("stale", state === "lost");
+  document.querySelector("main").classList.toggle("stale", state !== "live" && Boolean(latest));
+  document.querySelector("main").classList.toggle("limited", state === "refused" && !latest);
 }
 
 function lost(error) {
+  if (error instanceof Refused) {
+    // The form says why there has to be a token.
+    connection("refused", error.status === 401 ? "needs a token" : "limited", error.status === 401 ? "" : error.message);
+    return;
+  }
   // Failed fetches have a text of the browser's own that says nothing; what the server answered does.
   const reason = error instanceof TypeError || error.name === "TimeoutError" ? "" : ` (${error.message})`;
   connection("lost", "offline", `Connection lost, retrying${reason}`);
 }
 
 let timer = 0, running = false, latest = null;
+const reader = new Reader(() => refresh());
 
+// Who may not see all models together may see one, and call it.
 async function fetchAll() {
   try {
     latest = JSON.parse(await fetched("overview"));
     await Promise.all([
       ...[...metrics.values()].filter(metric => metric.unfolded).map(metric => metric.refresh()),
-      modelView.refresh(latest),
+      modelView.refresh(latest.models),
     ]);
     connection("live", "live");
   } catch (error) {
+    if (error.status === 403) latest = null;
     lost(error);
+    if (error.status === 403) await modelView.refresh([]).then(() => modelView.show()).catch(lost);
     return false;
   }
   return true;

@@ -26,16 +26,16 @@ function command(pieces, words) {
   return `${printing(pieces)} | ${words("@-", true).join(" ")}`;
 }
 
-function curl(request, url, tls) {
+function curl(request, url, tls, token) {
   const headers = Object.entries(request.headers).flatMap(([name, value]) => ["-H", shellWord(`${name}: ${value}`)]);
   const flags = [request.streams ? "-sN" : "-s", ...(tls ? ["-k"] : []), ...(request.binary ? ["-o", "answer.bin"] : [])];
   return command(request.pieces, (data, piped) =>
-    ["curl", ...flags, shellWord(url), ...headers, piped ? "--data-binary" : "-d", data]);
+    ["curl", ...flags, shellWord(url), ...headers, ...(token ? [TOKEN_FIELD] : []), piped ? "--data-binary" : "-d", data]);
 }
 
-function grpcurl(message, method, address, tls) {
+function grpcurl(message, method, address, tls, token) {
   return command(jsonPieces(message), (data, piped) =>
-    ["grpcurl", tls ? "-insecure" : "-plaintext", "-d", piped ? "@" : data, address, method]);
+    ["grpcurl", tls ? "-insecure" : "-plaintext", ...(token ? [TOKEN_FIELD] : []), "-d", piped ? "@" : data, address, method]);
 }
 
 // ---- what Python makes of values: JSON's texts and numbers are Python's
@@ -72,6 +72,7 @@ function imports(call, standard, ...others) {
   return [...own, ...(own.length ? [""] : []), ...numbers, ...others, ""].join("\n");
 }
 
+const PYTHON_TOKEN = `f"Bearer {os.environ['${TOKEN_VARIABLE}']}"`;
 const RESERVED = ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout"];
 
 Object.assign(kserve, {
@@ -89,16 +90,17 @@ Object.assign(kserve, {
     const asked = [python(call.name), "inputs", ...options].join(", ");
     const outputs = call.signature.outputs.map(one => `as_numpy(${python(one.name)})`);
     const print = indent => (outputs.length ? outputs : ["get_response()"]).map(one => `${indent}print(result.${one})`).join("\n");
+    const token = where.token ? `, headers={"authorization": ${PYTHON_TOKEN}}` : "";
     const address = streams ? where.grpc : where.rest;
     const secure = (streams ? where.grpcTls : where.tls) ? ", ssl=True" : "";
     return [
-      imports(call, streams ? ["import queue"] : [], `import tritonclient.${kind} as triton`),
+      imports(call, [...(token ? ["import os"] : []), ...(streams ? ["import queue"] : [])], `import tritonclient.${kind} as triton`),
       `client = triton.InferenceServerClient(${python(address)}${secure})`,
       names.length ? ["inputs = [", ...names, "]"].join("\n") : "inputs = []",
       ...call.tensors.map((tensor, at) => `inputs[${at}].set_data_from_numpy(${pythonArray(tensor)})`),
       ...(streams ? [
         "answers = queue.Queue()",
-        "client.start_stream(lambda result, error: answers.put((result, error)))",
+        "client.start_stream(lambda result, error: answers.put((result, error))" + token + ")",
         `client.async_stream_infer(${asked}, enable_empty_final_response=True)`,
         "while True:",
         "    result, error = answers.get()",
@@ -109,7 +111,7 @@ Object.assign(kserve, {
         '    if result.get_response().parameters["triton_final_response"].bool_param:',
         "        break",
         "client.stop_stream()",
-      ] : [`result = client.infer(${asked})`, print("")]),
+      ] : [`result = client.infer(${asked}${token})`, print("")]),
     ].join("\n");
   },
 
@@ -152,8 +154,9 @@ Object.assign(tfserving, {
     this.check(call);
     if (!where.grpc) throw new Unfit("the client needs gRPC, and its port is disabled");
     const channel = where.grpcTls ? `secure_channel(${python(where.grpc)}, grpc.ssl_channel_credentials())` : `insecure_channel(${python(where.grpc)})`;
+    const token = where.token ? `, metadata=[("authorization", ${PYTHON_TOKEN})]` : "";
     return [
-      imports(call, [], "import grpc", "import tensorflow as tf", "from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc"),
+      imports(call, where.token ? ["import os"] : [], "import grpc", "import tensorflow as tf", "from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc"),
       `channel = grpc.${channel}`,
       "request = predict_pb2.PredictRequest()",
       `request.model_spec.name = ${python(call.name)}`,
@@ -161,7 +164,7 @@ Object.assign(tfserving, {
       ...(call.signatureName === "serving_default" ? [] : [`request.model_spec.signature_name = ${python(call.signatureName)}`]),
       ...call.tensors.map(tensor =>
         `request.inputs[${python(tensor.name)}].CopyFrom(tf.make_tensor_proto(${pythonArray(tensor)}))`),
-      "answer = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=10)",
+      "answer = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=10" + token + ")",
       "for name, tensor in answer.outputs.items():",
       "    print(name, tf.make_ndarray(tensor))",
     ].join("\n");
@@ -192,19 +195,19 @@ Object.assign(grps, {
   },
 });
 
-// `root`: the server's address. Each snippet has a `text`, or a `note` on why there is none.
-function snippetsOf(dialect, call, root) {
+// `root`: the server's address; `token`: whether the reader has one. Each snippet has a `text`, or a `note` on why there is none.
+function snippetsOf(dialect, call, root, token) {
   const tls = root.protocol === "https:", { grpc_port: port, tls: grpcTls } = call.server;
-  const where = { rest: `${root.host}${root.pathname.replace(/\/$/, "")}`, grpc: port ? `${root.hostname}:${port}` : "", tls, grpcTls };
+  const where = { rest: `${root.host}${root.pathname.replace(/\/$/, "")}`, grpc: port ? `${root.hostname}:${port}` : "", tls, grpcTls, token };
   const ways = {
     curl: () => {
       const request = dialect.request(call);
-      return curl(request, new URL(request.path, root).href, tls);
+      return curl(request, new URL(request.path, root).href, tls, token);
     },
     Python: dialect.python && (() => dialect.python(call, where)),
     grpcurl: () => {
       if (!where.grpc) throw new Unfit("the gRPC port is disabled");
-      return grpcurl(...dialect.grpcurl(call), where.grpc, grpcTls);
+      return grpcurl(...dialect.grpcurl(call), where.grpc, grpcTls, token);
     },
   };
   return Object.entries(ways).filter(([, way]) => way).map(([name, way]) => {
