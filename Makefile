@@ -22,6 +22,7 @@ OVER_AIO = tests/cases tests/protocols/test_kserve_grpc.py tests/protocols/test_
 	grpcurl grps_streams let_go overload request_ends request_states statistics_streams))
 # What the oldest libraries that are admitted could break: contracts, codecs, backends, and that every client works.
 WITH_OLDEST = tests/cases tests/core tests/model tests/pb tests/protocols tests/backends tests/cli \
+	tests/access/test_issuers.py tests/access/test_jwks.py \
 	$(addprefix tests/e2e/test_,$(addsuffix .py,every_protocol grpc_standard grps_streams)) \
 	tests/transports/test_grpc_alike.py tests/transports/test_compression.py
 

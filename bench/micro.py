@@ -1,4 +1,5 @@
-"""What a codec costs, bytes to array and array to bytes, against plain protobuf; telemetry, the garbage collector.
+"""What a codec costs, bytes to array and array to bytes, against plain protobuf; telemetry, credentials, and the
+garbage collector.
 
 From the repository's root: `python -m bench.micro`. `--keep-memory` runs it with a malloc that keeps freed
 memory; as it comes, glibc's gives large blocks back to the kernel, and page faults are then most of what is
@@ -9,6 +10,7 @@ import argparse
 import asyncio
 import gc
 import importlib
+import itertools
 import os
 import statistics
 import sys
@@ -17,16 +19,27 @@ import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import jwt
 import numpy as np
 import orjson
+from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
 
 from bench import report
 from bench.payloads import Floats, infer_request, infer_response, tensor
 from bench.scenarios import IMAGE, KEEP_MEMORY, MIB, THREAD
+from triglot.access.control import GRPC, AccessControl
+from triglot.access.credentials import digest
+from triglot.access.issuers import MOST_VERIFIED
+from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.http import HttpRequest
+from triglot.core.operation import Operation
+from triglot.core.permission import Permission
 from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import codec
@@ -144,6 +157,36 @@ def telemetry_lines(repeats: int) -> list[list[str]]:
     return [["telemetry", *(f"{seconds * 1e6:,.1f}" for seconds in timed[0])]]
 
 
+def credential_lines(repeats: int) -> list[list[str]]:
+    """What a call is allowed, by a token of the access file, and by a JWT as Kubernetes makes them: one that was
+    verified before, and new ones, of which there are more than are kept."""
+    key, token, now = rsa.generate_private_key(public_exponent=65537, key_size=2048), "secret", int(time.time())
+    pod = {kind: {"name": f"client-{kind}", "uid": "0" * 36} for kind in ("node", "pod", "serviceaccount")}
+    claims = {"iss": "https://issuer", "aud": ["triglot"], "exp": now + 3600, "iat": now, "nbf": now}
+    claims |= {"kubernetes.io": {"namespace": "ml", **pod}, "sub": "system:serviceaccount:ml:client"}
+    jwts = [jwt.encode({**claims, "jti": f"{number:036}"}, key, "RS256") for number in range(MOST_VERIFIED + 1)]
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "jwks.json").write_text(f'{{"keys": [{RSAAlgorithm.to_jwk(key.public_key())}]}}')
+        (Path(folder) / "access.toml").write_text(
+            f"[client.friend]\ntokens_sha256 = ['{digest(token).hex()}']\noperations = ['infer']\n"
+            "[issuer.cluster]\nissuer = 'https://issuer'\naudience = 'triglot'\njwks = 'jwks.json'\n"
+            "operations = ['infer']\n"
+        )
+        control = AccessControl(Config(access=str(Path(folder) / "access.toml")))
+
+    def allowed(token: str) -> Permission:
+        return control.permission(Operation.INFER, GRPC, [("authorization", f"Bearer {token}")], tuple)
+
+    new = itertools.cycle(jwts)
+    timed = best_of(repeats, [partial(allowed, token), partial(allowed, jwts[0])]) + best_of(
+        repeats, [lambda: allowed(next(new))]
+    )
+    names = "token", "JWT, again", "JWT, RS256"
+    return [
+        [name, *(f"{seconds * 1e6:,.1f}" for seconds in times)] for name, times in zip(names, timed, strict=True)
+    ]
+
+
 def json_lines(repeats: int) -> list[list[str]]:
     """A REST body of just what is still read on the event loop, and of a tenth of that, beside what it takes to
     hand work to a thread and wait for it there."""
@@ -186,7 +229,7 @@ def collection_lines(repeats: int) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.micro", description="Codecs, telemetry, the garbage collector."
+        prog="python -m bench.micro", description="Codecs, telemetry, credentials, the garbage collector."
     )
     parser.add_argument("--repeats", type=int, default=9, help="timed batches of each (default: %(default)s)")
     parser.add_argument("--keep-memory", action="store_true", help="with a malloc that keeps freed memory")
@@ -200,7 +243,8 @@ def main() -> None:
     header = ["µs per call", *(f"{one.name} {what}" for one in CODECS for what in ("min", "median"))]
     header += [f"{one.name} / protobuf" for one in CODECS[1:]]
     print(report.plain(header, lines(arguments.repeats)))
-    others = telemetry_lines(arguments.repeats) + json_lines(arguments.repeats)
+    others = telemetry_lines(arguments.repeats) + credential_lines(arguments.repeats)
+    others += json_lines(arguments.repeats)
     others += collection_lines(arguments.repeats)
     print("", report.plain(["µs per call", "min", "median"], others), sep="\n")
 

@@ -16,6 +16,8 @@ from weakref import WeakValueDictionary
 
 from triglot.access.credentials import CREDENTIAL_FIELDS, Fields, Token, digest, token_of
 from triglot.access.file import AccessRules, ClientRule, Grant, read_access
+from triglot.access.holder import Holder
+from triglot.access.issuers import Issuers
 from triglot.access.limits import CallLimits
 from triglot.access.restricted import GRPC_PREFIX, Restricted
 from triglot.access.tallies import LocalTally, Tallies
@@ -33,48 +35,6 @@ LOOK_SECONDS = 0.5
 """Between two looks at the file: what it takes away is gone within a second."""
 Names = Callable[[], Sequence[str]]
 """Gives the names of the client's certificate; none without one."""
-
-
-class Holder:
-    """Who has a credential, and what that gives. `name` is for logs, `group` for metrics; see `Permission`."""
-
-    def __init__(
-        self, name: str, grant: Grant, anonymous: Grant, limits: CallLimits | None, group: str = ""
-    ) -> None:
-        self.name = name
-        self.group = group
-        self._grants: tuple[Grant, ...] = (grant, anonymous)
-        self._limits = limits
-        self._permissions: dict[Operation, Permission] = {}
-
-    def permission(self, operation: Operation) -> Permission | None:
-        """What it gives for the operation, if anything: its own, and what anybody may do."""
-        permission = self._permissions.get(operation)
-        if permission is None and (permission := self._made(operation)) is not None:
-            self._permissions[operation] = permission
-        return permission
-
-    def _made(self, operation: Operation) -> Permission | None:
-        models = [model for grant in self._grants if operation in grant.operations for model in grant.models]
-        if not any(operation in grant.operations for grant in self._grants):
-            return None
-        return Permission(self.name, tuple(models), self._limits, group=self.group)
-
-    def renew(self, other: Holder) -> None:
-        """The file says something else of this credential."""
-        self.name, self.group = other.name, other.group
-        self._grants, self._limits = other._grants, other._limits
-        for operation, permission in list(self._permissions.items()):
-            if (renewed := self._made(operation)) is None:
-                del self._permissions[operation]
-                permission.withdraw()
-            else:
-                permission.renew(renewed)
-
-    def withdraw(self) -> None:
-        """The file does not know the credential any more."""
-        self._grants = ()
-        self.renew(self)
 
 
 class AccessControl:
@@ -99,11 +59,14 @@ class AccessControl:
         self._limits: WeakValueDictionary[str, CallLimits] = WeakValueDictionary()
         self._tokens: dict[bytes, Holder] = {}
         self._certificates: dict[str, Holder] = {}
+        self._issuers = Issuers(self._limits_of)
         self._anonymous = Holder("", Grant(), Grant(), None)
         if self._file is not None:
-            self._rules = self._read(self._file)
-            _check_secrecy(config, self._rules)
-            self._apply()
+            rules = self._read(self._file)
+            _check_secrecy(config, rules)
+            self._apply(rules)
+            for issuer, problem in self._issuers.problems.items():
+                raise ConfigError(f"access: {self._file}: issuer.{issuer}.jwks: {problem}")
 
     def permission(self, operation: Operation, door: str, fields: Fields, certificate: Names) -> Permission:
         """What the call has. `fields`: those of its header that `fields` names, repeated ones as often.
@@ -134,8 +97,10 @@ class AccessControl:
         return self._anonymous
 
     def _of_token(self, token: Token) -> Holder:
-        holder = self._tokens.get(digest(token.text))
-        if holder is None or (token.user and token.user != holder.name):
+        key = digest(token.text)
+        holder = self._tokens.get(key) or self._issuers.holder(token.text, key)
+        # The user name of Basic has no ":", which the names of those that an issuer knows have.
+        if token.user and token.user != holder.group:
             raise Unauthenticated("the token is unknown")
         return holder
 
@@ -151,17 +116,19 @@ class AccessControl:
         """Read the file, if it has changed. What is wrong with it is logged once, and the old one holds."""
         if self._file is None:
             return
+        self._issuers.renew()
         before = self._text
         try:
             rules = self._read(self._file)
+            if self._text == before:
+                return
+            self._apply(rules)
         except ConfigError as error:
             if self._text != before:
                 log.warning("the access file changed, but the previous one stays in force: %s", error)
             return
-        if self._text != before:
-            self._rules = rules
-            self._apply()
-            log.info("the new access file is in force, clients: %s", ", ".join(one.name for one in rules.clients))
+        names = [*(one.name for one in rules.clients), *(one.name for one in rules.issuers)]
+        log.info("the new access file is in force, clients and issuers: %s", ", ".join(names))
 
     def _read(self, file: Path) -> AccessRules:
         try:
@@ -171,8 +138,10 @@ class AccessControl:
             raise ConfigError(f"access: cannot read {file}: {error.strerror}") from None
         return read_access(file, self._text)
 
-    def _apply(self) -> None:
-        rules = self._rules
+    def _apply(self, rules: AccessRules) -> None:
+        """Raises `ConfigError`, with everything as it was."""
+        self._issuers.apply(rules.issuers, rules.anonymous)
+        self._rules = rules
         anonymous = Holder("", rules.anonymous, rules.anonymous, self._limits_of("", rules.anonymous))
         tokens: dict[bytes, Holder] = {}
         certificates: dict[str, Holder] = {}

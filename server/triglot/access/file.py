@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from triglot.config.options import ConfigError, unknown
+from triglot.config.options import ConfigError, is_loopback, unknown
 from triglot.core.operation import OPERATION_NAMES, Operation
 from triglot.core.permission import ALL_MODELS
 
@@ -46,6 +47,7 @@ class ClientRule(Grant):
 class IssuerRule(Grant):
     """Somebody who signs JWTs: their `iss` and `aud`, and where the keys are, a file or a URL.
 
+    `jwks_ca`: a file with the CAs of the URL's server; `jwks_token_file`: one with what it wants to be shown.
     `operations` are those of all its tokens; `groups` those of each value that the claim `groups_claim` may have.
     """
 
@@ -53,6 +55,8 @@ class IssuerRule(Grant):
     issuer: str
     audience: str
     jwks: str
+    jwks_ca: str = ""
+    jwks_token_file: str = ""
     groups_claim: str = ""
     groups: Mapping[str, frozenset[Operation]]
 
@@ -131,13 +135,20 @@ def _client(name: str, table: dict[str, Any]) -> ClientRule:
 
 def _issuer(name: str, table: dict[str, Any], folder: Path) -> IssuerRule:
     where = f"issuer.{name}."
-    _check_keys(table, ("issuer", "audience", "jwks", "groups", *_GRANT_KEYS), where)
-    texts = {key: _of(str, table.get(key, ""), where + key, "a text") for key in ("issuer", "audience", "jwks")}
-    for key, text in texts.items():
-        if not text:
+    needed, files = ("issuer", "audience", "jwks"), ("jwks_ca", "jwks_token_file")
+    _check_keys(table, (*needed, *files, "groups", *_GRANT_KEYS), where)
+    texts = {key: _of(str, table.get(key, ""), where + key, "a text") for key in needed + files}
+    for key in needed:
+        if not texts[key]:
             raise ConfigError(f"{where}{key}: missing")
-    if "://" not in texts["jwks"]:
+    if "://" in texts["jwks"]:
+        _check_url(texts["jwks"], f"{where}jwks")
+    else:
         texts["jwks"] = str(folder / texts["jwks"])
+    for key in files:
+        if texts[key] and not texts["jwks"].startswith("https:"):
+            raise ConfigError(f"{where}{key}: needs an https:// URL in jwks")
+        texts[key] = texts[key] and str(folder / texts[key])
     groups = dict(_of(dict, table.get("groups", {}), where + "groups", "a table"))
     claim = _of(str, groups.pop("claim", ""), f"{where}groups.claim", "a text")
     if groups and not claim:
@@ -145,6 +156,18 @@ def _issuer(name: str, table: dict[str, Any], folder: Path) -> IssuerRule:
     of_group = {group: _operations(names, f"{where}groups.{group}") for group, names in groups.items()}
     grant = _grant(table, where, needs_operations=not of_group)
     return IssuerRule(name=name, **texts, groups_claim=claim, groups=of_group, **grant)
+
+
+def _check_url(url: str, where: str) -> None:
+    """Keys that anybody on the way could replace are none."""
+    try:
+        parts = urlsplit(url)
+        safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+        right = safe and parts.hostname and parts.username is None and (parts.port or True)
+    except ValueError:
+        right = False
+    if not right:
+        raise ConfigError(f"{where}: expected a file, https://HOST..., or http:// to this machine")
 
 
 def _anonymous(table: dict[str, Any]) -> Grant:

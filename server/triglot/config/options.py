@@ -563,10 +563,7 @@ class Config:
     @property
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
     @property
     def client_auth(self) -> str:
@@ -653,6 +650,14 @@ def flag_of(name: str) -> str:
 def is_of(value: object, expected: type) -> bool:
     """Whether an option of the expected type can have this value."""
     return type(value) is expected or (expected is float and type(value) is int)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def unknown(name: str, known: Iterable[str], kind: str = "option") -> str:

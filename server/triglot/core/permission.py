@@ -110,6 +110,11 @@ class Permission:
         for end in list(self._streams):
             end()
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether there are open streams."""
+        return bool(self._streams)
+
     def follow(self, end: End) -> None:
         """Have `end` called when it is withdrawn."""
         self._streams.add(end)

@@ -1,0 +1,55 @@
+"""Who has a credential."""
+
+from __future__ import annotations
+
+from triglot.access.file import Grant
+from triglot.access.limits import CallLimits
+from triglot.core.operation import Operation
+from triglot.core.permission import Permission
+
+
+class Holder:
+    """Who has a credential, and what that gives. `name` is for logs, `group` for metrics; see `Permission`."""
+
+    def __init__(
+        self, name: str, grant: Grant, anonymous: Grant, limits: CallLimits | None, group: str = ""
+    ) -> None:
+        self.name = name
+        self.group = group or name
+        self._grants: tuple[Grant, ...] = (grant, anonymous)
+        self._limits = limits
+        self._permissions: dict[Operation, Permission] = {}
+
+    def permission(self, operation: Operation) -> Permission | None:
+        """What it gives for the operation, if anything: its own, and what anybody may do."""
+        permission = self._permissions.get(operation)
+        if permission is None and (permission := self._made(operation)) is not None:
+            self._permissions[operation] = permission
+        return permission
+
+    def _made(self, operation: Operation) -> Permission | None:
+        models = [model for grant in self._grants if operation in grant.operations for model in grant.models]
+        if not any(operation in grant.operations for grant in self._grants):
+            return None
+        return Permission(self.name, tuple(models), self._limits, group=self.group)
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether any are open."""
+        return any(permission.is_followed for permission in self._permissions.values())
+
+    def renew(self, other: Holder) -> None:
+        """The file says something else of this credential."""
+        self.name, self.group = other.name, other.group
+        self._grants, self._limits = other._grants, other._limits
+        for operation, permission in list(self._permissions.items()):
+            if (renewed := self._made(operation)) is None:
+                del self._permissions[operation]
+                permission.withdraw()
+            else:
+                permission.renew(renewed)
+
+    def withdraw(self) -> None:
+        """The file does not know the credential any more."""
+        self._grants = ()
+        self.renew(self)

@@ -1,0 +1,258 @@
+"""The keys of whoever signs tokens: a JSON Web Key Set (RFC 7517) in a file, or behind a URL.
+
+Strategy: a check reads `keys` and never waits. A file is read again when it changes; what is behind a URL is
+fetched on a thread, every few minutes and when a token names a key that nobody knows.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol
+
+import orjson
+
+MOST_BYTES = 256 * 1024
+"""Of a key set; large providers have some 20 KiB."""
+REFRESH_SECONDS = 300.0
+"""Between two fetches that bring nothing new."""
+HOLD_OFF_SECONDS = 5.0
+"""After a fetch, before one that an unknown key, or a failure, asks for."""
+FETCH_SECONDS = 10.0
+"""That a fetch may take."""
+FEWEST_RSA_BITS = 2048
+_ALGORITHMS = {
+    ("RSA", ""): ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    ("EC", "P-256"): ("ES256",),
+    ("EC", "P-384"): ("ES384",),
+    ("EC", "P-521"): ("ES512",),
+    ("OKP", "Ed25519"): ("EdDSA",),
+    ("OKP", "Ed448"): ("EdDSA",),
+}
+"""Of each kind of key and its curve: the first is that of a key which names none."""
+ALGORITHMS = tuple(dict.fromkeys(algorithm for some in _ALGORITHMS.values() for algorithm in some))
+"""None with a shared secret: who may check a token could make one."""
+_PUBLIC = ("kty", "crv", "n", "e", "x", "y")
+
+
+class KeySetError(Exception):
+    """A text that goes on after the name of the set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A public key, which is for one algorithm only."""
+
+    kid: str
+    algorithm: str
+    material: tuple[str, ...]
+    verify: Callable[[bytes, bytes], bool] = field(compare=False, repr=False)
+    """Whether the second is the signature of the first."""
+
+
+def read_keys(content: bytes) -> tuple[Key, ...]:
+    """Those of the set that signatures can be verified with; what else is in it is for others (RFC 7517 5).
+
+    Raises `KeySetError`.
+    """
+    if len(content) > MOST_BYTES:
+        raise KeySetError(f"has more than {MOST_BYTES} bytes")
+    try:
+        keyset = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        raise KeySetError("is not JSON") from None
+    listed = keyset.get("keys") if isinstance(keyset, dict) else None
+    if not isinstance(listed, list):
+        raise KeySetError("has no list 'keys', as a JSON Web Key Set has")
+    # Once each, in their order.
+    keys = dict.fromkeys(key for one in listed if isinstance(one, dict) and (key := _key(one)) is not None)
+    if listed and not keys:
+        raise KeySetError(f"has no key for signatures: RSA of {FEWEST_RSA_BITS} bits or more, EC or Ed25519")
+    return tuple(keys)
+
+
+def _key(jwk: dict[str, Any]) -> Key | None:
+    """None for a key that is for something else, or nothing that we know."""
+    import jwt  # noqa: PLC0415 - only where there is an issuer.
+
+    public = {name: value for name in _PUBLIC if isinstance(value := jwk.get(name), str)}
+    algorithms = _ALGORITHMS.get((public.get("kty", ""), public.get("crv", "")), ())
+    algorithm, kid = jwk.get("alg", algorithms[0] if algorithms else None), jwk.get("kid", "")
+    if algorithm not in algorithms or not isinstance(kid, str) or not _is_for_signatures(jwk):
+        return None
+    try:
+        made = jwt.PyJWK(public, algorithm)
+    except Exception:  # Of many kinds: numbers that are none, points that are not on their curve.
+        return None
+    if public["kty"] == "RSA" and made.key.key_size < FEWEST_RSA_BITS:
+        return None
+    algorithm_of_key, key = made.Algorithm, made.key
+
+    def verify(signed: bytes, signature: bytes) -> bool:
+        return algorithm_of_key.verify(signed, key, signature)
+
+    return Key(kid, algorithm, tuple(public.values()), verify)
+
+
+def _is_for_signatures(jwk: dict[str, Any]) -> bool:
+    operations = jwk.get("key_ops", ["verify"])
+    return jwk.get("use", "sig") == "sig" and isinstance(operations, list) and "verify" in operations
+
+
+class KeySource(Protocol):
+    """Where keys come from. On the loop."""
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """The latest that could be read."""
+
+    @property
+    def problem(self) -> str:
+        """Why there may be others; "" without a problem."""
+
+    def renew(self) -> None:
+        """Look for new ones, if it is time. Does not wait."""
+
+    def expects(self) -> bool:
+        """A key is unknown: whether there may be others soon."""
+
+
+class KeyFile:
+    """A file; see `KeySource`."""
+
+    def __init__(self, path: str) -> None:
+        self.keys: tuple[Key, ...] = ()
+        self.problem = ""
+        self._path = Path(path)
+        self._content: bytes | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """See `KeySource`."""
+        try:
+            content = _start_of(self._path)
+        except OSError as error:
+            self._content, self.problem = None, f"cannot read {self._path}: {error.strerror}"
+            return
+        if content == self._content:
+            return
+        self._content = content
+        try:
+            self.keys, self.problem = read_keys(content), ""
+        except KeySetError as error:
+            self.problem = f"{self._path} {error}"
+
+    def expects(self) -> bool:
+        """See `KeySource`."""
+        return bool(self.problem)
+
+
+def _start_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES + 1)
+
+
+class KeyUrl:
+    """What is behind a URL; see `KeySource`.
+
+    `ca`: a PEM file of the CAs that vouch for its server; "": those of the system. `token_file`: has what it wants
+    to be shown. Both are read for each fetch. Redirections are refused.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        ca: str = "",
+        token_file: str = "",
+        *,
+        refresh: float = REFRESH_SECONDS,
+        hold_off: float = HOLD_OFF_SECONDS,
+        timeout: float = FETCH_SECONDS,
+    ) -> None:
+        self.keys: tuple[Key, ...] = ()
+        self.problem = ""
+        self._url, self._ca, self._token_file = url, ca, token_file
+        self._refresh, self._hold_off, self._timeout = refresh, hold_off, timeout
+        self._began = float("-inf")
+        self._thread: threading.Thread | None = None
+
+    def renew(self) -> None:
+        """See `KeySource`."""
+        age = monotonic() - self._began
+        if self._thread is not None and self._thread.is_alive():
+            if age > self._timeout:
+                self.problem = self._late
+        elif age >= (self._hold_off if self.problem else self._refresh):
+            self._begin()
+
+    def expects(self) -> bool:
+        """See `KeySource`."""
+        alive = self._thread is not None and self._thread.is_alive()
+        if not alive and monotonic() - self._began >= self._hold_off:
+            self._begin()
+            return True
+        return alive or bool(self.problem)
+
+    def _begin(self) -> None:
+        self._began = monotonic()
+        # A daemon: what it waits for does not hold up the end of the process.
+        self._thread = threading.Thread(target=self._fetch, name="jwks", daemon=True)
+        self._thread.start()
+
+    def _fetch(self) -> None:
+        """On the thread."""
+        try:
+            self.keys, self.problem = read_keys(self._content()), ""
+        except KeySetError as error:
+            self.problem = f"{self._name} {error}"
+        except urllib.error.HTTPError as error:
+            error.close()
+            self.problem = f"{self._name} answers with HTTP status {error.code}"
+        except OSError as error:
+            cause = error.reason if isinstance(error, urllib.error.URLError) else error
+            reason = getattr(cause, "strerror", None) or str(cause)
+            late = isinstance(cause, TimeoutError)
+            self.problem = self._late if late else f"cannot fetch {self._name}: {reason}"
+        except Exception as error:  # Without its text: that of a header that cannot be sent is the header.
+            self.problem = f"cannot fetch {self._name}: {type(error).__name__}"
+
+    def _content(self) -> bytes:
+        request = urllib.request.Request(self._url, headers={"user-agent": "triglot", "accept": "*/*"})
+        if self._token_file:
+            token = _start_of(Path(self._token_file)).decode("ascii", "replace").strip()
+            request.add_unredirected_header("authorization", f"Bearer {token}")
+        context = ssl.create_default_context(cafile=self._ca or None)
+        # A proxy is for what is elsewhere.
+        proxies = {scheme: proxy for scheme, proxy in urllib.request.getproxies().items() if scheme == "https"}
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=context), _NoRedirection()
+        )
+        end, content = monotonic() + self._timeout, b""
+        with opener.open(request, timeout=self._timeout) as response:
+            while len(content) <= MOST_BYTES and (more := response.read1(MOST_BYTES)):
+                content += more
+                if monotonic() > end:
+                    raise TimeoutError
+        return content
+
+    @property
+    def _late(self) -> str:
+        return f"cannot fetch {self._name}: no answer within {self._timeout:g} seconds"
+
+    @property
+    def _name(self) -> str:
+        """The URL without its query, which may have a secret."""
+        return self._url.partition("?")[0]
+
+
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    """Would lead from https to anything."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Leaves the status what it is."""
