@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
+from process import Triglot
+from text_project import SERVER, write_project
 from triglot.backends.grps.gpu import GpuLoad, GpuWatch, free_memory, limit_memory, nvml_reader, visible_devices
 from triglot.backends.grps.server_settings import GpuSettings
 from triglot.telemetry.monitor import Monitor
+from waiting import wait_until
 
 NONE = GpuSettings((0, 1), "none")
 
@@ -104,6 +110,36 @@ def test_with_nvml_there_is_a_reader_or_one_warning(caplog: pytest.LogCaptureFix
     reader = nvml_reader([0], {})
     assert (reader is None) == ("cannot reach the NVIDIA driver" in caplog.text)
     assert reader is None or [load.device for load in reader()] == [0]
+
+
+def has_gpu() -> bool:
+    """Whether NVML finds one."""
+    if not has("pynvml"):
+        return False
+    nvml = importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return False
+    return bool(nvml.nvmlDeviceGetCount())
+
+
+@pytest.mark.skipif(not has_gpu(), reason="there is no GPU that NVML could find")
+def test_what_a_project_tells_of_its_gpu(tmp_path: Path) -> None:
+    gpu = "gpu: {devices: [0], mem_manager_type: none, mem_limit_mib: -1, mem_gc_enable: false}\n"
+    write_project(tmp_path, SERVER + gpu)
+    ports = {"TRIGLOT_REST_PORT": "0", "TRIGLOT_GRPC_PORT": "0", "TRIGLOT_DRAIN_DELAY": "0"}
+    with Triglot(tmp_path, command="grps", environment=ports) as server:
+        server.ports()
+        metrics = tmp_path / "logs" / "grps_monitor.log"
+        wait_until(lambda: metrics.exists() and "*gpu0_mem_usage(MIB) : " in metrics.read_text())
+        text = metrics.read_text()
+        server.stop()
+    usage, used = (re.search(rf"\*gpu0_{name} : ([\d.]+)", text) for name in (r"usage\(%\)", r"mem_usage\(MIB\)"))
+    assert usage is not None, text
+    assert used is not None, text
+    assert 0 <= float(usage[1]) <= 100
+    assert float(used[1]) > 0
 
 
 @pytest.mark.skipif(has("torch") or has("tensorflow"), reason="a library that could use a GPU is installed")

@@ -72,6 +72,8 @@ def from_dlpack(value: Any) -> Array:
         kind = int(value.__dlpack_device__()[0])
         if kind not in _HOST:
             value = _on_cpu(value)
+            if isinstance(value, np.ndarray):
+                return value
         capsule = value.__dlpack__()
     elif type(value).__name__ != "PyCapsule":
         raise TypeError(f"from_dlpack: expected a DLPack capsule, or a tensor, got {type(value).__name__}")
@@ -92,8 +94,8 @@ def from_dlpack(value: Any) -> Array:
 
 
 def _on_cpu(value: Any) -> Any:
-    """The tensor as its library copies it to the CPU."""
-    for name in ("cpu", "get"):
+    """The tensor as its library copies it to the CPU: PyTorch, CuPy, and JAX."""
+    for name in ("cpu", "get", "__array__"):
         if callable(copy := getattr(value, name, None)):
             return copy()
     raise TypeError(f"from_dlpack: expected a tensor in the CPU's memory, got {type(value).__name__} elsewhere")
