@@ -21,6 +21,8 @@ from typing import IO, Self
 
 import grpc_transport
 
+from forked import Forked
+
 SECONDS = 60
 """How long anything may take; only a test that fails waits so long."""
 FREE_PORTS = ("--grpc-port", "0", "--rest-port", "0")
@@ -52,17 +54,25 @@ def triglot_command(
     return [str(python), *program, *map(str, arguments)]
 
 
-def run_triglot(
-    *arguments: str | Path, environment: Mapping[str, str] | None = None, before: str = ""
-) -> subprocess.CompletedProcess[str]:
-    """`triglot ARGUMENTS`, to its end."""
-    return subprocess.run(
-        triglot_command(arguments, before),
-        capture_output=True,
+def _start(
+    arguments: tuple[str | Path, ...],
+    environment: Mapping[str, str] | None,
+    before: str = "",
+    python: str | Path = sys.executable,
+    folder: Path | None = None,
+) -> subprocess.Popen[str] | Forked:
+    """`triglot ARGUMENTS`: forked, unless it is to be another Python, or one that begins otherwise."""
+    extra = environment or {}
+    plain = not before and python == sys.executable and all(name.startswith("TRIGLOT_") for name in extra)
+    if plain and "COVERAGE_PROCESS_CONFIG" not in os.environ:  # Coverage is measured from the start on.
+        return Forked([str(one) for one in arguments], clean_environment(**extra), folder or Path.cwd())
+    return subprocess.Popen(
+        triglot_command(arguments, before, python),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=SECONDS,
-        env=clean_environment(**(environment or {})),
-        check=False,
+        env=clean_environment(**extra),
     )
 
 
@@ -121,14 +131,7 @@ class Triglot:
         python: str | Path = sys.executable,
         folder: Path | None = None,
     ) -> None:
-        self._process = subprocess.Popen(
-            triglot_command((command, *arguments), before, python),
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=clean_environment(**(environment or {})),
-        )
+        self._process = _start((command, *arguments), environment, before, python, folder)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self.stdout = Lines(self._process.stdout)
@@ -175,6 +178,22 @@ class Triglot:
     def runs(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.poll() is None
+
+
+def run_triglot(
+    *arguments: str | Path, environment: Mapping[str, str] | None = None, before: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """`triglot ARGUMENTS`, to its end."""
+    process = _start(arguments, environment, before)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    stdout, stderr = Lines(process.stdout), Lines(process.stderr)
+    try:
+        status = process.wait(SECONDS)
+    finally:
+        process.kill()
+        texts = stdout.close(), stderr.close()
+    return subprocess.CompletedProcess(arguments, status, *texts)
 
 
 @contextmanager

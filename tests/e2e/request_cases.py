@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -193,13 +194,15 @@ def pairs(case: Case) -> set[tuple[tuple[str, str], ...]]:
     )
 
 
+@cache
 def pairwise() -> list[Case]:
     """Cells in which every two properties that can come together do: a fifth of all of them."""
-    left = set().union(*map(pairs, cases()))
-    candidates, chosen = list(cases()), []
+    candidates = {case: pairs(case) for case in cases()}
+    left = set().union(*candidates.values())
+    chosen = []
     while left:
-        best = max(candidates, key=lambda case: len(pairs(case) & left))
-        left -= pairs(best)
+        best = max(candidates, key=lambda case: len(candidates[case] & left))
+        left -= candidates[best]
         chosen.append(best)
     return chosen
 
