@@ -26,12 +26,7 @@ from typing import IO, NoReturn
 
 STREAMS = 3
 LARGEST_REQUEST = 1 << 20
-_IMPORTED = (
-    "triglot.cli.main",
-    "triglot.server",
-    "triglot.transports.http2.server",
-    "triglot.transports.http1.server",
-)
+_IMPORTED = ("cli.main", "server", "transports.http2.server", "transports.http1.server")
 
 
 class Forked:

@@ -28,7 +28,7 @@ COUNT = 152
 LINES = [line for file in FILES for line in load(file)]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """The toy project, served."""
     with Servers(tmp_path_factory.mktemp("toys")) as servers:

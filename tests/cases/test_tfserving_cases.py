@@ -78,7 +78,7 @@ def holds(line: Line, doors: Doors) -> bool:
     return True
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def python_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """Python models, served in this environment."""
     models = write_python_models(tmp_path_factory.mktemp("python_models"))
@@ -86,7 +86,7 @@ def python_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers
         yield servers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tensorflow_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """The same models as SavedModels, and the prediction routine, served where TensorFlow is installed."""
     python_models = write_python_models(tmp_path_factory.mktemp("models"))
@@ -98,7 +98,7 @@ def tensorflow_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         yield servers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ml_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """Models of scikit-learn and XGBoost, served where these are installed."""
     models = tmp_path_factory.mktemp("ml_models")
