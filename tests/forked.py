@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, NoReturn
@@ -95,7 +96,6 @@ def main() -> None:
     for name in _IMPORTED:
         importlib.import_module(f"triglot.{name}")
     gc.enable()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for attendants.
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         while True:
             request, files, *_ = socket.recv_fds(requests, LARGEST_REQUEST, STREAMS + 1)
@@ -106,12 +106,14 @@ def main() -> None:
                 _attend(request, files)
             for file in files:
                 os.close(file)
+            with suppress(ChildProcessError):  # There is none.
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
 
 
 def _attend(request: bytes, files: Sequence[int]) -> NoReturn:
     """Fork one, and say how it is called and how it ended."""
     *streams, status = files
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if not pid:
         os.close(status)
