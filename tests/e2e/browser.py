@@ -31,6 +31,25 @@ def chromium() -> str:
     pytest.skip("no Chromium found: pages are not tested")
 
 
+IN_ONE_BROWSER = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("browser")]
+"""Marks of a file whose tests use `visiting`: a browser takes longer to start than most of them to run."""
+_browsers: list[Any] = []
+
+
+@asynccontextmanager
+async def launched() -> AsyncIterator[None]:
+    """The browser of `visiting`, until the block ends."""
+    path = chromium()
+    async with playwright_api.async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        _browsers.append(browser)
+        try:
+            yield
+        finally:
+            _browsers.remove(browser)
+            await browser.close()
+
+
 class BrowserPage:
     """A browser's page, what it asked for and what it complained about."""
 
@@ -66,15 +85,12 @@ class BrowserPage:
 
 @asynccontextmanager
 async def visiting(**options: Any) -> AsyncIterator[BrowserPage]:
-    """A browser with an empty page."""
-    path = chromium()
-    async with playwright_api.async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        try:
-            context = await browser.new_context(**options)
-            yield BrowserPage(await context.new_page())
-        finally:
-            await browser.close()
+    """An empty page of the browser, for somebody of whom it knows nothing."""
+    context = await _browsers[-1].new_context(**options)
+    try:
+        yield BrowserPage(await context.new_page())
+    finally:
+        await context.close()
 
 
 async def eventually(ask: Callable[[], Awaitable[T]], expected: T) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from client_scripts import ReportOf
 from hostile_names import Doors, opened
 from model_configs import config_flag, config_text
@@ -91,6 +92,15 @@ def empty_server(tensorflow: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     flag = config_flag(tmp_path_factory.mktemp("empty") / "models.config")
     with ServerProcess(flag, "--allowed_model_roots=/", command="tfserving", python=tensorflow) as process:
         yield process
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[None]:
+    """The browser of `visiting`, for all tests of a file."""
+    from browser import launched  # noqa: PLC0415 - skips where there is none.
+
+    async with launched():
+        yield
 
 
 @pytest.fixture(scope="module")

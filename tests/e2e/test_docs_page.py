@@ -14,17 +14,19 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from browser import OVERFLOW, BrowserPage, expect, visiting
+from browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
 
 import triglot
 from process import SECONDS
+
+pytestmark = IN_ONE_BROWSER
 
 DEMO = Path(triglot.__file__).parent / "demo"
 MODELS = ("half_plus_two", "identity_fp16", "token_stream")
 INFER = "post_v2_models_half_plus_two_infer"
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def url() -> AsyncIterator[str]:
     """Of a server of a few demo models."""
     config = triglot.Config(grpc_port=0, rest_port=0, drain_delay=0)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from browser import visiting
+from browser import IN_ONE_BROWSER, visiting
 
 from state_changes import ChangingServer, changing_server
+
+pytestmark = IN_ONE_BROWSER
 
 # What a page can send without a preflight, and with one.
 ATTACK = """async ([url, changes]) => {

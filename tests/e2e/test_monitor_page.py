@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from browser import OVERFLOW, BrowserPage, eventually, expect, visiting
+from browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, eventually, expect, visiting
 from monitor_load import (
     BROKEN_MODEL,
     BROKEN_TEXT,
@@ -28,6 +28,8 @@ from monitor_load import (
 import triglot
 from process import SECONDS
 
+pytestmark = IN_ONE_BROWSER
+
 PATH = "/grps/v1/monitor/metrics"
 METRIC = "<img src=x onerror=alert(1)> & co"
 READ_TABLES = """() => {
@@ -44,14 +46,14 @@ READ_TABLES = """() => {
 }"""
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def server(tmp_path: Path) -> AsyncIterator[triglot.Server]:
     """The server that the page is of."""
     async with served(tmp_path) as server:
         yield server
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def load(server: triglot.Server) -> AsyncIterator[Load]:
     """Its clients."""
     async with load_of(server) as load:

@@ -15,23 +15,25 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from browser import OVERFLOW, eventually
+from browser import IN_ONE_BROWSER, OVERFLOW, eventually
 from tried_models import HOSTILE, Caller, calling, expect, pasted, served
 
 import triglot
 from process import write_model
 
+pytestmark = IN_ONE_BROWSER
+
 PICTURE = b"\x89PNG\r\n\x1a\n\x00\xff" + bytes(range(256))
 FOCUSED = "[document.activeElement.tagName, document.activeElement.ariaLabel ?? document.activeElement.id]"
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def server(tmp_path: Path) -> AsyncIterator[triglot.Server]:
     async with served(tmp_path / "models") as server:
         yield server
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def caller(server: triglot.Server) -> AsyncIterator[Caller]:
     async with calling(server) as caller:
         yield caller

@@ -18,13 +18,15 @@ import numpy as np
 import pytest
 from access_files import client, write
 from aiohttp import web
-from browser import visiting
+from browser import IN_ONE_BROWSER, visiting
 from multidict import CIMultiDict
 from secured import Authority
 from tried_models import HOSTILE, Caller, calling, expect, in_python, needs_grpcurl, pasted, served
 
 from triglot.cli.hints import hint_lines
 from triglot.core.tensor import DATATYPES, unpack_bytes
+
+pytestmark = IN_ONE_BROWSER
 
 FILE_NAME = HOSTILE.replace("/", "")
 FILES = {
