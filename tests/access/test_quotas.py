@@ -27,6 +27,12 @@ def transports(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"grpc_transport": request.param, "http_transport": {"h2": "h1", "aio": "aiohttp"}[request.param]}
 
 
+def pushback_of(error: grpc.aio.AioRpcError) -> str:
+    """When to come again, in milliseconds."""
+    metadata = error.trailing_metadata() or ()
+    return str(next(value for key, value in metadata if key == "grpc-retry-pushback-ms"))
+
+
 async def test_requests_a_second(tmp_path: Path, transports: dict[str, Any]) -> None:
     async with doors(tmp_path, *BOTH, **transports) as here:
         assert await here.error(SLOW) is None
@@ -34,7 +40,7 @@ async def test_requests_a_second(tmp_path: Path, transports: dict[str, Any]) -> 
         assert error is not None
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert error.details() == "too many requests of client 'slow': at most 0.01 a second"
-        pushback = dict(error.trailing_metadata() or ())["grpc-retry-pushback-ms"]
+        pushback = pushback_of(error)
         assert 90_000 < int(pushback) <= 100_000
         async with here.session.get(f"{here.url}/v2/health/live", headers=SLOW) as answer:
             assert answer.status == 429
@@ -90,7 +96,7 @@ async def test_calls_at_a_time(tmp_path: Path, transports: dict[str, Any]) -> No
             error = await here.error(SLOW)  # The second one may still be on its way.
         assert error is not None
         assert error.details() == "too many open calls of client 'slow': at most 2"
-        assert dict(error.trailing_metadata() or ())["grpc-retry-pushback-ms"] == "1000"
+        assert pushback_of(error) == "1000"
         assert (await here.status(SLOW))[0] == 429
         assert await here.error(FAST) is None
         second.cancel()
