@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 import triglot
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
+from triglot.core.permission import EVERYTHING
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.repository.scan.source import ModelFiles
 from waiting import until
@@ -114,7 +115,7 @@ class Served:
 
     def leases(self) -> dict[str, int]:
         """The calls that hold each model at the moment."""
-        versions = self.server.dataplane.versions()
+        versions = self.server.dataplane.versions(EVERYTHING)
         return {one.files.name: one.servable.leases for one in versions if one.servable is not None}
 
     async def is_idle(self) -> None:

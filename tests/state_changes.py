@@ -139,7 +139,7 @@ def change_of(route: Route, bodies: dict[str, Any]) -> Change:
     path = VARIABLE.sub(lambda found: values[found[1]], route.path)
     end = next((end for end in sorted(bodies, key=len, reverse=True) if path.endswith(end)), None)
     takes = end is not None and not REFUSED_ANYWAY.search(path)
-    if end is None:
+    if end is None and route.operation in _CHANGING:
         # Those that TensorFlow Serving refuses by their path.
         assert tf, f"a request for {route.verb} {route.path} is missing"
     body = b"" if end is None else json.dumps(bodies[end]).encode()

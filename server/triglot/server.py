@@ -16,6 +16,7 @@ from triglot.access.control import AccessControl, access_control
 from triglot.access.tallies import LocalTally, SharedTallies, Tallies
 from triglot.config.options import NO_PORT, Config, ConfigError
 from triglot.core.errors import ModelLoadError
+from triglot.core.permission import EVERYTHING
 from triglot.dataplane.control import Control
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_calls import ModelCalls
@@ -340,7 +341,7 @@ class Server:
 
     def metadata(self) -> list[ModelMetadata]:
         """What the models that serve say of themselves."""
-        return self.dataplane.serving()
+        return self.dataplane.serving(EVERYTHING)
 
 
 def _trace_options(config: Config) -> TraceOptions:

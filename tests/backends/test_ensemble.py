@@ -30,6 +30,7 @@ from served_models import (
 )
 from triglot.core.call import Call
 from triglot.core.errors import Code
+from triglot.core.permission import EVERYTHING
 from triglot.core.types import InferenceRequest, InputTensor
 from waiting import until
 
@@ -53,7 +54,7 @@ async def test_steps_one_after_the_other() -> None:
     models = {"a_chain": chain, "twice": Function(twice), "loop": Function(twice_on_loop)}
     async with serving(models) as served:
         assert (await served.infer("a_chain", ints(1, 2, 3))).tolist() == [4, 8, 12]
-        assert served.server.dataplane.metadata("a_chain").platform == "ensemble"
+        assert served.server.dataplane.metadata(EVERYTHING, "a_chain").platform == "ensemble"
         await served.is_idle()
 
 
@@ -140,7 +141,7 @@ async def test_outputs() -> None:
     model = ensemble(step("twice", "x", "m"), step("twice", "m", "y"), step("twice", "m", "unused"), outputs=specs)
     async with serving({"model": model, "twice": Function(twice)}) as served:
         dataplane = served.server.dataplane
-        metadata = dataplane.metadata("model")
+        metadata = dataplane.metadata(EVERYTHING, "model")
         assert [spec.name for spec in metadata.signature.outputs] == ["y", "m"]
         assert (await served.infer("model", ints(1))).tolist() == [4]
         assert (await served.infer("model", ints(1), outputs=["y"])).tolist() == [4]

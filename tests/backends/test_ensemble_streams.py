@@ -16,6 +16,7 @@ import triglot
 from served_models import Arrays, Function, Gated, Served, ensemble, ints, serving, step, twice
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
+from triglot.core.permission import EVERYTHING
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor
 from triglot.dataplane.dataplane import Decoupled
 from triglot.model.ensemble import MOST_ANSWERS
@@ -74,7 +75,7 @@ async def test_each_answer_goes_through_the_steps_after_it(infer: Any, count: in
     }
     async with serving(models) as served:
         assert await ys(served, *range(count)) == [4 * value for value in range(count)]
-        assert served.server.dataplane.metadata("e").decoupled
+        assert served.server.dataplane.metadata(EVERYTHING, "e").decoupled
         await served.is_idle()
 
 

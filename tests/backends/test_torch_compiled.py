@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from triglot.core.errors import Code
+from triglot.core.permission import EVERYTHING
 from triglot.model.config import InstanceGroup
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
@@ -128,4 +129,4 @@ async def test_behind_a_server_as_triton_configures_it(package: Path, tmp_path: 
         assert lists(reply.outputs) == {"total": (2 * rows).tolist(), "less": np.zeros((3, 2)).tolist()}
         code, text = await door.failure("sums", {"A": rows, "B": rows[:, :1]})
         assert (code.name, "unexpected shape for input 'B'" in text) == ("INVALID_ARGUMENT", True)
-        assert door.server.dataplane.metadata("sums").platform == "torch_aoti"
+        assert door.server.dataplane.metadata(EVERYTHING, "sums").platform == "torch_aoti"

@@ -14,6 +14,7 @@ from triton_served import DECOUPLED, SECONDS, X_TO_Y, Door, in_common, ints, rep
 
 from triglot.backends.triton_python.answers import BUFFER, LOOP_BUFFER
 from triglot.core.call import Call
+from triglot.core.permission import EVERYTHING
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.repository.config.completed import completed
 from waiting import ever_later, until
@@ -116,7 +117,7 @@ async def test_an_ensemble(tmp_path: Path, probe: SimpleNamespace, policy: str) 
         assert await outcome(door, model="e") == []
         refused = "ModelInfer RPC doesn't support models with decoupled transaction policy"
         assert await door.failure("e", {"X": ints(1)}) == (grpc.StatusCode.UNIMPLEMENTED, refused)
-        config = door.server.dataplane.loaded_from("e")
+        config = door.server.dataplane.loaded_from(EVERYTHING, "e")
         assert completed(config).model_transaction_policy.decoupled
 
 
@@ -304,7 +305,7 @@ for request in requests:
     config = DECOUPLED.replace("-1", "1") + f"max_batch_size: 2\n{batching}"
     model(tmp_path, execute, config)
     async with serving(tmp_path) as door:
-        waiting = door.server.dataplane.servable("m").model
+        waiting = door.server.dataplane.servable(EVERYTHING, "m").model
         calls = []
         for number in range(4):
             calls.append(asyncio.create_task(drained(door.stream([request("m", {"X": ints(1)[None]})]))))
@@ -325,7 +326,7 @@ for request in requests:
     request.get_response_sender().send({FINAL})"""
     model(tmp_path, execute)
     async with serving(tmp_path) as door:
-        waiting = door.server.dataplane.servable("m").model
+        waiting = door.server.dataplane.servable(EVERYTHING, "m").model
         requests = [request("m", {"X": ints(*range(size))}) for size in (0, 0, 2, 0)]
         calls = [asyncio.create_task(drained(door.stream([one]))) for one in requests]
         await until(lambda: probe.seen and len(vars(waiting)["_waiting"]) == 3)
@@ -391,7 +392,7 @@ requests[0].get_response_sender().send({FINAL})"""
         first = asyncio.create_task(outcome(door, 1))
         await until(lambda: probe.seen)
         second = asyncio.create_task(outcome(door, 2))
-        waiting = door.server.dataplane.servable("m").model
+        waiting = door.server.dataplane.servable(EVERYTHING, "m").model
         await until(lambda: len(vars(waiting)["_waiting"]) == 1)
         second.cancel()
         await until(lambda: not len(vars(waiting)["_waiting"]))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from triton_served import SECONDS, X_TO_Y, Door, in_common, ints, request, serving, write_model
 
+from triglot.core.permission import EVERYTHING
 from waiting import until
 
 BATCHED = """
@@ -318,7 +319,7 @@ async def test_requests_of_a_list_have_equal_shapes_unless_they_need_not(
             assert not message.error_message
 
     async with serving(tmp_path) as door:
-        servable = door.server.dataplane.servable("m")
+        servable = door.server.dataplane.servable(EVERYTHING, "m")
         first = asyncio.create_task(one(1))
         await until(lambda: probe.seen)
         others = [asyncio.create_task(one(size)) for size in (2, 2, 3)]
@@ -394,7 +395,7 @@ async def test_optional_inputs_as_in_tritons_own_tests(tmp_path: Path) -> None:
         return {name: array.item() for name, array in answer.outputs.items()}
 
     async with serving(tmp_path) as door:
-        statistics = door.server.dataplane.servable("waits").statistics
+        statistics = door.server.dataplane.servable(EVERYTHING, "waits").statistics
         for model in ("waits", "around"):
             for names in (("INPUT0", "INPUT1"), ("INPUT1",)):
                 wanted = {name.replace("IN", "OUT"): int(name[-1]) + 5 for name in names}

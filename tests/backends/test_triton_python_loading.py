@@ -15,6 +15,7 @@ import triglot
 from triglot import backends
 from triglot.backends.triton_python.config import ModelConfig
 from triglot.core.errors import ModelLoadError
+from triglot.core.permission import EVERYTHING
 
 EXECUTE = "\n    def execute(self, requests):\n        return []\n"
 CLASS = f"class TritonPythonModel:{EXECUTE}"
@@ -142,7 +143,7 @@ class TritonPythonModel:
     write_model(tmp_path, "m", code)
     async with serving(tmp_path) as door:
         answer = await door.infer("m", {"X": ints(1)[None]})
-        model = door.server.dataplane.servable("m").model
+        model = door.server.dataplane.servable(EVERYTHING, "m").model
         assert (model.max_batch_size, model.dynamic_batching) == (3, triglot.DynamicBatching())
         assert [(one.name, one.shape, one.optional) for one in model.inputs] == [
             ("X", (-1, 1), False),

@@ -19,6 +19,7 @@ import triglot
 from process import SECONDS
 from served_models import Arrays, Served, serving
 from triglot.core.errors import Code
+from triglot.core.permission import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import until
 
@@ -100,7 +101,7 @@ class Counted(Served):
 
     async def executed(self, name: str, times: int) -> Stats:
         """As `stats`, once the model has been executed so often: after its caller has left, say."""
-        version = self.server.dataplane.servable(name)
+        version = self.server.dataplane.servable(EVERYTHING, name)
         await until(lambda: version.statistics.execution_count >= times)
         return await self.stats(name)
 

@@ -26,6 +26,7 @@ from request_checkpoints import Checkpoints, checkpoints_in, write_models
 import triglot
 from process import SECONDS
 from protocol_clients.abortable import CLIENTS, Client, Request
+from triglot.core.permission import EVERYTHING
 from versions import OLD_AIOHTTP
 from waiting import until
 
@@ -121,7 +122,7 @@ class Served:
     def held(self) -> list[str]:
         """Leases, requests that wait, and what is counted as held."""
         held = []
-        for version in self.server.dataplane.versions():
+        for version in self.server.dataplane.versions(EVERYTHING):
             one = version.servable
             if one is None:
                 continue

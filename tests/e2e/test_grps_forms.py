@@ -11,6 +11,7 @@ import pytest
 from process import SECONDS, write_model
 from protocol_clients.channel import rpc
 from triglot import Config, Server
+from triglot.core.permission import EVERYTHING
 from triglot.pb.grps import grps_pb2 as pb
 
 MODEL = """
@@ -54,16 +55,16 @@ async def test_the_model_becomes_another(tmp_path: Path, model: str) -> None:
     ):
         assert await sums(channel, model) == [[one + 1 for one in pair] for pair in PAIRS]
         write(name="b", datatype="FP32", plus=10)
-        await server.dataplane.load_model("m")
+        await server.dataplane.load_model(EVERYTHING, "m")
         assert await sums(channel, model) == [[one + 10 for one in pair] for pair in PAIRS]
         write(name="c", datatype="FP64", plus=1)
-        await server.dataplane.load_model("m")
+        await server.dataplane.load_model(EVERYTHING, "m")
         refused = "input 'c' of model 'm' expects DT_FLOAT64 (FP64), got DT_FLOAT32 (FP32)"
         assert await sums(channel, model) == [refused] * len(PAIRS)
-        await server.dataplane.unload_model("m")
+        await server.dataplane.unload_model(EVERYTHING, "m")
         assert all(isinstance(answer, str) for answer in await sums(channel, model))
         write(name="d", datatype="FP32", plus=2)
-        await server.dataplane.load_model("m")
+        await server.dataplane.load_model(EVERYTHING, "m")
         assert await sums(channel, model) == [[one + 2 for one in pair] for pair in PAIRS]
         # Calls of other tasks, with other numbers, get their own.
         answers = await asyncio.gather(*[sums(channel, model) for _ in range(8)])

@@ -14,6 +14,7 @@ from scripted_models import Scripted
 from protocol_clients.every_protocol import DOORS, MODEL, UNARY, Door, kserve_grpc, kserve_rest, kserve_stream
 from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Code
+from triglot.core.permission import EVERYTHING
 from triglot.core.tensor import Array
 from waiting import until
 
@@ -151,7 +152,7 @@ async def test_a_version_that_is_loaded_again_has_answers_of_its_own() -> None:
         for _ in range(2):
             await kserve_grpc(server, 1)
         config = {"parameters": {"changed": {"string_value": "yes"}}}
-        await server.server.dataplane.load_model(MODEL, json.dumps(config))
+        await server.server.dataplane.load_model(EVERYTHING, MODEL, json.dumps(config))
         for _ in range(2):
             await kserve_grpc(server, 1)
         assert [model.asked for model in models] == [[1], [1]]

@@ -24,6 +24,7 @@ from protocol_clients.every_protocol import DOORS, MODEL, Door
 from served_models import Arrays, Function, both, ensemble, step, twice, twice_on_loop
 from triglot.core.call import Call
 from triglot.core.errors import Code
+from triglot.core.permission import EVERYTHING
 from triglot.model.scheduling import QueuePolicy
 from waiting import until
 
@@ -42,7 +43,7 @@ async def test_calls_of_every_protocol_count(door: Door) -> None:
         assert counts(await counted.stats(MODEL)) == NOTHING
         before = int(time.time() * 1000)
         assert (await door(server, 3)).value == 6
-        await until(lambda: server.server.dataplane.servable(MODEL).statistics.success.count)
+        await until(lambda: server.server.dataplane.servable(EVERYTHING, MODEL).statistics.success.count)
         stats = await counted.stats(MODEL)
         assert counts(stats) == went_well(1)
         assert batches(stats) == {1: 1}
@@ -140,7 +141,7 @@ async def test_who_leaves_has_failed_and_the_execution_counts(on_loop: bool) -> 
         await (begun.wait() if on_loop else gate.wait_until_entered())
         assert call.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        statistics = served.server.dataplane.servable("m").statistics
+        statistics = served.server.dataplane.servable(EVERYTHING, "m").statistics
         await until(lambda: statistics.fail.count)
         if not on_loop:
             # The thread runs still.
@@ -157,7 +158,7 @@ async def test_a_deadline() -> None:
         assert await served.code("m", 1, timeout=1000) is Code.DEADLINE_EXCEEDED
         gate.opened.set()
         # While it waited, or while the model ran.
-        statistics = served.server.dataplane.servable("m").statistics
+        statistics = served.server.dataplane.servable(EVERYTHING, "m").statistics
         assert statistics.fail.count == 1
         assert sum((await served.failures("m")).values()) == 1
 
@@ -274,16 +275,16 @@ async def test_a_version_that_is_loaded_again_begins_at_zero(tmp_path: Path) -> 
         assert await served.code("n", 1) is Code.OK
         assert (await served.metrics("m"))["model_load_duration_secs"] > 0
         (tmp_path / "m" / "1" / "model.py").write_text(SOURCE.replace("ADDED", "22"))
-        await dataplane.load_model("m")
+        await dataplane.load_model(EVERYTHING, "m")
         stats = await served.stats("m")
         assert (counts(stats), stats["batch_stats"], stats["last_inference"]) == (NOTHING, [], 0)
         assert counts(await served.stats("n")) == went_well(1)
         assert await served.code("m", 1) is Code.OK
         assert counts(await served.stats("m")) == went_well(1)
         # What was unloaded is not listed.
-        await dataplane.unload_model("m")
+        await dataplane.unload_model(EVERYTHING, "m")
         assert [stats["name"] for stats in await served.all_stats()] == ["n"]
-        await dataplane.load_model("m")
+        await dataplane.load_model(EVERYTHING, "m")
         assert counts(await served.stats("m")) == NOTHING
 
 

@@ -15,6 +15,7 @@ from process import SECONDS
 from served_models import Arrays, Function, twice, twice_on_loop
 from triglot.core.call import Call
 from triglot.core.errors import Code
+from triglot.core.permission import EVERYTHING
 from waiting import until
 
 BATCHED: dict[str, Any] = {"max_batch_size": 8, "dynamic_batching": triglot.DynamicBatching()}
@@ -66,7 +67,7 @@ async def test_members_that_leave_before_there_is_a_batch(leaving: int) -> None:
         tasks = await batch_of(served, gate, [1], [2, 3])
         for task in tasks[1 : 1 + leaving]:
             task.cancel()
-        statistics = served.server.dataplane.servable("m").statistics
+        statistics = served.server.dataplane.servable(EVERYTHING, "m").statistics
         await until(lambda: statistics.fail.count == leaving)
         gate.opened.set()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -86,7 +87,7 @@ async def test_members_that_leave_while_the_batch_runs(leaving: int) -> None:
         await gate.wait_until_entered()
         for task in tasks[:leaving]:
             task.cancel()
-        statistics = served.server.dataplane.servable("m").statistics
+        statistics = served.server.dataplane.servable(EVERYTHING, "m").statistics
         await until(lambda: statistics.fail.count == leaving)
         assert statistics.execution_count == 0
         gate.opened.set()

@@ -12,6 +12,7 @@ from counted import batches, counting, counts, responses, went_well
 
 from process import SECONDS
 from served_models import Arrays, Function, both
+from triglot.core.permission import EVERYTHING
 from triglot.core.types import Answer
 from waiting import until
 
@@ -82,7 +83,7 @@ async def test_a_stream_whose_reader_leaves(on_loop: bool) -> None:
         call = served.stream("m", 1)
         await call.read()
         call.cancel()
-        statistics = served.server.dataplane.servable("m").statistics
+        statistics = served.server.dataplane.servable(EVERYTHING, "m").statistics
         await until(lambda: statistics.fail.count)
         opened.set()
         stats = await served.executed("m", 1)
@@ -100,7 +101,7 @@ async def test_a_stream_that_is_refused_has_no_answers() -> None:
 
     async with counting({"m": Function(infer, max_queue_size=1)}) as served:
         running = asyncio.ensure_future(served.streamed("m", 1))
-        statistics = served.server.dataplane.servable("m").statistics
+        statistics = served.server.dataplane.servable(EVERYTHING, "m").statistics
         await until(lambda: served.leases()["m"] == 1 and not served.server.dataplane.queue_depth())
         second = asyncio.ensure_future(served.streamed("m", 1))
         await served.waiting(1)

@@ -26,6 +26,7 @@ from control_doors import (
 from kserve_served import Served, serve_models
 
 from triglot.core.errors import Code
+from triglot.core.permission import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import until
 
@@ -251,7 +252,7 @@ async def test_what_a_configuration_leaves_out_is_the_models(door: str, config: 
     put_config(tmp_path / "a", "max_batch_size: 4")
     async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
         assert await control_of(served, door).load("a", config=config) == FINE
-        servable = served.server.dataplane.servable("a")
+        servable = served.server.dataplane.servable(EVERYTHING, "a")
         assert (servable.model.max_batch_size, servable.platform) == (16, "python")
         for specs, name in ((servable.signature.inputs, "x"), (servable.signature.outputs, "y")):
             assert [(spec.name, spec.datatype, spec.shape) for spec in specs] == [(name, "INT32", (-1, 2))]
@@ -265,7 +266,7 @@ async def test_a_configuration_stands_in_place_of_the_file(door: str, tmp_path: 
         assert await ask(served, "a") == 5
         assert await control_of(served, door).load("a", config="{}") == FINE
         assert await ask(served, "a") == 1
-        assert served.server.dataplane.servable("a").model.max_batch_size == 0
+        assert served.server.dataplane.servable(EVERYTHING, "a").model.max_batch_size == 0
 
 
 @pytest.mark.parametrize(

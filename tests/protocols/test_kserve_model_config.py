@@ -24,6 +24,7 @@ from kserve_served import serve_models
 import triglot
 from protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
 from triglot.core.errors import Code
+from triglot.core.permission import EVERYTHING
 from triglot.model.scheduling import DynamicBatching
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import until
@@ -31,11 +32,11 @@ from waiting import until
 
 async def test_both_doors_know_all_models() -> None:
     async with serve_models() as served:
-        for name in served.server.dataplane.model_names():
+        for name in served.server.dataplane.model_names(EVERYTHING):
             said = await asked(served, name)
             assert said["name"] == name
             assert said["backend"] == "python"
-            metadata = served.server.dataplane.metadata(name)
+            metadata = served.server.dataplane.metadata(EVERYTHING, name)
             batch = [-1] if said["max_batch_size"] else []
             for key, specs in (("input", metadata.signature.inputs), ("output", metadata.signature.outputs)):
                 assert [(one["name"], [*batch, *one["dims"]]) for one in said[key]] == [
@@ -322,7 +323,7 @@ async def test_models_as_triton_users_write_them() -> None:
     pytest.importorskip("onnxruntime")
     async with serve_models([TRITON_MODELS], **EXPLICIT) as served:
         control = control_of(served, "rest")
-        for name in served.server.dataplane.model_names():
+        for name in served.server.dataplane.model_names(EVERYTHING):
             said = await asked(served, name)
             assert said["backend"] or said["platform"] == "ensemble"
             for tensor in (*said["input"], *said["output"]):

@@ -11,6 +11,7 @@ from control_doors import ask, put, put_config
 from kserve_served import Served, serve_models
 
 from triglot.core.errors import Code
+from triglot.core.permission import EVERYTHING
 from triglot.core.statistics import MOST_RESPONSES, Statistics
 from triglot.pb.kserve import inference_pb2 as pb
 
@@ -57,7 +58,7 @@ async def test_which_versions_are_told_of(tmp_path: Path) -> None:
             assert await told_by_rest(served, f"/v2/models{model}/stats") == found
         assert await by_grpc(served, version="2") == ["a/1", "a/2", "b/1"]
 
-        await served.server.dataplane.unload_model("a")
+        await served.server.dataplane.unload_model(EVERYTHING, "a")
         assert await by_grpc(served) == await told_by_rest(served, "/v2/models/stats") == ["b/1"]
         for version in ("", "2"):
             assert await by_grpc(served, "a", version) is Code.INVALID_ARGUMENT

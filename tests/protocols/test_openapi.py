@@ -292,7 +292,7 @@ async def test_who_has_the_document_is_told_so() -> None:
 def test_a_document_of_many_models_is_made_off_the_loop_and_only_once() -> None:
     signature = Signature([X], [X])
     models = [ModelMetadata(f"m{number}", ["1"], "python", signature, False) for number in range(1000)]
-    (route, *_) = openapi_routes([], lambda: models, SCHEMAS, "name", ADDRESS)
+    (route, *_) = openapi_routes([], lambda _: models, SCHEMAS, "name", ADDRESS)
     assert route.answer_size(models) > 1_000_000
     request = HttpRequest({}, {}, b"")
     first, again = route.encode(models, request), route.encode(list(models), request)

@@ -13,6 +13,7 @@ from written_model import ROWS, serving, write
 
 from served_models import Served
 from triglot.core.errors import ModelLoadError
+from triglot.core.permission import EVERYTHING
 from waiting import until
 
 NEVER = "max_queue_delay_microseconds: 30000000"
@@ -48,14 +49,14 @@ async def test_a_load_request_has_a_model_batched(tmp_path: Path) -> None:
     async with serving(write(tmp_path, own=OF_FOUR), model_control_mode="explicit", load_model="m") as here:
         assert await sizes(here, 2, 2) == [[2, 2]] * 2
         batching = {"max_queue_delay_microseconds": "30000000"}
-        await here.server.dataplane.load_model("m", json.dumps({"dynamic_batching": batching}))
+        await here.server.dataplane.load_model(EVERYTHING, "m", json.dumps({"dynamic_batching": batching}))
         assert await sizes(here, 2, 2) == [[4, 4]] * 2
 
 
 async def test_without_a_batch_dim_the_queues_policy_holds(tmp_path: Path) -> None:
     config = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
     async with serving(write(tmp_path, config, HELD, tells=TELLS_HELD)) as here:
-        (servable,) = (version.servable for version in here.server.dataplane.versions())
+        (servable,) = (version.servable for version in here.server.dataplane.versions(EVERYTHING))
         assert servable is not None
         model: Any = servable.model
         busy = asyncio.ensure_future(sizes(here, 3))

@@ -33,6 +33,7 @@ from layout_calls import (
 import triglot
 from served_models import SECONDS
 from triglot.config.options import GRPC_TRANSPORTS
+from triglot.core.permission import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.transports.http2.core import frames
 from waiting import until
@@ -86,7 +87,7 @@ async def test_a_version_that_is_unloaded_is_freed() -> None:
     async with served("h2", {"mixed": Mixed()}, model_control_mode="explicit", load_model="*") as client:
         for _ in range(3):
             assert (await client.ask("kserve", "mixed", array(0))).code == "OK"
-        servable = weakref.ref(client.served.server.dataplane.servable("mixed"))
+        servable = weakref.ref(client.served.server.dataplane.servable(EVERYTHING, "mixed"))
         client.served.server.manager.unload_model("mixed")
 
         def is_freed() -> bool:

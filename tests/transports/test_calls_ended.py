@@ -27,6 +27,7 @@ import triglot
 from served_models import SECONDS
 from triglot.config.options import GRPC_TRANSPORTS
 from triglot.core.call import Call
+from triglot.core.permission import EVERYTHING
 from waiting import ever_later, until
 
 
@@ -45,7 +46,7 @@ async def test_a_client_leaves(transport: str, door: str) -> None:
         model.gate.set()
         assert (await client.ask(door, "held", array(0))).code == "OK"
         assert len(model.calls) == 5
-        statistics = client.served.server.dataplane.servable("held").statistics
+        statistics = client.served.server.dataplane.servable(EVERYTHING, "held").statistics
         assert (statistics.success.count, statistics.failures["CANCELED"]) == (4, 2)
         await until(lambda: statistics.execution_count == 5)
 
@@ -63,7 +64,9 @@ async def test_a_deadline_passes(transport: str, wait: str) -> None:
             call.cancel()
             await client.served.is_idle()
             model.gate.set()
-            await until(lambda: client.served.server.dataplane.servable("held").statistics.execution_count == 4)
+            await until(
+                lambda: client.served.server.dataplane.servable(EVERYTHING, "held").statistics.execution_count == 4
+            )
             model.gate.clear()
         for later in ever_later(0.5):
             late = client.call("kserve", "held", array(0), timeout=later)
@@ -110,7 +113,7 @@ async def test_a_model_sees_the_deadline_first(transport: str) -> None:
 
 async def test_what_is_too_much_is_refused() -> None:
     async def calls(client: Client) -> list[Any]:
-        model: Any = client.served.server.dataplane.servable("held").model
+        model: Any = client.served.server.dataplane.servable(EVERYTHING, "held").model
         found = [await client.ask(door, "held", array(0)) for door in DOORS for _ in range(2)]
         model.begun.clear()
         model.gate.clear()

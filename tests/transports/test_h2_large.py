@@ -25,6 +25,7 @@ from scripted_models import Inputs, idle
 
 import triglot
 from triglot import Model, TensorSpec
+from triglot.core.permission import EVERYTHING
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
@@ -134,7 +135,7 @@ def most_memory(model: Model, client: Plain, folder: Path, **options: Any) -> in
             await asyncio.to_thread(warm.run, server.grpc_port)
             assert warm.size > SIZE, warm.answer[:200]
             # Nothing of the call before is left once its thread waits, and the loop has had a turn.
-            servable = server.dataplane.servable("m")
+            servable = server.dataplane.servable(EVERYTHING, "m")
             await until(lambda: idle(servable) == 1)
             assert isinstance(server._grpc, H2Server)
             buffers = server._grpc.buffers

@@ -16,6 +16,7 @@ from process import IDENTITY, write_model
 from triglot.cli.tfserving import follow
 from triglot.config.options import Config
 from triglot.core.errors import PermissionDenied
+from triglot.core.permission import EVERYTHING
 from triglot.pb.tfserving import management_pb2
 from triglot.repository.config.settings import ModelSettings
 from waiting import until
@@ -131,4 +132,4 @@ async def test_a_server_that_was_started_with_an_empty_list(tmp_path: Path) -> N
     config = Config(grpc_port=0, rest_port=-1, protocols="tfserving")
     async with triglot.Server(models=[], config=config) as server:
         with pytest.raises(PermissionDenied, match=r"folders \(none\)"):
-            await server.dataplane.reload([ModelSettings("m", tmp_path / "m")])
+            await server.dataplane.reload(EVERYTHING, [ModelSettings("m", tmp_path / "m")])

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from triglot.core.permission import EVERYTHING, Permission
 from triglot.core.scattered import Scattered
 
 
@@ -14,6 +15,7 @@ class HttpRequest:
     """A REST request: `path` holds the decoded variables of the route's path, header names are lower case.
 
     `verb` and `target` (path and query) are as they were sent, `remote` is the client's address, if it has one.
+    `permission` is its call's, for codecs that ask for a model before the call begins.
     """
 
     path: Mapping[str, str]
@@ -22,6 +24,7 @@ class HttpRequest:
     verb: str = "GET"
     target: str = "/"
     remote: str = ""
+    permission: Permission = EVERYTHING
 
 
 @dataclass(slots=True)

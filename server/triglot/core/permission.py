@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from triglot.core.errors import PermissionDenied
 from triglot.core.operation import Operation
@@ -15,6 +15,7 @@ ALL_MODELS = ("*",)
 WITHDRAWN = "the client's permission was withdrawn"
 """What an open stream is told that ends for it."""
 End = Callable[[], object]
+Value = TypeVar("Value")
 
 
 class ClientLimits(Protocol):
@@ -69,6 +70,10 @@ class Permission:
                 self._known.clear()
             known = self._known[model] = any(fnmatchcase(model, pattern) for pattern in self._models)
         return known
+
+    def covered(self, of_models: Mapping[str, Value]) -> dict[str, Value]:
+        """Of what is said of models, by their names, that of those which it is for."""
+        return {model: value for model, value in of_models.items() if self.covers(model)}
 
     def check_model(self, model: str) -> None:
         """Raises `PermissionDenied`, whether there is such a model or not."""

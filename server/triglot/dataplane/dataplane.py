@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from triglot.core.call import Call, Reach, no_models
 from triglot.core.errors import ServingError, Unavailable, Unimplemented, as_serving_error
+from triglot.core.permission import Permission
 from triglot.core.running import Defer, Done, raise_error
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse
@@ -20,6 +21,7 @@ from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import Signature
 from triglot.model.validation import bind_inputs
 from triglot.repository.config.completed import Loaded
+from triglot.repository.config.model_config import parse_override
 from triglot.repository.config.settings import ModelSettings, settings_fields, settings_of
 from triglot.repository.manager.manager import Manager
 from triglot.repository.manager.plan import Version
@@ -36,7 +38,11 @@ class Decoupled(Unimplemented):
 
 
 class DataPlane:
-    """Finds the servable, validates the request against its signature, runs it, checks what it answers."""
+    """Finds the servable, validates the request against its signature, runs it, checks what it answers.
+
+    What is given a model's name is given the caller's permission, too, or its call: a name that is not covered
+    raises `PermissionDenied`, whether there is such a model or not. Lists have what is covered.
+    """
 
     def __init__(
         self,
@@ -63,15 +69,17 @@ class DataPlane:
         self.control.register_action(UNLOAD_MODEL, self._unload)
         self.control.register_action(RELOAD, self._reload)
 
-    def servable(self, name: str, version: str = "", label: str = "") -> Servable:
+    def servable(self, permission: Permission, name: str, version: str = "", label: str = "") -> Servable:
         """The version that a request goes to; a `with` block is a lease of it.
 
         Raises `ModelNotFound`, `InvalidArgument` for a bad version or an unknown label, and `Unavailable`.
         """
+        permission.check_model(name)
         return self._registry.servable(name, version, label)
 
-    def servable_of(self, request: InferenceRequest) -> Servable:
+    def servable_of(self, permission: Permission, request: InferenceRequest) -> Servable:
         """The version that the request goes to: where its sequence lives, if it goes on with one."""
+        permission.check_model(request.model_name)
         if request.parameters and (holder := self._sequences.find(request)) is not None:
             return holder
         return self._registry.servable(request.model_name, request.model_version)
@@ -83,7 +91,7 @@ class DataPlane:
         `Decoupled` when the model answers with a stream.
         """
         call.model_name = request.model_name
-        with self.servable_of(request) as servable:
+        with self.servable_of(call.permission, request) as servable:
             return await self.infer_on(servable, request, call)
 
     async def infer_on(self, servable: Servable, request: InferenceRequest, call: Call) -> InferenceResponse:
@@ -191,7 +199,7 @@ class DataPlane:
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
         call.model_name = request.model_name
-        with self.servable_of(request) as servable:
+        with self.servable_of(call.permission, request) as servable:
             async with aclosing(await self.infer_stream_on(servable, request, call)) as responses:
                 async for response in responses:
                     yield response
@@ -252,9 +260,9 @@ class DataPlane:
         if self._default_timeout and call.deadline is None and call.size:
             call.limit(self._default_timeout, self._default_source)
 
-    def metadata(self, name: str, version: str = "") -> ModelMetadata:
+    def metadata(self, permission: Permission, name: str, version: str = "") -> ModelMetadata:
         """Raises `ModelNotFound`, `InvalidArgument` for a bad version and `Unavailable` for one not ready."""
-        servable = self._registry.servable(name, version)
+        servable = self.servable(permission, name, version)
         numbers = [servable.version] if version else self._registry.ready_versions(name)
         return ModelMetadata(
             name,
@@ -267,56 +275,61 @@ class DataPlane:
             servable.sequences is not None,
         )
 
-    def serving(self) -> list[ModelMetadata]:
+    def serving(self, permission: Permission) -> list[ModelMetadata]:
         """What the models that serve say of themselves."""
-        return [self.metadata(name) for name in self.model_names() if self.model_ready(name)]
+        names = self.model_names(permission)
+        return [self.metadata(permission, name) for name in names if self.model_ready(permission, name)]
 
-    def loaded_from(self, name: str, version: str = "") -> Loaded:
+    def loaded_from(self, permission: Permission, name: str, version: str = "") -> Loaded:
         """What a version is made of, for its configuration. Raises as `metadata`."""
-        return self._manager.loaded(self._registry.servable(name, version))
+        return self._manager.loaded(self.servable(permission, name, version))
 
-    def decoupled(self, name: str, version: str = "") -> bool:
-        """Whether the model answers with a stream. Raises as `metadata`."""
-        return self._registry.servable(name, version).decoupled
+    def knows(self, permission: Permission, name: str) -> bool:
+        """Whether the model is wanted, ready or not; for others than whom it is for it is unknown."""
+        return permission.covers(name) and self._registry.knows(name)
 
-    def knows(self, name: str) -> bool:
-        """Whether the model is wanted, ready or not."""
-        return self._registry.knows(name)
-
-    def first_version(self, name: str) -> str:
+    def first_version(self, permission: Permission, name: str) -> str:
         """The version of this model that its configuration names first; "" where none lists them one by one."""
+        permission.check_model(name)
         return self._manager.first_version(name)
 
-    def model_names(self) -> list[str]:
+    def model_names(self, permission: Permission) -> list[str]:
         """Every model that is wanted, ready or not; not what was unloaded."""
-        return self._registry.served()
+        return list(filter(permission.covers, self._registry.served()))
 
-    def known_names(self) -> list[str]:
+    def known_names(self, permission: Permission) -> list[str]:
         """As `model_names`, and what was unloaded."""
-        return self._registry.names()
+        return list(filter(permission.covers, self._registry.names()))
 
-    def versions(self) -> list[Version]:
+    def versions(self, permission: Permission) -> list[Version]:
         """Every version that is wanted or still there, those of unloaded models too."""
-        return list(self._registry.versions())
+        return [version for version in self._registry.versions() if permission.covers(version.files.name)]
 
-    def labelled(self, name: str, label: str) -> int:
+    def labelled(self, permission: Permission, name: str, label: str) -> int:
         """The version that a label names, available or not. Raises `UnknownLabel`."""
+        permission.check_model(name)
         return self._registry.labelled(name, label)
 
-    def labels_of(self, name: str) -> dict[str, int]:
+    def labels_of(self, permission: Permission, name: str) -> dict[str, int]:
         """The version that each label of a model names; none of an unknown model."""
+        permission.check_model(name)
         return self._registry.labels_of(name)
 
-    def statuses(self, name: str) -> list[Version]:
+    def statuses(self, permission: Permission, name: str) -> list[Version]:
         """Every version of a model that is remembered, ended ones too, highest first. Raises `ModelNotFound`."""
+        permission.check_model(name)
         return self._registry.statuses(name)
 
-    def platforms(self) -> dict[str, str]:
+    def platforms(self, permission: Permission) -> dict[str, str]:
         """What the configuration calls the kind of each model that it names."""
-        return self._manager.platforms()
+        return permission.covered(self._manager.platforms())
 
-    async def reload(self, models: Sequence[ModelSettings]) -> None:
-        """Serve these models, and no others. Raises `ServingError` as `Manager.check_folders` and `reload`."""
+    async def reload(self, permission: Permission, models: Sequence[ModelSettings]) -> None:
+        """Serve these models, and no others: for whom all are.
+
+        Raises `ServingError` as `Manager.check_folders` and `reload`.
+        """
+        permission.check_all_models()
         await self._manager.check_folders(models)
         await self.control.act(RELOAD, {"models": list(map(settings_fields, models))})
 
@@ -324,12 +337,22 @@ class DataPlane:
         await self._manager.reload(list(map(settings_of, arguments["models"])))
 
     async def load_model(
-        self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        permission: Permission,
+        name: str,
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         """Load a model, or load it again. Raises `ServingError` as `Manager.load_model`.
 
-        `files`: only where the server is one process.
+        `files`: only where the server is one process. What a `config` makes an ensemble of has to be covered, too.
         """
+        permission.check_model(name)
+        if config is not None and not permission.covers_all:
+            # An ensemble calls its models on nobody's behalf.
+            message = await self.off_loop(partial(parse_override, config, name))
+            for step in message.ensemble_scheduling.step:
+                permission.check_model(step.model_name)
         sent = {"files": files} if files else {}
         await self.control.act(LOAD_MODEL, {"name": name, "config": config, **sent})
 
@@ -349,24 +372,27 @@ class DataPlane:
             loading.cancel()
             stopped.cancel()
 
-    async def unload_model(self, name: str, *, dependents: bool = False) -> None:
+    async def unload_model(self, permission: Permission, name: str, *, dependents: bool = False) -> None:
         """Raises as `Manager.unload_model`."""
+        permission.check_model(name)
         await self.control.act(UNLOAD_MODEL, {"name": name, "dependents": dependents})
 
     async def _unload(self, arguments: Arguments) -> None:
         self._manager.unload_model(arguments["name"], dependents=arguments["dependents"])
 
-    def broken(self) -> dict[str, ServingError]:
+    def broken(self, permission: Permission) -> dict[str, ServingError]:
         """What is wrong with those wanted models of which there is no version at all."""
-        return self._manager.broken()
+        return permission.covered(self._manager.broken())
 
-    async def never_loaded(self) -> dict[str, str]:
+    async def never_loaded(self, permission: Permission) -> dict[str, str]:
         """See `Manager.never_loaded`."""
-        return await self._manager.never_loaded()
+        return permission.covered(await self._manager.never_loaded())
 
     def queue_depth(self) -> int:
         """Requests that wait, of all models."""
-        return sum(version.servable.queue_depth for version in self.versions() if version.servable is not None)
+        return sum(
+            version.servable.queue_depth for version in self._registry.versions() if version.servable is not None
+        )
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """What `work` returns or raises; it is too much for the event loop."""
@@ -374,19 +400,22 @@ class DataPlane:
 
     def loaded(self) -> set[tuple[str, int]]:
         """The versions that are in memory, by model and number."""
-        servables = [version.servable for version in self.versions()]
+        servables = [version.servable for version in self._registry.versions()]
         return {(one.name, one.version) for one in servables if one is not None}
 
-    def model_ready(self, name: str, version: str = "") -> bool:
+    def model_ready(self, permission: Permission, name: str, version: str = "") -> bool:
         """Whether a request for it would be run, and the server is not stopping.
 
         Raises `ModelNotFound` or `InvalidArgument`.
         """
+        permission.check_model(name)
         return self._registry.is_ready(name, version) and not self.stopping
 
-    async def check_ready(self, name: str, version: str = "") -> bool:
+    async def check_ready(self, permission: Permission, name: str, version: str = "") -> bool:
         """As `model_ready`, and by what the model's own code says."""
-        return self.model_ready(name, version) and await self.servable(name, version).check_ready()
+        if not self.model_ready(permission, name, version):
+            return False
+        return await self._registry.servable(name, version).check_ready()
 
     @property
     def ready(self) -> bool:

@@ -150,11 +150,11 @@ class ModelCalls:
     async def _done(self, task: ModelTask) -> bool:
         """Whether the model is ready after it. Raises `ServingError` as a client would get it."""
         if task.action == "load":
-            await self._dataplane.load_model(task.model, task.config)
+            await self._dataplane.load_model(EVERYTHING, task.model, task.config)
         elif task.action == "unload":
-            await self._dataplane.unload_model(task.model, dependents=task.dependents)
+            await self._dataplane.unload_model(EVERYTHING, task.model, dependents=task.dependents)
         try:
-            return await self._dataplane.check_ready(task.model, task.version)
+            return await self._dataplane.check_ready(EVERYTHING, task.model, task.version)
         except NotFound:
             return False
 
@@ -162,7 +162,7 @@ class ModelCalls:
         child = _child(parent, wanted, link)
         with _observed(self._one, child), _naming(wanted.model), _following(parent):
             request = await request_of(parent, wanted)
-            servable = self._dataplane.servable_of(request)
+            servable = self._dataplane.servable_of(child.permission, request)
             with servable, self._holding(link, servable):
                 return arrays_of(await self._dataplane.infer_on(servable, request, child))
 
@@ -172,7 +172,7 @@ class ModelCalls:
         child = _child(parent, wanted, link)
         with _observed(self._streamed, child), _naming(wanted.model):
             request = await request_of(parent, wanted)
-            servable = self._dataplane.servable_of(request)
+            servable = self._dataplane.servable_of(child.permission, request)
             with servable, self._holding(link, servable):
                 responses = await self._dataplane.infer_stream_on(servable, request, child)
                 async with aclosing(responses):

@@ -10,6 +10,7 @@ from typing import Any
 from triglot.config.options import PROTOCOLS, Config
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.permission import Permission
 from triglot.dataplane.dataplane import DataPlane
 from triglot.protocols.grpc.health import Health
 from triglot.protocols.grpc.reflection import reflection_services
@@ -150,12 +151,13 @@ def _tfserving(
 
 
 def _grps(dataplane: DataPlane, config: Config, about: str, limits: JsonLimits) -> Rows:
-    service = Grps(
-        dataplane,
-        default_model=config.default_model,
-        online=config.grps_online,
-        server_text=(lambda: about) if about else partial(server_text, config.server_name, dataplane),
-    )
+
+    def described(permission: Permission) -> str:
+        # A text of the configuration tells of all models.
+        all_of_it = about if permission.covers_all else ""
+        return all_of_it or server_text(config.server_name, dataplane, permission)
+
+    service = Grps(dataplane, default_model=config.default_model, online=config.grps_online, server_text=described)
     rules = HttpRules(
         path=config.grps_path,
         customized_body=config.grps_customized_body,

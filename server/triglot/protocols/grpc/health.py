@@ -9,6 +9,7 @@ from functools import partial
 from triglot.core.call import Call
 from triglot.core.errors import ModelNotFound, NotFound
 from triglot.core.operation import Operation
+from triglot.core.permission import Permission
 from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.grpc.health.v1 import health_pb2 as pb
 from triglot.protocols.rows import Kind, Method, Service
@@ -26,33 +27,33 @@ class Health:
         self._dataplane = dataplane
         self._services = frozenset(services)
 
-    async def _status(self, name: str) -> pb.HealthCheckResponse:
-        """SERVING or NOT_SERVING. Raises `ModelNotFound`."""
+    async def _status(self, permission: Permission, name: str) -> pb.HealthCheckResponse:
+        """SERVING or NOT_SERVING. Raises `ModelNotFound`, and `PermissionDenied` for others' models."""
         everything = not name or name in self._services
-        ok = self._dataplane.ready if everything else await self._dataplane.check_ready(name)
+        ok = self._dataplane.ready if everything else await self._dataplane.check_ready(permission, name)
         return pb.HealthCheckResponse(
             status=pb.HealthCheckResponse.SERVING if ok else pb.HealthCheckResponse.NOT_SERVING
         )
 
-    async def check(self, request: pb.HealthCheckRequest, _: Call) -> pb.HealthCheckResponse:
+    async def check(self, request: pb.HealthCheckRequest, call: Call) -> pb.HealthCheckResponse:
         """Raises `NotFound`."""
         try:
-            return await self._status(request.service)
+            return await self._status(call.permission, request.service)
         except ModelNotFound:
             raise NotFound(f"'{request.service}' is neither a service nor a model of this server") from None
 
-    async def list(self, _: pb.HealthListRequest, __: Call) -> pb.HealthListResponse:
-        """Every name that can be checked."""
-        names = ["", *self._services, *self._dataplane.known_names()]
-        statuses = await asyncio.gather(*map(self._status, names))
+    async def list(self, _: pb.HealthListRequest, call: Call) -> pb.HealthListResponse:
+        """Every name that the client can check."""
+        names = ["", *self._services, *self._dataplane.known_names(call.permission)]
+        statuses = await asyncio.gather(*map(partial(self._status, call.permission), names))
         return pb.HealthListResponse(statuses=dict(zip(names, statuses, strict=True)))
 
-    async def watch(self, request: pb.HealthCheckRequest, _: Call) -> AsyncIterator[pb.HealthCheckResponse]:
+    async def watch(self, request: pb.HealthCheckRequest, call: Call) -> AsyncIterator[pb.HealthCheckResponse]:
         """The status now and at every change; SERVICE_UNKNOWN for a name that may still come."""
         last = None
         while True:
             try:
-                status = await self._status(request.service)
+                status = await self._status(call.permission, request.service)
             except ModelNotFound:
                 status = pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
             if status != last:

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from triglot.core.permission import Permission
 from triglot.core.types import TensorSpec
 from triglot.dataplane.dataplane import DataPlane
 from triglot.repository.manager.plan import State
@@ -40,11 +41,11 @@ def _tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
     ]
 
 
-def server_text(server_name: str, dataplane: DataPlane) -> str:
-    """The server and its models: those that are there, and those that could not be loaded."""
+def server_text(server_name: str, dataplane: DataPlane, permission: Permission) -> str:
+    """The server and those models that are for the client: that are there, and that could not be loaded."""
     models = [
         {"name": version.files.name, "version": str(version.files.version), "state": version.state.value}
-        for version in dataplane.versions()
+        for version in dataplane.versions(permission)
         if version.state is not State.UNAVAILABLE or version.error is not None
     ]
     text: str = yaml.safe_dump({"server": {"name": server_name}, "models": models}, allow_unicode=True)

@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 from triglot.core.call import Call
-from triglot.core.errors import Internal, InvalidArgument, ServingError, Unimplemented, own_copy
+from triglot.core.errors import Internal, InvalidArgument, PermissionDenied, ServingError, Unimplemented, own_copy
 from triglot.core.operation import Operation
+from triglot.core.permission import EVERYTHING, Permission
 from triglot.core.running import Defer, Done
 from triglot.core.types import Exchange, InferenceRequest, InferenceResponse
 from triglot.dataplane.control import ONLINE, Arguments
@@ -67,7 +68,7 @@ class Grps:
     """The calls that gRPC and HTTP share. `server_text` is what ServerMetadata answers."""
 
     def __init__(
-        self, dataplane: DataPlane, *, default_model: str, online: bool, server_text: Callable[[], str]
+        self, dataplane: DataPlane, *, default_model: str, online: bool, server_text: Callable[[Permission], str]
     ) -> None:
         self._dataplane = dataplane
         self._default_model = default_model
@@ -78,13 +79,15 @@ class Grps:
 
     # --- health and metadata ---
 
-    async def set_online(self, _: Any, __: Call) -> Status:
-        """Health is ready from now on."""
+    async def set_online(self, _: Any, call: Call) -> Status:
+        """Health is ready from now on, that of all models."""
+        call.permission.check_all_models()
         await self._dataplane.control.act(ONLINE, {"online": True})
         return OK
 
-    async def set_offline(self, _: Any, __: Call) -> Status:
-        """Health is not ready from now on; calls still run."""
+    async def set_offline(self, _: Any, call: Call) -> Status:
+        """Health is not ready from now on, that of all models; calls still run."""
+        call.permission.check_all_models()
         await self._dataplane.control.act(ONLINE, {"online": False})
         return OK
 
@@ -101,23 +104,27 @@ class Grps:
         """Ready is who is online and has its models ready (grps 3.2)."""
         return OK if self.online and self._dataplane.ready else NOT_READY
 
-    async def server_metadata(self, _: Any, __: Call) -> Message:
+    async def server_metadata(self, _: Any, call: Call) -> Message:
         """What the server's configuration says."""
-        return Message(data=self._server_text(), status=OK)
+        return Message(data=self._server_text(call.permission), status=OK)
 
-    async def model_metadata(self, name: str | None, _: Call) -> Message:
+    async def model_metadata(self, name: str | None, call: Call) -> Message:
         """What a model's configuration says, found by its name or its id.
 
-        Raises `BadRequest` for no name, and `NoSuchModel`.
+        Raises `BadRequest` for no name, `NoSuchModel`, and `PermissionDenied` for others' models.
         """
+        permission = call.permission
         if name is None:
             raise BadRequest("No model name.")
         try:
-            if self._dataplane.knows(name):
+            if self._dataplane.knows(permission, name):
                 # Of a project's versions the first that it lists (grps 3.7).
-                servable = self._dataplane.servable(name, self._dataplane.first_version(name))
+                version = self._dataplane.first_version(permission, name)
+                servable = self._dataplane.servable(permission, name, version)
             else:
-                servable = find_servable(self._dataplane, name or "-", "")
+                servable = find_servable(self._dataplane, permission, name or "-", "")
+        except PermissionDenied:
+            raise
         except ServingError:
             raise NoSuchModel("Model not found.") from None
         return Message(data=model_text(servable), status=OK)
@@ -139,7 +146,7 @@ class Grps:
         except InvalidArgument as error:
             raise Undecodable(error.message) from None
         try:
-            if self._find(request.model).model.takes_messages:
+            if self._takes_messages(request.model):
                 check_tensors(encoded)
             else:
                 request.message = decode_message(encoded)
@@ -154,7 +161,7 @@ class Grps:
         """
         request = Request(model, message)
         try:
-            takes_messages = self._find(request.model).model.takes_messages
+            takes_messages = self._takes_messages(request.model)
         except ServingError:
             return request  # Its answer will say so.
         if takes_messages:
@@ -197,14 +204,15 @@ class Grps:
         Raises `ServingError`, that of the request's content among them.
         """
         call.model_name = request.model
-        servable = self._find(request.model)
+        servable = find_servable(self._dataplane, call.permission, request.model, self._default_model)
         call.model_name, call.model_version = servable.name, servable.version
         if request.error is not None:
             raise own_copy(request.error)
         return servable
 
-    def _find(self, model: str) -> Servable:
-        return find_servable(self._dataplane, model, self._default_model)
+    def _takes_messages(self, model: str) -> bool:
+        # Whom the model is for is asked when the call is there; until then nothing is told of it.
+        return find_servable(self._dataplane, EVERYTHING, model, self._default_model).model.takes_messages
 
     # --- gRPC ---
 

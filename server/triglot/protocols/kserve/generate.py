@@ -125,11 +125,11 @@ class Generate:
     def _decode(self, http: HttpRequest) -> InferenceRequest:
         """Raises as `decode_generate`; which model it is comes first."""
         name, version = http.path["model"], http.path.get("version", "")
-        servable = self._dataplane.servable(name, version)
+        servable = self._dataplane.servable(http.permission, name, version)
         return decode_generate(bytes(http.body), name, version, partial(_signature, servable), self._limits)
 
     def _decode_infer(self, http: HttpRequest) -> RestInfer:
-        self._dataplane.servable(http.path["model"], http.path.get("version", ""))
+        self._dataplane.servable(http.permission, http.path["model"], http.path.get("version", ""))
         asked = decode_infer(http, self._limits)
         if asked.binary_by_default or asked.binary_outputs:
             raise InvalidArgument("events are JSON: binary outputs are not supported")
@@ -173,7 +173,7 @@ class Generate:
         """What the model answers, be it decoupled or not."""
         call.model_name = request.model_name
         try:
-            with self._dataplane.servable_of(request) as servable:
+            with self._dataplane.servable_of(call.permission, request) as servable:
                 if not servable.decoupled:
                     yield await self._dataplane.infer_on(servable, request, call)
                     return

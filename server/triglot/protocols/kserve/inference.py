@@ -33,7 +33,7 @@ class UnaryInference:
             return Awaited(self._extended.infer(request, call), done)
         call.model_name = request.model_name
         try:
-            servable = self._dataplane.servable_of(request)
+            servable = self._dataplane.servable_of(call.permission, request)
         except ServingError as error:
             raise name_request(error, request.id) from None
         return self._dataplane.submit(servable, request, call, done, defer)

@@ -35,9 +35,13 @@ class LogSetting:
         self._control = control
         control.register_action(LOG_SETTINGS, self._change)
 
-    async def change(self, changes: Changes, _: Call) -> dict[str, Value]:
-        """All settings as they are then (spec 3.11). Raises as `LogSettings.update`."""
+    async def change(self, changes: Changes, call: Call) -> dict[str, Value]:
+        """All settings as they are then (spec 3.11). They are changed for all models.
+
+        Raises as `LogSettings.update`.
+        """
         if changes:
+            call.permission.check_all_models()
             await self._control.act(LOG_SETTINGS, changes)
         return self._logs.settings()
 

@@ -29,9 +29,9 @@ class ModelConfigs:
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
 
-    async def model_config(self, request: pb.ModelConfigRequest, _: Call) -> pb.ModelConfigResponse:
+    async def model_config(self, request: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
         """Raises `ModelNotFound`, `InvalidArgument` for a bad version, and `Unavailable`."""
-        loaded = self._dataplane.loaded_from(request.name, request.version)
+        loaded = self._dataplane.loaded_from(call.permission, request.name, request.version)
         return pb.ModelConfigResponse(config=completed(loaded))
 
     def methods(self) -> Sequence[Method]:

@@ -42,7 +42,7 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
 
     def decode(http: HttpRequest) -> RestInfer:
         # Which model it is comes first: the body may be wrong because the model is another.
-        signature = service.require_model(http.path["model"], http.path.get("version", ""))
+        signature = service.require_model(http.permission, http.path["model"], http.path.get("version", ""))
         return decode_raw(http, signature) if is_raw(http) else decode_infer(http, limits)
 
     health, metadata, index = Operation.HEALTH, Operation.METADATA, Operation.MODEL_INDEX

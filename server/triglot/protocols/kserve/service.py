@@ -10,6 +10,7 @@ from triglot.core.call import Call
 from triglot.core.duplex import Duplex
 from triglot.core.errors import Internal, InvalidArgument, ModelNotFound, Unavailable, Unimplemented
 from triglot.core.operation import Operation
+from triglot.core.permission import Permission
 from triglot.core.types import TensorSpec
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
@@ -86,35 +87,36 @@ class KServe:
         """See `DataPlane.ready`."""
         return pb.ServerReadyResponse(ready=self._dataplane.ready)
 
-    async def model_ready(self, request: pb.ModelReadyRequest, _: Call) -> pb.ModelReadyResponse:
+    async def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
         """An unknown model is not ready, rather than an error (spec 0.11). Raises `InvalidArgument`."""
         try:
-            return pb.ModelReadyResponse(ready=await self._dataplane.check_ready(request.name, request.version))
+            ready = await self._dataplane.check_ready(call.permission, request.name, request.version)
+            return pb.ModelReadyResponse(ready=ready)
         except ModelNotFound:
             return pb.ModelReadyResponse(ready=False)
 
-    async def require_model_ready(self, request: pb.ModelReadyRequest, _: Call) -> pb.ModelReadyRequest:
+    async def require_model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyRequest:
         """REST's form of `model_ready` (spec 3.6). Raises `ModelNotFound`, and `Unavailable` when not ready."""
-        if not await self._dataplane.check_ready(request.name, request.version):
+        if not await self._dataplane.check_ready(call.permission, request.name, request.version):
             raise Unavailable(f"model '{request.name}' is not ready")
         return request
 
-    def require_model(self, name: str, version: str) -> Signature:
+    def require_model(self, permission: Permission, name: str, version: str) -> Signature:
         """Its signature. Raises `ModelNotFound`, `InvalidArgument` or `Unavailable` when none could be called."""
-        return self._dataplane.servable(name, version).signature
+        return self._dataplane.servable(permission, name, version).signature
 
-    async def model_names(self, _: None, __: Call) -> list[str]:
+    async def model_names(self, _: None, call: Call) -> list[str]:
         """See `DataPlane.model_names`."""
-        return self._dataplane.model_names()
+        return self._dataplane.model_names(call.permission)
 
     async def server_metadata(self, _: pb.ServerMetadataRequest, __: Call) -> pb.ServerMetadataResponse:
         """Only extensions that work are named: clients act on them (spec 3.2)."""
         names = [*EXTENSIONS, *(name for extension in self.extensions for name in extension.names)]
         return pb.ServerMetadataResponse(name=self._server_name, version=__version__, extensions=names)
 
-    async def model_metadata(self, request: pb.ModelMetadataRequest, _: Call) -> pb.ModelMetadataResponse:
+    async def model_metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
         """Raises `ModelNotFound`, `InvalidArgument` or `Unavailable`."""
-        model = self._dataplane.metadata(request.name, request.version)
+        model = self._dataplane.metadata(call.permission, request.name, request.version)
         return pb.ModelMetadataResponse(
             name=model.name,
             versions=model.versions,
@@ -144,23 +146,23 @@ class KServe:
         )
         return InferStream(asked).run(requests)
 
-    async def repository_index(self, request: pb.RepositoryIndexRequest, _: Call) -> pb.RepositoryIndexResponse:
+    async def repository_index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
         """Every version of every wanted model with its state, and what could be loaded (spec 3.9).
 
         A wanted model without a version has no version here, either, and a reason.
         """
         _refuse_repository(request.repository_name)
         response = pb.RepositoryIndexResponse()
-        for entry in self._dataplane.versions():
+        for entry in self._dataplane.versions(call.permission):
             if entry.ready or not request.ready:
                 files = entry.files
                 response.models.add(
                     name=files.name, version=str(files.version), state=entry.state.value, reason=entry.reason
                 )
         if not request.ready:
-            for name, problem in self._dataplane.broken().items():
+            for name, problem in self._dataplane.broken(call.permission).items():
                 response.models.add(name=name, state="UNAVAILABLE", reason=problem.message)
-            for name, why in (await self._dataplane.never_loaded()).items():
+            for name, why in (await self._dataplane.never_loaded(call.permission)).items():
                 response.models.add(name=name, state="UNAVAILABLE" if why else "", reason=why)
         return response
 
@@ -176,14 +178,15 @@ class KServe:
             )
 
         files = {key.removeprefix(FILE_PREFIX): _of_kind(key, one, "bytes_param") for key, one in sent.items()}
-        await self._dataplane.load_model(name, _parameter(parameters, CONFIG, "string_param"), files)
+        config = _parameter(parameters, CONFIG, "string_param")
+        await self._dataplane.load_model(call.permission, name, config, files)
         return name
 
     async def unload_model(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> str:
         """The model's name, when it takes no calls any more (spec 3.9). Raises as `Manager.unload_model`."""
         name = call.subject = _model_to_change(request)
         dependents = _parameter(request.parameters, UNLOAD_DEPENDENTS, "bool_param")
-        await self._dataplane.unload_model(name, dependents=bool(dependents))
+        await self._dataplane.unload_model(call.permission, name, dependents=bool(dependents))
         return name
 
     def grpc_service(self) -> Service:

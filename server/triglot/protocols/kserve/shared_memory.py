@@ -1,7 +1,7 @@
 """The calls that register shared memory, by gRPC and by REST (spec 1.3, 3.1, 3.10).
 
 As in Triton, all clients share one namespace: whoever knows, or lists, the name of a region can use, replace or
-unregister it.
+unregister it. Regions belong to no model: who may use some models only may do so, too.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
+from triglot.core.permission import EVERYTHING, Permission
 from triglot.core.statistics import Duration, Responses, Statistics
 from triglot.dataplane.control import STATISTICS, Arguments
 from triglot.dataplane.dataplane import DataPlane
@@ -38,35 +39,38 @@ class ModelStatistics:
         self._dataplane = dataplane
         dataplane.control.register_report(STATISTICS, self._report)
 
-    async def statistics(self, request: pb.ModelStatisticsRequest, _: Call) -> pb.ModelStatisticsResponse:
-        """Of one version, or without a version of all, or without a name of all models.
+    async def statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
+        """Of one version, or without a version of all, or without a name of all models that the client may ask of.
 
         Raises `ModelNotFound`, `InvalidArgument` for a version that is no integer and for a model of which none
         serves, and `Unavailable` for a version that does not serve beside others.
         """
-        own = pb.ModelStatisticsResponse(model_stats=map(_message, self._servables(request.name, request.version)))
+        servables = self._servables(call.permission, request.name, request.version)
+        own = pb.ModelStatisticsResponse(model_stats=map(_message, servables))
         if self._dataplane.control.alone:
             return own
         arguments = {"name": request.name, "version": request.version}
         reports = await self._dataplane.control.reports(STATISTICS, arguments)
-        return merged([pb.ModelStatisticsResponse.FromString(b64decode(text)) for text in reports.each])
+        found = merged([pb.ModelStatisticsResponse.FromString(b64decode(text)) for text in reports.each])
+        covered = [one for one in found.model_stats if call.permission.covers(one.name)]
+        return pb.ModelStatisticsResponse(model_stats=covered)
 
     async def _report(self, arguments: Arguments) -> str:
         """What this process has counted; of a model that it does not have, nothing."""
         try:
-            servables = self._servables(arguments["name"], arguments["version"])
+            servables = self._servables(EVERYTHING, arguments["name"], arguments["version"])
         except ServingError:
             servables = []
         reply = pb.ModelStatisticsResponse(model_stats=map(_message, servables))
         return b64encode(reply.SerializeToString()).decode()
 
-    def _servables(self, name: str, version: str) -> Sequence[Servable]:
-        known = [one for one in self._dataplane.versions() if name in ("", one.files.name)]
+    def _servables(self, permission: Permission, name: str, version: str) -> Sequence[Servable]:
+        known = [one for one in self._dataplane.versions(permission) if name in ("", one.files.name)]
         serving = [one.servable for one in known if one.state is State.READY and one.servable is not None]
         if name:
             if known and not serving:
                 raise InvalidArgument(f"requested model '{name}' is not available")  # The words of spec 1.5.
-            servable = self._dataplane.servable(name, version)
+            servable = self._dataplane.servable(permission, name, version)
             if version:
                 return [servable]
         elif version and not version.isdecimal():

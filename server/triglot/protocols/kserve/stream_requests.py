@@ -142,7 +142,7 @@ class StreamRequests:
             call.permission.count()
             request = self._decode(data)
             observed.decoded()
-            servable = self._dataplane.servable_of(request)
+            servable = self._dataplane.servable_of(call.permission, request)
             if servable.decoupled:
                 line.step_out(place)
                 line.begin(

@@ -48,15 +48,20 @@ class TraceSetting:
         dataplane.control.register_action(TRACE_SETTINGS, self._change)
 
     async def change(self, change: TraceChange, call: Call) -> Settings:
-        """All settings as they are then (spec 3.11).
+        """All settings as they are then (spec 3.11). Those of the server are changed for all models.
 
         Raises `ModelNotFound`, and `InvalidArgument` and `Unimplemented` for what cannot be set.
         """
         call.subject = change.model
-        if change.model and not self._dataplane.knows(change.model):
-            raise ModelNotFound(f"Request for unknown model: '{change.model}' is not found")
+        if change.model:
+            call.permission.check_model(change.model)
+            if not self._dataplane.knows(call.permission, change.model):
+                raise ModelNotFound(f"Request for unknown model: '{change.model}' is not found")
+        elif change.settings:
+            call.permission.check_all_models()
         if change.version:
-            self._dataplane.model_ready(change.model, change.version)  # Raises where there is none.
+            # Raises where there is none.
+            self._dataplane.model_ready(call.permission, change.model, change.version)
         if change.settings:
             arguments = {"model": change.model, "settings": change.settings}
             await self._dataplane.control.act(TRACE_SETTINGS, arguments)

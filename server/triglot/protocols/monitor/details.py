@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from triglot.core.errors import ServingError
+from triglot.core.permission import Permission
 from triglot.core.types import TensorSpec
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.samples import sample_of
@@ -21,17 +22,17 @@ JSON_TEXT = "{}"
 """The sample of a BYTES element whose model reads JSON in it."""
 
 
-def model_details(dataplane: DataPlane, name: str, version: str) -> Document:
+def model_details(dataplane: DataPlane, permission: Permission, name: str, version: str) -> Document:
     """The model's `labels`, and what `serves`: the version, or the default one for ""; None, and why in `error`.
 
-    On the event loop.
+    On the event loop. Raises `PermissionDenied`.
     """
-    labels = dataplane.labels_of(name)
+    labels = dataplane.labels_of(permission, name)
     try:
-        servable = dataplane.servable(name, version)
-        config = json_object(completed(dataplane.loaded_from(name, version)))
+        servable = dataplane.servable(permission, name, version)
+        config = json_object(completed(dataplane.loaded_from(permission, name, version)))
     except ServingError as error:
-        cause = dataplane.broken().get(name, error)
+        cause = dataplane.broken(permission).get(name, error)
         return {"name": name, "labels": labels, "error": cause.message, "serves": None}
     return {"name": name, "labels": labels, "error": "", "serves": {**_served(servable), "config": config}}
 

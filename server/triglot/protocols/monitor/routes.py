@@ -16,6 +16,7 @@ import orjson
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
+from triglot.core.permission import EVERYTHING
 from triglot.dataplane.control import METRICS as METRICS_REPORT
 from triglot.dataplane.control import NAMES, Arguments, Control, Reports
 from triglot.dataplane.control import OVERVIEW as OVERVIEW_REPORT
@@ -82,17 +83,22 @@ class About:
 
 
 def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> list[Route]:
-    """`/metrics`, and grps' routes below `/grps/v1/monitor` and `/grps/v1/js`."""
+    """`/metrics`, and grps' routes below `/grps/v1/monitor` and `/grps/v1/js`.
+
+    All but that of one model tell of all models, and are for whom all are.
+    """
     text, control = PrometheusText(telemetry), dataplane.control
 
-    async def look(_: HttpRequest, __: Call) -> _State:
-        return _State(dataplane.versions(), dataplane.ready)
+    async def look(_: HttpRequest, call: Call) -> _State:
+        call.permission.check_all_models()
+        return _State(dataplane.versions(EVERYTHING), dataplane.ready)
 
     def look_at_all(what: str) -> Callable[[HttpRequest, Call], Awaitable[_State]]:
         if control.alone:
             return look
 
-        async def look_around(_: HttpRequest, __: Call) -> _State:
+        async def look_around(_: HttpRequest, call: Call) -> _State:
+            call.permission.check_all_models()
             return _State([], dataplane.ready, await control.reports(what, {}))
 
         return look_around
@@ -188,10 +194,10 @@ def _register_reports(telemetry: Telemetry, dataplane: DataPlane, text: Promethe
     control = dataplane.control
 
     async def metrics(_: Arguments) -> Any:
-        return await dataplane.off_loop(partial(text.page, dataplane.versions()))
+        return await dataplane.off_loop(partial(text.page, dataplane.versions(EVERYTHING)))
 
     async def document(_: Arguments) -> Any:
-        return await dataplane.off_loop(partial(overview_report, telemetry, dataplane.versions()))
+        return await dataplane.off_loop(partial(overview_report, telemetry, dataplane.versions(EVERYTHING)))
 
     async def series(arguments: Arguments) -> Any:
         return series_report(telemetry.metrics, arguments["name"])
@@ -243,7 +249,8 @@ def _route(
 def _series_route(telemetry: Telemetry, control: Control) -> Route:
     """The points of one metric (grps 7)."""
 
-    async def look(http: HttpRequest, _: Call) -> dict[str, Any] | None:
+    async def look(http: HttpRequest, call: Call) -> dict[str, Any] | None:
+        call.permission.check_all_models()
         name = _parameter(http, "name")
         if not control.alone:
             reports = await control.reports(SERIES_REPORT, {"name": name})
@@ -262,9 +269,9 @@ def _series_route(telemetry: Telemetry, control: Control) -> Route:
 def _model_route(dataplane: DataPlane, about: About) -> Route:
     """One version of a model, as this process has it, and the server, for those who may not see all models."""
 
-    async def look(http: HttpRequest, _: Call) -> dict[str, Any]:
-        details = model_details(dataplane, _parameter(http, "name"), _parameter(http, "version"))
-        return {**details, "server": about.document()}
+    async def look(http: HttpRequest, call: Call) -> dict[str, Any]:
+        name, version = _parameter(http, "name"), _parameter(http, "version")
+        return {**model_details(dataplane, call.permission, name, version), "server": about.document()}
 
     def encode(found: dict[str, Any], _: HttpRequest) -> HttpResponse:
         return HttpResponse(encode_details(found), headers=_NO_STORE)

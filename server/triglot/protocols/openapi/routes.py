@@ -12,6 +12,7 @@ import orjson
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
+from triglot.core.permission import Permission
 from triglot.model.metadata import ModelMetadata
 from triglot.protocols.monitor.routes import PROTOCOL, readable
 from triglot.protocols.openapi.document import document
@@ -30,21 +31,21 @@ Models = Sequence[ModelMetadata]
 
 def openapi_routes(
     routes: Sequence[Route],
-    models: Callable[[], Models],
+    models: Callable[[Permission], Models],
     schemas: Mapping[str, Schema],
     server_name: str,
     address: str,
 ) -> list[Route]:
-    """`/openapi.json` of these routes and their own, and `/docs`; `models` gives those that serve.
+    """`/openapi.json` of these routes and their own, and `/docs`; `models` gives those that serve, to a client.
 
     `address` is the server's in examples of code.
     """
     text = page_text(PAGE_FILE, scripts=[TOKEN_SCRIPT])
     page, headers = text.encode(), page_headers(text)
 
-    async def look(_: HttpRequest, __: Call) -> Models:
+    async def look(_: HttpRequest, call: Call) -> Models:
         # Workers may have loaded them in different orders, and are to have the same document.
-        return sorted(models(), key=lambda model: model.name)
+        return sorted(models(call.permission), key=lambda model: model.name)
 
     async def nothing(*_: object) -> None:
         pass

@@ -19,11 +19,13 @@ from triglot.core.errors import (
     InvalidArgument,
     ModelNotFound,
     NotFound,
+    PermissionDenied,
     ServingError,
     Unavailable,
 )
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
+from triglot.core.permission import Permission
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, ParameterValue
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
@@ -115,31 +117,34 @@ class AIPlatform:
     def decode_project(self, http: HttpRequest) -> Asked:
         """A call of a project's model. Raises `UnknownResource` and `InvalidArgument`."""
         name = http.path["model"]
-        find = partial(self._find, name, http.path.get("version", ""))
+        find = partial(self._find, http.permission, name, http.path.get("version", ""))
         named = name in self._named or EVERY_MODEL in self._named
         body = _unwrapped(bytes(http.body), self.limits)
         return _asked(find, partial(_decode, body, self.limits, named=named))
 
     def decode_vertex(self, http: HttpRequest) -> Asked:
         """A call of the one model that is served. Raises `Unavailable` and `InvalidArgument`."""
-        return _asked(self._find_only, partial(_decode, bytes(http.body), self.limits, of_vertex=True))
+        return _asked(
+            partial(self._find_only, http.permission),
+            partial(_decode, bytes(http.body), self.limits, of_vertex=True),
+        )
 
-    def _find_only(self) -> Servable:
-        names = self._dataplane.model_names()
+    def _find_only(self, permission: Permission) -> Servable:
+        names = self._dataplane.model_names(permission)
         if len(names) != 1:
             raise Unavailable(f"the prediction route requires exactly one model, this server has {len(names)}")
-        return self._dataplane.servable(names[0])
+        return self._dataplane.servable(permission, names[0])
 
-    def _find(self, name: str, version: str) -> Servable:
+    def _find(self, permission: Permission, name: str, version: str) -> Servable:
         """A version's name is a label, or else its number."""
         resource = f"models/{name}" + (f"/versions/{version}" if version else "")
         try:
             if version:
                 try:
-                    return self._dataplane.servable(name, label=version)
+                    return self._dataplane.servable(permission, name, label=version)
                 except InvalidArgument:
                     pass
-            return self._dataplane.servable(name, version)
+            return self._dataplane.servable(permission, name, version)
         except (ModelNotFound, InvalidArgument, Unavailable):
             raise UnknownResource(f"The model resource '{resource}' was not found, or is not ready.") from None
 
@@ -338,10 +343,12 @@ def _encode_health(_: Any, __: Any) -> HttpResponse:
 
 
 def encode_platform_error(error: ServingError) -> HttpResponse:
-    """A failed prediction as AI Platform words it; a model that is not there in Google's form (tfs 7.3)."""
-    if isinstance(error, UnknownResource):
-        body = {"error": {"code": 404, "message": error.message, "status": "NOT_FOUND"}}
-        return HttpResponse(orjson.dumps(body), 404)
+    """A failed prediction as AI Platform words it; a model that is not there, or not for the client, in
+    Google's form (tfs 7.3)."""
+    if isinstance(error, UnknownResource | PermissionDenied):
+        status = status_of(error)
+        body = {"error": {"code": status, "message": error.message, "status": error.code.name}}
+        return HttpResponse(orjson.dumps(body), status)
     text = error.message
     if error.code in _CAUSES and not isinstance(error, RoutineFailed):
         cause, number = _CAUSES[error.code]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelNotFound, NotFound, Unavailable
+from triglot.core.permission import Permission
 from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.tfserving import signature_pb2
 from triglot.protocols.tfserving.codec import ModelSpec
@@ -19,28 +20,35 @@ def require_spec(spec: ModelSpec | None) -> ModelSpec:
     return spec
 
 
-def find_servable(dataplane: DataPlane, spec: ModelSpec | None, call: Call | None = None) -> Servable:
-    """The version that a call goes to, to be leased by `with`. Raises `InvalidArgument` or `NotFound`."""
+def find_called(dataplane: DataPlane, spec: ModelSpec | None, call: Call) -> Servable:
+    """As `find_servable`; the call learns which model and version it goes to."""
+    call.model_name = require_spec(spec).name
+    servable = find_servable(dataplane, call.permission, spec)
+    call.model_version = servable.version
+    return servable
+
+
+def find_servable(dataplane: DataPlane, permission: Permission, spec: ModelSpec | None) -> Servable:
+    """The version that a call goes to, to be leased by `with`.
+
+    Raises `InvalidArgument` or `NotFound`, and `PermissionDenied` for others' models.
+    """
     spec = require_spec(spec)
-    if call is not None:
-        call.model_name = spec.name
     if not spec.name:
         raise InvalidArgument("ModelSpec has no name specified.")
     version = "" if spec.version is None else str(spec.version)
     try:
         if spec.label == "":
+            permission.check_model(spec.name)
             raise UnknownLabel("an empty label")
-        servable = dataplane.servable(spec.name, version, spec.label or "")
+        return dataplane.servable(permission, spec.name, version, spec.label or "")
     except UnknownLabel:
         raise InvalidArgument(f"Unrecognized servable version label: {spec.label}") from None
     except (ModelNotFound, Unavailable, InvalidArgument):
         # A version that is loading, or that never was, is the same to a client (tfs 0.7).
-        number = dataplane.labelled(spec.name, spec.label) if spec.label else spec.version
+        number = dataplane.labelled(permission, spec.name, spec.label) if spec.label else spec.version
         which = f"Latest({spec.name})" if number is None else f"Specific({spec.name}, {number})"
         raise NotFound(f"Servable not found for request: {which}") from None
-    if call is not None:
-        call.model_version = servable.version
-    return servable
 
 
 def define(servable: Servable, name: str) -> signature_pb2.SignatureDef:

@@ -37,14 +37,15 @@ KIND_BYTES = 4096
 
 
 def metrics_route(telemetry: Telemetry, control: Control, path: str) -> Route:
-    """The route at `path`; with a query it is another path."""
+    """The route at `path`, which tells of all models; with a query it is another path."""
 
     async def report(_: Arguments) -> str:
         return print_metrics(telemetry)
 
     control.register_report(TFSERVING_METRICS, report)
 
-    async def read(http: HttpRequest, _: Call) -> Reports | None:
+    async def read(http: HttpRequest, call: Call) -> Reports | None:
+        call.permission.check_all_models()
         if control.alone or http.target != path:
             return None
         return await control.reports(TFSERVING_METRICS, {})

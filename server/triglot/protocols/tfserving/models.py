@@ -34,7 +34,7 @@ class Models:
         self._dataplane = dataplane
 
     async def metadata(
-        self, request: metadata_pb2.GetModelMetadataRequest, _: Call
+        self, request: metadata_pb2.GetModelMetadataRequest, call: Call
     ) -> metadata_pb2.GetModelMetadataResponse:
         """Every signature of the model, callable or not (tfs 3.5)."""
         spec = require_spec(decode_spec(request))
@@ -43,7 +43,7 @@ class Models:
         for field in request.metadata_field:
             if field != SIGNATURE_DEF:
                 raise InvalidArgument(f"Metadata field {field} is not supported")
-        with find_servable(self._dataplane, spec) as servable:
+        with find_servable(self._dataplane, call.permission, spec) as servable:
             response = metadata_pb2.GetModelMetadataResponse(
                 model_spec=spec_message(servable.name, servable.version)
             )
@@ -52,7 +52,7 @@ class Models:
         return response
 
     async def status(
-        self, request: management_pb2.GetModelStatusRequest, _: Call
+        self, request: management_pb2.GetModelStatusRequest, call: Call
     ) -> management_pb2.GetModelStatusResponse:
         """Every version that is remembered, highest first; only a version narrows it (tfs 3.6).
 
@@ -60,9 +60,9 @@ class Models:
         """
         spec = require_spec(decode_spec(request))
         try:
-            versions = self._dataplane.statuses(spec.name)
+            versions = self._dataplane.statuses(call.permission, spec.name)
         except ModelNotFound:
-            problem = self._dataplane.broken().get(spec.name)
+            problem = self._dataplane.broken(call.permission).get(spec.name)
             why = "" if problem is None else f": {problem.message}"
             raise NotFound(f"Could not find any versions of model {spec.name}{why}") from None
         if spec.version is not None:
@@ -83,11 +83,12 @@ class Models:
         return response
 
     async def reload(
-        self, request: management_pb2.ReloadConfigRequest, _: Call
+        self, request: management_pb2.ReloadConfigRequest, call: Call
     ) -> management_pb2.ReloadConfigResponse:
         """Replaces the whole list of models, or raises and changes nothing (tfs 3.7)."""
         try:
-            await self._dataplane.reload(model_settings(request.config, self._dataplane.platforms()))
+            models = model_settings(request.config, self._dataplane.platforms(call.permission))
+            await self._dataplane.reload(call.permission, models)
         except (InvalidArgument, FailedPrecondition, PermissionDenied) as error:
             log.warning("rejected a request to replace the model list: %s", error.message)
             raise

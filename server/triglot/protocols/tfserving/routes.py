@@ -18,6 +18,7 @@ from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
+from triglot.core.permission import Permission
 from triglot.core.running import Defer, Done, OnLoop, Outcome
 from triglot.core.scattered import Scattered
 from triglot.dataplane.dataplane import DataPlane
@@ -32,7 +33,7 @@ from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
 from triglot.protocols.tfserving.inference import ExamplesRequest
 from triglot.protocols.tfserving.json_models import encode_json, json_inputs, read_object, split_keywords
 from triglot.protocols.tfserving.json_tensors import PredictBody
-from triglot.protocols.tfserving.lookup import find_servable
+from triglot.protocols.tfserving.lookup import find_called, find_servable
 from triglot.protocols.tfserving.models import SIGNATURE_DEF, Models
 from triglot.protocols.tfserving.openapi import PREDICT, call_operations, look_operations, predict_of
 from triglot.protocols.tfserving.rest_examples import decode_examples, encode_classifications, encode_regressions
@@ -147,8 +148,8 @@ class RestApi:
         status = management_pb2.GetModelStatusRequest(model_spec=spec)
         return RestCall(partial(self._models.status, status), encode_status)
 
-    async def _list_models(self, _: Call) -> dict[str, list[str]]:
-        return {"models": self._dataplane.model_names()}
+    async def _list_models(self, call: Call) -> dict[str, list[str]]:
+        return {"models": self._dataplane.model_names(call.permission)}
 
     def decode_post(self, http: HttpRequest) -> RestCall | PredictCall:
         """A call of a model. Raises `InvalidArgument`, and what the body's codec does."""
@@ -156,12 +157,14 @@ class RestApi:
         if found is None:
             raise _malformed(http)
         verb, spec = found
-        calls = {"predict": self._predict, "classify": self._classify, "regress": self._regress}
-        return calls[verb](spec, bytes(http.body))
+        http.permission.check_model(spec.name)
+        if verb == PREDICT:
+            return self._predict(http.permission, spec, bytes(http.body))
+        return (self._classify if verb == "classify" else self._regress)(spec, bytes(http.body))
 
-    def _predict(self, spec: ModelSpec, body: bytes) -> RestCall | PredictCall:
+    def _predict(self, permission: Permission, spec: ModelSpec, body: bytes) -> RestCall | PredictCall:
         try:
-            servable = find_servable(self._dataplane, spec)
+            servable = find_servable(self._dataplane, permission, spec)
         except ServingError:
             servable = None  # What is wrong with the body comes before what is wrong with the model.
         if servable is not None and servable.model.speaks_json:
@@ -170,7 +173,7 @@ class RestApi:
         asked: list[Signature] = []
 
         def signature_of(name: str) -> Signature:
-            asked.append(_signature(servable or find_servable(self._dataplane, spec), name))
+            asked.append(_signature(servable or find_servable(self._dataplane, permission, spec), name))
             return asked[-1]
 
         return PredictCall(spec, body, decode_predict(body, signature_of, self.limits), asked[-1])
@@ -181,7 +184,7 @@ class RestApi:
         """See `Inferring`."""
         if isinstance(rest, RestCall):
             return Awaited(rest.run(call), done)
-        servable = find_servable(self._dataplane, rest.spec, call)
+        servable = find_called(self._dataplane, rest.spec, call)
         if self._was_meant_for_another(rest, servable):
             return Awaited(self._predict_again(rest, call), done)
         return self._predictions.submit_on(servable, rest.request(), call, done, defer)
@@ -192,7 +195,7 @@ class RestApi:
         return current is not None and _takes_other(current, rest.signature)
 
     async def _predict_again(self, rest: PredictCall, call: Call) -> Prediction:
-        with find_servable(self._dataplane, rest.spec, call) as servable:
+        with find_called(self._dataplane, rest.spec, call) as servable:
             if self._was_meant_for_another(rest, servable):
                 current = servable.signatures[rest.decoded.signature_name or DEFAULT_SIGNATURE]
                 decode = partial(decode_predict, rest.body, lambda _: current, self.limits)

@@ -41,7 +41,7 @@ from triglot.protocols.tfserving.inference import (
     regression_message,
     regressions,
 )
-from triglot.protocols.tfserving.lookup import define, find_servable
+from triglot.protocols.tfserving.lookup import define, find_called
 from triglot.protocols.tfserving.signature_def import METHOD_NAMES
 from triglot.scheduling.servable import Servable
 
@@ -78,12 +78,12 @@ class Predictions:
 
     async def predict(self, request: PredictRequest, call: Call) -> Prediction:
         """Raises `ServingError` with TensorFlow Serving's texts."""
-        with find_servable(self._dataplane, request.spec, call) as servable:
+        with find_called(self._dataplane, request.spec, call) as servable:
             return await self.predict_on(servable, request, call)
 
     def submit(self, request: PredictRequest, call: Call, done: Done, defer: Defer | None = None) -> Inference:
         """See `Inferring`, of Predict."""
-        return self.submit_on(find_servable(self._dataplane, request.spec, call), request, call, done, defer)
+        return self.submit_on(find_called(self._dataplane, request.spec, call), request, call, done, defer)
 
     def submit_on(
         self,
@@ -142,7 +142,7 @@ class Predictions:
 
     async def classify(self, request: ExamplesRequest, call: Call) -> Classification:
         """Raises `ServingError` with TensorFlow Serving's texts."""
-        with find_servable(self._dataplane, request.spec, call) as servable:
+        with find_called(self._dataplane, request.spec, call) as servable:
             return await self.classify_on(servable, request, call)
 
     async def classify_on(self, servable: Servable, request: ExamplesRequest, call: Call) -> Classification:
@@ -152,7 +152,7 @@ class Predictions:
 
     async def regress(self, request: ExamplesRequest, call: Call) -> Regression:
         """Raises `ServingError` with TensorFlow Serving's texts."""
-        with find_servable(self._dataplane, request.spec, call) as servable:
+        with find_called(self._dataplane, request.spec, call) as servable:
             return await self.regress_on(servable, request, call)
 
     async def regress_on(self, servable: Servable, request: ExamplesRequest, call: Call) -> Regression:
@@ -185,7 +185,7 @@ class Predictions:
     async def multi_inference(self, request: MultiRequest, call: Call) -> inference_pb2.MultiInferenceResponse:
         """One version answers all tasks; the first that fails is the answer (tfs 3.4)."""
         spec = request.tasks[0][0] if request.tasks else ModelSpec("")
-        with find_servable(self._dataplane, spec, call) as servable:
+        with find_called(self._dataplane, spec, call) as servable:
             return await self.multi_inference_on(servable, request, call)
 
     async def multi_inference_on(

@@ -160,7 +160,8 @@ def _checked(row: GrpcRow, unsent: UnsentAnswers, calls: Calls, access: AccessCo
             if data is grpc.aio.EOF:
                 await calls.end(context, Unimplemented("the method takes one request, got none"))
             elif row.kind is Kind.UNARY:
-                if message := await unary(data, context, permission):
+                message = await unary(data, context, permission)
+                if not context.code():  # Else the call has ended with a status.
                     await context.write(message)
             else:
                 await _until_withdrawn(stream(data, context, permission), permission, context, calls)

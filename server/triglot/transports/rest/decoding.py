@@ -125,7 +125,9 @@ async def _read(body: RequestBody, limit: int, advice: str, reserved: Reservatio
 
 def _received(found: Found, http: Exchange, body: bytes, call: Call, observed: Observation) -> HttpRequest:
     """The request, whose body is there."""
-    request = HttpRequest(found.variables, http.headers, body, http.verb, http.target, http.remote)
+    request = HttpRequest(
+        found.variables, http.headers, body, http.verb, http.target, http.remote, call.permission
+    )
     call.size = len(body)
     observed.received(call.size)
     if found.route.model_of is not None:
