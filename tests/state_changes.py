@@ -16,7 +16,7 @@ import aiohttp
 import triglot
 from process import write_model
 from triglot.core.operation import ADMINISTRATION, Operation
-from triglot.protocols.registry import rows
+from triglot.protocols.registry import Rows, rows
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving.service import Predictions
 
@@ -112,10 +112,15 @@ async def changing_server(folder: Path, **options: Any) -> AsyncIterator[Changin
         memory.unlink()
 
 
+def rows_of(config: triglot.Config) -> Rows:
+    """All that a server with this configuration offers."""
+    server = triglot.Server([], config)
+    return rows(server.dataplane, Predictions(server.dataplane), server.telemetry, config)
+
+
 def changes_of(config: triglot.Config, key: str) -> list[Change]:
     """By the rows of a server with this configuration."""
-    server = triglot.Server([], config)
-    _, routes = rows(server.dataplane, Predictions(server.dataplane), server.telemetry, config)
+    _, routes = rows_of(config)
     bodies = {**BODIES, "/register": {"key": f"/{key}", "byte_size": 8}}
     return [change_of(route, bodies) for route in routes if route.operation in _CHANGING]
 
@@ -123,8 +128,8 @@ def changes_of(config: triglot.Config, key: str) -> list[Change]:
 _CHANGING = (Operation.INFER, *ADMINISTRATION)
 
 
-def change_of(route: Route, bodies: dict[str, Any]) -> Change:
-    tf = "{v1" in route.path
+def path_of(route: Route) -> str:
+    """A path that the row takes, of the model `half` where it names one."""
     verb = re.search(r"verb:\(\?i:(\w+)\)", route.path)
     values = {
         "model": "half",
@@ -136,11 +141,15 @@ def change_of(route: Route, bodies: dict[str, Any]) -> Change:
         "path": "models/half",
         "verb": verb[1] if verb else "",
     }
-    path = VARIABLE.sub(lambda found: values[found[1]], route.path)
+    return VARIABLE.sub(lambda found: values[found[1]], route.path)
+
+
+def change_of(route: Route, bodies: dict[str, Any]) -> Change:
+    path = path_of(route)
     end = next((end for end in sorted(bodies, key=len, reverse=True) if path.endswith(end)), None)
     takes = end is not None and not REFUSED_ANYWAY.search(path)
     if end is None and route.operation in _CHANGING:
         # Those that TensorFlow Serving refuses by their path.
-        assert tf, f"a request for {route.verb} {route.path} is missing"
+        assert "{v1" in route.path, f"a request for {route.verb} {route.path} is missing"
     body = b"" if end is None else json.dumps(bodies[end]).encode()
     return Change(route.verb, path, body, route.operation, takes)

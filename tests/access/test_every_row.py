@@ -1,0 +1,284 @@
+"""No second door: every row, with every kind of credential, over every transport, does what the access file says.
+
+What a call has to end with is worked out here, from the file's text alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import tomllib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+import pytest
+from access_files import anonymous, client, write
+from h2_peers import Client, data, message, request_fields
+from secured import HOST, Authority
+from yarl import URL
+
+import triglot
+from state_changes import changing_server, path_of, rows_of
+from triglot.core.operation import Operation
+from triglot.protocols.rows import Method, Route
+from triglot.transports.http2.core import frames
+from waiting import until_found
+
+ALLOWED, UNAUTHENTICATED, DENIED = "allowed", "unauthenticated", "denied"
+WORDS = {
+    "health": {"health"},
+    "inspect": {
+        *("metadata", "model-config", "model-index", "statistics", "metrics"),
+        *("shared-memory-status", "trace-status", "log-status"),
+    },
+    "infer": {"infer"},
+    "administer": {
+        *("model-control", "shared-memory-control", "trace-settings", "log-settings", "grps-state"),
+    },
+}
+"""What the words of the files below stand for."""
+EVERYTHING = set().union(*WORDS.values())
+OUTCOMES = {"401": UNAUTHENTICATED, "16": UNAUTHENTICATED, "403": DENIED, "7": DENIED}
+"""By the status of HTTP or of gRPC."""
+MACHINE = "machine@here"
+"""In the certificate of a client that the file knows."""
+OPTIONS: dict[str, Any] = {"monitoring_path": "/monitoring", "health_route": "/own/health", "cors": True}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A call of a row. `path` and `body` are REST's; without a verb it is gRPC's."""
+
+    verb: str
+    path: str
+    operation: str
+    body: bytes = b""
+
+    def __str__(self) -> str:
+        return f"{self.verb or 'gRPC'} {self.path} ({self.operation})"
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What a client sends. `certificate`: it has the one that the file knows."""
+
+    name: str
+    token: str | None = None
+    certificate: bool = False
+
+
+def cells(config: triglot.Config) -> list[Cell]:
+    """One for each row that a server with this configuration has."""
+    services, routes = rows_of(config)
+    rpcs = [
+        Cell("", f"/{service.name}/{method.name}", method.operation.value)
+        for service in services
+        for method in service.methods
+    ]
+    return rpcs + [
+        Cell(route.verb.replace("*", "PUT"), path_of(route), route.operation.value, b"{}") for route in routes
+    ]
+
+
+def credentials(operation: str) -> list[Credential]:
+    """Those that a call for this operation is tried with."""
+    return [
+        Credential("none"),
+        Credential("wrong", "wrong"),
+        Credential("removed", "removed"),
+        Credential("other group", f"all-but-{operation}"),
+        Credential("right", "all"),
+        Credential("certificate", certificate=True),
+        Credential("certificate and wrong", "wrong", certificate=True),
+    ]
+
+
+def access_text() -> str:
+    """Who may do what: one client for everything, one for everything but each of the operations."""
+    all_but = [
+        client(f"all-but-{one}", [f"all-but-{one}"], sorted(EVERYTHING - {one})) for one in sorted(EVERYTHING)
+    ]
+    machine = '[client.machine]\ncertificates = ["machine@here"]\noperations = ["infer", "inspect"]\n'
+    return "\n".join([client("all", ["all"], list(WORDS)), machine, *all_but, anonymous(["health"])])
+
+
+class Oracle:
+    """What the file says of a call."""
+
+    def __init__(self, text: str) -> None:
+        said = tomllib.loads(text)
+        self._clients = said["client"].values()
+        self._anonymous = self._operations(said["anonymous"])
+
+    def outcome(self, operation: str, sent: Credential) -> str:
+        """What the call has to end with."""
+        if operation == "public":
+            return ALLOWED
+        known: Mapping[str, Any] | None = None
+        if sent.token is not None:
+            digest = hashlib.sha256(sent.token.encode()).hexdigest()
+            known = next((one for one in self._clients if digest in one.get("tokens_sha256", ())), None)
+            if known is None:
+                return UNAUTHENTICATED
+        elif sent.certificate:
+            known = next(one for one in self._clients if MACHINE in one.get("certificates", ()))
+        if operation in self._anonymous or (known is not None and operation in self._operations(known)):
+            return ALLOWED
+        return UNAUTHENTICATED if known is None else DENIED
+
+    def _operations(self, grant: Mapping[str, Any]) -> set[str]:
+        return set().union(*(WORDS.get(word, {word}) for word in grant["operations"]))
+
+
+class Door(Protocol):
+    """A connection of one client by one transport."""
+
+    def takes(self, cell: Cell) -> bool:
+        """Whether it carries such calls."""
+
+    async def outcome(self, cell: Cell, headers: Mapping[str, str]) -> str:
+        """How the call has ended."""
+
+
+class Http1Door:
+    """One connection of HTTP/1.1."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self.session, self.url = session, url
+
+    def takes(self, cell: Cell) -> bool:
+        return bool(cell.verb)
+
+    async def outcome(self, cell: Cell, headers: Mapping[str, str]) -> str:
+        url = URL(self.url + cell.path, encoded=True)
+        async with self.session.request(cell.verb, url, data=cell.body, headers=headers) as answer:
+            await answer.read()
+            return OUTCOMES.get(str(answer.status), ALLOWED)
+
+
+class H2Door:
+    """One connection of HTTP/2, for gRPC or for REST."""
+
+    def __init__(self, connection: Client, *, is_grpc: bool) -> None:
+        self.connection = connection
+        self._is_grpc = is_grpc
+        self._stream = -1
+
+    def takes(self, cell: Cell) -> bool:
+        return self._is_grpc is not bool(cell.verb)
+
+    async def outcome(self, cell: Cell, headers: Mapping[str, str]) -> str:
+        self._stream = stream = self._stream + 2
+        fields = [(":authority", "localhost"), *request_fields(cell.path)]
+        if not self._is_grpc:
+            fields = [(":method", cell.verb), (":scheme", "https"), (":path", cell.path)]
+        head = self.connection.raw_headers(stream, [*fields, *headers.items()])
+        await self.connection.send(head, data(stream, message(b"") if self._is_grpc else cell.body))
+        return OUTCOMES.get(await self._status(stream), ALLOWED)
+
+    async def _status(self, stream: int) -> str:
+        """What the answer ends with, or begins: some go on for ever."""
+        connection = self.connection
+        status = ""
+        while True:
+            got = await connection.next(frames.HEADERS, frames.DATA, frames.RST_STREAM)
+            head = connection.fields(got.payload) if got.kind == frames.HEADERS else {}
+            if got.kind == frames.DATA and got.payload:
+                await connection.send(frames.window_update(0, len(got.payload)))
+            if got.stream == stream:
+                status = head.get("grpc-status") or head.get(":status") or status
+                assert status, f"{got} and no answer"
+                if got.kind == frames.DATA and self._is_grpc:
+                    await connection.send(frames.rst_stream(stream, frames.ErrorCode.CANCEL))
+                    return status
+                if got.kind == frames.RST_STREAM or got.flags & frames.END_STREAM:
+                    return status
+
+
+@asynccontextmanager
+async def doors(server: triglot.Server, authority: Authority, name: str) -> AsyncIterator[dict[str, Door]]:
+    """One connection by each transport of a client whose certificate has this name."""
+    context, by_h2 = authority.client(), authority.client("h2")
+    issued = authority.ca.issue_cert(name)
+    for one in (context, by_h2):
+        issued.configure_cert(one)
+    async with AsyncExitStack() as stack:
+        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, limit=1))
+        await stack.enter_async_context(session)
+        found: dict[str, Door] = {"HTTP/1.1": Http1Door(session, f"https://{HOST}:{server.rest_port}")}
+        for kind in ("gRPC", "HTTP/2") if server.config.grpc_transport == "h2" else ("gRPC",):
+            connection = Client(*await asyncio.open_connection(HOST, server.grpc_port, ssl=by_h2))
+            stack.callback(connection.writer.transport.abort)
+            await connection.greet(initial_window_size=2**24)
+            found[kind] = H2Door(connection, is_grpc=kind == "gRPC")
+        yield found
+
+
+async def differing(server: triglot.Server, oracle: Oracle, authority: Authority) -> tuple[int, list[str]]:
+    """How many cells there were, and those that are not as the file says."""
+    count, wrong = 0, list[str]()
+    async with (
+        doors(server, authority, MACHINE) as machines,
+        doors(server, authority, "stranger@here") as strangers,
+    ):
+        await until_found(
+            lambda: strangers["HTTP/1.1"].outcome(Cell("GET", "/v2", "metadata"), bearer("removed")),
+            lambda outcome: outcome == UNAUTHENTICATED,
+        )
+        for cell in cells(server.config):
+            for credential in credentials(cell.operation):
+                expected = oracle.outcome(cell.operation, credential)
+                for name, door in (machines if credential.certificate else strangers).items():
+                    if door.takes(cell):
+                        count += 1
+                        got = await door.outcome(cell, bearer(credential.token))
+                        if got != expected:
+                            wrong.append(f"{cell} over {name}, {credential.name}: {got}, expected {expected}")
+    return count, wrong
+
+
+def bearer(token: str | None) -> dict[str, str]:
+    """The header fields with the token."""
+    return {} if token is None else {"authorization": f"Bearer {token}"}
+
+
+@pytest.mark.parametrize(("grpc_transport", "http_transport"), [("h2", "h1"), ("aio", "aiohttp")])
+async def test_every_cell_is_what_the_file_says(tmp_path: Path, grpc_transport: str, http_transport: str) -> None:
+    text = access_text()
+    file = write(tmp_path / "access.toml", text, client("removed", ["removed"], list(WORDS)))
+    authority = Authority(tmp_path)
+    options = OPTIONS | {"grpc_transport": grpc_transport, "http_transport": http_transport}
+    async with changing_server(tmp_path, access=str(file), **options, **authority.server(mutual=True)) as here:
+        write(file, text)
+        count, wrong = await differing(here.server, Oracle(text), authority)
+    assert not wrong, f"{len(wrong)} of {count} cells:\n" + "\n".join(wrong[:40])
+    assert count > 1000
+
+
+async def test_who_only_looks_changes_nothing(tmp_path: Path) -> None:
+    looks = client("looks", ["looks"], ["health", "inspect"])
+    file = write(tmp_path / "access.toml", looks, anonymous(["health", "inspect"]))
+    async with changing_server(tmp_path, access=str(file), **OPTIONS) as here:
+        before = await here.state()
+        for change in here.changes:
+            for headers in ({}, bearer("looks")):
+                url = URL(here.url + change.path, encoded=True)
+                async with here.session.request(change.verb, url, data=change.body, headers=headers) as answer:
+                    assert answer.status == (403 if headers else 401), str(change)
+        assert await here.state() == before
+
+
+async def test_every_row_is_for_something() -> None:
+    found = {cell.operation for cell in cells(triglot.Config(**OPTIONS))}
+    assert found == EVERYTHING | {"public"} == {one.value for one in Operation}
+
+
+def test_a_row_has_to_say_what_it_is_for() -> None:
+    for row in (Method, Route):
+        given = inspect.signature(row).parameters["operation"]
+        assert given.default is inspect.Parameter.empty
