@@ -18,13 +18,14 @@ from triglot.core.errors import (
     Code,
     DeadlineExceeded,
     ServingError,
+    Unauthenticated,
     Unavailable,
     as_serving_error,
     outcome,
     refusal_of,
 )
 from triglot.core.operation import Operation
-from triglot.core.permission import OperationDenied, Permission
+from triglot.core.permission import WITHDRAWN, OperationDenied, Permission
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Kind, Method, Service
 from triglot.telemetry.calls import Endpoint, Observation
@@ -212,16 +213,17 @@ class Calls:
         call: Call,
         observed: Observation | None,
     ) -> None:
-        """Send the answers of a stream; when the server stops, the stream ends with UNAVAILABLE."""
+        """Send the answers of a stream, until the server stops or its client may not have it any more."""
         task = asyncio.current_task()
         assert task is not None  # Every handler runs in a task of its own.
         encode, size_of = self.encoder(method), method.answer_size
         stream = _OpenStream(task)
         self._streams.add(stream)
+        call.permission.follow(stream.end)
         code, refusal = Code.OK, ""
         try:
-            if self.stopping:
-                raise Unavailable(SHUTTING_DOWN)
+            if self._is_over(call):
+                raise self._reason(call)
             async with aclosing(await run()) as answers:
                 context.on_stall(answers.aclose)
                 async for answer in answers:
@@ -234,15 +236,17 @@ class Calls:
                     stream.sending = True
                     await _write(context, encoded, call)
                     stream.sending = False
-                    if self.stopping:
-                        raise Unavailable(SHUTTING_DOWN)
+                    if self._is_over(call):
+                        raise self._reason(call)
         except asyncio.CancelledError:
             code = Code.CANCELLED
-            if not self.stopping:
+            if not self._is_over(call):
                 raise
             task.uncancel()
-            code = Code.UNAVAILABLE
-            await self.end(context, Unavailable(SHUTTING_DOWN))
+            stream.sending = True
+            reason = self._reason(call)
+            code = reason.code
+            await self.end(context, reason)
         except self._gone:
             code = (
                 Code.CANCELLED
@@ -250,11 +254,20 @@ class Calls:
             raise
         except Exception as error:
             code, refusal = outcome(error), refusal_of(error)
+            stream.sending = True
             await self._fail_stream(method, error, context, observed)
         finally:
             self._streams.discard(stream)
+            call.permission.unfollow(stream.end)
             if observed is not None:
                 observed.end(code, refusal)
+
+    def _is_over(self, call: Call) -> bool:
+        """Whether a stream ends before its end."""
+        return self.stopping or call.permission.withdrawn
+
+    def _reason(self, call: Call) -> ServingError:
+        return Unauthenticated(WITHDRAWN) if call.permission.withdrawn else Unavailable(SHUTTING_DOWN)
 
     # Errors are handled in functions of their own: a frame that an error came through must not hold it, or what
     # the frame holds, the request among it, is left to the garbage collector.

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from triglot.core.call import Call
+from triglot.core.errors import Unauthenticated
+from triglot.core.permission import WITHDRAWN
 from triglot.core.running import Cancellable, Defer, Outcome
 from triglot.protocols.rows import Inferring
 from triglot.telemetry.calls import Observation
@@ -94,8 +96,10 @@ class RowCall(ABC):
             self._leave()
 
     def _submit(self, request: Any) -> None:
-        """The request has been decoded. Raises what `Inferring.submit` does."""
+        """The request has been decoded. Raises what `Inferring.submit` does, and `Unauthenticated`."""
         self._observed.decoded()
+        if self.call.permission.withdrawn:  # While its body came.
+            raise Unauthenticated(WITHDRAWN)
         self._request = request
         if self._inference is None:
             self._run(self._await, request)

@@ -14,7 +14,15 @@ from functools import partial
 from typing import Any
 
 from triglot.core.call import Call
-from triglot.core.errors import Internal, InvalidArgument, PermissionDenied, ServingError, Unimplemented, own_copy
+from triglot.core.errors import (
+    Internal,
+    InvalidArgument,
+    PermissionDenied,
+    ServingError,
+    Unauthenticated,
+    Unimplemented,
+    own_copy,
+)
 from triglot.core.operation import Operation
 from triglot.core.permission import EVERYTHING, Permission
 from triglot.core.running import Defer, Done
@@ -329,8 +337,12 @@ def _message_for(servable: Servable, request: Request) -> Message:
 
 
 def _encode_error(error: ServingError) -> bytes | None:
-    """An error as the message that tells it."""
-    return None if isinstance(error, Undecodable) else encode_message(Message(status=failure_of(error)))
+    """An error as the message that tells it. Who may not call is told by a status, as before the call."""
+    return (
+        None
+        if isinstance(error, Undecodable | Unauthenticated)
+        else encode_message(Message(status=failure_of(error)))
+    )
 
 
 def _encode_status(status: Status) -> bytes:

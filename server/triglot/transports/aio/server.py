@@ -23,10 +23,9 @@ from triglot.core.errors import (
     Code,
     QueueFull,
     ServingError,
-    Unauthenticated,
     Unimplemented,
 )
-from triglot.core.permission import EVERYTHING, WITHDRAWN, Permission
+from triglot.core.permission import EVERYTHING, Permission
 from triglot.protocols.rows import Kind, Service
 from triglot.telemetry.store import Telemetry
 from triglot.transports.aio.hang_up import host_of
@@ -154,7 +153,7 @@ def _checked(row: GrpcRow, unsent: UnsentAnswers, calls: Calls, access: AccessCo
             return
         try:
             if row.kind is Kind.BIDI_STREAM:
-                await _until_withdrawn(requests_stream(requests, context, permission), permission, context, calls)
+                await requests_stream(requests, context, permission)
                 return
             data = await context.read()
             if data is grpc.aio.EOF:
@@ -164,7 +163,7 @@ def _checked(row: GrpcRow, unsent: UnsentAnswers, calls: Calls, access: AccessCo
                 if not context.code():  # Else the call has ended with a status.
                     await context.write(message)
             else:
-                await _until_withdrawn(stream(data, context, permission), permission, context, calls)
+                await stream(data, context, permission)
         finally:
             if limits is not None:
                 limits.leave()
@@ -178,31 +177,6 @@ def _permission(row: GrpcRow, context: Any, access: AccessControl) -> Permission
     fields = [(name, value) for name, value in context.invocation_metadata() if name in names]
     assert row.operation is not None
     return access.permission(row.operation, GRPC, fields, partial(names_of_context, context))
-
-
-async def _until_withdrawn(
-    work: Coroutine[Any, Any, None], permission: Permission, context: Any, calls: Calls
-) -> None:
-    """Answer a stream, as long as its client may have it."""
-    task = asyncio.current_task()
-    assert task is not None
-    withdrawn = False
-
-    def end() -> None:
-        nonlocal withdrawn
-        withdrawn = True
-        task.cancel()
-
-    permission.follow(end)
-    try:
-        await work
-    except asyncio.CancelledError:
-        if not withdrawn:
-            raise
-        task.uncancel()
-        await calls.end(context, Unauthenticated(WITHDRAWN))
-    finally:
-        permission.unfollow(end)
 
 
 def _counted(handler: UnaryHandler, unsent: UnsentAnswers, calls: Calls) -> Unary:

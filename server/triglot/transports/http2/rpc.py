@@ -11,8 +11,8 @@ from typing import Any
 
 from triglot.access.control import GRPC
 from triglot.core.call import Call
-from triglot.core.errors import Code, ServingError, Unauthenticated
-from triglot.core.permission import EVERYTHING, WITHDRAWN, ClientLimits, Permission
+from triglot.core.errors import Code, ServingError
+from triglot.core.permission import EVERYTHING, ClientLimits, Permission
 from triglot.core.running import Running
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Kind
@@ -219,8 +219,6 @@ class Rpc:
 
     def start_stream(self, requests: Any) -> None:
         """Run the handler of a call with many answers. `requests`: the one message, or an iterator over all."""
-        if self.permission is not EVERYTHING:
-            self.permission.follow(self.withdrawn)
         tasks = self.protocol.server.tasks
         task = self.task = self.protocol.loop.create_task(self._stream(requests))
         tasks.add(task)
@@ -284,10 +282,6 @@ class Rpc:
 
     # --- ends ---
 
-    def withdrawn(self) -> None:
-        """Its client may not make such calls any more."""
-        self.fail(Unauthenticated(WITHDRAWN))
-
     def cancelled(self) -> None:
         """What answers it was cancelled."""
         if self.protocol.server.stopping:
@@ -346,11 +340,9 @@ class Rpc:
     def gone(self) -> None:
         """Nothing more can be sent."""
         self.over = True
-        if self.permission is not EVERYTHING:
-            self.permission.unfollow(self.withdrawn)
-            if self._limits is not None:
-                self._limits.leave()
-                self._limits = None
+        if self._limits is not None:
+            self._limits.leave()
+            self._limits = None
         if self._expires:
             self.protocol.server.timers.discard(self, self._expires)
         self.protocol.forget(self.number)

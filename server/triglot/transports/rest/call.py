@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from triglot.access.control import REST, AccessControl
 from triglot.core.call import Call
-from triglot.core.errors import Code, ServingError, Unavailable, outcome, refusal_of
+from triglot.core.errors import Code, ServingError, Unauthenticated, Unavailable, outcome, refusal_of
 from triglot.core.http import HttpResponse, HttpStream
-from triglot.core.permission import ClientLimits, OperationDenied
+from triglot.core.permission import WITHDRAWN, ClientLimits, OperationDenied
 from triglot.core.timer_wheel import TimerWheel
 from triglot.telemetry.calls import Observation
 from triglot.transports.rest.answers import (
@@ -148,6 +148,8 @@ class HttpCall(RowCall):
 
     async def _stream(self, http: Exchange, stream: HttpStream) -> None:
         call = self.call
+        if call.permission.withdrawn:  # While the model was asked.
+            raise Unauthenticated(WITHDRAWN)
         call.permission.follow(self.cancel)
         self._stop_timer()  # From here on a stream sees to its deadline, and says how it ends.
         head = HttpResponse(b"", 200, stream.content_type, STREAM_HEADERS)
