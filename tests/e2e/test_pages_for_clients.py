@@ -259,3 +259,19 @@ async def test_the_page_of_the_rest_api(serve: Serve, file: Path, tmp_path: Path
         await expect(operation.get_by_label("Answer")).to_contain_text("client 'reader' may not use infer")
         await expect(body).to_have_value(typed)
         await expect(page.locator(".models li")).to_have_count(2)
+
+
+async def test_a_client_of_some_models(serve: Serve) -> None:
+    table = client("some", [TOKEN], ["infer", "inspect"], models=["half_*"])
+    async with serve(table) as server, reading(server) as caller:
+        page = caller.page
+        await caller.give(TOKEN)
+        await expect(page.locator("#banner")).to_have_text(
+            "client 'some' may use some models only, and this is about all of them"
+        )
+        await expect(page.locator("#connection")).to_have_text("limited")
+        await expect(page.locator("#tiles")).to_be_hidden()
+        await caller.choose("half_plus_two")
+        await caller.run()
+        assert await caller.answer() == {"y": ("FP32 [1]", "[2.75]")}
+        assert list(await caller.snippets()) == ["curl", "Python", "grpcurl"]
