@@ -18,9 +18,7 @@ from grpc_transport import transport_options
 
 import triglot
 from process import write_model
-from state_changes import OWN_PREDICT, PREDICT, REFUSED_ANYWAY
-from triglot.protocols.registry import rows
-from triglot.protocols.tfserving.service import Predictions
+from state_changes import OWN_PREDICT, PREDICT, REFUSED_ANYWAY, rows_of
 
 MODEL = """import triglot
 
@@ -75,16 +73,11 @@ async def serving(folder: Path, **options: Any) -> AsyncIterator[triglot.Server]
         yield server
 
 
-def rows_of(server: triglot.Server) -> Any:
-    other = triglot.Server([], server.config)
-    return rows(other.dataplane, Predictions(other.dataplane), other.telemetry, server.config)
-
-
 @pytest.mark.parametrize("transport", ["h1", "aiohttp"])
 async def test_over_rest(tmp_path: Path, transport: str) -> None:
     async with serving(tmp_path, http_transport=transport) as server, aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{server.rest_port}"
-        _, routes = rows_of(server)
+        _, routes = rows_of(server.config)
         asks = rest_asks(routes)
         assert len(asks) > 100
         told: set[str] = set()
@@ -126,7 +119,7 @@ async def test_over_rest(tmp_path: Path, transport: str) -> None:
 @pytest.mark.parametrize("transport", ["h2", "aio"])
 async def test_over_grpc(tmp_path: Path, transport: str) -> None:
     async with serving(tmp_path, grpc_transport=transport) as server:
-        services, _ = rows_of(server)
+        services, _ = rows_of(server.config)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
             asks = grpc_asks(services)
             told = {ask.method.name for ask in asks if "secret-two" in (await ask.of(channel, GHOST, BOSS)).text}
