@@ -245,7 +245,7 @@ class Calls:
             task.uncancel()
             stream.sending = True
             reason = self._reason(call)
-            code = reason.code
+            code, refusal = reason.code, refusal_of(reason)
             await self.end(context, reason)
         except self._gone:
             code = (

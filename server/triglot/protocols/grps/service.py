@@ -338,11 +338,9 @@ def _message_for(servable: Servable, request: Request) -> Message:
 
 def _encode_error(error: ServingError) -> bytes | None:
     """An error as the message that tells it. Who may not call is told by a status, as before the call."""
-    return (
-        None
-        if isinstance(error, Undecodable | Unauthenticated)
-        else encode_message(Message(status=failure_of(error)))
-    )
+    if isinstance(error, Undecodable | Unauthenticated):
+        return None
+    return encode_message(Message(status=failure_of(error)))
 
 
 def _encode_status(status: Status) -> bytes:
