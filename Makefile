@@ -13,11 +13,13 @@ serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options.
 # Tests wait for processes of their own now and then: two workers more than there are cores keep these at work.
 WORKERS ?= $(shell expr $$(nproc) + 2)
 
+# These name the transports that they go over, all of them.
+OVER_ALL = $(addprefix tests/transports/test_,$(addsuffix .py,call_leaks calls_by_layout calls_ended failed_bodies grpc_alike))
 # gRPC has two transports, and so has REST. All tests go over the default ones; where the transport is in play, these
 # go over grpc.aio and aiohttp too.
 OVER_AIO = tests/cases tests/protocols/test_kserve_grpc.py tests/protocols/test_kserve_http.py \
 	$(wildcard tests/protocols/test_kserve_stream_*.py) \
-	$(filter-out tests/transports/test_h2_% tests/transports/test_http1_%,$(wildcard tests/transports/test_*.py)) \
+	$(filter-out tests/transports/test_h2_% tests/transports/test_http1_% $(OVER_ALL),$(wildcard tests/transports/test_*.py)) \
 	$(addprefix tests/e2e/test_,$(addsuffix .py,callers_that_leave deadlines every_protocol foreign_clients grpc_standard \
 	grpcurl grps_streams let_go overload request_ends request_states statistics_streams))
 # What the oldest libraries that are admitted could break: contracts, codecs, backends, and that every client works.

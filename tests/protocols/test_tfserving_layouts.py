@@ -212,7 +212,7 @@ REQUESTS = st.builds(
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=4), UNKNOWN_FIELDS, st.data())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_any_sequence_of_likely_requests(messages: list[bytes], unknown: bytes, draw: st.DataObject) -> None:
     """Requests, requests with a byte changed, and fields among them, in any order and again."""
     variants = [*messages, *(unknown + data for data in messages), messages[0] + messages[-1]]
@@ -233,7 +233,7 @@ PARTS = st.lists(
 
 
 @given(st.lists(st.lists(PARTS, min_size=1, max_size=2), min_size=1, max_size=2), st.integers(1, 255))
-@settings(max_examples=500)
+@settings(max_examples=150)
 def test_any_sequence_of_odd_tensors(inputs: list[list[list[bytes]]], change: int) -> None:
     data = b"".join(
         field(2, field(1, f"{at}") + b"".join(field(2, b"".join(part)) for part in tensor))

@@ -38,7 +38,7 @@ class Expected:
 
 
 @given(st.permutations(NAMES), st.lists(ACTIONS, max_size=12))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_any_order(first: list[str], then: list[tuple[str, str]]) -> None:
     actions = [*((name, "come") for name in first), *then]
 

@@ -50,7 +50,7 @@ Write = Callable[[Path, str, Callable[[], None]], None]
 
 @pytest.mark.parametrize("write", WRITERS)
 @given(order=st.permutations(list(MODEL)))
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_a_model_that_is_copied_slowly(
     tmp_path_factory: pytest.TempPathFactory, write: Write, order: list[str]
 ) -> None:

@@ -71,7 +71,7 @@ class ReconcilerMachine(RuleBasedStateMachine):
 
 
 TestReconciler = ReconcilerMachine.TestCase
-TestReconciler.settings = settings(max_examples=25, stateful_step_count=25)
+TestReconciler.settings = settings(max_examples=10, stateful_step_count=25)
 
 WANT = st.tuples(st.just("want"), WANTED)
 EVENTS = st.lists(
@@ -89,7 +89,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_events_that_come_in_between(events: list[tuple[str, object]]) -> None:
     """Nothing waits for what came before: events fall between any two steps of the reconciler."""
     asyncio.run(_run(events))

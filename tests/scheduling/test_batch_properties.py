@@ -278,7 +278,7 @@ def play(run: Run, steps: list[Put | Do]) -> None:
     run.check()
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(batching=SCHEDULES, steps=STEPS)
 def test_each_member_gets_its_own_rows_and_one_outcome(
     loop: asyncio.AbstractEventLoop, batching: DynamicBatching, steps: list[Put | Do]

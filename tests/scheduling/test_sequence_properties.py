@@ -227,7 +227,7 @@ STRATEGIES = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(steps=STEPS, strategy=STRATEGIES, rows=st.sampled_from([0, 1, 3]), instances=st.integers(1, 2))
 def test_every_interleaving_gives_each_sequence_its_own(
     steps: list[Step], strategy: DirectStrategy | OldestStrategy, rows: int, instances: int

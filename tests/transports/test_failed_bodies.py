@@ -116,10 +116,10 @@ def _collector() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-async def look(send: Send, build: Build, transport: str) -> None:
+async def look(send: Send, build: Build, **transports: str) -> None:
     models = calls.models()
     wrong = []
-    async with live(models, grpc_transport=transport, **OPTIONS) as here:
+    async with live(models, **transports, **OPTIONS) as here:
         filling = await fill(here)
         for count in COUNTS:
             for name, request, leaves in kinds(build, count, models):
@@ -138,13 +138,15 @@ async def look(send: Send, build: Build, transport: str) -> None:
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
 @pytest.mark.parametrize("build", calls.GRPC)
 async def test_over_grpc(build: Build, transport: str) -> None:
-    await look(calls.over_grpc, build, transport)
+    await look(calls.over_grpc, build, grpc_transport=transport)
 
 
-@pytest.mark.parametrize("send", [calls.over_http1, calls.over_http2])
+@pytest.mark.parametrize(
+    ("send", "transport"), [(calls.over_http1, "h1"), (calls.over_http1, "aiohttp"), (calls.over_http2, "h1")]
+)
 @pytest.mark.parametrize("build", calls.REST)
-async def test_over_rest(build: Build, send: Send) -> None:
-    await look(send, build, "h2")
+async def test_over_rest(build: Build, send: Send, transport: str) -> None:
+    await look(send, build, grpc_transport="h2", http_transport=transport)
 
 
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
