@@ -33,6 +33,7 @@ BAD: list[dict[str, str]] = [
     {},
     {"authorization": "Bearer wrong"},
     {"authorization": "Bearer "},
+    {"x-api-key": ""},
     {"authorization": "secret-of-friend"},
     {"authorization": "Digest secret-of-friend"},
     {"authorization": "Basic " + base64.b64encode(b"stranger:secret-of-friend").decode()},
@@ -129,6 +130,7 @@ async def test_an_open_stream_ends_with_its_token(tmp_path: Path, transports: di
         ),
         ("[anonymous]\noperations = ['health']\nconcurrent = 1.5", "anonymous.concurrent: expected a number"),
         ("[anonymous]\noperations = 'health'", "anonymous.operations: expected a list of texts, got str"),
+        (client("x", [""], ["infer"]), "client.x.tokens_sha256: the hash of an empty text is no token's"),
         (client("a", ["t"], ["infer"]) + client("b", ["t"], ["infer"]), "client.a has the same one"),
     ],
 )
@@ -147,6 +149,17 @@ async def test_tokens_without_tls_are_for_loopback(tmp_path: Path) -> None:
         await triglot.Server([DEMO], triglot.Config(**options)).start()
     async with triglot.Server([DEMO], triglot.Config(**options, tls_in_front=True)):
         pass
+
+
+async def test_tokens_without_tls_that_a_changed_file_brings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = anonymous(["health", "infer"])
+    async with doors(tmp_path, rules, host="0.0.0.0") as here:
+        write(here.file, client("friend", ["secret-of-friend"], ["infer"]))
+        await until(lambda: "without TLS to 0.0.0.0" in caplog.text)
+        assert "previous one stays in force" in caplog.text
+        assert await here.code({}) is grpc.StatusCode.OK
 
 
 async def test_the_groups_that_triton_restricts(tmp_path: Path, transports: dict[str, Any]) -> None:

@@ -44,6 +44,7 @@ class AccessControl:
     """
 
     def __init__(self, config: Config, tallies: Tallies = LocalTally) -> None:
+        self._config = config
         self._tallies = tallies
         self._restricted = {
             GRPC: Restricted("grpc_restricted_protocol", config.grpc_restricted_protocol, GRPC_PREFIX),
@@ -62,9 +63,7 @@ class AccessControl:
         self._issuers = Issuers(self._limits_of)
         self._anonymous = Holder("", Grant(), Grant(), None)
         if self._file is not None:
-            rules = self._read(self._file)
-            _check_secrecy(config, rules)
-            self._apply(rules)
+            self._apply(self._read(self._file))
             for issuer, problem in self._issuers.problems.items():
                 raise ConfigError(f"access: {self._file}: issuer.{issuer}.jwks: {problem}")
 
@@ -136,7 +135,9 @@ class AccessControl:
         except OSError as error:
             self._text = str(error).encode()
             raise ConfigError(f"access: cannot read {file}: {error.strerror}") from None
-        return read_access(file, self._text)
+        rules = read_access(file, self._text)
+        _check_secrecy(self._config, rules)
+        return rules
 
     def _apply(self, rules: AccessRules) -> None:
         """Raises `ConfigError`, with everything as it was."""

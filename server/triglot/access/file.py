@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +17,8 @@ from triglot.core.permission import ALL_MODELS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+EMPTY_SHA256 = hashlib.sha256().hexdigest()
+"""What a variable that is not set gives a shell."""
 LEAST_RATE, INF = 0.001, float("inf")
 """Requests a second."""
 NO_OPERATIONS: frozenset[Operation] = frozenset()
@@ -125,6 +128,8 @@ def _client(name: str, table: dict[str, Any]) -> ClientRule:
     for token in tokens:
         if not _DIGEST.fullmatch(token):
             raise ConfigError(f"{where}tokens_sha256: expected the 64 hexadecimal digits of a SHA-256 hash")
+        if token.lower() == EMPTY_SHA256:
+            raise ConfigError(f"{where}tokens_sha256: the hash of an empty text is no token's")
     certificates = _texts(table, "certificates", where)
     if not tokens and not certificates:
         raise ConfigError(f"client.{name}: expected tokens_sha256 or certificates, got neither")
