@@ -64,6 +64,8 @@ class Permission:
 
     def covers(self, model: str) -> bool:
         """Whether it is for this model, which may not exist."""
+        if self.covers_all:
+            return True
         known = self._known.get(model)
         if known is None:
             if len(self._known) >= MOST_KNOWN_MODELS:
@@ -78,7 +80,7 @@ class Permission:
     def check_model(self, model: str) -> None:
         """Raises `PermissionDenied`, whether there is such a model or not."""
         if not self.covers(model):
-            raise PermissionDenied(f"{self.who} may not use model '{model}' in this way")
+            raise PermissionDenied(f"{self.who} may not use model '{model}'")
 
     def check_all_models(self) -> None:
         """Raises `PermissionDenied` unless it is for every model."""

@@ -38,7 +38,7 @@ def find_servable(dataplane: DataPlane, permission: Permission, model_id: str, d
     if not dataplane.knows(permission, name):
         if not any(map(permission.covers, (name, *[model for model, _ in _readings(name)]))):
             which = f"model '{model_id}'" if model_id else "the default model"
-            raise PermissionDenied(f"{permission.who} may not use {which} in this way")
+            raise PermissionDenied(f"{permission.who} may not use {which}")
         raise ModelNotFound(f"Model {name} not found.")
     servable = dataplane.servable(permission, name)
     if servable.model.takes_messages:
