@@ -9,6 +9,7 @@ out. Files of the project's own folders are those of a copy, which then runs in 
 from __future__ import annotations
 
 import ast
+import configparser
 import json
 import os
 import re
@@ -23,10 +24,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+import yaml
 from google.protobuf import text_format
 
 import environments
 from process import Triglot, clean_environment
+from triglot.cli.main import command_line
+from triglot.cli.serve import start
 from triglot.pb.kserve import model_config_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -268,8 +272,24 @@ def check_syntax(language: str, text: str) -> None:
         json.loads(text)
     elif language == "pbtxt":
         text_format.Parse(text, model_config_pb2.ModelConfig())
+    elif language == "ini":
+        unit = configparser.ConfigParser(interpolation=None)
+        unit.read_string(text.replace("\\\n", ""))
+        _, _, arguments = unit["Service"]["ExecStart"].partition("triglot ")
+        check_options(arguments.split())
+    elif language == "yaml":
+        for document in yaml.safe_load_all(text):
+            for container in document["spec"]["containers"]:
+                check_options(container["args"])
     else:
-        raise AssertionError(f"a block of {language!r}: expected sh, python, text, toml, json or pbtxt")
+        raise AssertionError(f"a block of {language!r}: expected sh, python, text, toml, json, pbtxt, ini or yaml")
+
+
+def check_options(words: list[str]) -> None:
+    """Whether `triglot serve` takes what a unit of systemd, or a pod, starts it with."""
+    flags = vars(command_line().parse_args(words))
+    assert flags.pop("command") == "serve"
+    start(flags, [], {})
 
 
 def links_of(page: str) -> Iterator[str]:
