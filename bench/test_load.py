@@ -55,7 +55,6 @@ def known(name: str, *rates: float, p50: float = 0.002) -> Measured[str]:
         "grps-stream-c1",
         "kinds-c64",
         "clients-c64",
-        "rest-json-c8",
         "rest-predict-c8",
         "rest-binary-1x150528-c4",
     ],
@@ -130,14 +129,14 @@ def test_triton_is_named_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_against_another_checkout(tmp_path: Path) -> None:
     """Its server is the one that runs, and is given no option that it does not know."""
-    scenario = replace(BY_NAME["infer-c8"], lines=(H2_THREAD, BARE, Line("2 workers", TWO_WORKERS)))
+    scenario = replace(BY_NAME["infer-c8"], lines=(H2_THREAD, BARE))
     (tmp_path / "server").mkdir()
     (tmp_path / "server" / "triglot").symlink_to(servers.ROOT / "server" / "triglot")
     measured = compare(scenario, replace(SETTINGS, against=Checkout(tmp_path)))
     names = [one.setting for one in measured]
-    assert names == ["h2, thread", f"h2, thread, {tmp_path}", "2 workers", f"2 workers, {tmp_path}"]
+    assert names == ["h2, thread", f"h2, thread, {tmp_path}"]
     table = page.pair_rows(measured)
-    assert [row[0] for row in table] == ["h2, thread", "2 workers"]
+    assert [row[0] for row in table] == ["h2, thread"]
     assert all(len(row) == len(page.PAIR_COLUMNS) for row in table)
 
 

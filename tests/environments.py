@@ -65,7 +65,9 @@ def _make(folder: Path, requirements: Path) -> None:
 
 def _install(folder: Path, requirements: Path) -> None:
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--requirement", str(requirements)], check=True, cwd=ROOT, stdout=sys.stderr)
+    # Most of the modules are never imported, and need not be compiled.
+    install = [*pip, "install", "--no-compile", "--requirement", str(requirements)]
+    subprocess.run(install, check=True, cwd=ROOT, stdout=sys.stderr)
 
 
 def python(name: str) -> Path:
