@@ -54,7 +54,7 @@ def schemathesis(folder: Path, server: ServerProcess, paths: str, which: str, *f
         [
             *(str(environments.python("openapi").with_name("schemathesis")), "--no-color"),
             *("run", f"http://{server.rest_address}/openapi.json", "--phases", "examples,coverage,fuzzing"),
-            *("--checks", ",".join((*CHECKS, *further)), "--max-examples", "3", "--generation-deterministic"),
+            *("--checks", ",".join((*CHECKS, *further)), "--max-examples", "1", "--generation-deterministic"),
             *("--continue-on-failure", "--no-shrink", "--warnings", "off", f"--{which}-path-regex", paths),
         ],
         capture_output=True,
