@@ -162,6 +162,20 @@ def test_closing_frees_the_program(tmp_path: Path) -> None:
         gc.enable()
 
 
+def test_what_it_was_exported_with_is_not_kept(tmp_path: Path) -> None:
+    """The file has inputs, too: examples, which move to the GPU with the program."""
+    file = export(tmp_path / "model.pt2", Program(lambda _, x: x + 1), torch.ones(1234))
+    gc.collect()
+    gc.disable()
+    try:
+        model = load(file)
+        assert not [one for one in gc.get_objects() if type(one) is torch.Tensor and one.shape == (1234,)]
+    finally:
+        gc.enable()
+    with pytest.raises(InvalidArgument, match=r"^Guard failed: |^Expected input at "):
+        model.infer({"x": fp32(1)})
+
+
 # --- configurations ---
 
 

@@ -67,6 +67,8 @@ class ExportedProgram:
         self.outputs = [tensor for tensor in self._results if tensor is not None]
         self._program = program
         self._module = program.module()
+        # Its guards are made of them; nothing else needs them, on the GPU where they have moved along.
+        program._example_inputs = None
         state = [*self._module.parameters(), *self._module.buffers(), *program.constants.values()]
         self._memory = {
             tensor.untyped_storage().data_ptr() for tensor in state if isinstance(tensor, torch.Tensor)
