@@ -1,8 +1,9 @@
 """Who may make a call: asked once, before its body is read, by what its row is for.
 
 Strategy: a credential is looked up by its SHA-256 hash, so that how long the look-up takes says nothing of the
-secrets. What was found is kept, and what a changed file says goes into it: whoever holds a `Permission`, as open
-streams do, learns of it at once.
+secrets. Whoever was found is remembered until the next look at the file, by the header's text: Python's dicts go
+by a hash with a secret key of the process's own. What a changed file says goes into the permissions that there
+are: whoever holds one, as open streams do, learns of it at once.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 GRPC, REST = "gRPC", "REST"
 """The kinds of doors."""
 Key = TypeVar("Key", bytes, str)
+MOST_KNOWN = 4096
+"""Headers of clients that are remembered."""
+_PUBLIC = Operation.PUBLIC
 LOOK_SECONDS = 0.5
 """Between two looks at the file: what it takes away is gone within a second."""
 Names = Callable[[], Sequence[str]]
@@ -54,11 +58,13 @@ class AccessControl:
             door: CREDENTIAL_FIELDS | restricted.fields for door, restricted in self._restricted.items()
         }
         """The header fields that `permission` has to see, by kind of door."""
+        self._restricts = bool(config.grpc_restricted_protocol or config.http_restricted_api)
         self._file = Path(config.access) if config.access else None
         self._text = b""
         self._rules = AccessRules()
         self._limits: WeakValueDictionary[str, CallLimits] = WeakValueDictionary()
         self._tokens: dict[bytes, Holder] = {}
+        self._known: dict[tuple[tuple[str, str], ...], Holder] = {}
         self._certificates: dict[str, Holder] = {}
         self._issuers = Issuers(self._limits_of)
         self._anonymous = Holder("", Grant(), Grant(), None)
@@ -72,10 +78,11 @@ class AccessControl:
 
         Raises `Unauthenticated` and `PermissionDenied`, and `Unavailable` as Triton for a restricted group.
         """
-        self._restricted[door].check(operation, fields)
-        if self._file is None or operation is Operation.PUBLIC:
+        if self._restricts:
+            self._restricted[door].check(operation, fields)
+        if self._file is None or operation is _PUBLIC:
             return EVERYTHING
-        holder = self._holder(fields, certificate)
+        holder = self._known.get(tuple(fields)) or self._holder(fields, certificate)
         permission = holder.permission(operation)
         if permission is not None:
             return permission
@@ -87,8 +94,11 @@ class AccessControl:
         raise OperationDenied(operation, holder.name, holder.group)
 
     def _holder(self, fields: Fields, certificate: Names) -> Holder:
-        if self._rules.takes_tokens and (token := token_of(fields)) is not None:
-            return self._of_token(token)
+        if fields and self._rules.takes_tokens and (token := token_of(fields)) is not None:
+            found = self._of_token(token)
+            if len(self._known) < MOST_KNOWN:
+                self._known[tuple(fields)] = found
+            return found
         if self._certificates:
             for name in certificate():
                 if (holder := self._certificates.get(name)) is not None:
@@ -115,6 +125,7 @@ class AccessControl:
         """Read the file, if it has changed. What is wrong with it is logged once, and the old one holds."""
         if self._file is None:
             return
+        self._known.clear()
         self._issuers.renew()
         before = self._text
         try:

@@ -6,7 +6,7 @@ import base64
 import binascii
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triglot.core.errors import Unauthenticated
@@ -16,7 +16,7 @@ CREDENTIAL_FIELDS = frozenset((AUTHORIZATION, API_KEY))
 LONGEST_TOKEN = 16 * 1024
 """Characters; tokens of large organisations have a few thousand."""
 TOKEN_BYTES = 32
-Fields = Iterable[tuple[str, str]]
+Fields = Sequence[tuple[str, str]]
 """Header fields: names in lower case."""
 
 
