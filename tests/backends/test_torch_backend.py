@@ -38,10 +38,25 @@ from torch_files import (
     load,
     refused,
 )
+from triton_served import serving
+
+from triglot.backends.torch import model as torch_model
 
 A = fp32(1)
 THREADS = 8
 ROUNDS = 25
+LOSS = "CUDA error: device-side assert triggered"
+"""How torch's error begins for an index on a GPU that there is not."""
+FRAGILE = forward(
+    "x: Tensor",
+    f"self.count.add_(x)\n    if bool((x > 5).any()):\n        raise RuntimeError('{LOSS}')\n"
+    "    return self.count",
+)
+IN_A_PROCESS = """
+platform: "pytorch_libtorch"
+instance_group { kind: KIND_CPU }
+parameters { key: "execution" value { string_value: "process" } }
+"""
 COUNTER = "def forward(self, x: Tensor):\n    self.count.add_(x)\n    return self.count"
 
 
@@ -281,6 +296,32 @@ def test_closing_frees_the_program(tmp_path: Path) -> None:
         assert module() is None
     finally:
         gc.enable()
+
+
+# --- errors that spoil CUDA for the process ---
+
+
+def test_a_program_that_loses_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_model, "_cuda_lost", threading.Event())
+    model = load(script(tmp_path / "model.pt", FRAGILE, count=torch.zeros(1)), config(groups=[ON_CPU]))
+    with pytest.raises(
+        Internal, match=f"^PyTorch execute failure: {LOSS}; no CUDA call works in this process until "
+    ):
+        model.infer({"x": fp32(9)})
+    model.close()
+
+
+async def test_its_process_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "config.pbtxt").write_text(IN_A_PROCESS)
+    script(tmp_path / "1" / "model.pt", FRAGILE, count=torch.zeros(1))
+    async with serving(tmp_path) as door:
+        for _ in range(2):
+            counts = [(await door.infer(tmp_path.name, {"x": A})).outputs["OUTPUT__0"].item() for _ in range(2)]
+            assert counts == [1, 2]
+            code, text = await door.failure(tmp_path.name, {"x": fp32(9)})
+            assert code.name == "INTERNAL"
+            assert text.startswith(f"PyTorch execute failure: {LOSS}; ")
 
 
 # --- files ---

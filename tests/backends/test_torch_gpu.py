@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from triglot.model.config import Device, InstanceGroup
+from process import FREE_PORTS, Triglot
+from protocol_clients.rest import Rest
+from triglot.model.config import Device, InstanceGroup, ModelConfig
 from waiting import until
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
@@ -39,6 +41,7 @@ from torch_files import (
     lists,
     load,
     refused,
+    skip_unless_exported,
 )
 from triton_served import Door, serving
 
@@ -125,6 +128,7 @@ def test_every_datatype(tmp_path: Path, datatype: str, kind: str) -> None:
     if kind == "script":
         model = load(script(tmp_path / "model.pt", forward("x: Tensor", "return x.clone(), x.cpu()")))
     else:
+        skip_unless_exported(datatype)
         zeros = torch.zeros(3, dtype=tensor_of("x", array).dtype)
         model = load(export(tmp_path / "model.pt2", Program(lambda _, x: (x.clone(), x.cpu())), zeros))
     assert devices(model) == [f"cuda:{gpu.id}" for gpu in GPUS]
@@ -309,6 +313,60 @@ async def test_two_models_that_add_on_two_kinds_of_devices(tmp_path: Path) -> No
             assert text.startswith("PyTorch execute failure: The size of tensor a (2) must match the size of ")
 
 
+# --- errors that spoil CUDA for the process ---
+
+ROW = """
+platform: "pytorch_libtorch"
+input { name: "x" data_type: TYPE_INT64 dims: -1 }
+output { name: "y" data_type: TYPE_FP32 dims: -1 }
+instance_group { kind: KIND_GPU gpus: [ 0 ] }
+"""
+LOOKED_UP = forward("x: Tensor", "return torch.nn.functional.embedding(x, self.table)[:, 0]")
+LOSS = (
+    "PyTorch execute failure: CUDA error: device-side assert triggered; no CUDA call works in this process until"
+)
+
+
+def write_table(place: Path, name: str, more: str = "") -> None:
+    script(folder(place, name, ROW + more) / "model.pt", LOOKED_UP, table=torch.arange(40.0).reshape(10, 4))
+
+
+async def test_an_index_that_there_is_not_costs_one_process(tmp_path: Path) -> None:
+    write_table(tmp_path, "table", 'parameters { key: "execution" value { string_value: "process" } }')
+    write_table(tmp_path, "other")
+    async with serving(tmp_path) as door:
+        for _ in range(2):
+            for name in ("table", "other"):
+                reply = await door.infer(name, {"x": np.array([1, 2])}, 60)
+                assert reply.outputs["y"].tolist() == [4, 8]
+            code, text = await door.failure("table", {"x": np.array([99])}, timeout=60)
+            assert (code, text[: len(LOSS)]) == (grpc.StatusCode.INTERNAL, LOSS)
+
+
+def test_an_index_that_there_is_not_costs_the_server(tmp_path: Path) -> None:
+    """One of its own: its threads share the CUDA that is lost."""
+    write_table(tmp_path, "table")
+    write_table(tmp_path, "other")
+    with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", "0") as server:
+        rest = Rest(server.ports()[1])
+
+        def infer(name: str, index: int) -> tuple[int, Any]:
+            tensor = {"name": "x", "datatype": "INT64", "shape": [1], "data": [index]}
+            return rest.post(f"/v2/models/{name}/infer", {"inputs": [tensor]})
+
+        def ready() -> list[int]:
+            return [rest.get(f"/v2/models/{name}/ready")[0] for name in ("table", "other")]
+
+        assert infer("table", 2)[1]["outputs"][0]["data"] == [8]
+        assert ready() == [200, 200]
+        for name, index in (("table", 99), ("table", 2), ("other", 2)):
+            status, answer = infer(name, index)
+            assert (status, answer["error"][: len(LOSS)]) == (500, LOSS)
+        assert 200 not in ready()
+        server.stop()
+        assert "failed to close" not in server.stderr.text()
+
+
 # --- AOTInductor ---
 
 if hasattr(torch._inductor, "aoti_compile_and_package") and shutil.which("g++") is not None:
@@ -340,5 +398,5 @@ if hasattr(torch._inductor, "aoti_compile_and_package") and shutil.which("g++") 
             await until(returned, "memory is not given back", lambda: str(used()))
 
     def test_a_compiled_program_stays_on_its_kind_of_device(package: Path) -> None:
-        text = refused(package, config(groups=[ON_CPU]))
+        text = refused(package, ModelConfig(instance_groups=[ON_CPU]))
         assert text.endswith("it was compiled for cuda, and cannot run on cpu")

@@ -36,6 +36,7 @@ SAMPLES: dict[str, Any] = {
     "COMPLEX128": np.array([-1.5j, np.nan, 1 + np.inf * 1j], "c16"),
 }
 """Every datatype of torch's, with some elements of it."""
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 ON_CPU = InstanceGroup("CPU")
 WHERE_SAVED = InstanceGroup("MODEL")
 
@@ -92,6 +93,12 @@ def export(file: Path, module: Any, *example: Any, dims: Any = None, **named: An
         with file.open("wb") as stream:
             torch.export.save(program, stream)
     return file
+
+
+def skip_unless_exported(datatype: str) -> None:
+    """Where `torch.export.save` has no name for it."""
+    if datatype in ("UINT32", "UINT64") and VERSION < (2, 13):
+        pytest.skip(f"torch {torch.__version__} saves no exported program with {datatype}")
 
 
 def load(file: Path, config: ModelConfig = NO_CONFIG) -> triglot.Model:

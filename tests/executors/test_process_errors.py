@@ -139,6 +139,57 @@ async def test_a_task_factory_that_fails(tmp_path: Path) -> None:
         assert await outcome(one, "return 'never'") is Code.INTERNAL
 
 
+# --- errors that spoil the process ---
+
+LOST = {
+    "AcceleratorError('CUDA error: device-side assert triggered\\nSearch for `cudaErrorAssert` in')": True,
+    "RuntimeError('CUDA error: an illegal memory access was encountered')": True,
+    "CUDARuntimeError('cudaErrorAssert: device-side assert triggered')": True,
+    "AcceleratorError('CUDA error: invalid device ordinal')": False,
+    "RuntimeError('CUDA out of memory. Tried to allocate 1024.00 GiB.')": False,
+    "ValueError('expected no CUDA error: misaligned address')": False,
+}
+LIBRARIES = """
+class AcceleratorError(RuntimeError):
+    pass
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+def fail(error):
+    raise error
+
+def fail_because_of(error):
+    try:
+        raise error
+    except Exception:
+        raise triglot.Internal("failed") from None
+"""
+
+
+@pytest.mark.parametrize("infer", [PLAIN, ON_LOOP], ids=["plain", "loop"])
+@pytest.mark.parametrize(("error", "is_lost"), LOST.items())
+async def test_a_process_that_has_lost_cuda_is_replaced(
+    tmp_path: Path, infer: str, error: str, is_lost: bool
+) -> None:
+    """The exceptions are those of PyTorch and CuPy, by name and text."""
+    pid = "os.getpid()" if infer is PLAIN else "return os.getpid()"
+    async with told(tmp_path, infer, more=LIBRARIES) as one:
+        for text in (f"fail({error})", f"fail_because_of({error})"):
+            before = await one.say(pid)
+            with pytest.raises(Internal):
+                await one.run(text)
+            assert (await one.say(pid) != before) is is_lost
+
+
+async def test_a_stream_that_loses_cuda(tmp_path: Path) -> None:
+    async with told(tmp_path, STREAM, more=LIBRARIES) as one:
+        for _ in range(2):
+            with pytest.raises(Internal):
+                await asyncio.wait_for(read(one, f"fail({next(iter(LOST))})"), SECONDS)
+        assert one.readings()["processes_lost ended"] >= 1
+
+
 # --- who may answer ---
 
 

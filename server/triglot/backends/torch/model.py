@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +14,8 @@ import torch
 from triglot.backends.placement import Placement
 from triglot.backends.torch.names import ProgramTensor, assign, missing, output_name, positional
 from triglot.backends.torch.tensors import EXPECTED, KNOWN, array_of, tensor_of
-from triglot.core.errors import Code, Internal, InvalidArgument, ModelLoadError
+from triglot.core.cuda_errors import cuda_loss
+from triglot.core.errors import Code, Internal, InvalidArgument, ModelLoadError, ServingError
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig, TensorConfig
@@ -21,6 +23,12 @@ from triglot.model.model import Model
 
 log = logging.getLogger(__name__)
 
+_NO_CUDA = (
+    "no CUDA call works in this process until it restarts; with the model's parameter execution: process, "
+    "only an instance's own process is lost, and restarts by itself"
+)
+_cuda_lost = threading.Event()
+"""All models share it: so it is in CUDA."""
 _SCRIPT_ERROR = re.compile(r"^[\w.]+: (.*)", re.MULTILINE)
 
 
@@ -72,6 +80,8 @@ class TorchModel(Model):
         self.places_instances = bool(config.instance_groups)
         self._programs = programs
         self._placement = Placement(programs)
+        if any(program.device.type == "cuda" for program in programs):
+            self.check_ready = _has_cuda
         program = programs[0]
         self._inputs = program.inputs
         try:
@@ -106,15 +116,20 @@ class TorchModel(Model):
         with torch.inference_mode(), torch.cuda.device(gpu):
             tensors = {names[name]: tensor_of(name, array) for name, array in inputs.items()}
             try:
-                outputs = program(tensors)
+                # What fails on a GPU may say so when its outputs are copied.
+                return self._arrays(program, program(tensors))
             except RefusedInputs as error:
                 raise InvalidArgument(str(error)) from None
+            except ServingError:
+                raise
             except Exception as error:  # Programs raise what they like.
                 reason = _reason(error)
+                if cuda_loss(error):
+                    _cuda_lost.set()
+                    reason += f"; {_NO_CUDA}"
                 log.warning("%s: PyTorch execute failure: %s", self._file, reason)
                 log.debug("%s: full PyTorch error: %s", self._file, error)
                 raise Internal(f"PyTorch execute failure: {reason}") from None
-            return self._arrays(program, outputs)
 
     def _arrays(self, program: Program, outputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
         try:
@@ -149,7 +164,7 @@ class TorchModel(Model):
         """Frees the programs' memory."""
         for program in set(self._programs):
             program.close()
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized() and _has_cuda():
             # What other models use is not touched.
             torch.cuda.empty_cache()
 
@@ -244,6 +259,10 @@ def _spec(kind: str, tensor: TensorConfig, config: ModelConfig) -> TensorSpec:
         raise ValueError(f"{kind} '{tensor.name}': torch does not support {tensor.datatype}; {EXPECTED}")
     batch = (-1,) if config.max_batch_size > 0 else ()
     return TensorSpec(tensor.name, tensor.datatype, (*batch, *tensor.dims))
+
+
+def _has_cuda() -> bool:
+    return not _cuda_lost.is_set()
 
 
 def _reason(error: Exception) -> str:

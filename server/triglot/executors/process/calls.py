@@ -233,7 +233,14 @@ class Calls(ABC):
         else:
             if message.kind in (Kind.DONE, Kind.FAILED, Kind.UNLOADABLE):
                 self._ended(state)
+            if message.kind is Kind.FAILED:
+                self._checked(self._end_a_lost_one, message)
             state.put(message)
+
+    def _end_a_lost_one(self, failure: Message) -> None:
+        fields = loads(failure.text)
+        if "lost" in fields:
+            self._owner.kill(fields["lost"])
 
     def _serve(self, state: CallState, message: Message) -> None:
         if not self._on_loop(self._call_back, state, message):

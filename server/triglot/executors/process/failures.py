@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from triglot.core.cuda_errors import cuda_loss
 from triglot.core.errors import (
     Cancelled,
     Code,
@@ -72,11 +73,13 @@ def error_of(fields: Mapping[str, Any]) -> ServingError:
 
 
 def failure_fields(error: BaseException) -> dict[str, Any]:
-    """An exception: one of ours as it is, of any other what the server's log is to say."""
+    """An exception: one of ours as it is, of any other what the server's log is to say; `lost`: it is the
+    process's last one, and why."""
+    lost = {"lost": f"lost CUDA ({why}) and was killed"} if (why := cuda_loss(error)) else {}
     if is_serving_error(error):
-        return error_fields(error)
+        return error_fields(error) | lost
     text, trace = description(error), _trace(error)
-    return {"kind": type(error).__name__, "text": text, "trace": trace, "place": _place(error)}
+    return {"kind": type(error).__name__, "text": text, "trace": trace, "place": _place(error)} | lost
 
 
 def load_failure_fields(error: BaseException, file: Path) -> dict[str, Any]:

@@ -1,0 +1,29 @@
+"""Errors of CUDA after which a process can use no GPU any more, as PyTorch and CuPy word them."""
+
+from __future__ import annotations
+
+import re
+
+from triglot.core.errors import text_of
+
+_LOST = re.compile(
+    r"^(?:[\w.]+: )?(?:CUDA error|cudaError\w+|CUDA_ERROR_\w+): ("
+    r"device-side assert triggered|an illegal memory access was encountered|"
+    r"an illegal instruction was encountered|misaligned address|invalid program counter|"
+    r"operation not supported on global/shared address space|"
+    r"hardware stack error|unspecified launch failure|the launch timed out and was terminated|"
+    r"uncorrectable ECC error encountered|uncorrectable NVLink error detected during the execution)",
+    re.MULTILINE,
+)
+"""The texts of cudaGetErrorString for those that every later call gets, too."""
+
+
+def cuda_loss(error: BaseException | None) -> str:
+    """Why the process has lost CUDA, by an error or what that comes from; "" where it has not."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if found := _LOST.search(text_of(error)):
+            return found[1]
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return ""
