@@ -96,6 +96,13 @@ BODIES_OF: list[tuple[str, Any]] = [
     ("POST /grps/v1/infer/predict?streaming=true", {"model": f"{NAME}-1", "ndarray": [1.0]}),
 ]
 """The same with a body."""
+OF_ALL_MODELS = {
+    *("/metrics", "/tf/metrics", "/grps/v1/monitor/series", "/grps/v1/monitor/overview"),
+    *("/grps/v1/health/online", "/grps/v1/health/offline"),
+}
+"""Paths of what is for those only whom all models are for, whatever the verb."""
+CHANGES_ALL = {"POST /v2/logging", "POST /v2/trace/setting"}
+GRPC_OF_ALL = {"Online", "Offline", "HandleReloadConfigRequest"}
 
 
 @dataclass(frozen=True)
@@ -112,17 +119,27 @@ class Answer:
 
 @dataclass(frozen=True)
 class RestAsk:
-    """One request over REST."""
+    """One request over REST. `operation`: of its row, if that is known."""
 
     verb: str
     target: str
     body: bytes
-    public: bool = False
+    operation: str = ""
+
+    @property
+    def public(self) -> bool:
+        """Whether it is for everybody."""
+        return self.operation == "public"
 
     @property
     def names(self) -> bool:
         """Whether it names a model."""
         return NAME in self.target or NAME.encode() in self.body
+
+    @property
+    def of_all(self) -> bool:
+        """Whether it is about all models."""
+        return self.target in OF_ALL_MODELS or f"{self.verb} {self.target}" in CHANGES_ALL
 
     async def of(self, session: aiohttp.ClientSession, url: str, model: str, token: str) -> Answer:
         """What it is answered when it asks for this model."""
@@ -150,7 +167,7 @@ def rest_asks(routes: Iterable[Route]) -> list[RestAsk]:
 
 
 def _ask(change: Change, route: Route) -> RestAsk:
-    return RestAsk(change.verb.replace("*", "PUT"), change.path, change.body, route.operation.value == "public")
+    return RestAsk(change.verb.replace("*", "PUT"), change.path, change.body, route.operation.value)
 
 
 @dataclass(frozen=True)
@@ -166,17 +183,31 @@ class GrpcAsk:
         """Whether it names a model."""
         return NAME in json.dumps(self.fields)
 
+    @property
+    def of_all(self) -> bool:
+        """Whether it is about all models."""
+        return self.method.name in GRPC_OF_ALL or (not self.names and "settings" in self.fields)
+
+    @property
+    def path(self) -> str:
+        """Of the method."""
+        return f"/{self.service}/{self.method.name}"
+
+    def request(self, model: str) -> bytes:
+        """What asks for this model."""
+        described = service_descriptor(self.service).methods_by_name[self.method.name]
+        fields = json.loads(json.dumps(self.fields).replace(NAME, model))
+        request = message_factory.GetMessageClass(described.input_type)()
+        json_format.ParseDict(fields, request)
+        return bytes(request.SerializeToString())
+
     def __str__(self) -> str:
         return f"{self.service}/{self.method.name} {self.fields}"
 
     async def of(self, channel: grpc.aio.Channel, model: str, token: str) -> Answer:
         """What it is answered when it asks for this model; of a stream the first answer."""
         described = service_descriptor(self.service).methods_by_name[self.method.name]
-        fields = json.loads(json.dumps(self.fields).replace(NAME, model))
-        request = message_factory.GetMessageClass(described.input_type)()
-        json_format.ParseDict(fields, request)
-        sent = request.SerializeToString()
-        path, metadata = f"/{self.service}/{self.method.name}", [("x-api-key", token)]
+        sent, path, metadata = self.request(model), self.path, [("x-api-key", token)]
         answers: list[bytes] = []
         try:
             if self.method.kind is Kind.UNARY:

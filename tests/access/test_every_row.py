@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import time
 import tomllib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,14 +17,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
+import jwt
 import pytest
 from access_files import anonymous, client, write
+from every_model_call import NAME, grpc_asks, rest_asks
 from h2_peers import Client, data, message, request_fields
 from secured import HOST, Authority
+from signed_tokens import AUDIENCE, Signer, issuer, keyset
 from yarl import URL
 
 import triglot
-from state_changes import changing_server, path_of, rows_of
+from state_changes import REFUSED_ANYWAY, changing_server, path_of, rows_of
 from triglot.core.operation import Operation
 from triglot.protocols.rows import Method, Route
 from triglot.transports.http2.core import frames
@@ -47,17 +51,22 @@ OUTCOMES = {"401": UNAUTHENTICATED, "16": UNAUTHENTICATED, "403": DENIED, "7": D
 """By the status of HTTP or of gRPC."""
 MACHINE = "machine@here"
 """In the certificate of a client that the file knows."""
-OPTIONS: dict[str, Any] = {"monitoring_path": "/monitoring", "health_route": "/own/health", "cors": True}
+SIGNER = Signer(algorithm="ES256")
+EXPIRED = SIGNER.token(exp=int(time.time()) - 60)
+UNNAMED, BY_ITS_PATH = "/grps/v1/monitor/model", "POST /v1/models/half"
+"""Of the model without a name, which is as any other; and what TensorFlow Serving takes from nobody."""
+OPTIONS: dict[str, Any] = {"monitoring_path": "/tf/metrics", "health_route": "/own/health", "cors": True}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A call of a row. `path` and `body` are REST's; without a verb it is gRPC's."""
+    """A call of a row; without a verb it is gRPC's. `of_models`: it is about models that have other names."""
 
     verb: str
     path: str
     operation: str
     body: bytes = b""
+    of_models: bool = False
 
     def __str__(self) -> str:
         return f"{self.verb or 'gRPC'} {self.path} ({self.operation})"
@@ -85,26 +94,51 @@ def cells(config: triglot.Config) -> list[Cell]:
     ]
 
 
+def cells_of_models(config: triglot.Config) -> list[Cell]:
+    """As `cells`, with requests that name a model where they can."""
+    services, routes = rows_of(config)
+    rpcs = [
+        Cell("", ask.path, ask.method.operation.value, ask.request(NAME), ask.names or ask.of_all)
+        for ask in grpc_asks(services)
+    ]
+    rest = [
+        Cell(ask.verb, ask.target, ask.operation, ask.body, ask.names or ask.of_all or ask.target == UNNAMED)
+        for ask in rest_asks(routes)
+        if ask.operation and not (REFUSED_ANYWAY.search(ask.target) or f"{ask.verb} {ask.target}" == BY_ITS_PATH)
+    ]
+    return rpcs + rest
+
+
 def credentials(operation: str) -> list[Credential]:
     """Those that a call for this operation is tried with."""
     return [
         Credential("none"),
         Credential("wrong", "wrong"),
         Credential("removed", "removed"),
+        Credential("expired", EXPIRED),
         Credential("other group", f"all-but-{operation}"),
         Credential("right", "all"),
+        Credential("signed", SIGNER.token()),
         Credential("certificate", certificate=True),
         Credential("certificate and wrong", "wrong", certificate=True),
     ]
 
 
-def access_text() -> str:
-    """Who may do what: one client for everything, one for everything but each of the operations."""
+OTHER_MODEL = Credential("other model", "other-model")
+
+
+def access_text(keys: Path) -> str:
+    """Who may do what: one client for everything, one for everything but each of the operations.
+
+    Also one for everything with other models, and an issuer whose keys are in this file.
+    """
     all_but = [
         client(f"all-but-{one}", [f"all-but-{one}"], sorted(EVERYTHING - {one})) for one in sorted(EVERYTHING)
     ]
     machine = '[client.machine]\ncertificates = ["machine@here"]\noperations = ["infer", "inspect"]\n'
-    return "\n".join([client("all", ["all"], list(WORDS)), machine, *all_but, anonymous(["health"])])
+    everything = [client("all", ["all"], list(WORDS)), issuer("signer", keys, operations=list(WORDS))]
+    others = client("others", ["other-model"], list(WORDS), models='["other-*"]')
+    return "\n".join([*everything, others, machine, *all_but, anonymous(["health"])])
 
 
 class Oracle:
@@ -113,26 +147,48 @@ class Oracle:
     def __init__(self, text: str) -> None:
         said = tomllib.loads(text)
         self._clients = said["client"].values()
+        self._issuers = said["issuer"].values()
         self._anonymous = self._operations(said["anonymous"])
 
-    def outcome(self, operation: str, sent: Credential) -> str:
+    def outcome(self, cell: Cell, sent: Credential) -> str:
         """What the call has to end with."""
+        operation = cell.operation
         if operation == "public":
             return ALLOWED
         known: Mapping[str, Any] | None = None
         if sent.token is not None:
-            digest = hashlib.sha256(sent.token.encode()).hexdigest()
-            known = next((one for one in self._clients if digest in one.get("tokens_sha256", ())), None)
+            known = self._issuer(sent.token) if "." in sent.token else self._client(sent.token)
             if known is None:
                 return UNAUTHENTICATED
         elif sent.certificate:
             known = next(one for one in self._clients if MACHINE in one.get("certificates", ()))
-        if operation in self._anonymous or (known is not None and operation in self._operations(known)):
+        if operation in self._anonymous:
             return ALLOWED
+        if known is not None and operation in self._operations(known):
+            return DENIED if cell.of_models and "models" in known else ALLOWED
         return UNAUTHENTICATED if known is None else DENIED
+
+    def _client(self, token: str) -> Mapping[str, Any] | None:
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        return next((one for one in self._clients if digest in one.get("tokens_sha256", ())), None)
+
+    def _issuer(self, token: str) -> Mapping[str, Any] | None:
+        try:
+            claims = jwt.decode(token, SIGNER.pem, [SIGNER.algorithm], audience=AUDIENCE, leeway=30)
+        except jwt.InvalidTokenError:
+            return None
+        known: Mapping[str, Any] = next(one for one in self._issuers if one["issuer"] == claims["iss"])
+        return known
 
     def _operations(self, grant: Mapping[str, Any]) -> set[str]:
         return set().union(*(WORDS.get(word, {word}) for word in grant["operations"]))
+
+
+def outcome_of(status: str, body: bytes) -> str:
+    """How a call has ended. Some answers tell of errors themselves: those of grps, and those of streams."""
+    if b"may not use model" in body or b"may use some models only" in body:
+        return DENIED
+    return OUTCOMES.get(status, ALLOWED)
 
 
 class Door(Protocol):
@@ -156,9 +212,9 @@ class Http1Door:
 
     async def outcome(self, cell: Cell, headers: Mapping[str, str]) -> str:
         url = URL(self.url + cell.path, encoded=True)
-        async with self.session.request(cell.verb, url, data=cell.body, headers=headers) as answer:
-            await answer.read()
-            return OUTCOMES.get(str(answer.status), ALLOWED)
+        sent = {"content-type": "application/json", **headers}
+        async with self.session.request(cell.verb, url, data=cell.body, headers=sent) as answer:
+            return outcome_of(str(answer.status), await answer.read())
 
 
 class H2Door:
@@ -177,14 +233,15 @@ class H2Door:
         fields = [(":authority", "localhost"), *request_fields(cell.path)]
         if not self._is_grpc:
             fields = [(":method", cell.verb), (":scheme", "https"), (":path", cell.path)]
+            fields.append(("content-type", "application/json"))
         head = self.connection.raw_headers(stream, [*fields, *headers.items()])
-        await self.connection.send(head, data(stream, message(b"") if self._is_grpc else cell.body))
-        return OUTCOMES.get(await self._status(stream), ALLOWED)
+        await self.connection.send(head, data(stream, message(cell.body) if self._is_grpc else cell.body))
+        return outcome_of(*await self._answer(stream))
 
-    async def _status(self, stream: int) -> str:
-        """What the answer ends with, or begins: some go on for ever."""
+    async def _answer(self, stream: int) -> tuple[str, bytes]:
+        """The status and the body that it ends with, or begins: some go on for ever."""
         connection = self.connection
-        status = ""
+        status, body = "", b""
         while True:
             got = await connection.next(frames.HEADERS, frames.DATA, frames.RST_STREAM)
             head = connection.fields(got.payload) if got.kind == frames.HEADERS else {}
@@ -193,20 +250,23 @@ class H2Door:
             if got.stream == stream:
                 status = head.get("grpc-status") or head.get(":status") or status
                 assert status, f"{got} and no answer"
+                if got.kind == frames.DATA:
+                    body += got.payload
                 if got.kind == frames.DATA and self._is_grpc:
                     await connection.send(frames.rst_stream(stream, frames.ErrorCode.CANCEL))
-                    return status
+                    return status, body
                 if got.kind == frames.RST_STREAM or got.flags & frames.END_STREAM:
-                    return status
+                    return status, body
 
 
 @asynccontextmanager
-async def doors(server: triglot.Server, authority: Authority, name: str) -> AsyncIterator[dict[str, Door]]:
-    """One connection by each transport of a client whose certificate has this name."""
+async def doors(server: triglot.Server, authority: Authority, name: str | None) -> AsyncIterator[dict[str, Door]]:
+    """One connection by each transport of a client whose certificate has this name, or that has none."""
     context, by_h2 = authority.client(), authority.client("h2")
-    issued = authority.ca.issue_cert(name)
-    for one in (context, by_h2):
-        issued.configure_cert(one)
+    if name is not None:
+        issued = authority.ca.issue_cert(name)
+        for one in (context, by_h2):
+            issued.configure_cert(one)
     async with AsyncExitStack() as stack:
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, limit=1))
         await stack.enter_async_context(session)
@@ -222,23 +282,22 @@ async def doors(server: triglot.Server, authority: Authority, name: str) -> Asyn
 async def differing(server: triglot.Server, oracle: Oracle, authority: Authority) -> tuple[int, list[str]]:
     """How many cells there were, and those that are not as the file says."""
     count, wrong = 0, list[str]()
-    async with (
-        doors(server, authority, MACHINE) as machines,
-        doors(server, authority, "stranger@here") as strangers,
-    ):
+    stranger = None if server.config.client_auth == "optional" else "stranger@here"
+    async with doors(server, authority, MACHINE) as machines, doors(server, authority, stranger) as strangers:
         await until_found(
             lambda: strangers["HTTP/1.1"].outcome(Cell("GET", "/v2", "metadata"), bearer("removed")),
             lambda outcome: outcome == UNAUTHENTICATED,
         )
-        for cell in cells(server.config):
-            for credential in credentials(cell.operation):
-                expected = oracle.outcome(cell.operation, credential)
-                for name, door in (machines if credential.certificate else strangers).items():
-                    if door.takes(cell):
-                        count += 1
-                        got = await door.outcome(cell, bearer(credential.token))
-                        if got != expected:
-                            wrong.append(f"{cell} over {name}, {credential.name}: {got}, expected {expected}")
+        tried = [(cell, one) for cell in cells(server.config) for one in credentials(cell.operation)]
+        # First, as the others may unload the model.
+        for cell, credential in [*((cell, OTHER_MODEL) for cell in cells_of_models(server.config)), *tried]:
+            expected = oracle.outcome(cell, credential)
+            for name, door in (machines if credential.certificate else strangers).items():
+                if door.takes(cell):
+                    count += 1
+                    got = await door.outcome(cell, bearer(credential.token))
+                    if got != expected:
+                        wrong.append(f"{cell} over {name}, {credential.name}: {got}, expected {expected}")
     return count, wrong
 
 
@@ -249,10 +308,12 @@ def bearer(token: str | None) -> dict[str, str]:
 
 @pytest.mark.parametrize(("grpc_transport", "http_transport"), [("h2", "h1"), ("aio", "aiohttp")])
 async def test_every_cell_is_what_the_file_says(tmp_path: Path, grpc_transport: str, http_transport: str) -> None:
-    text = access_text()
+    (tmp_path / "keys.json").write_bytes(keyset(SIGNER))
+    text = access_text(tmp_path / "keys.json")
     file = write(tmp_path / "access.toml", text, client("removed", ["removed"], list(WORDS)))
     authority = Authority(tmp_path)
     options = OPTIONS | {"grpc_transport": grpc_transport, "http_transport": http_transport}
+    options |= {"tls_client_auth": "optional" if grpc_transport == "h2" else "required"}
     async with changing_server(tmp_path, access=str(file), **options, **authority.server(mutual=True)) as here:
         write(file, text)
         count, wrong = await differing(here.server, Oracle(text), authority)

@@ -32,13 +32,6 @@ class Model(triglot.Model):
 ALLOWED, SECRET, GHOST = "allowed-one", "secret-one", "secret-ghost"
 FRIEND, BOSS = "token-of-friend", "token-of-boss"
 OPERATIONS = ["health", "inspect", "infer", "administer"]
-OF_ALL_MODELS = {
-    *("/metrics", "/tf/metrics", "/grps/v1/monitor/series", "/grps/v1/monitor/overview"),
-    *("/grps/v1/health/online", "/grps/v1/health/offline"),
-}
-"""Paths of what is for those only whom all models are for, whatever the verb."""
-CHANGES_ALL = {"POST /v2/logging", "POST /v2/trace/setting"}
-GRPC_OF_ALL = {"Online", "Offline", "HandleReloadConfigRequest"}
 
 
 @asynccontextmanager
@@ -88,7 +81,7 @@ async def test_over_rest(tmp_path: Path, transport: str) -> None:
         for ask in asks:
             mine = await ask.of(session, url, ALLOWED, FRIEND)
             assert "secret" not in mine.text, ask
-            if ask.target in OF_ALL_MODELS or f"{ask.verb} {ask.target}" in CHANGES_ALL:
+            if ask.of_all:
                 expected = 200 if ask.public else 403
                 assert mine.status == expected, (ask, mine)
             elif ask.names and not REFUSED_ANYWAY.search(ask.target):
@@ -127,8 +120,7 @@ async def test_over_grpc(tmp_path: Path, transport: str) -> None:
             for ask in asks:
                 mine = await ask.of(channel, ALLOWED, FRIEND)
                 assert "secret" not in mine.text, ask
-                of_all = ask.method.name in GRPC_OF_ALL or (not ask.names and "settings" in ask.fields)
-                assert is_denied(mine) is of_all, (ask, mine)
+                assert is_denied(mine) is ask.of_all, (ask, mine)
                 if not ask.names:
                     continue
                 secret = (await ask.of(channel, SECRET, FRIEND)).about(SECRET)
