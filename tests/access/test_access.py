@@ -193,3 +193,11 @@ def test_groups_that_mean_nothing(text: str) -> None:
     with pytest.raises(ConfigError) as raised:
         access_control(triglot.Config(grpc_restricted_protocol=text))
     assert str(raised.value).startswith("grpc_restricted_protocol: ")
+
+
+def test_a_key_of_binary_metadata_is_none_for_grpc() -> None:
+    with pytest.raises(ConfigError) as raised:
+        access_control(triglot.Config(grpc_restricted_protocol="health:a=b,inference:key-Bin=secret"))
+    assert "'key-Bin'" in str(raised.value)
+    assert "secret" not in str(raised.value)
+    assert access_control(triglot.Config(http_restricted_api="inference:key-bin=b")) is not None

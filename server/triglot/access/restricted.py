@@ -26,6 +26,10 @@ class Restricted:
         self._needed: dict[Operation, tuple[str, bytes]] = {}
         for groups, key, value in _entries(name, text):
             header = prefix + key.lower()
+            if self._is_grpc and header.endswith("-bin"):
+                raise ConfigError(
+                    f"{name}: {key!r} ends in -bin, which gRPC keeps for binary values; use another key"
+                )
             for group in groups:
                 for operation in _operations(name, group):
                     if operation in self._needed:
