@@ -81,6 +81,7 @@ async def test_over_http1(tmp_path: Path, grpc_transport: str, http_transport: s
         writer.write(BODY[3:])
         got = await asyncio.wait_for(reader.read(), SECONDS)
         assert got.startswith(b"HTTP/1.1 401 ")
+        assert b'\r\nWWW-Authenticate: Bearer realm="triglot"\r\n' in got
         assert WITHDRAWN.encode() in got
         assert await here.state() == before
         writer.close()
@@ -97,6 +98,7 @@ async def test_over_http2(tmp_path: Path) -> None:
         await peer.is_heard()
         await token_is_removed(here, file)
         await peer.send(data(1, BODY))
-        assert (await answer(peer))[0][":status"] == "401"
+        head, _ = await answer(peer)
+        assert (head[":status"], head["www-authenticate"]) == ("401", 'Bearer realm="triglot"')
         assert await here.state() == before
         await peer.close()

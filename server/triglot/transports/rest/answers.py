@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import lru_cache
+from http import HTTPStatus
 from typing import TypeVar
 
 from triglot.core.call import Call
-from triglot.core.errors import Cancelled, Code, ServingError, as_serving_error
+from triglot.core.errors import Cancelled, ServingError, as_serving_error
 from triglot.core.http import HttpResponse, HttpStream
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Route
@@ -79,18 +80,18 @@ def error_response(route: Route, error: Exception, observed: Observation) -> Htt
 
 def failure_response(route: Route, error: ServingError, observed: Observation) -> HttpResponse:
     """An error in the route's form, or in the usual one."""
-    response = usual_error(error) if route.encode_error is None else route.encode_error(error)
-    observed.sent(len(response.body))
-    if error.retry_after is None:
-        return response
-    return _with_field(response, response.body, "Retry-After", _seconds(error.retry_after))
+    return _told(error, usual_error(error) if route.encode_error is None else route.encode_error(error), observed)
 
 
 def refusal_response(error: ServingError, observed: Observation) -> HttpResponse:
     """An error that comes before the protocol's own: the client may not make the call."""
-    response = usual_error(error)
+    return _told(error, usual_error(error), observed)
+
+
+def _told(error: ServingError, response: HttpResponse, observed: Observation) -> HttpResponse:
+    """With the fields that belong to the error."""
     observed.sent(len(response.body))
-    if error.code is Code.UNAUTHENTICATED:
+    if response.status == HTTPStatus.UNAUTHORIZED:
         # No Basic: browsers would ask for a password themselves, and keep it.
         response = _with_field(response, response.body, "WWW-Authenticate", 'Bearer realm="triglot"')
     if error.retry_after is None:
