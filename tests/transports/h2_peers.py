@@ -187,11 +187,15 @@ class Client:
         """The preface, and the settings of these names."""
         await self.send(greeting(**settings))
 
+    def block(self, fields: Sequence[tuple[str, str] | tuple[bytes, bytes]]) -> bytes:
+        """A header block with any fields."""
+        return self._encoder.encode(fields)
+
     def raw_headers(
         self, stream: int, fields: Sequence[tuple[str, str]], flags: int = frames.END_HEADERS
     ) -> bytes:
         """A HEADERS frame with any fields."""
-        return frame(frames.HEADERS, flags, stream, self._encoder.encode(fields))
+        return frame(frames.HEADERS, flags, stream, self.block(fields))
 
     def headers(self, stream: int, name: str, *fields: tuple[str, str], flags: int = frames.END_HEADERS) -> bytes:
         """A request's HEADERS frame."""
