@@ -138,8 +138,9 @@ class Door:
                     found.append(f"{self.name}, {name}: it is answered")
                 if not has(await self.right_answered(self.right), RIGHTFUL):
                     found.append(f"{self.name}, {name}: the next call is not answered")
-                if name.startswith("unload") and await here.state() != before:
-                    found.append(f"{self.name}, {name}: it has changed something")
+                if name.startswith("unload") and (after := await here.state()) != before:
+                    found.append(f"{self.name}, {name}: something has changed")
+                    before = after
             except TimeoutError:
                 found.append(f"{self.name}, {name}: there is no end")
         if await here.state() != before:
