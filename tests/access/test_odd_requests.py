@@ -6,6 +6,7 @@ An answer is known by the values that the model makes, which nothing else has; a
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -77,6 +78,7 @@ async def serving(folder: Path, grpc_transport: str, http_transport: str) -> Asy
     write_model(folder / "repository" / "other", MODEL)
     file = write(folder / "access.toml", ALL, anonymous(["health"]))
     options = {"grpc_transport": grpc_transport, "http_transport": http_transport}
+    options["audit_log"] = str(folder / "audit.log")
     async with changing_server(folder, access=str(file), **options) as here:
         here.session.headers["x-api-key"] = RIGHT
         yield here
@@ -159,7 +161,10 @@ def by_http2(found: Mapping[str, tuple[Sent, bool]]) -> Requests:
 
 
 @pytest.mark.parametrize(("grpc_transport", "http_transport"), TRANSPORTS)
-async def test_none_gets_by(tmp_path: Path, grpc_transport: str, http_transport: str) -> None:
+async def test_none_gets_by(
+    tmp_path: Path, grpc_transport: str, http_transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     over_1: Requests = {name: (sent, with_credential(sent)) for name, sent in http1_requests().items()}
     right_1 = http1(OTHER, TOKEN)
     right_2 = http2([*pseudo(OTHER), JSON, BEARER], BODY), ()
@@ -183,6 +188,11 @@ async def test_none_gets_by(tmp_path: Path, grpc_transport: str, http_transport:
             assert len(requests) >= 200
             # Else these requests would show nothing.
             assert await door.served(requests) >= 15, door.name
+    assert "rejected a malformed HTTP request" in caplog.text
+    audited = (tmp_path / "audit.log").read_text()
+    assert len([json.loads(line) for line in audited.splitlines()]) > 150
+    # They had one, in the wrong place.
+    assert [line for line in [*caplog.messages, *audited.splitlines()] if RIGHT in line] == []
 
 
 async def ended(peer: Client, stream: int) -> tuple[str, bytes]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 
 from aiohttp.http_exceptions import HttpProcessingError
 
 LONGEST_TEXT = 200
-"""Of what was wrong: aiohttp quotes what was sent."""
+"""Of what was wrong."""
+_QUOTED = re.compile(r""": b?['"]""")
 
 
 def connection_log() -> logging.Logger:
@@ -28,4 +30,5 @@ def _one_line(record: logging.LogRecord) -> bool:
 
 
 def _text(error: HttpProcessingError) -> str:
-    return " ".join(error.message.split())[:LONGEST_TEXT]
+    """Without what was sent, which aiohttp quotes: it may be a credential, and logs have none."""
+    return _QUOTED.split(" ".join(error.message.split()), maxsplit=1)[0][:LONGEST_TEXT]

@@ -8,6 +8,7 @@ body of a known length is counted, and passed on in the pieces that it came in.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -37,6 +38,8 @@ _SINGLE = frozenset(
 )
 """Fields of which several could mean different things to different servers."""
 _BLANKS = (b" ", b"\t")
+_BEGIN = re.compile(rb"[A-Z]+ /[^?\s]*|[!#$%&'*+.^_`|~\w-]*")
+"""Of a line: a verb and a path, or the name of a field."""
 
 
 def _lower(name: bytes) -> str:
@@ -227,7 +230,7 @@ class RequestReader:
             self._tail = (self._tail + piece)[-3:]
             self._line = piece[piece.rfind(b"\n") + 1 :] if b"\n" in piece else self._line + piece
             if len(self._line) > LONGEST_LINE:
-                raise _MalformedRequest(f"a line is longer than {LONGEST_LINE} bytes: {_quoted(self._line)}")
+                raise _MalformedRequest(f"a line is longer than {LONGEST_LINE} bytes: {_named(self._line)}")
         return b""
 
     def _parse_head(self, parser: HttpRequestParser, piece: bytes) -> None:
@@ -239,7 +242,7 @@ class RequestReader:
         except HttpParserError as error:
             if isinstance(error.__context__, _MalformedRequest):
                 raise error.__context__ from None
-            where = f": {_quoted(_first_wrong_line(piece))}" if is_first else ""
+            where = f": {_named(_first_wrong_line(piece))}" if is_first else ""
             raise _MalformedRequest(f"{error}{where}") from None
 
     # llhttp calls these; it may have been given less than all of a line.
@@ -381,6 +384,13 @@ def _first_wrong_line(piece: bytes) -> bytes:
         except HttpParserError:
             return line.rstrip(b"\r\n")
     return piece
+
+
+def _named(line: bytes) -> str:
+    """What it begins with: the rest may be a credential, and logs have none."""
+    begin = _BEGIN.match(line)
+    assert begin is not None
+    return _quoted(begin[0])
 
 
 def _quoted(line: bytes) -> str:

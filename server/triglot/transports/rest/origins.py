@@ -42,6 +42,7 @@ class Origins:
         """Raises `PermissionDenied` for a request that a page of another origin may have sent."""
         host = headers.get("host", "")
         if host and not self._any_host and not self._is_own(host):
+            host = host.rpartition("@")[2]  # A user and a password do not belong there, and in no log.
             raise PermissionDenied(
                 f"Host {host[:MOST_HOSTS]!r} is not a name of this server; add it with --allowed-hosts"
             )
