@@ -70,6 +70,14 @@ async def test_credentials_of_stock_clients(tmp_path: Path, transports: dict[str
             assert await answer.json() == {"error": "client 'friend' may not use metadata"}
 
 
+async def test_streams_without_credentials(tmp_path: Path) -> None:
+    async with doors(tmp_path, FRIEND, grpc_transport="h2") as here:
+        for _ in range(200):
+            stream = here.stream_infer(iter([infer_request()]))
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+                await anext(aiter(stream))
+
+
 async def test_two_authorization_headers(tmp_path: Path, transports: dict[str, Any]) -> None:
     async with doors(tmp_path, FRIEND, **transports) as here:
         twice = [("authorization", "Bearer secret-of-friend")] * 2

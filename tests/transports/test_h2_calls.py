@@ -239,6 +239,43 @@ async def test_an_early_answer_resets_a_stream_that_still_sends() -> None:
         await client.close()
 
 
+async def test_refused_streams_end_in_any_way() -> None:
+    async with served() as here:
+        client = await greeted(here)
+        await client.send(client.headers(1, "/no/such"))
+        assert (await client.status(1))["grpc-status"] == "12"
+        await client.send(client.headers(3, "/no/such"), data(3, message(bytes(100))))
+        assert (await client.status(3))["grpc-status"] == "12"
+        await client.send(client.headers(5, "/no/such"), frames.rst_stream(5, ErrorCode.CANCEL))
+        await client.send(client.headers(7, "Echo"), data(7, message(b"")))
+        assert (await client.status(7))["grpc-status"] == "0"
+        await client.send(*(client.headers(number, "/no/such") for number in range(9, 409, 2)))
+        ended = 0
+        while ended < 200:
+            got = await client.next(frames.HEADERS)
+            ended += client.fields(got.payload)["grpc-status"] == "12"
+        await client.send(client.headers(409, "/no/such"))
+        await client.close()
+
+
+@pytest.mark.parametrize("half_closed", [True, False])
+async def test_a_refused_stream_tells_grpcs_own_client_the_status(half_closed: bool) -> None:
+    """It tells its caller INTERNAL in place of a status that comes while it writes."""
+    async with served() as here, here.channel() as channel:
+        call = channel.stream_stream("/no/such")
+
+        async def code() -> grpc.StatusCode:
+            stream = call(timeout=SECONDS)
+            await stream.write(b"1")
+            if half_closed:
+                await stream.done_writing()
+            return await stream.code()
+
+        for _ in range(20):
+            codes = await asyncio.gather(*(code() for _ in range(10)))
+            assert codes == [grpc.StatusCode.UNIMPLEMENTED] * 10
+
+
 async def test_a_deadline_ends_the_call_for_a_client_that_only_waits() -> None:
     async with served() as here:
         client = await greeted(here)

@@ -46,6 +46,11 @@ MOST_TOGETHER = 32
 """Answers that leave at once: their client reads these while the next ones are made."""
 MOST_MOVED_BYTES = 16 * 1024 * 1024
 """Of answers that wait for the end of a burst to be written."""
+REFUSED_STREAM_SECONDS = 0.05
+"""For a client that is refused a stream to send what it was about to: grpc.aio tells its caller INTERNAL, and not
+the status, when that comes while it writes."""
+MOST_REFUSED_STREAMS = 64
+"""Of a connection that wait for that: they are not counted as open, and have headers."""
 LAST_STREAM_SECONDS = 1.0
 """For the other side to confirm that it knows that the connection ends."""
 
@@ -57,6 +62,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         self.loop = asyncio.get_running_loop()
         self.connection: Connection[RpcHead] = Connection(read_head, server.limits, buffer=server.read_buffer)
         self.rpcs: dict[int, Rpc] = {}
+        self._refused: dict[int, tuple[Rpc, ServingError]] = {}
+        """Streams that are not begun, until their status is sent."""
         self.server = server
         self.lost = self.loop.create_future()
         """Done when the socket is closed."""
@@ -173,7 +180,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         self._moved = connection.out.moved
         if transport is None:
             return
-        if self.draining and connection.said_last and not self.rpcs and not connection.out.waits:
+        open_calls = self.rpcs or self._refused
+        if self.draining and connection.said_last and not open_calls and not connection.out.waits:
             connection.close()
         out = connection.out.take()
         if self._ending:
@@ -242,6 +250,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             rpc.end_grace()
 
     def _stop_calls(self) -> None:
+        self._refused.clear()
         for rpc in list(self.rpcs.values()):
             rpc.gone()
             rpc.cancel()
@@ -252,6 +261,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         if isinstance(event, DataReceived):
             if (rpc := self.rpcs.get(event.stream)) is not None:
                 self._data(rpc, event.parts, 0, event.ended)
+            elif event.ended:
+                self._refuse(event.stream)
         elif isinstance(event, RequestReceived):
             self._begin(event)
         elif isinstance(event, DataPlaced):
@@ -261,15 +272,20 @@ class H2Protocol(asyncio.BufferedProtocol):
             if (rpc := self.rpcs.get(event.stream)) is not None:
                 rpc.drained()
         elif isinstance(event, StreamReset):
-            if (rpc := self.rpcs.get(event.stream)) is not None:
-                rpc.gone()
-                rpc.cancel()
+            self._was_reset(event.stream)
         elif isinstance(event, RequestEnded):
             if (rpc := self.rpcs.get(event.stream)) is not None:
                 self.ended(rpc)
+            self._refuse(event.stream)
         elif isinstance(event, ConnectionEnded):
             log.info("closing a connection with %s: %s", event.code.name, event.text)
             self._stop_calls()
+
+    def _was_reset(self, number: int) -> None:
+        self._refused.pop(number, None)
+        if (rpc := self.rpcs.get(number)) is not None:
+            rpc.gone()
+            rpc.cancel()
 
     def _begin(self, event: RequestReceived[RpcHead]) -> None:
         head, number = event.headers, event.stream
@@ -281,6 +297,11 @@ class H2Protocol(asyncio.BufferedProtocol):
         row = self.server.rows.get(head.path, NO_ROW)
         rpc = self.server.make_rpc(self, number, head, row.kind, row.handler)
         refusal = self._refusal(rpc) or rpc.admit(row)
+        may_still_write = row.kind in (None, Kind.BIDI_STREAM) and not event.ended
+        if refusal is not None and may_still_write and len(self._refused) < MOST_REFUSED_STREAMS:
+            self._refused[number] = rpc, refusal
+            self.loop.call_later(REFUSED_STREAM_SECONDS, self._refuse, number)
+            return
         self.begun(rpc)
         rpc.watch_deadline()
         if refusal is not None:
@@ -292,6 +313,13 @@ class H2Protocol(asyncio.BufferedProtocol):
             rpc.start_stream(body.requests())
         if event.ended:
             self.ended(rpc)
+
+    def _refuse(self, number: int) -> None:
+        """Send the status of a stream that was refused, unless that is done or the client has left."""
+        refused = self._refused.pop(number, None)
+        if refused is not None:
+            rpc, error = refused
+            rpc.fail(error)
 
     def _refusal(self, rpc: Rpc) -> ServingError | None:
         """Why a call is not begun."""
@@ -402,9 +430,7 @@ class H2Protocol(asyncio.BufferedProtocol):
     def reset(self, number: int, code: ErrorCode) -> None:
         """End a stream before its time, and its call."""
         self.connection.reset(number, code)
-        if (rpc := self.rpcs.get(number)) is not None:
-            rpc.gone()
-            rpc.cancel()
+        self._was_reset(number)
         self.wake()
 
     def begun(self, rpc: Rpc) -> None:
