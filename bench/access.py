@@ -2,8 +2,8 @@
 
 From the repository's root: `python -m bench.access --help`. Small ModelInfer calls that differ, over gRPC: first
 the same load on servers that ask for nothing, for a token, a JWT, a client certificate, in turn, round by round;
-then a client that keeps within its means, alone and beside one that sends ten times its rate; then tokens and
-certificates that are changed under load.
+then a client that keeps within its means, alone and beside one that sends ten times its rate, or beside strangers
+with large bodies; then tokens and certificates that are changed under load.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import jwt
 import trustme
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from bench import changes, h2client, measure, openclient, payloads, report, rounds, servers, traffic
+from bench import changes, h2client, measure, openclient, payloads, report, rounds, servers, strangers, traffic
 from bench.headers import Metadata
 from bench.measure import Subject
 from bench.payloads import Exchange, framed
@@ -42,7 +42,7 @@ QUIET_IN_FLIGHT = 8
 COLUMNS = ("credential", "calls/s", "x none", "(min-max)", "p50 ms", "p99 ms", "CPU µs", "x none", "client")
 GOALS = """\
 goals: none x 0.98 for a token and a JWT, x 0.99 for a certificate; p99 x 1.20 beside a flood, which gets its rate
-within 5%"""
+within 5%, and beside strangers"""
 LEGEND = """\
 Medians over rounds, in turn, one at a time; "x none" is the median of the rounds' own ratios to the line before it
 that asks for nothing. A line with a certificate is compared over TLS. "!": the client was the limit."""
@@ -195,6 +195,46 @@ async def flood(port: int, plan: Plan) -> Flood:
     return measured
 
 
+@dataclass(slots=True)
+class Strange:
+    """What became of a client's calls beside strangers, in seconds at the 99th percentile."""
+
+    alone: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+    refused: int = 0
+    """Calls of strangers."""
+
+
+async def strange(port: int, plan: Plan, cores: frozenset[int]) -> Strange:
+    """One client, alone and beside strangers on `cores`, round by round.
+
+    Raises `BenchError` when a call of the client is refused.
+    """
+    exchange = payloads.grpc_exchange(MODEL, payloads.tensor(1, 16))
+    friend = [Request(exchange.body, metadata=Metadata([bearer("friend")]))]
+    measured = Strange()
+    for _ in range(plan.rounds):
+        measured.alone.append(await _quiet(port, exchange, friend, plan.seconds))
+        async with strangers.strangers(port, exchange.path, cores) as refused:
+            measured.beside.append(await _quiet(port, exchange, friend, plan.seconds))
+        measured.refused += refused.calls
+    return measured
+
+
+def strange_lines(measured: Strange) -> Iterator[str]:
+    """For people."""
+    mib = strangers.BODY_BYTES // 2**20
+    yield f"{strangers.STRANGERS} strangers with {mib} MiB each, again and again: {measured.refused:,} refused"
+    yield _beside(measured.alone, measured.beside, "the strangers")
+
+
+def _beside(alone: Sequence[float], beside: Sequence[float], whom: str) -> str:
+    """The 99th percentiles of a client's calls, in words."""
+    ratios = [one / another for one, another in zip(beside, alone, strict=True)]
+    before, now = (statistics.median(one) * 1e3 for one in (alone, beside))
+    return f"  p99 {before:.2f} ms alone, {now:.2f} ms beside {whom}: x{statistics.median(ratios):.2f}"
+
+
 async def _quiet(port: int, exchange: Exchange, requests: Sequence[Request], seconds: float) -> float:
     connections = await h2client.connect(port, exchange.path, requests, QUIET_IN_FLIGHT)
     try:
@@ -206,12 +246,9 @@ async def _quiet(port: int, exchange: Exchange, requests: Sequence[Request], sec
 
 def flood_lines(measured: Flood) -> Iterator[str]:
     """For people."""
-    pairs = zip(measured.beside, measured.alone, strict=True)
-    ratios = [beside / alone for beside, alone in pairs]
-    alone, beside = (statistics.median(one) * 1e3 for one in (measured.alone, measured.beside))
     accepted = statistics.median(measured.accepted)
     yield f"a client with {QUIET_IN_FLIGHT} calls in flight: none of its calls was refused"
-    yield f"  p99 {alone:.2f} ms alone, {beside:.2f} ms beside the flood: x{statistics.median(ratios):.2f}"
+    yield _beside(measured.alone, measured.beside, "the flood")
     yield f"a client of {RATE} requests a second sends {RATE * TIMES}: {accepted:.1f} a second after its burst"
     yield f"  that is x{accepted / RATE:.3f} of its rate"
     yield f"  refused {len(measured.refused):,}: p50 {statistics.median(measured.refused):.2f} ms"
@@ -240,6 +277,8 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"\n{SCENARIO.in_flight} in flight; {GOALS}", table, LEGEND, sep="\n", flush=True)
             _, port = here.start("--access", str(here.access))
             print("", *flood_lines(asyncio.run(flood(port, plan))), sep="\n", flush=True)
+            others = cores.usable - {cores.server}
+            print("", *strange_lines(asyncio.run(strange(port, plan, others))), sep="\n", flush=True)
             print("", *changes.lines(asyncio.run(changes.measure(arguments.changes, cores.server))), sep="\n")
     except BenchError as error:
         print(error, file=sys.stderr)

@@ -1,0 +1,107 @@
+"""Clients without credentials that come again and again, each with a large body, from a process of their own.
+
+`python -m bench.strangers PORT PATH` runs until its standard input ends, and prints the calls that were refused.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from bench import servers
+from bench.h2client import H2Connection, framed_requests, headers_of
+from bench.headers import HeaderBlocks
+from bench.tally import BenchError, Request, close
+
+STRANGERS = 64
+BODY_BYTES = 16 * 2**20
+READY = "ready"
+PAUSE = 0.1
+"""Seconds from a refusal until the same one comes again."""
+NICE = 19
+
+
+class Stranger(H2Connection):
+    """Sends all of a call's body, unless it is told to stop."""
+
+    def __init__(self, headers: HeaderBlocks, body: bytes) -> None:
+        super().__init__(framed_requests([Request(body)]), 1, headers)
+        self.refused = 0
+        self.failure = ""
+
+    def come(self) -> None:
+        """Call, and when that has been refused, again."""
+        if not self.transport.is_closing():
+            self._start()
+            self._flush()
+
+    def _finish(self, stream: int) -> None:
+        call = self.calls.pop(stream, None)
+        if call is not None:
+            self.sending.remove(call)
+            self.refused += 1
+            asyncio.get_running_loop().call_later(PAUSE, self.come)
+
+    def _abort(self, text: str) -> None:
+        self.failure = self.failure or text
+        super()._abort(text)
+
+
+async def _come(port: int, path: str) -> str:
+    """What is printed at the end."""
+    loop = asyncio.get_running_loop()
+    body = bytes(BODY_BYTES)
+    strangers = []
+    for _ in range(STRANGERS):
+        _, stranger = await loop.create_connection(
+            lambda: Stranger(headers_of(port, path), body), "127.0.0.1", port
+        )
+        await stranger.ready
+        strangers.append(stranger)
+    for stranger in strangers:
+        stranger.come()
+    print(READY, flush=True)
+    await loop.run_in_executor(None, sys.stdin.read)
+    failures = [stranger.failure for stranger in strangers if stranger.failure]
+    await close(*strangers)
+    if failures:
+        return f"{len(failures)} lost their connections: {failures[0]}"
+    return str(sum(stranger.refused for stranger in strangers))
+
+
+@dataclass(slots=True)
+class Refused:
+    """How many calls were, once they have left."""
+
+    calls: int = 0
+
+
+@contextlib.asynccontextmanager
+async def strangers(port: int, path: str, cores: frozenset[int]) -> AsyncIterator[Refused]:
+    """They are there meanwhile, on these cores, behind whatever else wants them. Raises `BenchError`."""
+    command = (sys.executable, "-m", "bench.strangers", str(port), path)
+    pipe = asyncio.subprocess.PIPE
+    with servers.on_cores(cores):
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    assert process.stdout is not None
+    refused = Refused()
+    try:
+        async with asyncio.timeout(30):
+            if (await process.stdout.readline()).decode().strip() != READY:
+                raise BenchError("the strangers did not come")
+        yield refused
+        said = (await process.communicate(b""))[0].decode().strip()
+        if not said.isdecimal():
+            raise BenchError(f"strangers: {said}")
+        refused.calls = int(said)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+if __name__ == "__main__":
+    os.nice(NICE)
+    print(asyncio.run(_come(int(sys.argv[1]), sys.argv[2])), flush=True)

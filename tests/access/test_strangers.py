@@ -1,0 +1,95 @@
+"""Who has no credentials costs the server no memory, and others no calls, whatever is in the body."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from access_files import client, write
+from doors import DEMO, infer_request
+from strangers import MIB, MODEL_INFER, Stranger, over_grpc, over_http1, over_rest_of_http2
+
+from process import FREE_PORTS, SECONDS, Triglot
+
+STRANGERS = 64
+"""At a time."""
+TIMES = 3
+"""Each comes so often."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How strangers come, to which transport; what they are answered, and what the server may take for all."""
+
+    stranger: Stranger
+    grpc_transport: str
+    http_transport: str
+    answer: str
+    most: int = 20 * MIB
+
+
+WAYS = {
+    "gRPC": Way(over_grpc, "h2", "h1", "16"),
+    "HTTP/1.1": Way(over_http1, "h2", "h1", "401"),
+    "REST over HTTP/2": Way(over_rest_of_http2, "h2", "h1", "401"),
+    "grpc.aio": Way(over_grpc, "aio", "aiohttp", "16"),
+    # aiohttp reads some 1 MiB of each request ahead, whether or not anybody wants it.
+    "aiohttp": Way(over_http1, "aio", "aiohttp", "401", most=STRANGERS * 3 * MIB // 2),
+}
+
+
+class Memory:
+    """The largest resident size of a process from now on, beyond that of now; in bytes."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = Path(f"/proc/{pid}")
+        (self._folder / "clear_refs").write_text("5")  # The peak is that of now.
+        self._before = self._of("VmRSS")
+
+    def _of(self, name: str) -> int:
+        found = re.search(rf"{name}:\s+(\d+) kB", (self._folder / "status").read_text())
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def more(self) -> int:
+        """So far."""
+        return self._of("VmHWM") - self._before
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_large_bodies_of_strangers(tmp_path: Path, way: Way) -> None:
+    access = write(tmp_path / "access.toml", client("friend", ["secret"], ["infer"]))
+    transports = "--grpc-transport", way.grpc_transport, "--http-transport", way.http_transport
+    with Triglot(DEMO, *FREE_PORTS, "--access", access, *transports) as server:
+        grpc_port, rest_port = server.ports()
+        port = rest_port if way.stranger is over_http1 else grpc_port
+        asyncio.run(_meet(server.pid, way, port, grpc_port))
+
+
+async def _meet(pid: int, way: Way, port: int, grpc_port: int) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+        infer, body = channel.unary_unary(MODEL_INFER), infer_request().SerializeToString()
+
+        async def friend() -> None:
+            """Raises what a call fails with."""
+            await infer(body, metadata=[("authorization", "Bearer secret")], timeout=SECONDS)
+
+        async def strangers() -> list[str]:
+            return await asyncio.gather(*(way.stranger(port) for _ in range(STRANGERS)))
+
+        for _ in range(10):
+            await friend()
+        assert await way.stranger(port) == way.answer
+        memory = Memory(pid)
+        answers = []
+        for _ in range(TIMES):
+            coming = asyncio.create_task(strangers())
+            while not coming.done():
+                await friend()
+            answers += await coming
+        assert answers == [way.answer] * (STRANGERS * TIMES)
+        assert memory.more() <= way.most
