@@ -166,6 +166,7 @@ async def test_none_gets_by(
 ) -> None:
     caplog.set_level("INFO")
     over_1: Requests = {name: (sent, with_credential(sent)) for name, sent in http1_requests().items()}
+    rest, rpcs = by_http2(rest_requests()), by_http2(grpc_requests())
     right_1 = http1(OTHER, TOKEN)
     right_2 = http2([*pseudo(OTHER), JSON, BEARER], BODY), ()
     right_rpc = http2([*pseudo(INFER_RPC), *GRPC, BEARER], grpc_body("other")), ()
@@ -174,13 +175,16 @@ async def test_none_gets_by(
         by_h2 = over_http2(here.server.grpc_port)
         doors = [
             (Door("HTTP/1.1", on_rest, right_1), over_1),
-            (Door("gRPC", by_h2, right_rpc), by_http2(grpc_requests())),
+            (Door("gRPC", by_h2, right_rpc), rpcs),
         ]
         if grpc_transport == "h2":
             doors.append((Door("HTTP/1.1 on gRPC's port", on_grpc, right_1), over_1))
-            doors.append((Door("HTTP/2", by_h2, right_2), by_http2(rest_requests())))
+            doors.append((Door("HTTP/2", by_h2, right_2), rest))
         found = await asyncio.gather(*(door.wrong(here, requests) for door, requests in doors))
         assert not any(found), "\n".join(text for texts in found for text in texts)
+        few = {name: rest[name] for name in ("path: as it is", "unload: as it is", "two lengths")}
+        h2_on_rest = Door("HTTP/2 on REST's port", over_http2(here.server.rest_port), right_1, on_rest)
+        assert not await h2_on_rest.wrong(here, few)
         if grpc_transport == "aio":
             few = {name: over_1[name] for name in ("path: as it is", "h2c", "h2c, then HTTP/2")}
             assert not await Door("HTTP/1.1 on gRPC's port", on_grpc, right_rpc, by_h2).wrong(here, few)
