@@ -16,6 +16,7 @@ from triglot.core.operation import OPERATION_NAMES, Operation
 from triglot.core.permission import ALL_MODELS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
 """What a variable that is not set gives a shell."""
@@ -191,10 +192,10 @@ def _grant(table: dict[str, Any], where: str, *, needs_operations: bool = True) 
         raise ConfigError(f"{where}operations: missing")
     rate = table.get("rate", 0.0)
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not (rate == 0 or LEAST_RATE <= rate < INF):
-        raise ConfigError(f"{where}rate: expected requests a second, {LEAST_RATE} or more, got {rate!r}")
+        raise ConfigError(f"{where}rate: expected requests a second, {LEAST_RATE} or more, got {_number(rate)}")
     concurrent = table.get("concurrent", 0)
     if isinstance(concurrent, bool) or not isinstance(concurrent, int) or concurrent < 0:
-        raise ConfigError(f"{where}concurrent: expected a number of calls, got {concurrent!r}")
+        raise ConfigError(f"{where}concurrent: expected a number of calls, got {_number(concurrent)}")
     return {
         "operations": _operations(table.get("operations", []), f"{where}operations"),
         "models": _texts(table, "models", where) if "models" in table else ALL_MODELS,
@@ -207,7 +208,7 @@ def _operations(names: Any, where: str) -> frozenset[Operation]:
     operations = NO_OPERATIONS
     for name in _list_of_texts(names, where):
         if name not in OPERATION_NAMES:
-            raise ConfigError(f"{where}: {unknown(name, OPERATION_NAMES, 'operation')}")
+            raise ConfigError(f"{where}: {unknown(_word(name), OPERATION_NAMES, 'operation')}")
         operations |= OPERATION_NAMES[name]
     return operations
 
@@ -234,7 +235,7 @@ def _check_keys(table: dict[str, Any], known: Iterable[str], where: str) -> None
     known = tuple(known)
     for key in table:
         if key not in known:
-            raise ConfigError(f"{where}{key}: {unknown(key, known, 'key')}")
+            raise ConfigError(f"{where}{_word(key)}: {unknown(_word(key), known, 'key')}")
 
 
 def _texts(table: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
@@ -245,6 +246,15 @@ def _list_of_texts(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
         raise ConfigError(f"{where}: expected a list of texts, got {_kind_of(value)}")
     return tuple(value)
+
+
+def _word(text: str) -> str:
+    """The text, unless it is so long, or so odd, that it may be a secret in the wrong place."""
+    return text if _WORD.fullmatch(text) else f"({len(text)} characters)"
+
+
+def _number(value: Any) -> str:
+    return repr(value) if isinstance(value, int | float) else _kind_of(value)
 
 
 def _kind_of(value: Any) -> str:
