@@ -1,4 +1,4 @@
-"""Clients without credentials that send large bodies, until they are told to stop."""
+"""Clients that send large bodies until they are told to stop: strangers have no credentials."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ async def over_grpc(port: int) -> str:
     return await _over_http2(port, MODEL_INFER, GRPC_FIELDS)
 
 
-async def over_rest_of_http2(port: int) -> str:
+async def over_rest_of_http2(port: int, *credentials: tuple[str, str]) -> str:
     """See `_over_http2`."""
-    return await _over_http2(port, INFER, REST_FIELDS)
+    return await _over_http2(port, INFER, (*REST_FIELDS, *credentials))
 
 
 async def _over_http2(port: int, path: str, fields: Sequence[tuple[str, str]]) -> str:
@@ -58,7 +58,7 @@ async def _over_http2(port: int, path: str, fields: Sequence[tuple[str, str]]) -
     peer.send_headers(1, (*begin, *fields))
     status, left, open_ = "none", BODY_BYTES, True
     while open_:
-        while room := min(left, peer.local_flow_control_window(1), peer.max_outbound_frame_size):
+        while room := min(left, peer.local_flow_control_window(1), peer.max_outbound_frame_size, len(PIECE)):
             peer.send_data(1, PIECE[:room], end_stream=room == left)
             left -= room
         got = b""

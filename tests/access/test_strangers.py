@@ -1,4 +1,4 @@
-"""Who has no credentials costs the server no memory, and others no calls, whatever is in the body."""
+"""Large bodies: those of strangers cost the server no memory, and friends no calls; those of friends come."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import grpc.aio
 import pytest
 from access_files import client, write
-from doors import DEMO, infer_request
+from doors import DEMO, doors, infer_request
 from strangers import MIB, MODEL_INFER, Stranger, over_grpc, over_http1, over_rest_of_http2
 
 from process import FREE_PORTS, SECONDS, Triglot
@@ -93,3 +94,22 @@ async def _meet(pid: int, way: Way, port: int, grpc_port: int) -> None:
             answers += await coming
         assert answers == [way.answer] * (STRANGERS * TIMES)
         assert memory.more() <= way.most
+
+
+async def test_large_bodies_of_friends(tmp_path: Path) -> None:
+    numbers, key = 2**19, ("x-api-key", "secret")
+    async with doors(tmp_path, client("friend", ["secret"], ["infer"]), grpc_transport="h2") as here:
+        request = infer_request()
+        request.inputs[0].shape[:] = [1, numbers]
+        request.raw_input_contents[0] = bytes(4 * numbers)
+        for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+            await here.infer(request, metadata=[key], compression=compression, timeout=SECONDS)
+        async with asyncio.timeout(SECONDS):
+            stream = here.stream_infer(metadata=[key])
+            request.inputs[0].shape[:] = [1, 1000]
+            request.raw_input_contents[0] = bytes(4000)
+            for _ in range(500):
+                await stream.write(request)
+                assert (await stream.read()).infer_response.model_name == "identity_fp32"
+            assert here.server.grpc_port is not None
+            assert await over_rest_of_http2(here.server.grpc_port, key) == "400"  # Zeros are no JSON.

@@ -21,7 +21,7 @@ from triglot.transports.http2.buffers import BufferPool
 from triglot.transports.http2.busy_poll import BusyPoll
 from triglot.transports.http2.compressing import CompressingRpc
 from triglot.transports.http2.core.connection import read_buffer
-from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.core.limits import DEFAULTS, Limits
 from triglot.transports.http2.protocol import H2Protocol
 from triglot.transports.http2.protocol_sniffer import HTTP1, HTTP2, ProtocolSniffer
 from triglot.transports.http2.rpc import Rpc
@@ -34,6 +34,8 @@ REST_SECONDS = 10.0
 """Without a large message, until the memory of such messages is given back."""
 LATE_SECONDS = 1.0
 """For what is cancelled at the end of the grace period to say so."""
+STRANGERS_WINDOW = 64 * 1024
+"""What may be sent with a request before its client is known: of refused ones it is read for nothing."""
 UNBOUNDED = 2**63
 
 
@@ -58,7 +60,7 @@ class H2Server:
         access: AccessControl | None = None,
         bound: Sequence[socket.socket] = (),
     ) -> None:
-        self.limits = limits or _limits(config)
+        self.limits = limits or _limits(config, DEFAULTS.first_window if access is None else STRANGERS_WINDOW)
         self.most_bytes = config.max_message_size
         self.request_bytes = request_bytes or RequestBytes(config.total_queue_bytes(None))
         """Those of requests that have not come as a whole, or wait for a stream's handler."""
@@ -186,8 +188,9 @@ class H2Server:
         return [*self.connections, *self.sniffers]
 
 
-def _limits(config: Config) -> Limits:
+def _limits(config: Config, first_window: int) -> Limits:
     return Limits(
+        first_window=first_window,
         idle=config.keepalive_time or math.inf,
         answer_to_ping=config.keepalive_timeout,
         max_age=config.max_connection_age or math.inf,

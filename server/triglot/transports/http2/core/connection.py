@@ -92,7 +92,7 @@ class Connection(Generic[T]):
             frames.settings(
                 {
                     Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
-                    Setting.INITIAL_WINDOW_SIZE: limits.stream_window,
+                    Setting.INITIAL_WINDOW_SIZE: self._streams.first_window,
                     Setting.MAX_FRAME_SIZE: limits.max_frame,
                     Setting.MAX_HEADER_LIST_SIZE: MOST_HEADER_BYTES,
                 }

@@ -18,6 +18,8 @@ class Limits:
     max_frame: int = 4 * MIB
     stream_window: int = 2 * MIB
     """What is smaller comes without waiting for more room: an image of a MiB and what surrounds it, too."""
+    first_window: int = 2 * MIB
+    """Of a stream until something of its body has been taken, if that is less."""
     connection_window: int = 64 * MIB
     """Opened as soon as something comes: `Config.max_total_queue_bytes` bounds what calls hold."""
     max_header_block: int = 48 * 1024

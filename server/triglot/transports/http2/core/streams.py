@@ -65,6 +65,7 @@ class Streams:
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self.limits = limits
+        self.first_window = min(limits.first_window, limits.stream_window)
         self.open: dict[int, Stream] = {}
         self.last = 0
         """The highest number that was used."""
@@ -110,7 +111,7 @@ class Streams:
     def begin(self, number: int, *, ended: bool) -> None:
         """A request; `ended` when it has no body."""
         self.last = number
-        stream = self.open[number] = Stream(number, self.limits.stream_window)
+        stream = self.open[number] = Stream(number, self.first_window)
         stream.ended = ended
         self.out.begin(number)
         self._earn(STREAM_EARNS)
@@ -118,7 +119,7 @@ class Streams:
     def begin_whole(self, number: int, size: int) -> bool:
         """A request that `may_begin`, with a whole body of `size` bytes; False where it is not as simple."""
         window = self.window
-        if size > window.left or size > self.limits.stream_window:
+        if size > window.left or size > self.first_window:
             return False
         window.left -= size
         self.last = number
@@ -149,7 +150,10 @@ class Streams:
 
     def consumed(self, stream: Stream | None, count: int) -> None:
         """So many bytes of a body are gone: as many may come again on its stream."""
-        if stream is not None and not stream.ended and (opened := stream.window.consumed(count)):
+        if stream is None or stream.ended:
+            return
+        opened = stream.window.widen(self.limits.stream_window) + stream.window.consumed(count)
+        if opened:
             self.out.write(frames.window_update(stream.id, opened))
 
     def passed(self, count: int) -> None:

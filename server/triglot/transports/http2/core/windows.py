@@ -20,6 +20,15 @@ class ReceiveWindow:
         self.left += count
         self._gone -= count
 
+    def widen(self, size: int) -> int:
+        """Make it as large, if it is smaller; by how much it is to be opened."""
+        more = size - self.size
+        if more <= 0:
+            return 0
+        self.size = size
+        self.left += more
+        return more
+
     def consumed(self, count: int) -> int:
         """So many bytes are gone; by how much the window is to be opened again now, seldom and much at a time."""
         self._gone += count
