@@ -17,6 +17,7 @@ from triglot.core.statistics import Statistics
 from triglot.core.types import NO_INPUT_PARAMETERS, Exchange, InputParameters, ParameterValue
 
 Metadata = Iterable[tuple[str, str | bytes]]
+INFER = Operation.INFER
 MAX_MODEL_CALLS = 16
 """Models that may call each other in a row; the models of an ensemble's steps are called by it."""
 
@@ -132,7 +133,7 @@ class Call:
         self.exchange: Exchange | None = None
         self.outlet = CLOSED
         self.scheduling = PLAIN
-        self.operation = Operation.INFER
+        self.operation = INFER
         self.permission: Permission = EVERYTHING
         self.reach: Reach = no_models
         self.model_name = ""

@@ -39,7 +39,7 @@ class Permission:
     have been ended, and no call begins.
     """
 
-    __slots__ = ("_known", "_models", "_streams", "client", "group", "limits", "withdrawn")
+    __slots__ = ("_known", "_models", "_streams", "client", "covers_all", "group", "limits", "withdrawn")
 
     def __init__(
         self,
@@ -54,13 +54,10 @@ class Permission:
         self.limits = limits
         self.withdrawn = False
         self._models = models
+        self.covers_all = "*" in models
+        """Whether it is for every model: what shows all of them at once is for no other client."""
         self._known: dict[str, bool] = {}
         self._streams: set[End] = set()
-
-    @property
-    def covers_all(self) -> bool:
-        """Whether it is for every model: what shows all of them at once is for no other client."""
-        return "*" in self._models
 
     def covers(self, model: str) -> bool:
         """Whether it is for this model, which may not exist."""
@@ -79,7 +76,7 @@ class Permission:
 
     def check_model(self, model: str) -> None:
         """Raises `PermissionDenied`, whether there is such a model or not."""
-        if not self.covers(model):
+        if not (self.covers_all or self.covers(model)):
             raise PermissionDenied(f"{self.who} may not use model '{model}'")
 
     def check_all_models(self) -> None:
@@ -106,13 +103,13 @@ class Permission:
     def renew(self, other: Permission) -> None:
         """What the file says now."""
         self.client, self.group, self.limits = other.client, other.group, other.limits
-        self._models = other._models
+        self._models, self.covers_all = other._models, other.covers_all
         self._known.clear()
 
     def withdraw(self) -> None:
         """The file does not give it any more: end the open streams."""
         self.withdrawn = True
-        self._models = ()
+        self._models, self.covers_all = (), False
         self._known.clear()
         for end in list(self._streams):
             end()

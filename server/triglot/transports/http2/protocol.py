@@ -378,7 +378,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             and server.open_bytes <= server.limits.max_open_in_all
         ):
             rpc = server.make_rpc(self, event.stream, head, row.kind, row.handler)
-            refusal = rpc.admit(row)
+            refusal = None if server.access is None else rpc.admit(row)
             self.begun(rpc)
             if refusal is not None:
                 rpc.fail(refusal)
