@@ -1,7 +1,7 @@
 """Who may make a call: asked once, before its body is read, by what its row is for.
 
 Strategy: a credential is looked up by its SHA-256 hash, so that how long the look-up takes says nothing of the
-secrets. Whoever was found is remembered until the next look at the file, by the header's text: Python's dicts go
+secrets. What was found is remembered until the next look at the file, by the header's text: Python's dicts go
 by a hash with a secret key of the process's own. What a changed file says goes into the permissions that there
 are: whoever holds one, as open streams do, learns of it at once.
 """
@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from triglot.access.credentials import CREDENTIAL_FIELDS, Fields, Token, digest, token_of
@@ -33,7 +33,7 @@ GRPC, REST = "gRPC", "REST"
 """The kinds of doors."""
 Key = TypeVar("Key", bytes, str)
 MOST_KNOWN = 4096
-"""Headers of clients that are remembered."""
+"""Headers and certificates of clients that are remembered."""
 _PUBLIC = Operation.PUBLIC
 LOOK_SECONDS = 0.5
 """Between two looks at the file: what it takes away is gone within a second."""
@@ -64,7 +64,7 @@ class AccessControl:
         self._rules = AccessRules()
         self._limits: WeakValueDictionary[str, CallLimits] = WeakValueDictionary()
         self._tokens: dict[bytes, Holder] = {}
-        self._known: dict[tuple[tuple[str, str], ...], Holder] = {}
+        self._known: dict[tuple[Any, ...], Permission] = {}
         self._certificates: dict[str, Holder] = {}
         self._issuers = Issuers(self._limits_of)
         self._anonymous = Holder("", Grant(), Grant(), None)
@@ -82,7 +82,16 @@ class AccessControl:
             self._restricted[door].check(operation, fields)
         if self._file is None or operation is _PUBLIC:
             return EVERYTHING
-        holder = self._known.get(tuple(fields)) or self._holder(fields, certificate)
+        key = (operation, *fields, *certificate()) if self._certificates else (operation, *fields)
+        permission = self._known.get(key)
+        if permission is None:
+            permission = self._find(operation, fields, certificate)
+            if len(self._known) < MOST_KNOWN:
+                self._known[key] = permission
+        return permission
+
+    def _find(self, operation: Operation, fields: Fields, certificate: Names) -> Permission:
+        holder = self._holder(fields, certificate)
         permission = holder.permission(operation)
         if permission is not None:
             return permission
@@ -95,10 +104,7 @@ class AccessControl:
 
     def _holder(self, fields: Fields, certificate: Names) -> Holder:
         if fields and self._rules.takes_tokens and (token := token_of(fields)) is not None:
-            found = self._of_token(token)
-            if len(self._known) < MOST_KNOWN:
-                self._known[tuple(fields)] = found
-            return found
+            return self._of_token(token)
         if self._certificates:
             for name in certificate():
                 if (holder := self._certificates.get(name)) is not None:

@@ -37,12 +37,8 @@ class Kind(NamedTuple):
     code: Code
 
 
-class ClientKind(NamedTuple):
-    """What the calls of clients are told apart by; `client`: the `group` of its `Permission`."""
-
-    client: str
-    operation: Operation
-    code: Code
+ClientKind = tuple[str, Operation, Code]
+"""What the calls of clients are told apart by; the text is the `group` of the client's `Permission`."""
 
 
 class CallStats:
@@ -349,13 +345,6 @@ class Endpoint:
             model.executed += 1
             model.executions += share
 
-    def count_client(self, call: Call, code: Code, *, refused: bool) -> None:
-        """A call that access control has looked at has ended."""
-        kind = ClientKind(call.permission.group, call.operation, code)
-        self.clients[kind] = self.clients.get(kind, 0) + 1
-        if refused:
-            self.refusals[kind] = self.refusals.get(kind, 0) + 1
-
     def _stats(self, call: Call, code: Code) -> CallStats:
         kind = self._kinds.kind(call.model_name, call.model_version, code)
         stats = self._calls.get(kind)
@@ -449,7 +438,10 @@ class Observation:
         if endpoint.access_log.on and not endpoint.internal:
             endpoint.access_log.line(endpoint.protocol, endpoint.entrypoint, endpoint.method, call, code, seconds)
         if refusal or call.permission is not EVERYTHING:
-            endpoint.count_client(call, code, refused=bool(refusal))
+            kind = call.permission.group, call.operation, code
+            endpoint.clients[kind] = endpoint.clients.get(kind, 0) + 1
+            if refusal:
+                endpoint.refusals[kind] = endpoint.refusals.get(kind, 0) + 1
         if endpoint.audit_log.on and (refusal or call.operation in ADMINISTRATION):
             names = endpoint.protocol, endpoint.entrypoint, endpoint.method
             endpoint.audit_log.line(*names, call, code, refusal)

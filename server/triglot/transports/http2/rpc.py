@@ -171,13 +171,15 @@ class Rpc:
         access = self.protocol.server.access
         if access is None or row.operation is None:
             return None
-        names = access.fields[GRPC]
-        sent = [one for one in self.head.fields if one.name.text in names]
-        fields = [(one.name.text, one.value.decode("latin-1")) for one in sent]
+        names, fields = access.fields[GRPC], []
+        for one in self.head.fields:  # A comprehension would be one more call, of each call.
+            if (name := one.name.text) in names:
+                fields.append((name, one.text or one.value.decode("latin-1")))  # noqa: PERF401
         try:
             permission = access.permission(row.operation, GRPC, fields, self.protocol.certificate_names)
             self.permission = permission
-            self._limits = permission.enter()
+            if permission.limits is not None:
+                self._limits = permission.enter()
         except ServingError as error:
             call = Call(self.deadline, self.invocation_metadata, self.remote)
             call.permission = self.permission

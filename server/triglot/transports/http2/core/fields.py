@@ -18,6 +18,9 @@ METADATA, MALFORMED = 10, 11
 """All other fields that are allowed, and those that are not."""
 FIRST_REGULAR = TE
 """Kinds below are pseudo-headers."""
+CREDENTIALS = (b"authorization", b"x-api-key")
+"""Names of fields that a client sends with each call, all alike."""
+LONGEST_CREDENTIAL = 4096
 FIELD_BYTES = 32
 """What HTTP/2 counts for each field beside its name and its value (RFC 9113, 6.5.2)."""
 _KINDS = {
@@ -48,7 +51,7 @@ _GRPC_TYPE = re.compile(rb"application/grpc([+;].*)?")
 class Name:
     """The name of fields."""
 
-    __slots__ = ("is_binary", "kind", "text", "value")
+    __slots__ = ("is_binary", "is_credential", "kind", "text", "value")
 
     def __init__(self, value: bytes) -> None:
         self.value = value
@@ -57,6 +60,7 @@ class Name:
         if kind is None:
             kind = METADATA if _NAME.fullmatch(value) else MALFORMED
         self.kind = kind
+        self.is_credential = value in CREDENTIALS
         self.is_binary = kind == METADATA and value.endswith(b"-bin")
 
 
@@ -77,11 +81,13 @@ class Field:
     `problem`: what is wrong with a timeout or with binary metadata, or nothing. `size`: bytes, as HTTP/2 counts.
     """
 
-    __slots__ = ("kind", "meaning", "name", "problem", "size", "value")
+    __slots__ = ("kind", "meaning", "name", "problem", "size", "text", "value")
 
     def __init__(self, name: Name, value: bytes) -> None:
         self.name = name
         self.value = value
+        self.text = ""
+        """Of a credential that is known, its value."""
         self.size = FIELD_BYTES + len(name.value) + len(value)
         rule = _METADATA_VALUE if name.kind == METADATA else _VALUE
         self.kind = name.kind if rule.fullmatch(value) else MALFORMED
@@ -131,6 +137,18 @@ class Field:
         if self.name.is_binary:
             return [(self.name.text, value) for value in self.meaning]
         return ((self.name.text, self.value.decode("latin-1")),)
+
+
+@lru_cache(maxsize=256)
+def _known_credential(name: Name, value: bytes) -> Field:
+    field = Field(name, value)
+    field.text = value.decode("latin-1")
+    return field
+
+
+def credential_of(name: Name, value: bytes) -> Field:
+    """A field with a credential; those that come again and again are looked at once."""
+    return _known_credential(name, value) if len(value) <= LONGEST_CREDENTIAL else Field(name, value)
 
 
 def header_list_size(fields: Iterable[Field]) -> int:

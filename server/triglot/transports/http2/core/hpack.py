@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from triglot.transports.http2.core.fields import Field, Name, name_of
+from triglot.transports.http2.core.fields import Field, Name, credential_of, name_of
 
 TABLE_BYTES = 4096
 """The largest dynamic table, as long as our SETTINGS say nothing else (RFC 9113, 6.5.2)."""
@@ -141,7 +141,7 @@ class Decoder:
                     text, at = _string(block, at)
                     name = name_of(text)
                 value, at = _string(block, at)
-                field = Field(name, value)
+                field = credential_of(name, value) if name.is_credential else Field(name, value)
                 if is_added:
                     self._add(field)
             room -= field.size
