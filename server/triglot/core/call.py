@@ -26,10 +26,6 @@ def _no_metadata() -> Metadata:
     return ()
 
 
-def _no_peer() -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class ModelCall:
     """What a model's own code asks of another model: see `Call.infer` and, of a `stream`, `Call.infer_stream`."""
@@ -71,8 +67,8 @@ class Call:
     no protocol, as a warm-up, or a model's own call. `borrows`: inputs are memory that somebody else may
     still change. `signature_name` is the one of the model's signatures that is called. `parameters` are the
     request's, and `input_parameters` those of its inputs that mean nothing to the server. `read_metadata` gives
-    gRPC metadata or HTTP headers, and `read_peer` the client's address; few calls look at them, so they are read
-    when asked for.
+    gRPC metadata or HTTP headers; few calls look at them, so they are read when asked for. `peer`: the client's
+    address; "" where it has none, and in a process of a model's.
 
     `operation` is what it is for; `permission` says who makes it, and which models it is for.
     `outlet` is where `respond` and `finish` go, once somebody reads.
@@ -91,7 +87,6 @@ class Call:
         "_followers",
         "_limited_by",
         "_read_metadata",
-        "_read_peer",
         "borrows",
         "counted",
         "deadline",
@@ -103,6 +98,7 @@ class Call:
         "outcome",
         "outlet",
         "parameters",
+        "peer",
         "permission",
         "reach",
         "request_id",
@@ -120,7 +116,7 @@ class Call:
         self,
         deadline: float | None = None,
         read_metadata: Callable[[], Metadata] = _no_metadata,
-        read_peer: Callable[[], str] = _no_peer,
+        peer: str = "",
     ) -> None:
         self.deadline = deadline
         self.size = 0
@@ -146,7 +142,7 @@ class Call:
         self.trace: Any = None
         self._limited_by = ""
         self._read_metadata = read_metadata
-        self._read_peer = read_peer
+        self.peer = peer
         self._cancelled = False
         self._followers: list[Callable[[], object]] | None = None
 
@@ -159,11 +155,6 @@ class Call:
     def client(self) -> str:
         """The name of the client that makes the call, as the access file calls it; "" where nobody is asked."""
         return self.permission.client
-
-    @property
-    def peer(self) -> str:
-        """The client's address; "" where it has none, and in a process of a model's."""
-        return self._read_peer()
 
     @property
     def remaining(self) -> float | None:
@@ -223,7 +214,7 @@ class Call:
 
     def child(self) -> Call:
         """A call of its own for one of several requests that came on this one."""
-        child = Call(self.deadline, self._read_metadata, self._read_peer)
+        child = Call(self.deadline, self._read_metadata, self.peer)
         child._limited_by = self._limited_by
         child.operation, child.permission = self.operation, self.permission
         return child

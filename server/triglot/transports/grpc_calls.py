@@ -169,7 +169,7 @@ class Calls:
         open_stream = _call_of(method)
 
         async def handle(data: bytes, context: Context) -> None:
-            call = call_of(context, context.permission, context.remote)
+            call = call_of(context, context.permission, context.remote())
             call.operation = method.operation
             call.size = len(data)
             observed = Observation(endpoint, call, call.size)
@@ -189,7 +189,7 @@ class Calls:
         open_stream = _call_of(method)
 
         async def handle(requests: AsyncIterator[bytes] | Duplex, context: Context) -> None:
-            call = call_of(context, context.permission, context.remote)
+            call = call_of(context, context.permission, context.remote())
             call.operation = method.operation
             decoded: AsyncIterator[Any] | Duplex
             if method.decode is bytes:
@@ -419,11 +419,11 @@ def _call_of(method: Method) -> Callable[[Any, Call], Any]:
     return method.call
 
 
-def call_of(context: Any, permission: Permission, read_peer: Callable[[], str]) -> Call:
+def call_of(context: Any, permission: Permission, peer: str) -> Call:
     """What user code may know of the call."""
     remaining = context.time_remaining()
     deadline = None if remaining is None else time.monotonic() + remaining
-    call = Call(deadline, context.invocation_metadata, read_peer)
+    call = Call(deadline, context.invocation_metadata, peer)
     call.permission = permission
     return call
 

@@ -143,7 +143,7 @@ def _checked(row: GrpcRow, unsent: UnsentAnswers, calls: Calls, access: AccessCo
     requests_stream = _counted_requests(row.handler, unsent)
 
     async def handle(requests: AsyncIterable[bytes], context: Any) -> None:
-        call = Call(read_metadata=context.invocation_metadata, read_peer=lambda: host_of(context.peer()))
+        call = Call(read_metadata=context.invocation_metadata, peer=host_of(context.peer()))
         try:
             permission = call.permission = _permission(row, context, access)
             limits = permission.enter()

@@ -60,7 +60,7 @@ class _Reply:
 async def answer(handler: UnaryHandler, data: bytes, context: Any, permission: Permission) -> bytes:
     """The answer; without one the call has been ended with a status."""
     reply = _Reply(handler)
-    call = handler.start(data, call_of(context, permission, lambda: host_of(context.peer())), reply)
+    call = handler.start(data, call_of(context, permission, host_of(context.peer())), reply)
     try:
         await reply.ended
     except asyncio.CancelledError:

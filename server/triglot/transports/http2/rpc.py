@@ -181,7 +181,7 @@ class Rpc:
             if permission.limits is not None:
                 self._limits = permission.enter()
         except ServingError as error:
-            call = Call(self.deadline, self.invocation_metadata, self.remote)
+            call = Call(self.deadline, self.invocation_metadata, self.protocol.remote)
             call.permission = self.permission
             row.refused(call, error)
             return error
@@ -196,7 +196,7 @@ class Rpc:
 
     def start(self, message: bytes | memoryview) -> None:
         """Run the handler of a call with one request and one answer; it may have ended when this returns."""
-        circumstances = Call(self.deadline, self.invocation_metadata, self.remote)
+        circumstances = Call(self.deadline, self.invocation_metadata, self.protocol.remote)
         circumstances.permission = self.permission
         call = self.handler.start(message, circumstances, self)
         if not call.done():

@@ -66,7 +66,7 @@ class HttpCall(RowCall):
     __slots__ = ("_calls", "_ended", "_expires", "_found", "_is_late", "_limits")
 
     def __init__(self, calls: OpenCalls, found: Found, http: Exchange, ended: Callable[[Any], object]) -> None:
-        call = Call(read_metadata=http.headers.items, read_peer=lambda: http.remote)
+        call = Call(read_metadata=http.headers.items, peer=http.remote)
         call.operation = found.route.operation
         if found.endpoint.inference:
             call.model_name = found.variables.get(MODEL_VARIABLE, "")
