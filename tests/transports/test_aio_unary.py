@@ -24,6 +24,9 @@ class Context:
 
     refused: Code | None = None
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
     def time_remaining(self) -> float | None:
         return None
 
