@@ -97,13 +97,21 @@ async def test_the_file_is_read_again(tmp_path: Path, transports: dict[str, Any]
         assert await here.code(GOOD[0]) is grpc.StatusCode.UNAUTHENTICATED
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[client.friend]\ntoken_sha256 = []\n", "did you mean 'tokens_sha256'?"),
+        ("a = " + "[" * 100_000, "nested"),
+    ],
+    ids=["key", "depth"],
+)
 async def test_a_broken_file_leaves_the_old_one_in_force(
-    tmp_path: Path, transports: dict[str, Any], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, transports: dict[str, Any], caplog: pytest.LogCaptureFixture, text: str, said: str
 ) -> None:
     async with doors(tmp_path, FRIEND, **transports) as here:
         caplog.set_level("INFO", "triglot")
-        write(here.file, "[client.friend]\ntoken_sha256 = []\n")
-        await until(lambda: "did you mean 'tokens_sha256'?" in caplog.text)
+        write(here.file, text)
+        await until(lambda: said in caplog.text)
         assert await here.code(GOOD[0]) is grpc.StatusCode.OK
         write(here.file, FRIEND + "\n")
         await until(lambda: "the new access file is in force" in caplog.text)

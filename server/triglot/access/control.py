@@ -69,7 +69,8 @@ class AccessControl:
         self._issuers = Issuers(self._limits_of)
         self._anonymous = Holder("", Grant(), Grant(), None)
         if self._file is not None:
-            self._apply(self._read(self._file))
+            self._read(self._file)
+            self._apply(self._parsed(self._file))
             for issuer, problem in self._issuers.problems.items():
                 raise ConfigError(f"access: {self._file}: issuer.{issuer}.jwks: {problem}")
 
@@ -125,7 +126,10 @@ class AccessControl:
         """Look at the file until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self.renew()
+            try:
+                self.renew()
+            except Exception:  # The next look may find what this one could not: tokens are taken away by it.
+                log.exception("cannot look at the access file")
 
     def renew(self) -> None:
         """Read the file, if it has changed. What is wrong with it is logged once, and the old one holds."""
@@ -135,9 +139,9 @@ class AccessControl:
         self._issuers.renew()
         before = self._text
         try:
-            rules = self._read(self._file)
-            if self._text == before:
+            if not self._read(self._file):
                 return
+            rules = self._parsed(self._file)
             self._apply(rules)
         except ConfigError as error:
             if self._text != before:
@@ -146,12 +150,18 @@ class AccessControl:
         names = [*(one.name for one in rules.clients), *(one.name for one in rules.issuers)]
         log.info("the new access file is in force, clients and issuers: %s", ", ".join(names))
 
-    def _read(self, file: Path) -> AccessRules:
+    def _read(self, file: Path) -> bool:
+        """Whether its content is another one now. Raises `ConfigError` where it cannot be read."""
+        before = self._text
         try:
             self._text = file.read_bytes()
         except OSError as error:
             self._text = str(error).encode()
             raise ConfigError(f"access: cannot read {file}: {error.strerror}") from None
+        return self._text != before
+
+    def _parsed(self, file: Path) -> AccessRules:
+        """What the content says. Raises `ConfigError`."""
         rules = read_access(file, self._text)
         _check_secrecy(self._config, rules)
         return rules

@@ -17,7 +17,7 @@ _ENTRY = re.compile(r"([a-z][a-z, -]*):([^=:,\s]+)=([^,\s]+)(?:,|$)")
 class Restricted:
     """What the option `name` says of the calls over one kind of transport.
 
-    `text`: `GROUP,...:KEY=VALUE`, several with commas between them. `prefix` goes before the key. Raises
+    `text`: `GROUP,...:KEY=SECRET`, several with commas between them. `prefix` goes before the key. Raises
     `ConfigError`.
     """
 
@@ -63,7 +63,7 @@ def _entries(name: str, text: str) -> list[tuple[list[str], str, str]]:
         entry = _ENTRY.match(text, at)
         if entry is None:
             # Without the text, which has a secret.
-            raise ConfigError(f"{name}: expected GROUP,...:KEY=VALUE with a value without commas")
+            raise ConfigError(f"{name}: expected GROUP,...:KEY=SECRET, with a secret without commas")
         entries.append(([group.strip() for group in entry[1].split(",") if group.strip()], entry[2], entry[3]))
         at = entry.end()
     return entries

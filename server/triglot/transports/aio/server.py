@@ -122,7 +122,7 @@ class GrpcServer:
 
 
 def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: Calls) -> grpc.RpcMethodHandler:
-    """For clients that nobody asks who they are."""
+    """Without access control: every client may make the call."""
     if row.kind is Kind.UNARY:
         unary = _counted(row.handler, unsent, calls)
         return grpc.unary_unary_rpc_method_handler(partial(unary, permission=EVERYTHING))
@@ -134,7 +134,7 @@ def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: Calls) -> grpc.RpcMetho
 
 
 def _checked(row: GrpcRow, unsent: UnsentAnswers, calls: Calls, access: AccessControl) -> grpc.RpcMethodHandler:
-    """For clients that are asked who they are before anything else of their calls is read.
+    """With access control, which is asked before anything else of the call is read.
 
     All are taken as streams, which are the same on the wire: grpc.aio reads the one request of others first.
     """

@@ -37,7 +37,7 @@ _NOT_HANDED_ON = {b"host", b"cookie", b"te"}
 class RestCall(Rpc):
     """One request, and its answer. On the loop."""
 
-    __slots__ = ("_calls", "_pieces", "_transport")
+    __slots__ = ("_calls", "_pieces")
 
     def __init__(
         self,
@@ -45,15 +45,13 @@ class RestCall(Rpc):
         number: int,
         head: RpcHead,
         calls: HttpCalls,
-        transport: asyncio.BaseTransport,
         *,
         ended: bool,
     ) -> None:
-        """`transport`: the client's. `ended`: there is no body."""
+        """`ended`: there is no body."""
         super().__init__(protocol, number, head, Kind.BIDI_STREAM, None)
         self.body = RestBody(self, 0 if ended else head.length)
         self._calls = calls
-        self._transport = transport
         self._pieces = 0
 
     def begin(self) -> None:
@@ -68,7 +66,7 @@ class RestCall(Rpc):
     def _start(self) -> None:
         if not self.over:
             assert isinstance(self.body, RestBody)
-            exchange = RestExchange(self, self.body.incoming, self._transport)
+            exchange = RestExchange(self, self.body.incoming)
             self.task = self._calls.start(exchange, self._served)
 
     def _served(self, _: object) -> None:
@@ -147,20 +145,18 @@ class RestCall(Rpc):
 class RestExchange(Exchange):
     """The request as the rows know it."""
 
-    __slots__ = ("_call", "_transport")
+    __slots__ = ("_call",)
 
-    def __init__(self, call: RestCall, body: IncomingBody, transport: asyncio.BaseTransport) -> None:
+    def __init__(self, call: RestCall, body: IncomingBody) -> None:
         pseudo = _pseudo(call.head)
         verb, target = pseudo[b":method"].decode(), pseudo[b":path"].decode("latin-1")
         super().__init__(verb, target, rest_fields(call.head), body)
         self._call = call
-        self._transport = transport
 
     @property
     def remote(self) -> str:
         """See the base class."""
-        peer = self._transport.get_extra_info("peername")
-        return str(peer[0] if isinstance(peer, list | tuple) else peer or "")
+        return self._call.protocol.remote
 
     def certificate_names(self) -> Sequence[str]:
         """See the base class."""
@@ -288,7 +284,7 @@ def begin_rest(
         connection.out.headers(number, http_error(refused or UNAVAILABLE), end=True)
         connection.reset_when_sent(number, ErrorCode.NO_ERROR)
         return
-    call = RestCall(protocol, number, head, rest.calls, transport, ended=event.ended)
+    call = RestCall(protocol, number, head, rest.calls, ended=event.ended)
     protocol.begun(call)
     call.begin()
     if event.ended:

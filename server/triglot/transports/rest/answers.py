@@ -96,11 +96,7 @@ def _told(error: ServingError, response: HttpResponse, observed: Observation) ->
         response = _with_field(response, response.body, "WWW-Authenticate", 'Bearer realm="triglot"')
     if error.retry_after is None:
         return response
-    return _with_field(response, response.body, "Retry-After", _seconds(error.retry_after))
-
-
-def _seconds(retry_after: float) -> str:
-    return str(max(1, round(retry_after)))
+    return _with_field(response, response.body, "Retry-After", str(max(1, round(error.retry_after))))
 
 
 def _with_field(response: HttpResponse, body: bytes | Scattered, name: str, value: str) -> HttpResponse:
