@@ -94,7 +94,7 @@ def read_access(path: Path, content: bytes) -> AccessRules:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"access: {path} is not TOML: {error}") from None
     except RecursionError:
-        raise ConfigError(f"access: {path} is nested too deep") from None
+        raise ConfigError(f"access: {path} is nested too deeply") from None
     try:
         return access_rules(table, path.parent)
     except ConfigError as error:
