@@ -14,6 +14,7 @@ from triglot.core.outlet import CLOSED
 from triglot.core.permission import EVERYTHING, Permission
 from triglot.core.request_scheduling import PLAIN, own_parameters
 from triglot.core.statistics import Statistics
+from triglot.core.trace_context import Span, received_context
 from triglot.core.types import NO_INPUT_PARAMETERS, Exchange, InputParameters, ParameterValue
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -79,7 +80,7 @@ class Call:
     For the telemetry: the model and version that were called (0: none), what came of it where the answer itself
     says so, and its `times`. `subject`: the model that an administrative call is about. `counted`: its end will be
     counted, as that of a warm-up is not; then `statistics` are its model's. `trace`: the trace of the call, or of
-    the call on whose behalf it is made.
+    the call on whose behalf it is made. `span`: its OpenTelemetry span, None where it is not sampled.
     """
 
     __slots__ = (
@@ -106,6 +107,7 @@ class Call:
         "scheduling",
         "signature_name",
         "size",
+        "span",
         "statistics",
         "subject",
         "times",
@@ -140,6 +142,7 @@ class Call:
         self.times = CallTimes()
         self.statistics: Statistics | None = None
         self.trace: Any = None
+        self.span: Span | None = None
         self._limited_by = ""
         self._read_metadata = read_metadata
         self.peer = peer
@@ -150,6 +153,21 @@ class Call:
     def metadata(self) -> dict[str, str | bytes]:
         """gRPC metadata or HTTP headers, names in lower case; of a repeated name the last value."""
         return {name.lower(): value for name, value in self._read_metadata()}
+
+    @property
+    def traceparent(self) -> str:
+        """What calls on behalf of this one send as `traceparent` (W3C Trace Context); "" where it has none.
+
+        Of a sampled call its own span, of others what the client has sent, if that is valid.
+        """
+        if self.span is not None:
+            return self.span.traceparent
+        return received_context(self._read_metadata())[0]
+
+    @property
+    def tracestate(self) -> str:
+        """What they send as `tracestate`: what the client has sent."""
+        return received_context(self._read_metadata())[1]
 
     @property
     def client(self) -> str:
@@ -216,7 +234,7 @@ class Call:
         """A call of its own for one of several requests that came on this one."""
         child = Call(self.deadline, self._read_metadata, self.peer)
         child._limited_by = self._limited_by
-        child.operation, child.permission = self.operation, self.permission
+        child.operation, child.permission, child.span = self.operation, self.permission, self.span
         return child
 
     def apart(self) -> Call:
