@@ -40,9 +40,9 @@ def received_context(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[str, 
     for name, value in metadata:
         lowered = name.lower()
         if lowered == TRACEPARENT:
-            parents.append(str(value).strip())
+            parents.append(str(value).strip(" \t"))
         elif lowered == TRACESTATE:
-            states.append(str(value).strip())
+            states.append(str(value).strip(" \t"))
     if len(parents) != 1 or not is_valid(parents[0]):
         return "", ""
     state = ",".join(states)
