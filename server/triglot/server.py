@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from triglot import backends
 from triglot.access.control import AccessControl, access_control
 from triglot.access.tallies import LocalTally, SharedTallies, Tallies
 from triglot.config.options import NO_PORT, Config, ConfigError
+from triglot.config.trace_config import OPENTELEMETRY, TraceConfig
 from triglot.core.errors import ModelLoadError
 from triglot.core.permission import EVERYTHING
 from triglot.dataplane.control import Control
@@ -41,6 +43,9 @@ from triglot.scheduling.admission import UNLIMITED, Admission, Limits
 from triglot.scheduling.response_cache import ResponseCache
 from triglot.scheduling.servable import Servable
 from triglot.telemetry.log_settings import LogSettings
+from triglot.telemetry.spans.exporter import exporter_of
+from triglot.telemetry.spans.recorder import Sample, sampler
+from triglot.telemetry.spans.settings import settings_of, with_trace_config
 from triglot.telemetry.store import Telemetry
 from triglot.telemetry.trace_settings import TraceOptions, read_level
 from triglot.telemetry.tracing import Tracer
@@ -49,6 +54,7 @@ from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.calls import HttpCalls
 from triglot.transports.rest.server import HttpServer
 from triglot.transports.tls import check_certificate
+from triglot.version import __version__
 
 if TYPE_CHECKING:
     from triglot.transports.aio.server import GrpcServer
@@ -119,7 +125,8 @@ class Server:
             wait=self.config.wait_for_models,
             adapt=adapt or DefaultBatching(self.config.default_max_batch_size),
         )
-        self._tracer = Tracer(_trace_options(self.config))
+        self.telemetry = telemetry or Telemetry()
+        self._tracer = Tracer(_trace_options(self.config.traces), self.telemetry.spans)
         self.dataplane = DataPlane(
             self.manager, default_timeout=self.config.default_timeout, tracer=self._tracer, control=control
         )
@@ -129,7 +136,6 @@ class Server:
         )
         self._request_bytes = RequestBytes(total_bytes)
         self._cache = ResponseCache(self.config.response_cache_bytes)
-        self.telemetry = telemetry or Telemetry()
         self.telemetry.queue_depth = self.dataplane.queue_depth
         self.telemetry.loaded = self.dataplane.loaded
         self.telemetry.keeps_points = not control.alone
@@ -165,6 +171,7 @@ class Server:
         if self.config.grpc_socket:
             _check_socket(self.config.grpc_socket)
         self._tracer.check()
+        self._start_spans()
         self._open_audit_log()
         check_certificate(self.config)
         self._access = access_control(self.config, self._tallies())
@@ -188,6 +195,24 @@ class Server:
             return LocalTally
         file, run = shared
         return SharedTallies(file, self.config.workers, run)
+
+    def _start_spans(self) -> None:
+        """Export spans, where OpenTelemetry's variables or Triton's setting ask for it."""
+        traces = self.config.traces
+        settings, problems = settings_of(os.environ)
+        for problem in problems:
+            log.warning("%s", problem)
+        scheme = "https" if self.config.tls_certificate else "http"
+        if traces.mode == OPENTELEMETRY:
+            settings = with_trace_config(settings, traces.url, traces.resource, traces.batching)
+            sample: Sample = self._tracer.sample_span
+            on = bool(traces.level)
+        elif settings is not None:
+            sample, on = sampler(by_parent=settings.by_parent, ratio=settings.ratio), True
+        if settings is not None:
+            exporter = exporter_of(settings, __version__)
+            self.telemetry.spans.start(exporter, sample, propagate=settings.propagate, scheme=scheme, on=on)
+            log.info("spans are exported to %s", settings.destination)
 
     def _open_audit_log(self) -> None:
         if self.config.audit_log:
@@ -328,6 +353,7 @@ class Server:
         self._regions.unregister()
         await self.manager.close()
         await self._tracer.close()
+        await asyncio.to_thread(self.telemetry.spans.close)
         await asyncio.to_thread(self.telemetry.audit_log.close)
         if self._logs is not None:
             self._logs.close()
@@ -344,14 +370,9 @@ class Server:
         return self.dataplane.serving(EVERYTHING)
 
 
-def _trace_options(config: Config) -> TraceOptions:
-    return TraceOptions(
-        config.trace_file,
-        read_level(config.trace_levels),
-        config.trace_rate,
-        config.trace_count,
-        config.trace_log_frequency,
-    )
+def _trace_options(traces: TraceConfig) -> TraceOptions:
+    level = read_level(traces.level)
+    return TraceOptions(traces.file, level, traces.rate, traces.count, traces.frequency, traces.mode)
 
 
 def _grpc_server(

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from triglot.core.call import Call
-from triglot.core.trace_context import received_context
+from triglot.core.trace_context import checked, received_context
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
+def context(*metadata: tuple[str, str]) -> tuple[str, str]:
+    return checked(received_context(metadata))
+
+
 def test_a_valid_context_is_passed_on() -> None:
-    assert received_context([("traceparent", PARENT), ("tracestate", "a=1"), ("tracestate", "b=2")]) == (
-        PARENT,
-        "a=1,b=2",
-    )
+    assert context(("traceparent", PARENT), ("tracestate", "a=1"), ("tracestate", "b=2")) == (PARENT, "a=1,b=2")
     assert Call(read_metadata=lambda: [("Traceparent", f" {PARENT} ")]).traceparent == PARENT
 
 
@@ -33,19 +34,23 @@ def test_a_valid_context_is_passed_on() -> None:
     ],
 )
 def test_an_invalid_context_is_none(parent: str) -> None:
-    assert received_context([("traceparent", parent), ("tracestate", "a=1")]) == ("", "")
+    assert context(("traceparent", parent), ("tracestate", "a=1")) == ("", "")
 
 
 def test_a_later_version_may_say_more() -> None:
     later = "cc" + PARENT[2:]
-    assert received_context([("traceparent", later)])[0] == later
-    assert received_context([("traceparent", later + "-what-comes")])[0] == later + "-what-comes"
-    assert received_context([("traceparent", later + "what-comes")])[0] == ""
+    assert context(("traceparent", later))[0] == later
+    assert context(("traceparent", later + "-what-comes"))[0] == later + "-what-comes"
+    assert context(("traceparent", later + "what-comes"))[0] == ""
 
 
-def test_two_parents_are_none() -> None:
-    assert received_context([("traceparent", PARENT), ("traceparent", PARENT)]) == ("", "")
+def test_of_two_parents_the_last_one_counts() -> None:
+    assert context(("traceparent", "00"), ("traceparent", PARENT)) == (PARENT, "")
+
+
+def test_there_may_be_none() -> None:
+    assert context(("tracestate", "a=1")) == ("", "")
 
 
 def test_a_long_state_is_not_passed_on() -> None:
-    assert received_context([("traceparent", PARENT), ("tracestate", "a=" + "1" * 600)]) == (PARENT, "")
+    assert context(("traceparent", PARENT), ("tracestate", "a=" + "1" * 600)) == (PARENT, "")

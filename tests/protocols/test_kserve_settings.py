@@ -183,8 +183,12 @@ REFUSED: list[tuple[dict[str, Any], Code, str]] = [
     ({"trace_level": ["MAX"]}, INVALID, "trace_level: expected OFF, TIMESTAMPS or TENSORS, got 'MAX'"),
     ({"trace_level": ["OFF", "TENSORS"]}, INVALID, "trace_level: expected OFF alone, got 'OFF', 'TENSORS'"),
     ({"trace_level": ["TIMESTAMPS"]}, INVALID, "trace_level: requires a trace_file; start "),
-    ({"trace_mode": "zipkin"}, INVALID, "trace_mode: expected 'triton', got 'zipkin'"),
-    ({"trace_mode": "opentelemetry"}, Code.UNIMPLEMENTED, "'opentelemetry' is not supported, only 'triton'"),
+    ({"trace_mode": "zipkin"}, INVALID, "trace_mode: expected 'triton' or 'opentelemetry', got 'zipkin'"),
+    (
+        {"trace_mode": "opentelemetry"},
+        Code.UNIMPLEMENTED,
+        "trace_mode cannot be changed over the network, only by the server's option trace_config",
+    ),
     ({"trace_file": "/tmp/x"}, Code.UNIMPLEMENTED, "trace_file cannot be changed over the network"),
 ]
 

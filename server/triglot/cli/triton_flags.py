@@ -52,7 +52,6 @@ OURS: Mapping[str, str] = MappingProxyType(
         "--grpc-keepalive-timeout": f"--keepalive-timeout, {_IN_SECONDS}",
         "--grpc-max-connection-age": f"--max-connection-age, {_IN_SECONDS}",
         "--grpc-max-connection-age-grace": f"--max-connection-age-grace, {_IN_SECONDS}",
-        "--trace-config": "--trace-file, --trace-level, --trace-rate, --trace-count and --trace-log-frequency",
         "--backend-config": "--default-max-batch-size; other settings are parameters of a model's config.pbtxt",
         "--strict-readiness": "ready means that all models are, in any case",
         "--model-config-name": "a model's configuration is its config.pbtxt",

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from triglot.config.trace_config import LEVELS, TraceConfig, levels_of, with_triton_config
+
 ENVIRONMENT_PREFIX = "TRIGLOT_"
 TOKEN_VARIABLE = "TRIGLOT_TOKEN"
 """What clients take their token from; no option."""
@@ -48,11 +50,11 @@ REPEATED = (
     "allowed_hosts",
     "grpc_restricted_protocol",
     "http_restricted_api",
+    "trace_config",
 )
 """Lists whose flag may also be given more than once, as with Triton; the values add up."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PROTOCOLS = ("kserve", "tfserving", "grps")
-TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
 MOST_TRACES = 2**31 - 1
 MOST_WORKERS = 1024
 CLIENT_AUTH = ("none", "optional", "required")
@@ -432,7 +434,7 @@ class Config:
     )
     trace_file: str = _option(TRACES, "", "file to write traces of requests to; empty: no traces", value="FILE")
     trace_level: str = _option(
-        TRACES, "OFF", f"what to trace: OFF, or one or both of {', '.join(TRACE_LEVELS)}", value="LEVEL,..."
+        TRACES, "OFF", f"what to trace: OFF, or one or both of {', '.join(LEVELS)}", value="LEVEL,..."
     )
     trace_rate: int = _option(TRACES, 1000, "trace one request in N", least=1, most=MOST_TRACES)
     trace_count: int = _option(TRACES, -1, "most requests to trace; -1: no limit", least=-1, most=MOST_TRACES)
@@ -441,6 +443,13 @@ class Config:
         0,
         "traces in one file: the files are --trace-file with .0, .1 and so on; 0: one file",
         most=MOST_TRACES,
+    )
+    trace_config: str = _option(
+        TRACES,
+        "",
+        "the same in the form of Triton's flag of this name; mode=opentelemetry exports spans to url=URL, as "
+        "OpenTelemetry's environment variables do",
+        value="KEY=SETTING,...",
     )
 
     def __post_init__(self) -> None:
@@ -474,11 +483,10 @@ class Config:
                     f"protocols: {unknown(name, PROTOCOLS, 'protocol')}; there are {', '.join(PROTOCOLS)}"
                 )
 
-        for name in self.trace_levels:
-            if name not in TRACE_LEVELS:
-                raise ConfigError(f"trace_level: expected OFF, or of {', '.join(TRACE_LEVELS)}, got {name!r}")
-            if not self.trace_file:
-                raise ConfigError(f"trace_level: {name} needs a trace_file to write traces to")
+        try:
+            self.traces.check()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     def _check_browsers(self) -> None:
         for origin in self.allowed_origin_list:
@@ -526,9 +534,16 @@ class Config:
                 )
 
     @property
-    def trace_levels(self) -> tuple[str, ...]:
-        """The parts of `trace_level`, in their order."""
-        return () if self.trace_level == "OFF" else tuple(name.strip() for name in self.trace_level.split(","))
+    def traces(self) -> TraceConfig:
+        """What the trace options say together. Raises `ValueError`."""
+        own = TraceConfig(
+            level=levels_of(self.trace_level),
+            rate=self.trace_rate,
+            count=self.trace_count,
+            file=self.trace_file,
+            frequency=self.trace_log_frequency,
+        )
+        return with_triton_config(own, self.trace_config)
 
     @property
     def protocol_names(self) -> frozenset[str]:

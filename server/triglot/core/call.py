@@ -14,7 +14,7 @@ from triglot.core.outlet import CLOSED
 from triglot.core.permission import EVERYTHING, Permission
 from triglot.core.request_scheduling import PLAIN, own_parameters
 from triglot.core.statistics import Statistics
-from triglot.core.trace_context import Span, received_context
+from triglot.core.trace_context import Span, checked, received_context
 from triglot.core.types import NO_INPUT_PARAMETERS, Exchange, InputParameters, ParameterValue
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -80,7 +80,8 @@ class Call:
     For the telemetry: the model and version that were called (0: none), what came of it where the answer itself
     says so, and its `times`. `subject`: the model that an administrative call is about. `counted`: its end will be
     counted, as that of a warm-up is not; then `statistics` are its model's. `trace`: the trace of the call, or of
-    the call on whose behalf it is made. `span`: its OpenTelemetry span, None where it is not sampled.
+    the call on whose behalf it is made. `span`: its OpenTelemetry span, None where it is not sampled; `context`:
+    what `received_context` gives, None before somebody looks.
     """
 
     __slots__ = (
@@ -89,6 +90,7 @@ class Call:
         "_limited_by",
         "_read_metadata",
         "borrows",
+        "context",
         "counted",
         "deadline",
         "exchange",
@@ -143,6 +145,7 @@ class Call:
         self.statistics: Statistics | None = None
         self.trace: Any = None
         self.span: Span | None = None
+        self.context: tuple[str, str] | None = None
         self._limited_by = ""
         self._read_metadata = read_metadata
         self.peer = peer
@@ -155,19 +158,24 @@ class Call:
         return {name.lower(): value for name, value in self._read_metadata()}
 
     @property
+    def received_context(self) -> tuple[str, str]:
+        """`traceparent` and `tracestate` as the client has sent them, valid or not; "" for what it has not."""
+        if self.context is None:
+            self.context = received_context(self._read_metadata())
+        return self.context
+
+    @property
     def traceparent(self) -> str:
         """What calls on behalf of this one send as `traceparent` (W3C Trace Context); "" where it has none.
 
         Of a sampled call its own span, of others what the client has sent, if that is valid.
         """
-        if self.span is not None:
-            return self.span.traceparent
-        return received_context(self._read_metadata())[0]
+        return checked(self.received_context)[0] if self.span is None else self.span.traceparent
 
     @property
     def tracestate(self) -> str:
         """What they send as `tracestate`: what the client has sent."""
-        return received_context(self._read_metadata())[1]
+        return checked(self.received_context)[1] if self.span is None else self.span.state
 
     @property
     def client(self) -> str:
@@ -234,7 +242,8 @@ class Call:
         """A call of its own for one of several requests that came on this one."""
         child = Call(self.deadline, self._read_metadata, self.peer)
         child._limited_by = self._limited_by
-        child.operation, child.permission, child.span = self.operation, self.permission, self.span
+        child.operation, child.permission = self.operation, self.permission
+        child.span, child.context = self.span, self.context
         return child
 
     def apart(self) -> Call:
@@ -293,6 +302,9 @@ class BatchCall(Call):
         self.input_parameters = first.input_parameters
         self.reach = first.reach
         self.permission = first.permission
+        self.context = first.context
+        if (span := next((member.span for member in members if member.span is not None), None)) is not None:
+            self.span = span.batch or span
         self.model_name, self.model_version = first.model_name, first.model_version
 
     @property

@@ -8,10 +8,11 @@ import time
 class CallTimes:
     """Of one call; whoever runs the model says when it has `started`, `waited` and `ended`.
 
-    `queued`: it came into the queue. `batch_size`: how many requests were executed together; 0: it was not
-    executed. `rows`: how many inferences it was. Seconds that the request waited, was made the model's input, ran,
-    and was made an answer. The model `began` at this instant of `time.perf_counter`, and `runs_since` then; 0: it
-    does not run. `cache_hit`: what the response cache had, None where it was not asked.
+    `queued`: it came into the queue at this instant of `time.perf_counter`; 0: it did not. `batch_size`: how many
+    requests were executed together; 0: it was not executed. `rows`: how many inferences it was. Seconds that the
+    request waited, was made the model's input, ran, and was made an answer. The model `began` at this instant of
+    `time.perf_counter`, and `runs_since` then; 0: it does not run. `cache_hit`: what the response cache had, None
+    where it was not asked.
     """
 
     __slots__ = (
@@ -29,9 +30,8 @@ class CallTimes:
     )
 
     def __init__(self) -> None:
-        self.queued = False
         self.batch_size = self.rows = 0
-        self.queue_seconds = self.input_seconds = self.compute_seconds = self.output_seconds = 0.0
+        self.queued = self.queue_seconds = self.input_seconds = self.compute_seconds = self.output_seconds = 0.0
         self.cache_hit: bool | None = None
         self.cache_seconds = 0.0
         self.began = self.runs_since = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 MAX_TRACESTATE = 512
@@ -13,12 +13,54 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 LENGTH = 55
 
 
-class Span(Protocol):
-    """A span that is recorded."""
+NO_CONTEXT = ("", "")
+
+
+class Batch(Protocol):
+    """The span of requests that a model executes together."""
 
     @property
     def traceparent(self) -> str:
-        """What its children send."""
+        """What calls on their behalf send."""
+
+    def end(self, model: str, version: int, began: float, ended: float, size: int, rows: int, /) -> None:
+        """On the event loop: so many requests, of so many inferences, ran between these instants of
+        `time.perf_counter`."""
+
+
+class Span(Protocol):
+    """The span of a sampled call. `batch`: that of the batch which it is executed in."""
+
+    batch: Any
+
+    @property
+    def trace_id(self) -> bytes:
+        """16 bytes."""
+
+    @property
+    def child_parent_id(self) -> bytes:
+        """8 bytes: the parent of spans on its behalf."""
+
+    @property
+    def traceparent(self) -> str:
+        """What calls on its behalf send."""
+
+    @property
+    def response_traceparent(self) -> str:
+        """What its caller is told."""
+
+    @property
+    def state(self) -> str:
+        """What is sent as `tracestate`."""
+
+    def begin_http(self, verb: str, route: str, path: str, /) -> None:
+        """It came over HTTP: for this route, a template of paths, with this path, without a query."""
+
+    def end_http(self, status: int, /) -> None:
+        """The response's status."""
+
+    def begin_batch(self, spans: Any, /) -> Any:
+        """The `Batch` of the calls with these spans, this one the first. May run on any thread."""
 
 
 def is_valid(traceparent: str) -> bool:
@@ -33,17 +75,27 @@ def is_valid(traceparent: str) -> bool:
     )
 
 
+def flags_of(traceparent: str) -> int:
+    """The flags of a valid one; bit 0: it is sampled."""
+    return int(traceparent[LENGTH - 2 : LENGTH], 16)
+
+
 def received_context(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[str, str]:
-    """`traceparent` and `tracestate` as they came; both "" where the first is missing or not valid."""
-    parents: list[str] = []
+    """`traceparent` and `tracestate` as they came; both "" without the first. Of several parents, the last."""
+    parent = ""
     states: list[str] = []
     for name, value in metadata:
         lowered = name.lower()
         if lowered == TRACEPARENT:
-            parents.append(str(value).strip(" \t"))
+            parent = str(value).strip(" \t")
         elif lowered == TRACESTATE:
             states.append(str(value).strip(" \t"))
-    if len(parents) != 1 or not is_valid(parents[0]):
-        return "", ""
-    state = ",".join(states)
-    return parents[0], state if len(state) <= MAX_TRACESTATE else ""
+    return (parent, ",".join(states)) if parent else NO_CONTEXT
+
+
+def checked(context: tuple[str, str]) -> tuple[str, str]:
+    """What of it may be passed on: nothing without a valid `traceparent`, and no `tracestate` that is too long."""
+    parent, state = context
+    if not parent or not is_valid(parent):
+        return NO_CONTEXT
+    return parent, state if len(state) <= MAX_TRACESTATE else ""

@@ -126,7 +126,7 @@ class Batch:
         self._running = [member for member in self._members if not member.skip()]
         for member in self._running:
             member.start(len(self._running))
-        self._times.begin()
+        self._times.begin([member.call for member in self._running])
         return bool(self._running)
 
     def _ask(self, function: Function) -> Any:

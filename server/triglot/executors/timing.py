@@ -27,13 +27,18 @@ class Executed(Protocol):
 class BatchTimes:
     """Of one batch. `began` and `ended` are instants of `time.perf_counter`; 0: it did not get there."""
 
-    __slots__ = ("_answered", "_joined", "began", "ended")
+    __slots__ = ("_answered", "_joined", "_span", "began", "ended")
 
     def __init__(self) -> None:
         self.began = self._joined = self._answered = self.ended = 0.0
+        self._span: Any = None
 
-    def begin(self) -> None:
-        """The batch begins."""
+    def begin(self, calls: Sequence[Call]) -> None:
+        """The batch begins, which is of these calls."""
+        if len(calls) > 1:
+            spans = [call.span for call in calls if call.span is not None]
+            if spans:
+                self._span = spans[0].begin_batch(spans)
         self.began = self._joined = perf_counter()
 
     def joined(self) -> None:
@@ -61,6 +66,11 @@ class BatchTimes:
     def count(self, members: Sequence[Executed], counts: Sequence[int] = ()) -> None:
         """On the loop: these have been executed together; `counts`: the rows of each, where these are known."""
         calls = [member.call for member in members]
+        if (span := self._span) is not None:
+            self._span = None
+            first = calls[0]
+            rows = sum(counts) or len(calls)
+            span.end(first.model_name, first.model_version, self.began, self.ended, len(calls), rows)
         # A member may be a warm-up's, and one may have been given up by the model's own queue.
         statistics = next((call.statistics for call in calls if call.statistics is not None), None)
         if statistics is None or not any(call.times.batch_size for call in calls):

@@ -10,6 +10,7 @@ import enum
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 from triglot.core.call import Call
@@ -114,6 +115,11 @@ def _body_size(request: HttpRequest) -> int:
     return len(request.body)
 
 
+@lru_cache(maxsize=1024)
+def _template(path: str) -> str:
+    return _PATTERN.sub("}", path)
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One REST operation. `path` has `{name}` or `{name:regex}` variables; the verb "*" is any.
@@ -158,6 +164,11 @@ class Route:
     of_model: Callable[[ModelMetadata, str], ApiOperation | None] | None = None
 
     @property
+    def template(self) -> str:
+        """The path without what variables have to match."""
+        return _template(self.path)
+
+    @property
     def method(self) -> str:
-        """What the telemetry calls it: its name, or its path without what variables have to match."""
-        return self.name or _PATTERN.sub("}", self.path)
+        """What the telemetry calls it: its name, or its path's template."""
+        return self.name or self.template

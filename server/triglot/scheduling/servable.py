@@ -362,7 +362,7 @@ class Servable:
     def _put(self, work: Work, call: Call, defer: Defer | None = None) -> None:
         try:
             self._schedule.put(work, defer)
-            call.times.queued = True
+            call.times.queued = time.perf_counter()
         except QueueFull as error:
             raise self._counted(error) from None
 

@@ -17,10 +17,12 @@ from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.operation import ADMINISTRATION, Operation
 from triglot.core.permission import EVERYTHING
+from triglot.core.trace_context import TRACEPARENT, TRACESTATE
 from triglot.telemetry.access_log import AccessLog
 from triglot.telemetry.audit_log import AuditLog
 from triglot.telemetry.histogram import Histogram, rank
 from triglot.telemetry.points import Points
+from triglot.telemetry.spans.recorder import SpanRecorder
 
 ENDED = -1
 """Stands for the versions of a model that have ended and are not told apart any more."""
@@ -278,6 +280,8 @@ class Endpoint:
         "method",
         "protocol",
         "refusals",
+        "rpc",
+        "spans",
     )
 
     def __init__(
@@ -290,9 +294,13 @@ class Endpoint:
         latencies: deque[float],
         access_log: AccessLog,
         audit_log: AuditLog,
+        spans: SpanRecorder,
         *,
         internal: bool = False,
     ) -> None:
+        self.spans = spans
+        self.rpc = method
+        """Over gRPC, the method's full name."""
         self.protocol = protocol
         self.entrypoint = entrypoint
         self.method = method
@@ -400,11 +408,22 @@ class Observation:
         self._bytes_out = 0
         self._codec_seconds = 0.0
         self._started = self._lap = perf_counter()
+        if endpoint.spans.on:
+            endpoint.spans.begin(call, internal=endpoint.internal)
 
     def received(self, size: int) -> None:
         """A body of `size` bytes has come; decoding begins."""
         self._bytes_in += size
         self._lap = perf_counter()
+
+    def received_context(self, parameters: Mapping[str, object]) -> None:
+        """The request has a trace context of its own, among its parameters: that of its call does not count."""
+        call = self._call
+        traceparent, tracestate = parameters.get(TRACEPARENT), parameters.get(TRACESTATE, "")
+        call.context = str(traceparent), str(tracestate)
+        call.span = None
+        if self._endpoint.spans.on:
+            self._endpoint.spans.begin(call)
 
     def decoded(self) -> None:
         """The request has been decoded, since the start or `received`."""
@@ -432,8 +451,11 @@ class Observation:
         if call.times.runs_since:
             call.times.ended()  # The model has not said so: its caller has left before.
         code = code or call.outcome
-        seconds = perf_counter() - self._started
+        now = perf_counter()
+        seconds = now - self._started
         endpoint.in_flight -= 1
+        if call.span is not None:
+            endpoint.spans.end(call, endpoint, code, self._started, now)
         endpoint.record(call, code, seconds, self._codec_seconds, self._bytes_in, self._bytes_out)
         if endpoint.access_log.on and not endpoint.internal:
             endpoint.access_log.line(endpoint.protocol, endpoint.entrypoint, endpoint.method, call, code, seconds)

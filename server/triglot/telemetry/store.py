@@ -33,6 +33,7 @@ from triglot.telemetry.monitor_log import MonitorLog
 from triglot.telemetry.points import points_of
 from triglot.telemetry.process import ProcessUsage
 from triglot.telemetry.series import Metric, Metrics
+from triglot.telemetry.spans.recorder import SpanRecorder
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Telemetry:
         self.metrics = Metrics()
         self.access_log = AccessLog()
         self.audit_log = AuditLog()
+        self.spans = SpanRecorder()
         self.loop_lag = Histogram()
         self.loads: dict[str, Loads] = {}
         """By the path; the latest ones."""
@@ -119,6 +121,7 @@ class Telemetry:
                 latencies,
                 self.access_log,
                 self.audit_log,
+                self.spans,
                 internal=internal,
             )
         return endpoint

@@ -27,7 +27,7 @@ class TraceOptions:
     """What the server starts with. `level`: of `TIMESTAMPS` and `TENSORS`; empty: nothing is traced.
 
     One of `rate` requests is traced, `count` in all (-1: no limit), and a file is begun after `frequency` traces
-    (0: one file has all).
+    (0: one file has all). `mode`: what is made of them, files or spans.
     """
 
     file: str = ""
@@ -35,6 +35,7 @@ class TraceOptions:
     rate: int = 1000
     count: int = -1
     frequency: int = 0
+    mode: str = TRITON
 
 
 class Scope:
@@ -90,11 +91,11 @@ def scope_of(options: TraceOptions) -> Scope:
     return Scope({LEVEL: options.level, RATE: options.rate, COUNT: options.count, FREQUENCY: options.frequency})
 
 
-def read_changes(changes: Changes, *, traceable: bool) -> dict[str, Any]:
+def read_changes(changes: Changes, *, traceable: bool, mode: str = TRITON) -> dict[str, Any]:
     """The values of a request; None for those that are to be taken back.
 
-    Raises `InvalidArgument` for an unknown key, a wrong value, and a level unless `traceable`: there is a file;
-    `Unimplemented` for what cannot be changed over the network.
+    Raises `InvalidArgument` for an unknown key, a wrong value, and a level unless `traceable`: there is a file, or
+    spans are exported; `Unimplemented` for what cannot be changed over the network.
     """
     values: dict[str, Any] = {}
     for key, texts in changes.items():
@@ -103,11 +104,13 @@ def read_changes(changes: Changes, *, traceable: bool) -> dict[str, Any]:
         if key == FILE:
             _refuse_file(texts)
         elif key == MODE:
-            _check_mode(texts)
+            _check_mode(texts, mode)
         elif texts is None:
             values[key] = None
         else:
             values[key] = read_level(texts) if key == LEVEL else _number(key, texts)
+    if TENSORS in (values.get(LEVEL) or ()) and mode == OPENTELEMETRY:
+        raise InvalidArgument(f"{LEVEL}: expected {TIMESTAMPS} or {OFF} with {MODE} {mode}, got {TENSORS}")
     if values.get(LEVEL) and not traceable:
         raise InvalidArgument(f"{LEVEL}: requires a {FILE}; start the server with the option trace_file")
     return values
@@ -135,12 +138,12 @@ def _refuse_file(texts: Sequence[str] | None) -> None:
         raise Unimplemented(f"{FILE} cannot be changed over the network, only by the server's option trace_file")
 
 
-def _check_mode(texts: Sequence[str] | None) -> None:
-    mode = TRITON if texts is None else _one(MODE, texts)
-    if mode == OPENTELEMETRY:
-        raise Unimplemented(f"{MODE}: '{OPENTELEMETRY}' is not supported, only '{TRITON}'")
-    if mode != TRITON:
-        raise InvalidArgument(f"{MODE}: expected '{TRITON}', got '{_cut(mode)}'")
+def _check_mode(texts: Sequence[str] | None, mode: str) -> None:
+    wanted = mode if texts is None else _one(MODE, texts)
+    if wanted not in (TRITON, OPENTELEMETRY):
+        raise InvalidArgument(f"{MODE}: expected '{TRITON}' or '{OPENTELEMETRY}', got '{_cut(wanted)}'")
+    if wanted != mode:
+        raise Unimplemented(f"{MODE} cannot be changed over the network, only by the server's option trace_config")
 
 
 def _one(key: str, texts: Sequence[str]) -> str:

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from triglot.core.call import Call, no_models
+from triglot.core.errors import Unimplemented
 from triglot.core.types import InferenceRequest
+from triglot.telemetry.spans.recorder import SpanRecorder
 from triglot.telemetry.trace_file import Records, TraceFile
 from triglot.telemetry.trace_settings import (
     COUNT,
@@ -28,6 +30,8 @@ from triglot.telemetry.trace_settings import (
     LEVEL,
     MODE,
     OFF,
+    OPENTELEMETRY,
+    RATE,
     TENSORS,
     TIMESTAMPS,
     TRITON,
@@ -187,20 +191,23 @@ class _Collected:
 
 
 class Tracer:
-    """Decides which requests are traced, and has their traces written.
+    """Decides which requests are traced, and has their traces written; in the mode `opentelemetry`, which requests
+    have `spans`.
 
-    `on`: whether any request may be traced at all.
+    `on`: whether any request may be traced in a file.
     """
 
-    def __init__(self, options: TraceOptions | None = None) -> None:
+    def __init__(self, options: TraceOptions | None = None, spans: SpanRecorder | None = None) -> None:
         options = options or TraceOptions()
+        self._mode = options.mode
+        self._spans = spans
         self.clock = time.perf_counter
         self._start = scope_of(options)
         self._server = _Collected(scope_of(options))
         self._models: dict[str, _Collected] = {}
-        self._file = TraceFile(Path(options.file)) if options.file else None
+        self._file = TraceFile(Path(options.file)) if options.file and options.mode == TRITON else None
         self._ids = count(1)
-        self.on = bool(options.level)
+        self.on = bool(options.level) and options.mode == TRITON
 
     def check(self) -> None:
         """Raises `OSError` when the trace file has no folder."""
@@ -282,7 +289,7 @@ class Tracer:
             LEVEL: list(scope.value(LEVEL)) or [OFF],
             **{key: [str(scope.value(key))] for key in KEYS if key not in (LEVEL, FILE, MODE)},
             FILE: [str(self._file.path) if self._file is not None else ""],
-            MODE: [TRITON],
+            MODE: [self._mode],
         }
 
     def update(self, changes: Changes, model: str = "") -> None:
@@ -290,9 +297,12 @@ class Tracer:
 
         Raises `InvalidArgument` and `Unimplemented`: see `read_changes`. What is collected is written.
         """
-        values = read_changes(changes, traceable=self._file is not None)
+        with_spans = self._mode == OPENTELEMETRY
+        values = read_changes(changes, traceable=with_spans or self._file is not None, mode=self._mode)
         if not values:
             return
+        if model and with_spans:
+            raise Unimplemented(f"a model has no trace settings of its own with {MODE} {OPENTELEMETRY}")
         self._flush()
         if model:
             scope = self._models.setdefault(model, _Collected(Scope({}, self._server.scope))).scope
@@ -304,7 +314,18 @@ class Tracer:
                 scope.own.pop(key, None)
             else:
                 scope.change({key: self._start.value(key)})
-        self.on = any(one.scope.value(LEVEL) for one in (self._server, *self._models.values()))
+        on = any(one.scope.value(LEVEL) for one in (self._server, *self._models.values()))
+        if with_spans and self._spans is not None:
+            self._spans.on = on
+        else:
+            self.on = on
+
+    def sample_span(self, flags: int | None, _: int) -> bool:
+        """Whether a request has spans: a client's trace as its `flags` say, others by the settings."""
+        scope = self._server.scope
+        if not scope.value(LEVEL) or not (scope.value(RATE) or flags is not None):
+            return False
+        return bool(flags & 1) if flags is not None else bool(scope.sample())
 
     async def close(self) -> None:
         """Trace nothing any more, and have what is collected written."""

@@ -411,7 +411,10 @@ class _OpenStream:
 
 def endpoint_of(telemetry: Telemetry, service: Service, method: Method) -> Endpoint:
     """What counts the calls of a row."""
-    return telemetry.endpoint(service.protocol, "GRPC", method.name, inference=method.operation is Operation.INFER)
+    inference = method.operation is Operation.INFER
+    endpoint = telemetry.endpoint(service.protocol, "GRPC", method.name, inference=inference)
+    endpoint.rpc = f"{service.name}/{method.name}"
+    return endpoint
 
 
 def _call_of(method: Method) -> Callable[[Any, Call], Any]:

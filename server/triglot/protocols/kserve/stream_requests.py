@@ -12,6 +12,7 @@ from triglot.core.call import Call
 from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome, refusal_of
 from triglot.core.running import Cancellable, Outcome
 from triglot.core.tensor import LONG_BYTES
+from triglot.core.trace_context import TRACEPARENT
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.inference import Awaited
@@ -141,6 +142,8 @@ class StreamRequests:
         try:
             call.permission.count()
             request = self._decode(data)
+            if TRACEPARENT in request.parameters:
+                observed.received_context(request.parameters)
             observed.decoded()
             servable = self._dataplane.servable_of(call.permission, request)
             if servable.decoupled:

@@ -148,7 +148,7 @@ class SequenceBatch:
             call.times.started(member.arrived, len(calls))
             member.executed = True
         times = self._times
-        times.begin()
+        times.begin(calls)
         try:
             if self._tensors.infer_batch is None:
                 self._run_joined(function, calls)

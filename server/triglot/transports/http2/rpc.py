@@ -15,6 +15,7 @@ from triglot.core.errors import Code, ServingError
 from triglot.core.permission import EVERYTHING, ClientLimits, Permission
 from triglot.core.running import Running
 from triglot.core.scattered import Scattered
+from triglot.core.trace_context import NO_CONTEXT
 from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import LAST_WORD_SECONDS, GrpcRow, Trailing, fitting, hints
 from triglot.transports.http2.body import MOST_UNREAD_BYTES, Body, StreamGone
@@ -181,7 +182,7 @@ class Rpc:
             if permission.limits is not None:
                 self._limits = permission.enter()
         except ServingError as error:
-            call = Call(self.deadline, self.invocation_metadata, self.protocol.remote)
+            call = self._call()
             call.permission = self.permission
             row.refused(call, error)
             return error
@@ -196,11 +197,18 @@ class Rpc:
 
     def start(self, message: bytes | memoryview) -> None:
         """Run the handler of a call with one request and one answer; it may have ended when this returns."""
-        circumstances = Call(self.deadline, self.invocation_metadata, self.protocol.remote)
+        circumstances = self._call()
         circumstances.permission = self.permission
         call = self.handler.start(message, circumstances, self)
         if not call.done():
             self.task = call
+
+    def _call(self) -> Call:
+        """What user code may know of it."""
+        call = Call(self.deadline, self.invocation_metadata, self.protocol.remote)
+        head = self.head
+        call.context = (head.traceparent, head.tracestate) if head.traceparent else NO_CONTEXT
+        return call
 
     def start_unary(self, message: Message) -> None:
         """As `start`, where the message may be compressed."""

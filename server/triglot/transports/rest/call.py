@@ -13,6 +13,7 @@ from triglot.core.errors import Code, ServingError, Unauthenticated, Unavailable
 from triglot.core.http import HttpResponse, HttpStream
 from triglot.core.permission import WITHDRAWN, ClientLimits, OperationDenied
 from triglot.core.timer_wheel import TimerWheel
+from triglot.core.trace_context import NO_CONTEXT, TRACEPARENT, TRACESTATE
 from triglot.telemetry.calls import Observation
 from triglot.transports.rest.answers import (
     check_fields,
@@ -70,7 +71,13 @@ class HttpCall(RowCall):
         call.operation = found.route.operation
         if found.endpoint.inference:
             call.model_name = found.variables.get(MODEL_VARIABLE, "")
+        if (parent := http.headers.get(TRACEPARENT)) is not None:
+            call.context = parent, ",".join(http.values(TRACESTATE))
+        else:
+            call.context = NO_CONTEXT
         super().__init__(found.route.inference, call, Observation(found.endpoint, call), http)
+        if call.span is not None:
+            call.span.begin_http(http.verb, found.route.template, http.target.partition("?")[0])
         self._calls = calls
         self._found = found
         self._ended = ended
@@ -153,6 +160,8 @@ class HttpCall(RowCall):
         call.permission.follow(self.cancel)
         self._stop_timer()  # From here on a stream sees to its deadline, and says how it ends.
         head = HttpResponse(b"", 200, stream.content_type, STREAM_HEADERS)
+        if call.span is not None:
+            call.span.end_http(head.status)
         try:
             await send_stream(http, stream, self._fields(head, http), call, self._observed)
         finally:
@@ -184,6 +193,8 @@ class HttpCall(RowCall):
         self._answer(error.code, failure_response(self._found.route, error, self._observed))
 
     def _answer(self, code: Code, response: HttpResponse, refusal: str = "") -> None:
+        if (span := self.call.span) is not None:
+            span.end_http(response.status)
         # Counted before the client hears of it, so that who asks next finds it.
         http = self._end(code, refusal)
         if not http.begun:  # Else it was a stream, whose end says no more.
@@ -195,7 +206,11 @@ class HttpCall(RowCall):
         self._ended(self)
 
     def _fields(self, response: HttpResponse, http: Exchange) -> Fields:
-        return fields_of(response, self._found.route.headers, self._calls.origins.allow(http.headers))
+        fields = fields_of(response, self._found.route.headers, self._calls.origins.allow(http.headers))
+        if (span := self.call.span) is None:
+            return fields
+        context = (TRACEPARENT, span.response_traceparent), *([(TRACESTATE, span.state)] if span.state else [])
+        return (*fields, *context)
 
     def _end(self, code: Code, refusal: str = "") -> Exchange:
         """It is over and counted; see `_stop`."""

@@ -14,8 +14,8 @@ from typing import Any
 
 METHOD, SCHEME, PATH, AUTHORITY = range(4)
 TE, CONTENT_TYPE, TIMEOUT, ENCODING, ACCEPT_ENCODING, CONTENT_LENGTH = range(4, 10)
-METADATA, MALFORMED = 10, 11
-"""All other fields that are allowed, and those that are not."""
+METADATA, TRACEPARENT, TRACESTATE, MALFORMED = range(10, 14)
+"""All other fields that are allowed, those of a trace's context, and those that are not allowed."""
 FIRST_REGULAR = TE
 """Kinds below are pseudo-headers."""
 CREDENTIALS = (b"authorization", b"x-api-key")
@@ -34,6 +34,8 @@ _KINDS = {
     b"grpc-encoding": ENCODING,
     b"grpc-accept-encoding": ACCEPT_ENCODING,
     b"content-length": CONTENT_LENGTH,
+    b"traceparent": TRACEPARENT,
+    b"tracestate": TRACESTATE,
     **dict.fromkeys(
         (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"), MALFORMED
     ),
@@ -89,7 +91,7 @@ class Field:
         self.text = ""
         """Of a credential that is known, its value."""
         self.size = FIELD_BYTES + len(name.value) + len(value)
-        rule = _METADATA_VALUE if name.kind == METADATA else _VALUE
+        rule = _METADATA_VALUE if name.kind >= METADATA else _VALUE
         self.kind = name.kind if rule.fullmatch(value) else MALFORMED
         self.meaning: Any = value
         self.problem = ""
@@ -100,7 +102,7 @@ class Field:
         kind, value = self.kind, self.value
         if kind == TIMEOUT:
             self._read_timeout()
-        elif kind in (PATH, ENCODING, ACCEPT_ENCODING):
+        elif kind in (PATH, ENCODING, ACCEPT_ENCODING, TRACEPARENT, TRACESTATE):
             self.meaning = value.decode("latin-1")
         elif kind == METHOD:
             self.meaning = value == b"POST"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from triglot.transports.http2.core.fields import FIRST_REGULAR, MALFORMED, METADATA, Field
+from triglot.transports.http2.core.fields import FIRST_REGULAR, MALFORMED, METADATA, TRACEPARENT, TRACESTATE, Field
 from triglot.transports.http2.core.headers import MalformedRequest
 from triglot.transports.http2.core.limits import MOST_HEADER_BYTES
 
@@ -29,9 +29,9 @@ class RpcHead:
     """What the fields of a request say.
 
     `timeout` in seconds, None without one. `encoding` is the coding of its messages; `accepts` how answers may be
-    compressed. `length`: bytes of the body, where it says so. `status`: the HTTP status of a request that is no
-    gRPC call, or 0. `problem`: what is wrong with one that is, or nothing; `too_large`: it is that.
-    `call_bytes`: memory that the call takes, about.
+    compressed. `length`: bytes of the body, where it says so. `traceparent` and `tracestate` as they came, or "".
+    `status`: the HTTP status of a request that is no gRPC call, or 0. `problem`: what is wrong with one that is,
+    or nothing; `too_large`: it is that. `call_bytes`: memory that the call takes, about.
     """
 
     fields: Sequence[Field]
@@ -40,6 +40,8 @@ class RpcHead:
     encoding: str
     accepts: str
     length: int | None
+    traceparent: str
+    tracestate: str
     status: int
     problem: str
     too_large: bool
@@ -50,13 +52,13 @@ class RpcHead:
         """The fields that neither HTTP/2 nor gRPC has a use for."""
         if self.problem:
             return ()
-        return [pair for field in self.fields if field.kind == METADATA for pair in field.metadata()]
+        return [pair for field in self.fields if field.kind >= METADATA for pair in field.metadata()]
 
 
 def read_head(fields: Sequence[Field]) -> RpcHead:
     """Raises `MalformedRequest` for fields that HTTP/2 does not allow (RFC 9113, 8)."""
     meanings = list(_DEFAULTS)
-    problem = ""
+    problem = parent = state = ""
     size = 0
     is_regular = False
     for field in fields:
@@ -71,6 +73,10 @@ def read_head(fields: Sequence[Field]) -> RpcHead:
             raise MalformedRequest(f"pseudo-header {field.name.value!r}")
         if kind < METADATA:
             meanings[kind] = field.meaning
+        elif kind == TRACEPARENT:
+            parent = field.meaning
+        elif kind == TRACESTATE:
+            state = f"{state},{field.meaning}" if state else field.meaning
     is_post, scheme, path, _, _, is_grpc, timeout, encoding, accepts, length = meanings
     if is_post is None or not scheme or not path:
         raise MalformedRequest("a pseudo-header is missing")
@@ -80,7 +86,9 @@ def read_head(fields: Sequence[Field]) -> RpcHead:
         problem = f"received metadata size exceeds the limit ({size} vs. {MOST_HEADER_BYTES})"
         fields = ()
     call_bytes = CALL_BYTES + FIELDS_FACTOR * size
-    return RpcHead(fields, path, timeout, encoding, accepts, length, status, problem, too_large, call_bytes)
+    return RpcHead(
+        fields, path, timeout, encoding, accepts, length, parent, state, status, problem, too_large, call_bytes
+    )
 
 
 # --- answers ---

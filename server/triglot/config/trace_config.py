@@ -1,0 +1,104 @@
+"""Triton's `--trace-config`: what is traced, in a server's own files or as OpenTelemetry's spans (spec 3.11)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+TRITON, OPENTELEMETRY = "triton", "opentelemetry"
+MODES = (TRITON, OPENTELEMETRY)
+LEVELS = ("TIMESTAMPS", "TENSORS")
+OFF = "OFF"
+MOST = 2**31 - 1
+_LEAST = {
+    "rate": 0,
+    "count": -1,
+    "log-frequency": 0,
+    "bsp_max_queue_size": 1,
+    "bsp_schedule_delay": 1,
+    "bsp_max_export_batch_size": 1,
+}
+KEYS = ("mode", "level", "file", "url", "resource", *_LEAST)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceConfig:
+    """What the trace options say together.
+
+    One of `rate` requests is traced (0, with OpenTelemetry: only those whose client traces them), `count` in all
+    (-1: no limit). `file`, `frequency`: with Triton's mode. `url`, `resource`, `batching`: with OpenTelemetry's,
+    where they come before the environment; `batching` has the names of Triton's settings.
+    """
+
+    mode: str = TRITON
+    level: tuple[str, ...] = ()
+    rate: int = 1000
+    count: int = -1
+    file: str = ""
+    frequency: int = 0
+    url: str = ""
+    resource: Mapping[str, str] = field(default_factory=dict)
+    batching: Mapping[str, int] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raises `ValueError` for what does not fit together."""
+        for name in self.level:
+            if name not in LEVELS:
+                raise ValueError(f"trace_level: expected OFF, or of {', '.join(LEVELS)}, got {name!r}")
+            if self.mode == OPENTELEMETRY and name != "TIMESTAMPS":
+                raise ValueError(f"trace_level: expected TIMESTAMPS with mode {OPENTELEMETRY}, got {name}")
+            if self.mode == TRITON and not self.file:
+                raise ValueError(f"trace_level: {name} needs a trace_file to write traces to")
+        if self.mode == TRITON and self.rate == 0:
+            raise ValueError("trace_config: rate 0 needs mode opentelemetry")
+
+
+def levels_of(text: str) -> tuple[str, ...]:
+    """The parts of a level, in their order."""
+    return () if text == OFF else tuple(name.strip() for name in text.split(","))
+
+
+def with_triton_config(config: TraceConfig, text: str) -> TraceConfig:
+    """The options with those of Triton's flag, `KEY=VALUE` or `MODE,KEY=VALUE`, several of them with commas.
+
+    Raises `ValueError`.
+    """
+    values: dict[str, Any] = {}
+    levels: list[str] = []
+    resource, batching = dict(config.resource), dict(config.batching)
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals and key in MODES:
+            continue  # Whose setting comes next; each has its own names.
+        if not equals or key not in KEYS:
+            raise ValueError(f"trace_config: expected KEY=VALUE with KEY of {', '.join(KEYS)}, got {part[:100]!r}")
+        if key == "mode":
+            if value not in MODES:
+                raise ValueError(f"trace_config: mode: expected {' or '.join(MODES)}, got {value[:100]!r}")
+            values["mode"] = value
+        elif key == "level":
+            levels += [] if value == OFF else [value]
+            values["level"] = tuple(levels)
+        elif key == "resource":
+            name, _, attribute = value.partition("=")
+            resource[name] = attribute
+        elif key in ("file", "url"):
+            values[key] = value
+        elif key.startswith("bsp_"):
+            batching[key] = _number(key, value)
+        else:
+            values["frequency" if key == "log-frequency" else key] = _number(key, value)
+    return replace(config, resource=resource, batching=batching, **values)
+
+
+def _number(key: str, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = -MOST
+    if not _LEAST[key] <= number <= MOST:
+        raise ValueError(
+            f"trace_config: {key}: expected an integer from {_LEAST[key]} to {MOST}, got {text[:100]!r}"
+        )
+    return number

@@ -1,0 +1,299 @@
+"""Sends encoded spans on a thread of its own: calls never wait for a collector."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import random
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from triglot.telemetry.spans.otlp import Envelope, rejected_spans
+from triglot.telemetry.spans.settings import GRPC, OTLP, SpanSettings
+
+log = logging.getLogger(__name__)
+
+RPC = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds before a request is sent again; they double."""
+RETRYABLE_STATUSES = (429, 502, 503, 504)
+RETRYABLE_CODES = (
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "RESOURCE_EXHAUSTED",
+)
+"""OTLP 1.7, "Failures"."""
+CLOSE_SECONDS = 5.0
+"""For what waits when the server stops."""
+
+
+class ExportFailed(Exception):
+    """The collector did not take the spans. `again`: it may take them later, in `pause` seconds if it says so."""
+
+    def __init__(self, message: str, *, again: bool, pause: float = 0.0) -> None:
+        super().__init__(message)
+        self.again = again
+        self.pause = pause
+
+
+class Sender(Protocol):
+    """Sends spans to a collector."""
+
+    def send(self, spans: bytes, seconds: float) -> int:
+        """Send fields `spans`; how many of them the collector rejected. Raises `ExportFailed`."""
+
+    def close(self) -> None:
+        """No more will be sent."""
+
+
+class SpanCounts:
+    """What became of spans. Each number is changed on one thread only."""
+
+    __slots__ = ("exported", "failed", "overflow", "rejected")
+
+    def __init__(self) -> None:
+        self.exported = 0
+        self.failed = 0
+        """Given up after an error, or by the end of the server."""
+        self.rejected = 0
+        """By the collector."""
+        self.overflow = 0
+        """More than the queue takes."""
+
+
+class Exporter:
+    """A queue of spans, and the thread that sends them. `put` is called on one thread."""
+
+    def __init__(self, settings: SpanSettings, make_sender: Callable[[], Sender]) -> None:
+        self.counts = SpanCounts()
+        self._settings = settings
+        self._make_sender = make_sender
+        self._queue: deque[tuple[bytes, int]] = deque()
+        self._put = self._taken = 0
+        self._news = threading.Event()
+        self._closing = threading.Event()
+        self._given_up = False
+        self._thread: threading.Thread | None = None
+        self._failing = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue takes no more spans."""
+        return self._put - self._taken >= self._settings.queue_size
+
+    def put(self, spans: bytes, count: int) -> None:
+        """Have so many spans sent; returns at once."""
+        if self.is_full:
+            self.counts.overflow += count
+            return
+        if self._thread is None:
+            # A daemon: a collector that hangs must not keep a stopped server alive.
+            self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+            self._thread.start()
+        self._queue.append((spans, count))
+        self._put += count
+        if self._put - self._taken >= self._settings.batch_size and not self._news.is_set():
+            self._news.set()
+
+    def close(self) -> None:
+        """Send what waits, for `CLOSE_SECONDS` at most. Blocks for as long."""
+        if self._thread is None:
+            return
+        self._closing.set()
+        self._news.set()
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._given_up = True
+            left = self._put - self._taken
+            log.warning("%d spans or more were not exported before the server stopped", left)
+        self._thread = None
+
+    # --- on the thread ---
+
+    def _run(self) -> None:
+        sender: Sender | None = None
+        try:
+            sender = self._make_sender()
+            while not (self._closing.is_set() and not self._queue):
+                self._news.wait(self._settings.delay)
+                self._news.clear()
+                self._send_all(sender)
+        except Exception:
+            log.exception("no more spans are exported")
+        finally:
+            self._lose_all()
+            if sender is not None:
+                sender.close()
+
+    def _send_all(self, sender: Sender) -> None:
+        """All that waits, a batch at a time; a rest that makes no batch, too."""
+        while self._queue:
+            parts, count = [], 0
+            while self._queue and count < self._settings.batch_size:
+                spans, more = self._queue.popleft()
+                parts.append(spans)
+                count += more
+            self._send(sender, b"".join(parts), count)
+            # Spans that are being sent have their place in the queue still: memory stays bounded.
+            self._taken += count
+
+    def _send(self, sender: Sender, spans: bytes, count: int) -> None:
+        until = time.monotonic() + self._settings.timeout
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                rejected = sender.send(spans, max(0.001, until - time.monotonic()))
+                self.counts.exported += count - rejected
+                self.counts.rejected += rejected
+                if rejected:
+                    self._complain(f"the collector rejected {rejected} spans")
+                else:
+                    self._failing = False
+                return
+            except ExportFailed as error:
+                wait = error.pause or pause * random.uniform(0.8, 1.2)
+                if not error.again or time.monotonic() + wait >= until or self._given_up:
+                    self.counts.failed += count
+                    self._complain(str(error))
+                    return
+            if self._closing.wait(wait):
+                until = min(until, time.monotonic() + CLOSE_SECONDS / 2)
+                time.sleep(min(wait, FIRST_PAUSE))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _lose_all(self) -> None:
+        while self._queue:
+            _, count = self._queue.popleft()
+            self._taken += count
+            self.counts.failed += count
+
+    def _complain(self, why: str) -> None:
+        """Once, until spans are taken again."""
+        if not self._failing:
+            log.warning("spans are lost: cannot export them to %s: %s", self._settings.destination, why)
+        self._failing = True
+
+
+def exporter_of(settings: SpanSettings, version: str) -> Exporter:
+    """The exporter that the settings ask for; `version`: of this server."""
+    envelope = Envelope({**settings.resource, **_SDK, "telemetry.sdk.version": version}, "triglot", version)
+
+    def make() -> Sender:
+        if settings.exporter != OTLP:
+            from triglot.telemetry.spans.console import Console  # noqa: PLC0415
+
+            return Console()
+        return GrpcSender(settings, envelope) if settings.protocol == GRPC else HttpSender(settings, envelope)
+
+    return Exporter(settings, make)
+
+
+_SDK = {"telemetry.sdk.name": "triglot", "telemetry.sdk.language": "python"}
+
+
+class GrpcSender:
+    """OTLP/gRPC."""
+
+    def __init__(self, settings: SpanSettings, envelope: Envelope) -> None:
+        import grpc  # noqa: PLC0415 - with the h2 transport, only tracing needs it.
+
+        self._envelope = envelope
+        self._failed = grpc.RpcError
+        self._compression = grpc.Compression.Gzip if settings.gzip else grpc.Compression.NoCompression
+        # Names of metadata are in lower case.
+        self._metadata = [(name.lower(), value) for name, value in settings.headers.items()]
+        parts = urlsplit(settings.endpoint)
+        target = parts.netloc.rpartition("@")[2]
+        if parts.port is None:
+            target = f"{target}:{443 if parts.scheme == 'https' else 80}"
+        # The default would share the connection of another exporter in this process.
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.primary_user_agent", "OTel-OTLP-Exporter-triglot"),
+        ]
+        if parts.scheme == "https":
+            credentials = grpc.ssl_channel_credentials(
+                _bytes_of(settings.certificate),
+                _bytes_of(settings.client_key),
+                _bytes_of(settings.client_certificate),
+            )
+            self._channel = grpc.secure_channel(target, credentials, options)
+        else:
+            self._channel = grpc.insecure_channel(target, options)
+        self._export = self._channel.unary_unary(RPC)
+
+    def send(self, spans: bytes, seconds: float) -> int:
+        """See `Sender`."""
+        request = self._envelope.request(spans)
+        try:
+            response = self._export(
+                request, timeout=seconds, metadata=self._metadata, compression=self._compression
+            )
+        except self._failed as error:
+            code = error.code().name
+            text = f"{code}: {error.details()}"
+            raise ExportFailed(text, again=code in RETRYABLE_CODES) from None
+        return rejected_spans(response)
+
+    def close(self) -> None:
+        """See `Sender`."""
+        self._channel.close()
+
+
+class HttpSender:
+    """OTLP/HTTP with protobuf bodies."""
+
+    def __init__(self, settings: SpanSettings, envelope: Envelope) -> None:
+        self._settings = settings
+        self._envelope = envelope
+        context = None
+        if settings.endpoint.startswith("https:"):
+            context = ssl.create_default_context(cafile=settings.certificate or None)
+            if settings.client_certificate:
+                context.load_cert_chain(settings.client_certificate, settings.client_key or None)
+        self._opener = urllib.request.build_opener(
+            urllib.request.HTTPSHandler(context=context), urllib.request.HTTPRedirectHandler()
+        )
+
+    def send(self, spans: bytes, seconds: float) -> int:
+        """See `Sender`."""
+        body = self._envelope.request(spans)
+        headers = {"Content-Type": "application/x-protobuf", **self._settings.headers}
+        if self._settings.gzip:
+            body, headers["Content-Encoding"] = gzip.compress(body, 6), "gzip"
+        request = urllib.request.Request(self._settings.endpoint, body, headers)
+        try:
+            with self._opener.open(request, timeout=seconds) as response:
+                return rejected_spans(response.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                again = error.code in RETRYABLE_STATUSES
+                raise ExportFailed(
+                    f"HTTP {error.code}", again=again, pause=_seconds(error.headers.get("Retry-After"))
+                ) from None
+        except OSError as error:  # URLError and timeouts among them.
+            raise ExportFailed(str(getattr(error, "reason", error)), again=True) from None
+
+    def close(self) -> None:
+        """See `Sender`."""
+        self._opener.close()
+
+
+def _seconds(text: str | None) -> float:
+    return float(text) if text is not None and text.isdigit() else 0.0
+
+
+def _bytes_of(file: str) -> bytes | None:
+    return Path(file).read_bytes() if file else None

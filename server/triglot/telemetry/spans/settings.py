@@ -1,0 +1,254 @@
+"""What OpenTelemetry's environment variables ask for (opentelemetry.io/docs/specs/otel, SDK and exporter pages).
+
+A value that means nothing is logged, and the default is used: tracing never keeps a server from starting.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
+
+from triglot.telemetry.spans.otlp import Value
+
+T = TypeVar("T")
+
+GRPC, HTTP = "grpc", "http/protobuf"
+OTLP, CONSOLE, NONE = "otlp", "console", "none"
+DEFAULT_ENDPOINTS = {GRPC: "http://localhost:4317", HTTP: "http://localhost:4318"}
+TRACES_PATH = "v1/traces"
+DEFAULT_SAMPLER = "parentbased_always_on"
+SAMPLERS = {
+    f"{prefix}{name}": (bool(prefix), ratio)
+    for prefix in ("parentbased_", "")
+    for name, ratio in (("always_on", 1.0), ("always_off", 0.0), ("traceidratio", None))
+}
+"""Whether a parent decides, where there is one, and the share of other traces; None: the argument's."""
+SERVICE = "triglot"
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSettings:
+    """What is sampled, and where it goes. Times in seconds.
+
+    `endpoint`: a URL, with a path where the protocol is HTTP. `by_parent`: a sampled parent decides. `ratio`: the
+    share of traces that begin here, or of all unless `by_parent`. `certificate`, `client_key` and
+    `client_certificate`: files in PEM.
+    """
+
+    exporter: str = OTLP
+    protocol: str = GRPC
+    endpoint: str = DEFAULT_ENDPOINTS[GRPC]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = 10.0
+    gzip: bool = False
+    certificate: str = ""
+    client_key: str = ""
+    client_certificate: str = ""
+    by_parent: bool = True
+    ratio: float = 1.0
+    resource: Mapping[str, Value] = field(default_factory=dict)
+    propagate: bool = True
+    """Whether `traceparent` is read and sent (OTEL_PROPAGATORS)."""
+    queue_size: int = 2048
+    batch_size: int = 512
+    delay: float = 5.0
+
+    @property
+    def destination(self) -> str:
+        """Where spans go, without the password and the query that a URL may have."""
+        if self.exporter == CONSOLE:
+            return "standard output"
+        parts = urlsplit(self.endpoint)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+def settings_of(environment: Mapping[str, str]) -> tuple[SpanSettings | None, list[str]]:
+    """The settings, None where nothing asks for spans; and what is wrong with the variables."""
+    found = _Variables(environment)
+    settings = found.settings() if found.wanted() else None
+    return settings, found.problems
+
+
+class _Variables:
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self.problems: list[str] = []
+
+    def text(self, *names: str) -> str:
+        """The first one that is set and not empty."""
+        return next((value for name in names if (value := self._environment.get(name, "").strip())), "")
+
+    def wanted(self) -> bool:
+        """Whether there is an exporter, or an endpoint for one."""
+        if self.text("OTEL_SDK_DISABLED").lower() == "true":
+            return False
+        if self.text("OTEL_TRACES_EXPORTER"):
+            return self.exporter() != NONE
+        return bool(self.text("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"))
+
+    def exporter(self) -> str:
+        names = [name.strip() for name in self.text("OTEL_TRACES_EXPORTER").split(",")]
+        known = [name for name in names if name in (OTLP, CONSOLE, NONE)]
+        if not known and names != [""]:
+            self._problem(
+                "OTEL_TRACES_EXPORTER", ",".join(names), "otlp, console or none", "no spans are exported"
+            )
+            return NONE
+        return known[0] if known else OTLP
+
+    def settings(self) -> SpanSettings:
+        protocol = self._choice(
+            GRPC, (GRPC, HTTP), "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
+        )
+        by_parent, ratio = self._sampler()
+        return SpanSettings(
+            exporter=self.exporter() if self.text("OTEL_TRACES_EXPORTER") else OTLP,
+            protocol=protocol,
+            endpoint=self._endpoint(protocol),
+            headers=dict(
+                self._pairs("OTEL_EXPORTER_OTLP_TRACES_HEADERS") or self._pairs("OTEL_EXPORTER_OTLP_HEADERS")
+            ),
+            timeout=self._number(10_000, 1, "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+            / 1000,
+            gzip=self._choice(
+                "none",
+                ("none", "gzip"),
+                "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION",
+                "OTEL_EXPORTER_OTLP_COMPRESSION",
+            )
+            == "gzip",
+            certificate=self._otlp_text("CERTIFICATE"),
+            client_key=self._otlp_text("CLIENT_KEY"),
+            client_certificate=self._otlp_text("CLIENT_CERTIFICATE"),
+            by_parent=by_parent,
+            ratio=ratio,
+            resource=self._resource(),
+            propagate="tracecontext" in (self.text("OTEL_PROPAGATORS") or "tracecontext").split(","),
+            queue_size=int(self._number(2048, 1, "OTEL_BSP_MAX_QUEUE_SIZE")),
+            batch_size=int(self._number(512, 1, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE")),
+            delay=self._number(5000, 1, "OTEL_BSP_SCHEDULE_DELAY") / 1000,
+        )
+
+    def _endpoint(self, protocol: str) -> str:
+        url = self.text("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+        general = self.text("OTEL_EXPORTER_OTLP_ENDPOINT")
+        if not url and general and protocol == HTTP:
+            url = f"{general.rstrip('/')}/{TRACES_PATH}"
+        url = url or general
+        if url and "://" not in url and protocol == GRPC:
+            # gRPC's own form of a target: HOST:PORT.
+            insecure = self._otlp_text("INSECURE").lower() == "true"
+            url = f"{'http' if insecure else 'https'}://{url}"
+        if url and (problem := _problem_of(url)):
+            self._problem("OTEL_EXPORTER_OTLP_ENDPOINT", url, "a URL like http://collector:4317", problem)
+            url = ""
+        if not url:
+            url = DEFAULT_ENDPOINTS[protocol] + (f"/{TRACES_PATH}" if protocol == HTTP else "")
+        return url
+
+    def _otlp_text(self, name: str) -> str:
+        return self.text(f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}")
+
+    def _sampler(self) -> tuple[bool, float]:
+        name = self._choice(DEFAULT_SAMPLER, tuple(SAMPLERS), "OTEL_TRACES_SAMPLER")
+        by_parent, ratio = SAMPLERS[name]
+        if ratio is None:
+            ratio = self._convert(1.0, "a number from 0 to 1", _share, "OTEL_TRACES_SAMPLER_ARG")
+        return by_parent, ratio
+
+    def _resource(self) -> dict[str, Value]:
+        resource: dict[str, Value] = {
+            "service.name": SERVICE,
+            "host.name": socket.gethostname(),
+            "process.pid": os.getpid(),
+            "process.runtime.name": platform.python_implementation().lower(),
+            "process.runtime.version": platform.python_version(),
+            **self._pairs("OTEL_RESOURCE_ATTRIBUTES"),
+        }
+        if name := self.text("OTEL_SERVICE_NAME"):
+            resource["service.name"] = name
+        return resource
+
+    def _pairs(self, variable: str) -> dict[str, str]:
+        pairs = {}
+        for pair in self.text(variable).split(","):
+            key, equals, value = pair.partition("=")
+            if equals and key.strip():
+                pairs[key.strip()] = unquote(value.strip())
+            elif pair.strip():
+                # Headers may be credentials: their text is not repeated.
+                self.problems.append(f"{variable}: expected KEY=VALUE,..., got a part without '='; it is ignored")
+        return pairs
+
+    def _choice(self, default: str, choices: tuple[str, ...], *names: str) -> str:
+        value = self.text(*names)
+        if not value or value in choices:
+            return value or default
+        self._problem(names[-1], value, ", ".join(choices), f"{default} is used")
+        return default
+
+    def _number(self, default: float, least: float, *names: str) -> float:
+        def number(text: str) -> float:
+            if not least <= (value := float(text)) < float("inf"):
+                raise ValueError
+            return value
+
+        return self._convert(default, f"a number from {least:g}", number, *names)
+
+    def _convert(self, default: T, expected: str, convert: Callable[[str], T], *names: str) -> T:
+        text = self.text(*names)
+        if not text:
+            return default
+        try:
+            return convert(text)
+        except ValueError:
+            self._problem(names[-1], text, expected, f"{default} is used")
+            return default
+
+    def _problem(self, name: str, value: str, expected: str, then: str) -> None:
+        self.problems.append(f"{name}: expected {expected}, got {value[:100]!r}; {then}")
+
+
+def _share(text: str) -> float:
+    if not 0 <= (share := float(text)) <= 1:
+        raise ValueError
+    return share
+
+
+def _problem_of(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        port_is_right = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_right = False
+        parts = urlsplit("")
+    if parts.scheme in ("http", "https") and parts.hostname and port_is_right:
+        return ""
+    return "the default is used"
+
+
+def with_trace_config(
+    settings: SpanSettings | None, url: str, resource: Mapping[str, str], batching: Mapping[str, int]
+) -> SpanSettings:
+    """The environment's settings, if it has any, with those of Triton's flag: exporting over HTTP.
+
+    `url` has a path; "": Triton's default.
+    """
+    settings = settings or _Variables(os.environ).settings()
+    if url:
+        url = url if "://" in url else f"http://{url}"
+        settings = replace(settings, exporter=OTLP, protocol=HTTP, endpoint=url)
+    elif settings.protocol != HTTP:
+        settings = replace(settings, protocol=HTTP, endpoint=f"{DEFAULT_ENDPOINTS[HTTP]}/{TRACES_PATH}")
+    return replace(
+        settings,
+        resource={**settings.resource, **resource},
+        queue_size=batching.get("bsp_max_queue_size", settings.queue_size),
+        batch_size=batching.get("bsp_max_export_batch_size", settings.batch_size),
+        delay=batching.get("bsp_schedule_delay", settings.delay * 1000) / 1000,
+    )

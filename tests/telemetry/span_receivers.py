@@ -1,0 +1,196 @@
+"""Collectors of OpenTelemetry spans, which decode with OpenTelemetry's own messages, and what they were sent."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as Message
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
+from process import SECONDS
+
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+SERVER, INTERNAL = Message.SPAN_KIND_SERVER, Message.SPAN_KIND_INTERNAL
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span as it was received. Times in ns."""
+
+    name: str
+    kind: int
+    trace: str
+    id: str
+    parent: str
+    start: int
+    end: int
+    attributes: dict[str, Any]
+    links: list[tuple[str, str]]
+    is_error: bool
+    state: str
+    flags: int
+    resource: dict[str, Any]
+
+    @property
+    def code(self) -> str:
+        """How a call of gRPC, or of a row, ended."""
+        return str(self.attributes.get("rpc.response.status_code") or self.attributes.get("triglot.code"))
+
+
+def _value(value: Any) -> Any:
+    return getattr(value, value.WhichOneof("value"))
+
+
+def spans_of(data: bytes) -> list[Span]:
+    """Of an ExportTraceServiceRequest."""
+    request = trace_service_pb2.ExportTraceServiceRequest.FromString(data)
+    found = []
+    for of_resource in request.resource_spans:
+        resource = {one.key: _value(one.value) for one in of_resource.resource.attributes}
+        for scope in of_resource.scope_spans:
+            assert scope.scope.name == "triglot"
+            for one in scope.spans:
+                assert len(one.trace_id) == 16
+                assert len(one.span_id) == 8
+                assert len(one.parent_span_id) in (0, 8)
+                assert one.start_time_unix_nano <= one.end_time_unix_nano
+                attributes = {pair.key: _value(pair.value) for pair in one.attributes}
+                assert len(attributes) == len(one.attributes)
+                found.append(
+                    Span(
+                        one.name,
+                        one.kind,
+                        one.trace_id.hex(),
+                        one.span_id.hex(),
+                        one.parent_span_id.hex(),
+                        one.start_time_unix_nano,
+                        one.end_time_unix_nano,
+                        attributes,
+                        [(link.trace_id.hex(), link.span_id.hex()) for link in one.links],
+                        one.status.code == Status.STATUS_CODE_ERROR,
+                        one.trace_state,
+                        one.flags,
+                        resource,
+                    )
+                )
+    return found
+
+
+@dataclass
+class Received:
+    """What a collector was sent; `headers` of its last request. `wait` holds it up, `refuse` has it fail."""
+
+    spans: list[Span] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
+    requests: int = 0
+    refuse: Any = None
+    rejects: int = 0
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def add(self, data: bytes, headers: dict[str, str]) -> None:
+        """A request has come."""
+        assert self.gate.wait(SECONDS)
+        spans = spans_of(data)
+        with self._changed:
+            self.requests += 1
+            self.headers = headers
+            if self.refuse is None:
+                self.spans += spans
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> list[Span]:
+        """All spans, once there are so many. Blocks."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.spans) >= count, SECONDS), self.spans
+            return list(self.spans)
+
+    def wait_for_request(self, number: int) -> None:
+        """Until so many requests came, refused ones among them. Blocks."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.requests >= number, SECONDS)
+
+    @property
+    def response(self) -> bytes:
+        """What is answered."""
+        message = trace_service_pb2.ExportTraceServiceResponse()
+        if self.rejects:
+            message.partial_success.rejected_spans = self.rejects
+            message.partial_success.error_message = "not these"
+        return message.SerializeToString()
+
+
+@contextmanager
+def grpc_receiver(port: int = 0) -> Iterator[tuple[str, Received]]:
+    """Its URL. `refuse` may be a status code."""
+    received = Received()
+
+    def export(data: bytes, context: grpc.ServicerContext) -> bytes:
+        received.add(data, {str(name): str(value) for name, value in context.invocation_metadata()})
+        if received.refuse is not None:
+            context.abort(received.refuse, "not now")
+        return received.response
+
+    handlers = {"Export": grpc.unary_unary_rpc_method_handler(export)}
+    service = EXPORT.split("/")[1]
+    server = grpc.server(ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{port}", received
+    finally:
+        received.gate.set()
+        server.stop(None).wait()
+
+
+@contextmanager
+def http_receiver() -> Iterator[tuple[str, Received]]:
+    """Its URL, without a path. `refuse` may be a status."""
+    received = Received()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/traces", self.path
+            assert self.headers["Content-Type"] == "application/x-protobuf"
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            received.add(body, {name.lower(): value for name, value in self.headers.items()})
+            answer = received.response
+            self.send_response(received.refuse or 200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", received
+    finally:
+        received.gate.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def now() -> int:
+    """Nanoseconds since the epoch."""
+    return time.time_ns()
