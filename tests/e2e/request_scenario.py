@@ -141,6 +141,7 @@ class Scenario:
                 assert seen[-1] in expected, f"beside it: {seen[-1]}, expected {expected}"
         if self._stopping is not None:
             await self._stopping
+        self.served.check_spans((self.first, self.subject, self.companion))
         return any(one.isupper() and one != "OK" for one in seen)
 
     def counts(self) -> Counter[str]:

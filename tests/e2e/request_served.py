@@ -10,12 +10,12 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 import grpc.aio
@@ -25,8 +25,13 @@ from request_checkpoints import Checkpoints, checkpoints_in, write_models
 
 import triglot
 from process import SECONDS
-from protocol_clients.abortable import CLIENTS, Client, Request
+from protocol_clients.abortable import CLIENTS, Attempt, Client, Request
+from span_receivers import SERVER, Span, spans_of
 from triglot.core.permission import EVERYTHING
+from triglot.telemetry.spans.exporter import Exporter
+from triglot.telemetry.spans.otlp import Envelope
+from triglot.telemetry.spans.recorder import sampler
+from triglot.telemetry.spans.settings import SpanSettings
 from versions import OLD_AIOHTTP
 from waiting import until
 
@@ -52,6 +57,7 @@ class Served:
         url = f"http://127.0.0.1:{server.rest_port}"
         self.clients: dict[str, Client] = {name: client(channel, session, url) for name, client in CLIENTS.items()}
         self.hurried = server.config.default_timeout > 0
+        self.spans = KeptSpans(server)
         self.threads: Counter[str] = Counter()
         self.old_calls: list[triglot.Call] = []
 
@@ -104,6 +110,21 @@ class Served:
         await until(lambda: not self.calls(), "calls are alive", lambda: list(map(vars_of, self.calls())))
         await until(lambda: threads() <= self.threads, "threads have come", lambda: threads() - self.threads)
 
+    def check_spans(self, attempts: Iterable[Attempt | None]) -> None:
+        """Every call has one span, which has ended, below its client's; so have those of models."""
+        counted = [stats.latency.count for one, _, stats in self.server.telemetry.calls() if one.inference]
+        assert len(self.spans.calls()) == sum(counted)
+        for attempt in filter(None, attempts):
+            trace = self.spans.of(attempt.trace)
+            roots = [span for span in trace if span.kind == SERVER]
+            assert len(roots) <= 1  # Or it has not come so far.
+            assert all(root.parent == attempt.parent for root in roots)
+            known = {span.id for span in trace}
+            assert len(known) == len(trace), "a span was exported twice"
+            assert all(span.parent in known for span in trace if span not in roots)
+            children = Counter((span.parent, span.name) for span in trace if span.name in ("queue", "compute"))
+            assert not children or max(children.values()) == 1
+
     async def _collect(self) -> None:
         """grpc.aio keeps the task of its last call until another one has come, and leaves it to the collector."""
         with suppress(TimeoutError):  # Who looks next says what is there.
@@ -134,6 +155,40 @@ class Served:
                 if reading.name in ("held_requests", "held_bytes") and reading.value
             ]
         return held
+
+
+class KeptSpans(Exporter):
+    """An exporter that keeps what it is given, for a server that samples every request."""
+
+    def __init__(self, server: triglot.Server) -> None:
+        super().__init__(SpanSettings(), make_sender=_no_sender)
+        self._kept: list[bytes] = []
+        self._spans: list[Span] = []
+        self._envelope = Envelope({}, "triglot", "")
+        server.telemetry.spans.start(self, sampler(by_parent=True, ratio=1.0))
+
+    def put(self, spans: bytes, count: int) -> None:
+        """See the base class."""
+        self._kept.append(spans)
+        assert len(spans_of(self._envelope.request(spans))) == count
+
+    def spans(self) -> list[Span]:
+        """All that have ended."""
+        kept, self._kept = self._kept, []
+        self._spans += spans_of(self._envelope.request(b"".join(kept)))
+        return self._spans
+
+    def calls(self) -> list[Span]:
+        """Those of calls, of clients and of models."""
+        return [span for span in self.spans() if span.name not in ("queue", "compute", "batch")]
+
+    def of(self, trace: str) -> list[Span]:
+        """Those of a trace."""
+        return [span for span in self.spans() if span.trace == trace]
+
+
+def _no_sender() -> NoReturn:
+    raise AssertionError("nothing is sent")
 
 
 def tries(failure: str) -> Iterator[int]:

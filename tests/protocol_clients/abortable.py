@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ IN_BAND = "in band"
 """ModelStreamInfer says the error in an answer, without a code."""
 
 
+Metadata = tuple[tuple[str, str], ...]
+
+
 @dataclass(frozen=True)
 class Request:
     """A request: its model, its text (`count` times), the seconds that its client waits, KServe's parameters."""
@@ -42,10 +46,17 @@ class Attempt:
 
     def __init__(self, run: Callable[[Attempt], Awaitable[str]]) -> None:
         self.answers: list[str] = []
+        self.trace, self.parent = random.randbytes(16).hex(), random.randbytes(8).hex()
+        """Of the span that the client makes the request in."""
         self.leave: Callable[[], object]
         """The client goes away."""
         self._task: asyncio.Task[str] = asyncio.ensure_future(run(self))
         self.leave = self._task.cancel
+
+    @property
+    def context(self) -> tuple[tuple[str, str], ...]:
+        """What is sent of that span."""
+        return (("traceparent", f"00-{self.trace}-{self.parent}-01"),)
 
     @property
     def over(self) -> bool:
@@ -91,7 +102,7 @@ class GrpcClient(Client):
     """One that goes over the channel."""
 
     async def run(self, request: Request, attempt: Attempt) -> str:
-        call = self.call(request)
+        call = self.call(request, attempt.context)
         attempt.leave = call.cancel
         try:
             return await self.read(call, attempt)
@@ -101,7 +112,7 @@ class GrpcClient(Client):
             return LEFT  # What grpc.aio raises after call.cancel().
 
     @abstractmethod
-    def call(self, request: Request) -> Any:
+    def call(self, request: Request, metadata: Metadata) -> Any:
         """The call, which has begun."""
 
     @abstractmethod
@@ -115,9 +126,9 @@ class KServeGrpc(GrpcClient):
     endpoint = ("kserve", "GRPC", "ModelInfer")
     sequences = True
 
-    def call(self, request: Request) -> Any:
+    def call(self, request: Request, metadata: Metadata) -> Any:
         infer = self.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        return infer(_kserve_message(request).SerializeToString(), timeout=request.timeout)
+        return infer(_kserve_message(request).SerializeToString(), timeout=request.timeout, metadata=metadata)
 
     async def read(self, call: Any, attempt: Attempt) -> str:
         attempt.answers.append(_kserve_text(pb.ModelInferResponse.FromString(await call)))
@@ -131,9 +142,11 @@ class KServeStream(GrpcClient):
     streams = True
     sequences = True
 
-    def call(self, request: Request) -> Any:
+    def call(self, request: Request, metadata: Metadata) -> Any:
         infer = self.channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        return infer(iter([_kserve_message(request).SerializeToString()]), timeout=request.timeout)
+        return infer(
+            iter([_kserve_message(request).SerializeToString()]), timeout=request.timeout, metadata=metadata
+        )
 
     async def read(self, call: Any, attempt: Attempt) -> str:
         ended = "OK"
@@ -166,13 +179,13 @@ class TensorFlowGrpc(GrpcClient):
 
     endpoint = ("tfserving", "GRPC", "Predict")
 
-    def call(self, request: Request) -> Any:
+    def call(self, request: Request, metadata: Metadata) -> Any:
         message = predict_pb2.PredictRequest(model_spec={"name": request.model})
         message.inputs["x"].dtype = tensor_pb2.DT_STRING
         message.inputs["x"].tensor_shape.dim.add(size=request.count)
         message.inputs["x"].string_val.extend([request.text.encode()] * request.count)
         predict = self.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-        return predict(message.SerializeToString(), timeout=request.timeout)
+        return predict(message.SerializeToString(), timeout=request.timeout, metadata=metadata)
 
     async def read(self, call: Any, attempt: Attempt) -> str:
         response = predict_pb2.PredictResponse.FromString(await call)
@@ -185,9 +198,9 @@ class GrpsGrpc(GrpcClient):
 
     endpoint = ("grps", "GRPC", "Predict")
 
-    def call(self, request: Request) -> Any:
+    def call(self, request: Request, metadata: Metadata) -> Any:
         predict = self.channel.unary_unary("/grps.protos.v1.GrpsService/Predict")
-        return predict(_grps_message(request).SerializeToString(), timeout=request.timeout)
+        return predict(_grps_message(request).SerializeToString(), timeout=request.timeout, metadata=metadata)
 
     async def read(self, call: Any, attempt: Attempt) -> str:
         return await _read_grps(GrpsMessage.FromString(await call), attempt)
@@ -199,9 +212,9 @@ class GrpsStreaming(GrpcClient):
     endpoint = ("grps", "GRPC", "PredictStreaming")
     streams = True
 
-    def call(self, request: Request) -> Any:
+    def call(self, request: Request, metadata: Metadata) -> Any:
         predict = self.channel.unary_stream("/grps.protos.v1.GrpsService/PredictStreaming")
-        return predict(_grps_message(request).SerializeToString(), timeout=request.timeout)
+        return predict(_grps_message(request).SerializeToString(), timeout=request.timeout, metadata=metadata)
 
     async def read(self, call: Any, attempt: Attempt) -> str:
         ended = "OK"
@@ -237,7 +250,7 @@ class HttpClient(Client):
     async def run(self, request: Request, attempt: Attempt) -> str:
         url = self.url + self.path.format(model=request.model)
         try:
-            async with self.session.post(url, json=self.body(request)) as response:
+            async with self.session.post(url, json=self.body(request), headers=attempt.context) as response:
                 if response.status != 200:
                     return str(response.status)
                 return await self.read(response, attempt)

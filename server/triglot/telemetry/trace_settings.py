@@ -108,7 +108,7 @@ def read_changes(changes: Changes, *, traceable: bool, mode: str = TRITON) -> di
         elif texts is None:
             values[key] = None
         else:
-            values[key] = read_level(texts) if key == LEVEL else _number(key, texts)
+            values[key] = read_level(texts) if key == LEVEL else _number(key, texts, mode)
     if TENSORS in (values.get(LEVEL) or ()) and mode == OPENTELEMETRY:
         raise InvalidArgument(f"{LEVEL}: expected {TIMESTAMPS} or {OFF} with {MODE} {mode}, got {TENSORS}")
     if values.get(LEVEL) and not traceable:
@@ -126,10 +126,11 @@ def read_level(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(level for level in (TIMESTAMPS, TENSORS) if level in texts)
 
 
-def _number(key: str, texts: Sequence[str]) -> int:
+def _number(key: str, texts: Sequence[str], mode: str) -> int:
     text = _one(key, texts)
-    if _INTEGER.fullmatch(text) is None or not LEAST[key] <= int(text) <= MOST:
-        raise InvalidArgument(f"{key}: expected an integer from {LEAST[key]} to {MOST}, got '{_cut(text)}'")
+    least = 0 if key == RATE and mode == OPENTELEMETRY else LEAST[key]
+    if _INTEGER.fullmatch(text) is None or not least <= int(text) <= MOST:
+        raise InvalidArgument(f"{key}: expected an integer from {least} to {MOST}, got '{_cut(text)}'")
     return int(text)
 
 

@@ -1,9 +1,9 @@
 """Which calls have spans, and what these say. On the event loop, but for the spans of batches that begin.
 
-A sampled call has a SERVER span or, where a model makes it, an INTERNAL one; below it the time in the queue and on
-the model. Times are those that the call measures for the metrics, so a span is made of them when the call ends.
-Requests that are executed as one batch share one more span, which links to each of theirs; it belongs to the trace
-of the first of them.
+Calls that run models have spans; probes, scrapes, and questions about models have none. A sampled call has a SERVER
+span or, where a model makes it, an INTERNAL one; below it the time in the queue and on the model. Times are those
+that the call measures for the metrics, so a span is made of them when the call ends. Requests that are executed as
+one batch share one more span, which links to each of theirs; it belongs to the trace of the first of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 from triglot.core.call import Call
 from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
-from triglot.core.operation import ADMINISTRATION, Operation
+from triglot.core.operation import Operation
 from triglot.core.trace_context import MAX_TRACESTATE, NO_CONTEXT, flags_of, is_valid
 from triglot.telemetry.spans.exporter import Exporter
 from triglot.telemetry.spans.otlp import (
@@ -36,8 +36,6 @@ from triglot.telemetry.spans.otlp import (
     text_field,
 )
 
-TRACED = frozenset((Operation.INFER, *ADMINISTRATION))
-"""Probes, scrapes and questions about models have no spans."""
 ERRORS = frozenset(
     (
         Code.UNKNOWN,
@@ -237,7 +235,7 @@ class SpanRecorder:
                 _LOCAL,
                 on_behalf_of.state,
             )
-        elif not internal and call.operation in TRACED:
+        elif not internal and call.operation is Operation.INFER:
             self.begin_received(call, *(call.received_context if self._propagate else NO_CONTEXT))
 
     def begin_received(self, call: Call, traceparent: str, tracestate: str) -> None:

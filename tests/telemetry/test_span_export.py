@@ -1,0 +1,285 @@
+"""What the environment asks for, and what becomes of spans that a collector does not take."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import grpc
+import pytest
+
+from process import FREE_PORTS, SECONDS, Triglot, unused_ports
+from span_receivers import SERVER, Received, grpc_receiver, http_receiver
+from triglot.telemetry.spans.exporter import Exporter, exporter_of
+from triglot.telemetry.spans.otlp import constant, span
+from triglot.telemetry.spans.recorder import sampler
+from triglot.telemetry.spans.settings import SpanSettings, settings_of
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
+Receiver = Callable[[], AbstractContextManager[tuple[str, Received]]]
+
+
+def one_span(number: int) -> bytes:
+    """A field `spans`."""
+    return span(b"t" * 16, number.to_bytes(8), b"", constant("one", 2), 1, 2)
+
+
+def infer(port: int, traceparent: str = "") -> None:
+    """One request to a demo model."""
+    headers = {"traceparent": traceparent} if traceparent else {}
+    url = f"http://127.0.0.1:{port}/v2/models/identity_fp32/infer"
+    request = urllib.request.Request(url, json.dumps(BODY).encode(), headers)
+    with urllib.request.urlopen(request, timeout=SECONDS) as response:
+        assert response.status == 200
+
+
+# --- a server with nothing but variables ---
+
+
+def test_only_what_kserve_sets() -> None:
+    with grpc_receiver() as (url, received):
+        environment = {
+            "OTEL_TRACES_EXPORTER": "otlp",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+            "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": "0.05",
+            "OTEL_SERVICE_NAME": "my-service",
+        }
+        with Triglot(*FREE_PORTS, environment=environment) as server:
+            infer(server.ports()[1], PARENT)
+            assert f"spans are exported to {url}" in server.stderr.text()
+            server.stop()
+        spans = received.wait_for(3)
+        (call,) = [one for one in spans if one.kind == SERVER]
+        assert (call.trace, call.parent) == (PARENT[3:35], PARENT[36:52])
+        assert call.resource["service.name"] == "my-service"
+        assert received.headers["user-agent"].startswith("OTel-OTLP-Exporter-triglot")
+
+
+def test_over_http() -> None:
+    with http_receiver() as (url, received):
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+            "OTEL_EXPORTER_OTLP_HEADERS": "x-team=models,authorization=Bearer%20secret",
+            "OTEL_RESOURCE_ATTRIBUTES": "service.name=a,deployment.environment.name=test",
+        }
+        with Triglot(*FREE_PORTS, environment=environment) as server:
+            infer(server.ports()[1], PARENT)
+            server.stop()
+            assert "secret" not in server.stderr.text()
+        spans = received.wait_for(3)
+        assert {one.trace for one in spans} == {PARENT[3:35]}
+        assert spans[0].resource["service.name"] == "a"
+        assert spans[0].resource["deployment.environment.name"] == "test"
+        assert isinstance(spans[0].resource["process.pid"], int)
+        assert (received.headers["x-team"], received.headers["authorization"]) == ("models", "Bearer secret")
+        assert received.headers["content-encoding"] == "gzip"
+
+
+def test_on_the_console() -> None:
+    with Triglot(*FREE_PORTS, environment={"OTEL_TRACES_EXPORTER": "console"}) as server:
+        infer(server.ports()[1], PARENT)
+        server.stop()
+        lines = [line for line in server.stdout.text().splitlines() if line.startswith("{")]
+    spans = {one["name"]: one for one in map(json.loads, lines)}
+    assert spans.keys() == {"POST /v2/models/{model}/infer", "queue", "compute"}
+    call = spans["POST /v2/models/{model}/infer"]
+    assert (call["kind"], call["traceId"], call["parentSpanId"]) == ("SERVER", PARENT[3:35], PARENT[36:52])
+    assert call["attributes"]["http.response.status_code"] == 200
+    assert spans["queue"]["parentSpanId"] == call["spanId"]
+
+
+@pytest.mark.parametrize("variables", [{}, {"OTEL_TRACES_EXPORTER": "none"}, {"OTEL_SDK_DISABLED": "true"}])
+def test_none_are_asked_for(variables: dict[str, str]) -> None:
+    more = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"} if variables else {}
+    assert settings_of(variables | more) == (None, [])
+
+
+def test_triton_s_flag() -> None:
+    with http_receiver() as (url, received):
+        flags = ["mode=opentelemetry", f"opentelemetry,url={url}/v1/traces", "rate=2", "level=TIMESTAMPS"]
+        flags += ["opentelemetry,resource=service.name=triton", "opentelemetry,bsp_schedule_delay=20"]
+        with Triglot(*FREE_PORTS, *(part for flag in flags for part in ("--trace-config", flag))) as server:
+            port = server.ports()[1]
+            for _ in range(4):
+                infer(port)
+            spans = received.wait_for(6)
+            assert len(spans) == 6  # Every second request.
+            assert spans[0].resource["service.name"] == "triton"
+            change(port, {"trace_rate": "0"})
+            infer(port)
+            infer(port, PARENT)
+            assert {one.trace for one in received.wait_for(9)[6:]} == {PARENT[3:35]}
+            settings = change(port, {"trace_level": ["OFF"]})
+            assert (settings["trace_mode"], settings["trace_level"]) == ("opentelemetry", ["OFF"])
+            infer(port, PARENT)
+            server.stop()
+        assert len(received.spans) == 9
+
+
+def change(port: int, settings: Mapping[str, Any]) -> Any:
+    url = f"http://127.0.0.1:{port}/v2/trace/setting"
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(settings).encode())) as response:
+        return json.loads(response.read())
+
+
+# --- variables ---
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("OTEL_TRACES_SAMPLER", "jaeger_remote", "parentbased_always_on is used"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "grpc is used"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip", "none is used"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "10000 is used"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "2048 is used"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "inf", "5000 is used"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://x", "the default is used"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://x:port", "the default is used"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "Bearer secret", "without '='"),
+    ],
+)
+def test_a_variable_that_is_wrong(name: str, value: str, expected: str) -> None:
+    settings, (problem,) = settings_of({"OTEL_TRACES_EXPORTER": "otlp", name: value})
+    assert settings is not None
+    assert name in problem
+    assert expected in problem
+    assert "secret" not in problem
+    assert settings.endpoint == "http://localhost:4317"
+    assert (settings.by_parent, settings.ratio) == (True, 1.0)
+
+
+def test_an_unknown_exporter() -> None:
+    settings, problems = settings_of({"OTEL_TRACES_EXPORTER": "zipkin"})
+    assert settings is None
+    assert problems == [
+        "OTEL_TRACES_EXPORTER: expected otlp, console or none, got 'zipkin'; no spans are exported"
+    ]
+
+
+def test_those_for_traces_come_first() -> None:
+    settings, problems = settings_of(
+        {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://general:4318/base/",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "2000",
+            "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "3000",
+            "OTEL_TRACES_SAMPLER": "traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": "0.25",
+            "OTEL_PROPAGATORS": "b3",
+        }
+    )
+    assert settings is not None
+    assert not problems
+    assert (settings.endpoint, settings.timeout) == ("http://general:4318/base/v1/traces", 3.0)
+    assert (settings.by_parent, settings.ratio, settings.propagate) == (False, 0.25, False)
+    own = {
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://own/spans",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    }
+    settings, _ = settings_of(own)
+    assert settings is not None
+    assert settings.endpoint == "http://own/spans"
+
+
+def test_samplers() -> None:
+    half = 2**63
+    by_parent = sampler(by_parent=True, ratio=0.5)
+    assert [by_parent(flags, 2**64 - 1) for flags in (None, 0, 1, 3)] == [False, False, True, True]
+    assert [by_parent(None, number) for number in (half - 1, half, half - 1 + 2**100)] == [True, False, True]
+    always = sampler(by_parent=False, ratio=1.0)
+    assert [always(flags, 2**128 - 1) for flags in (None, 0)] == [True, True]
+    assert not sampler(by_parent=False, ratio=0.0)(1, 0)
+
+
+# --- a collector that is slow, dead, or says no ---
+
+
+def exporting(url: str, **settings: Any) -> Exporter:
+    return exporter_of(SpanSettings(endpoint=url, delay=0.01, **settings), "1")
+
+
+def test_a_collector_that_is_slow() -> None:
+    with grpc_receiver() as (url, received):
+        exporter = exporting(url, queue_size=10, batch_size=4)
+        received.gate.clear()
+        for number in range(1, 31):
+            exporter.put(one_span(number), 1)
+        received.gate.set()
+        exporter.close()
+        counts = exporter.counts
+        assert counts.exported == len(received.spans) >= 10
+        assert (counts.exported + counts.overflow, counts.failed, counts.rejected) == (30, 0, 0)
+        assert len({one.id for one in received.spans}) == len(received.spans)
+
+
+def test_a_collector_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    port, _ = unused_ports()
+    for protocol, path in (("grpc", ""), ("http/protobuf", "/v1/traces")):
+        caplog.clear()
+        exporter = exporting(f"http://user:secret@127.0.0.1:{port}{path}", protocol=protocol, timeout=0.3)
+        for number in range(1, 6):
+            exporter.put(one_span(number), 1)
+        exporter.close()
+        assert (exporter.counts.failed, exporter.counts.exported) == (5, 0)
+        (line,) = [one.getMessage() for one in caplog.records]
+        assert line.startswith(f"spans are lost: cannot export them to http://127.0.0.1:{port}{path}: ")
+        assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    ("receiver", "refusal", "protocol"),
+    [(grpc_receiver, grpc.StatusCode.UNAVAILABLE, "grpc"), (http_receiver, 503, "http/protobuf")],
+)
+def test_a_collector_that_comes_back(receiver: Receiver, refusal: Any, protocol: str) -> None:
+    with receiver() as (url, received):
+        received.refuse = refusal
+        exporter = exporting(url + ("/v1/traces" if protocol != "grpc" else ""), protocol=protocol)
+        exporter.put(one_span(1), 1)
+        received.wait_for_request(2)
+        received.refuse = None
+        received.wait_for(1)
+        exporter.close()
+        assert (exporter.counts.exported, exporter.counts.failed) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("receiver", "refusal", "protocol"),
+    [(grpc_receiver, grpc.StatusCode.INVALID_ARGUMENT, "grpc"), (http_receiver, 400, "http/protobuf")],
+)
+def test_a_collector_that_refuses(receiver: Receiver, refusal: Any, protocol: str) -> None:
+    with receiver() as (url, received):
+        received.refuse = refusal
+        exporter = exporting(url + ("/v1/traces" if protocol != "grpc" else ""), protocol=protocol)
+        exporter.put(one_span(1), 1)
+        received.wait_for_request(1)
+        exporter.close()
+        assert (exporter.counts.failed, received.requests) == (1, 1)
+
+
+def test_a_collector_that_takes_a_part() -> None:
+    with grpc_receiver() as (url, received):
+        received.rejects = 2
+        exporter = exporting(url)
+        exporter.put(one_span(1) + one_span(2) + one_span(3), 3)
+        exporter.close()
+        assert (exporter.counts.exported, exporter.counts.rejected) == (1, 2)
+
+
+def test_a_collector_that_hangs_does_not_keep_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triglot.telemetry.spans.exporter.CLOSE_SECONDS", 0.1)
+    with grpc_receiver() as (url, received):
+        received.gate.clear()
+        exporter = exporting(url)
+        exporter.put(one_span(1), 1)
+        exporter.close()
+        received.gate.set()
+    assert not [one for one in threading.enumerate() if one.name == "spans" and not one.daemon]
