@@ -217,7 +217,7 @@ def test_a_collector_that_is_slow() -> None:
         exporter.close()
         counts = exporter.counts
         assert counts.exported == len(received.spans) >= 10
-        assert (counts.exported + counts.overflow, counts.failed, counts.rejected) == (30, 0, 0)
+        assert (counts.exported + counts.queue_full, counts.export_failed, counts.rejected) == (30, 0, 0)
         assert len({one.id for one in received.spans}) == len(received.spans)
 
 
@@ -229,7 +229,7 @@ def test_a_collector_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None
         for number in range(1, 6):
             exporter.put(one_span(number), 1)
         exporter.close()
-        assert (exporter.counts.failed, exporter.counts.exported) == (5, 0)
+        assert (exporter.counts.export_failed, exporter.counts.exported) == (5, 0)
         (line,) = [one.getMessage() for one in caplog.records]
         assert line.startswith(f"spans are lost: cannot export them to http://127.0.0.1:{port}{path}: ")
         assert "secret" not in line
@@ -248,7 +248,7 @@ def test_a_collector_that_comes_back(receiver: Receiver, refusal: Any, protocol:
         received.refuse = None
         received.wait_for(1)
         exporter.close()
-        assert (exporter.counts.exported, exporter.counts.failed) == (1, 0)
+        assert (exporter.counts.exported, exporter.counts.export_failed) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_collector_that_refuses(receiver: Receiver, refusal: Any, protocol: st
         exporter.put(one_span(1), 1)
         received.wait_for_request(1)
         exporter.close()
-        assert (exporter.counts.failed, received.requests) == (1, 1)
+        assert (exporter.counts.export_failed, received.requests) == (1, 1)
 
 
 def test_a_collector_that_takes_a_part() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -93,6 +94,23 @@ def message(model: str, *x: int, **parameters: str) -> pb.ModelInferRequest:
     return request
 
 
+def tensorflow_request(model: str) -> predict_pb2.PredictRequest:
+    request = predict_pb2.PredictRequest(model_spec={"name": model})
+    request.inputs["x"].CopyFrom(
+        tensor_pb2.TensorProto(dtype=tensor_pb2.DT_INT32, tensor_shape={"dim": [{"size": 1}]}, int_val=[1])
+    )
+    return request
+
+
+def grps_request(model: str) -> grps_pb2.GrpsMessage:
+    request = grps_pb2.GrpsMessage(model=f"{model}-1")
+    request.gtensors.tensors.add(name="x", dtype=grps_pb2.DT_INT32, shape=[1], flat_int32=[1])
+    return request
+
+
+GRPS_BODY = {"gtensors": {"tensors": [{"name": "x", "dtype": "DT_INT32", "shape": [1], "flat_int32": [1]}]}}
+
+
 @asynccontextmanager
 async def traced(
     monkeypatch: pytest.MonkeyPatch, models: Mapping[str, triglot.Model], **options: Any
@@ -172,12 +190,7 @@ async def test_what_a_url_asks_is_in_no_span(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_every_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     async with traced(monkeypatch, {"twice": Function(twice_on_loop)}) as it:
-        predict = predict_pb2.PredictRequest(model_spec={"name": "twice"})
-        predict.inputs["x"].CopyFrom(
-            tensor_pb2.TensorProto(dtype=tensor_pb2.DT_INT32, tensor_shape={"dim": [{"size": 1}]}, int_val=[1])
-        )
-        grps = grps_pb2.GrpsMessage(model="twice-1")
-        grps.gtensors.tensors.add(name="x", dtype=grps_pb2.DT_INT32, shape=[1], flat_int32=[1])
+        predict, grps = tensorflow_request("twice"), grps_request("twice")
         for path, data in (
             ("/tensorflow.serving.PredictionService/Predict", predict),
             ("/grps.protos.v1.GrpsService/Predict", grps),
@@ -186,9 +199,7 @@ async def test_every_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
         stream = it.channel.unary_stream("/grps.protos.v1.GrpsService/PredictStreaming")
         assert [one async for one in stream(grps.SerializeToString(), metadata=[("traceparent", PARENT)])]
         await it.post("/v1/models/twice:predict", {"instances": [1]}, traceparent=PARENT)
-        body = {"model": "twice-1", "gtensors": {"tensors": [{"name": "x", "dtype": "DT_INT32", "shape": [1]}]}}
-        body["gtensors"]["tensors"][0]["flat_int32"] = [1]  # type: ignore[index]
-        await it.post("/grps/v1/infer/predict", body, traceparent=PARENT)
+        await it.post("/grps/v1/infer/predict", GRPS_BODY | {"model": "twice-1"}, traceparent=PARENT)
         spans = await it.spans(14)
         calls = {span.name: span for span in spans if span.kind == SERVER}
         assert calls.keys() == {
@@ -394,3 +405,58 @@ async def test_a_call_that_waits_in_vain(monkeypatch: pytest.MonkeyPatch) -> Non
         assert queue.end - queue.start > 100_000_000
         model.gate.set()
         await running
+
+
+async def test_how_many_were_exported_is_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with traced(monkeypatch, {"twice": Function(twice)}) as it:
+        await it.infer_rest("twice", 1)
+        await it.spans(3)
+
+        async def found() -> dict[str, str]:
+            async with it.session.get("/metrics") as response:
+                lines = (await response.text()).splitlines()
+            return dict(line.rsplit(" ", 1) for line in lines if line.startswith("triglot_spans_"))
+
+        async with asyncio.timeout(20):  # The collector has them before the server has heard so.
+            while (counts := await found())["triglot_spans_exported_total"] != "3.0":
+                pass
+        assert counts == {
+            "triglot_spans_exported_total": "3.0",
+            'triglot_spans_lost_total{reason="queue_full"}': "0.0",
+            'triglot_spans_lost_total{reason="export_failed"}': "0.0",
+            'triglot_spans_lost_total{reason="rejected"}': "0.0",
+        }
+
+
+@pytest.mark.parametrize("refusal", ["UNAUTHENTICATED", "RESOURCE_EXHAUSTED"])
+async def test_a_refused_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refusal: str) -> None:
+    model = Gated()
+    options: dict[str, Any] = {"max_queue_size": 1}
+    if refusal == "UNAUTHENTICATED":
+        access = tmp_path / "access.toml"
+        access.write_text('[anonymous]\noperations = ["health"]\n')
+        options = {"access": str(access)}
+    async with traced(monkeypatch, {"gated": model}, **options) as it:
+        running = []
+        if refusal == "RESOURCE_EXHAUSTED":
+            for number in range(2):
+                running.append(asyncio.ensure_future(it.infer_grpc("gated", number, traceparent=UNSAMPLED)))
+                await until(model.begun.is_set)
+            await until(lambda: it.server.dataplane.queue_depth() == 1)
+        predict, grps = tensorflow_request("gated"), grps_request("gated")
+        for path, data in (
+            ("/inference.GRPCInferenceService/ModelInfer", message("gated", 1)),
+            ("/tensorflow.serving.PredictionService/Predict", predict),
+            ("/grps.protos.v1.GrpsService/Predict", grps),
+        ):
+            call = it.channel.unary_unary(path)(data.SerializeToString(), metadata=[("traceparent", PARENT)])
+            code = (await call.code()).name
+            assert code == refusal or (path.startswith("/grps") and code == "OK")
+        await it.infer_rest("gated", 1, traceparent=PARENT)
+        await it.post("/v1/models/gated:predict", {"instances": [1]}, traceparent=PARENT)
+        await it.post("/grps/v1/infer/predict", GRPS_BODY | {"model": "gated-1"}, traceparent=PARENT)
+        spans = await it.spans(6)
+        assert {(one.code, one.parent, one.kind) for one in spans} == {(refusal, PARENT[36:52], SERVER)}
+        assert len({one.name for one in spans}) == 6
+        model.gate.set()
+        await asyncio.gather(*running)

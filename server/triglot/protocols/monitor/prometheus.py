@@ -25,6 +25,7 @@ from triglot.telemetry.histogram import LATENCY_LIMITS, Histogram, rank
 from triglot.telemetry.merging import WORKER, Page, merged_pages
 from triglot.telemetry.process import MachineUsage
 from triglot.telemetry.series import BUILT_IN, Distribution, Trend
+from triglot.telemetry.spans.exporter import Exporter
 from triglot.telemetry.store import Telemetry
 
 BATCH_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -76,6 +77,18 @@ class PrometheusText:
             for metric in everything.collect()
         ]
         return {"families": families, "plain": plain_counters(own)}
+
+
+def _spans(exporter: Exporter | None) -> Iterator[Metric]:
+    """Of a server that exports spans."""
+    if exporter is None:
+        return
+    counts = exporter.counts
+    yield CounterMetricFamily("triglot_spans_exported", "Spans that a collector has taken.", counts.exported)
+    lost = CounterMetricFamily("triglot_spans_lost", "Spans that no collector has taken.", labels=("reason",))
+    for reason in ("queue_full", "export_failed", "rejected"):
+        lost.add_metric((reason,), getattr(counts, reason))
+    yield lost
 
 
 def render_reports(reports: Reports, accept: str) -> tuple[bytes, str]:
@@ -140,6 +153,7 @@ class _Everything(CollectorRegistry):
         lag = _histogram("triglot_event_loop_lag", "Delay of the event loop.", ())
         _add_times(lag, (), self._telemetry.loop_lag)
         yield lag
+        yield from _spans(self._telemetry.spans.exporter)
         yield from self._metrics()
         yield from triton_metrics(self._versions, self._machine)
         yield from printed(self._own)

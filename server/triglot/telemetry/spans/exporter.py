@@ -61,15 +61,15 @@ class Sender(Protocol):
 class SpanCounts:
     """What became of spans. Each number is changed on one thread only."""
 
-    __slots__ = ("exported", "failed", "overflow", "rejected")
+    __slots__ = ("export_failed", "exported", "queue_full", "rejected")
 
     def __init__(self) -> None:
         self.exported = 0
-        self.failed = 0
+        self.export_failed = 0
         """Given up after an error, or by the end of the server."""
         self.rejected = 0
         """By the collector."""
-        self.overflow = 0
+        self.queue_full = 0
         """More than the queue takes."""
 
 
@@ -96,7 +96,7 @@ class Exporter:
     def put(self, spans: bytes, count: int) -> None:
         """Have so many spans sent; returns at once."""
         if self.is_full:
-            self.counts.overflow += count
+            self.counts.queue_full += count
             return
         if self._thread is None:
             # A daemon: a collector that hangs must not keep a stopped server alive.
@@ -165,7 +165,7 @@ class Exporter:
             except ExportFailed as error:
                 wait = error.pause or pause * random.uniform(0.8, 1.2)
                 if not error.again or time.monotonic() + wait >= until or self._given_up:
-                    self.counts.failed += count
+                    self.counts.export_failed += count
                     self._complain(str(error))
                     return
             if self._closing.wait(wait):
@@ -177,7 +177,7 @@ class Exporter:
         while self._queue:
             _, count = self._queue.popleft()
             self._taken += count
-            self.counts.failed += count
+            self.counts.export_failed += count
 
     def _complain(self, why: str) -> None:
         """Once, until spans are taken again."""

@@ -1,6 +1,6 @@
 """Which calls have spans, and what these say. On the event loop, but for the spans of batches that begin.
 
-Calls that run models have spans; probes, scrapes, and questions about models have none. A sampled call has a SERVER
+Calls that run models have spans; probes, scrapes and questions about models have none. A sampled call has a SERVER
 span or, where a model makes it, an INTERNAL one; below it the time in the queue and on the model. Times are those
 that the call measures for the metrics, so a span is made of them when the call ends. Requests that are executed as
 one batch share one more span, which links to each of theirs; it belongs to the trace of the first of them.
@@ -257,7 +257,7 @@ class SpanRecorder:
             return  # It is that of the call on whose behalf this one was made.
         count = 1 + bool(times.queued) + bool(times.began)
         if exporter.is_full:
-            exporter.counts.overflow += count
+            exporter.counts.queue_full += count
             return
         described = self._described(call, own, endpoint, code)
         start_ns, end_ns = self.nanoseconds(started), self.nanoseconds(ended)
