@@ -269,13 +269,15 @@ class Server:
 
     async def _open(self) -> None:
         started = time.monotonic()
+        control = self.dataplane.control
         self._logs = LogSettings(
             self.telemetry.access_log,
             self._log_handler,
             file=self.config.log_file,
-            source=self.dataplane.control.source,
+            worker=0 if control.alone else control.number,
             log_format=self.config.log_format,
             verbose_level=self.config.log_verbose_level,
+            access_lines=self.config.access_log,
         )
         services, routes = rows(
             self.dataplane,

@@ -28,11 +28,12 @@ from served_models import Function, serving, twice
 from triglot.core.call import Call
 from triglot.core.errors import Code, PermissionDenied
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.telemetry.audit_log import LONGEST_TEXT, AuditLog
+from triglot.telemetry.audit_log import AuditLog
 from triglot.telemetry.file_writer import MAX_WAITING
+from triglot.telemetry.log_fields import LONGEST_TEXT
 from waiting import until, wait_until
 
-TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 TRANSPORTS = ("h2", "aio")
 QUICK = (*FREE_PORTS, "--drain-delay", "0")
 SETTINGS = "/v2/logging"

@@ -7,6 +7,8 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import NoReturn
 
@@ -16,9 +18,11 @@ from triglot.cli.triton_flags import in_place_of
 from triglot.config.options import Config, ConfigError, unknown
 from triglot.core.errors import ModelLoadError
 from triglot.telemetry.log_handlers import log_handler
-from triglot.telemetry.log_settings import formatter
+from triglot.telemetry.log_settings import JSON, formatter
 from triglot.version import __version__
 from triglot.workers.worker_spec import WorkerSpec
+
+log = logging.getLogger(__name__)
 
 WRONG_USE = 2
 _COMMANDS: dict[str, ModuleType] = {
@@ -88,7 +92,9 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
             return completion.write_script(parser, flags["shell"])
         start = _STARTS[command](flags, others, os.environ)
         worker = WorkerSpec.read(spec) if spec else None
-        handler = _set_up_logging(start.config, "" if worker is None else worker.source)
+        handler = _set_up_logging(start.config, 0 if worker is None else worker.number)
+        if start.config.log_format == JSON and start.fails is print_error:
+            start = replace(start, fails=partial(log.critical, "%s"))
         if start.config.workers > 1 and worker is None and start.test is None:
             return supervised(start, arguments)
         with start.surroundings(1 if worker is None else worker.number):
@@ -101,8 +107,8 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
         return FAILED
 
 
-def _set_up_logging(config: Config, source: str) -> logging.Handler:
-    """What writes the log, `source` before each message.
+def _set_up_logging(config: Config, worker: int) -> logging.Handler:
+    """What writes the log of the server, or of one of several workers; see `formatter`.
 
     Raises `ConfigError` for a log_file that cannot be written.
     """
@@ -110,8 +116,10 @@ def _set_up_logging(config: Config, source: str) -> logging.Handler:
         handler = log_handler(config.log_file)
     except OSError as error:
         raise ConfigError(f"log_file: cannot write {config.log_file}: {error.strerror}") from None
-    handler.setFormatter(formatter(config.log_format, source))
+    handler.setFormatter(formatter(config.log_format, worker))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
+    if config.log_format == JSON:  # Python writes warnings to standard error itself, as text of two lines.
+        logging.captureWarnings(True)
     # grpc's library writes to standard error by itself, a line for each TLS handshake that fails.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # grpc logs a trace for every client that leaves in the middle of a call.

@@ -423,8 +423,18 @@ class Config:
         choices=MALLOC_CHOICES,
     )
     log_level: str = _option(LOGS, "info", "least severe level to log", choices=LOG_LEVELS)
-    log_verbose_level: int = _option(LOGS, 0, "1 or more: log a line for each request", most=2**32 - 1)
-    log_format: str = _option(LOGS, "default", "format of the time in the log", choices=("default", "ISO8601"))
+    log_verbose_level: int = _option(
+        LOGS, 0, "1 or more: log a line for each request, health checks too", most=2**32 - 1
+    )
+    log_format: str = _option(
+        LOGS,
+        "default",
+        "format of the log: lines of text with the local time (default) or UTC (ISO8601), or JSON objects (json)",
+        choices=("default", "ISO8601", "json"),
+    )
+    access_log: bool = _option(
+        LOGS, False, "log a line for each request, except health checks and reads of /metrics that succeed"
+    )
     log_file: str = _option(LOGS, "", "file to log to, instead of standard error", value="FILE")
     loop_lag_warning: float = _option(
         LOGS,

@@ -19,6 +19,8 @@ from triglot.core.types import NO_INPUT_PARAMETERS, Exchange, InputParameters, P
 
 Metadata = Iterable[tuple[str, str | bytes]]
 INFER = Operation.INFER
+REQUEST_ID = "x-request-id"
+"""The header with the name of a request that has none in its body."""
 MAX_MODEL_CALLS = 16
 """Models that may call each other in a row; the models of an ensemble's steps are called by it."""
 
@@ -176,6 +178,12 @@ class Call:
     def tracestate(self) -> str:
         """What they send as `tracestate`: what the client has sent."""
         return checked(self.received_context)[1] if self.span is None else self.span.state
+
+    @property
+    def log_ids(self) -> tuple[str, str]:
+        """What lines of logs say of it: its id, or else its header `x-request-id`, and its `traceparent`."""
+        named = self.request_id or self.metadata.get(REQUEST_ID, "")
+        return named if isinstance(named, str) else "", self.traceparent
 
     @property
     def client(self) -> str:

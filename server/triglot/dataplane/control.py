@@ -49,8 +49,6 @@ class Control:
 
     alone = True
     number = 1
-    source = ""
-    """What the log has in front of what this process says."""
     tally_file: tuple[int, int] | None = None
     """The descriptor of a file that workers count in, and which start of a worker this one is."""
     left_out: Collection[str] = ()

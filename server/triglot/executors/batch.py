@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from triglot.core.buffers import Buffers
 from triglot.core.call import BatchCall, Call
+from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Cancelled, Internal, ServingError, own_copy
 from triglot.executors.joining import join, rows_of, split
 from triglot.executors.stream import Stream
@@ -106,20 +107,22 @@ class Batch:
     def run(self, function: Function, explain: Explain) -> None:
         """On the instance's thread. Raises nothing."""
         if self._start():
-            try:
-                self._answer(self._ask(function), explain)
-            except BaseException as error:  # A model that calls exit() fails these calls, not the server.
-                self._fail(error, explain)
+            with RunningFor(member.call for member in self._running):
+                try:
+                    self._answer(self._ask(function), explain)
+                except BaseException as error:  # A model that calls exit() fails these calls, not the server.
+                    self._fail(error, explain)
             self._end()
 
     async def run_on_loop(self, function: Function, explain: Explain) -> None:
         """See `LoopWork`."""
         if self._start():
-            try:
-                answer = self._ask(function)
-                self._answer(await answer if inspect.isawaitable(answer) else answer, explain)
-            except BaseException as error:
-                self._fail(error, explain)
+            with RunningFor(member.call for member in self._running):
+                try:
+                    answer = self._ask(function)
+                    self._answer(await answer if inspect.isawaitable(answer) else answer, explain)
+                except BaseException as error:
+                    self._fail(error, explain)
             self._end()
 
     def _start(self) -> bool:

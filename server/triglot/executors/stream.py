@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 from triglot.core.call import Call
+from triglot.core.current_calls import RunningFor
 from triglot.core.errors import ServingError
 from triglot.executors.deadline import WHILE_STREAMING, WHILE_WAITING
 from triglot.executors.parking import Parking
@@ -63,10 +64,11 @@ class Stream:
             self.call.times.started(self.queued)
             if self.times is not None:
                 self.times.asked()
-            try:
-                self._take(function(self.inputs, self.call))
-            except BaseException as failure:
-                error = explain(failure)
+            with RunningFor((self.call,)):
+                try:
+                    self._take(function(self.inputs, self.call))
+                except BaseException as failure:
+                    error = explain(failure)
             if self.times is not None:
                 self.times.computed()
             self._seconds = self.call.times.ended()

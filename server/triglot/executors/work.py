@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from triglot.core.call import Call
+from triglot.core.current_calls import CURRENT_CALLS
 from triglot.core.errors import Cancelled, Internal, ServingError, as_serving_error, own_copy
 from triglot.core.tensor import Array
 from triglot.executors.deadline import WHILE_WAITING
@@ -121,10 +122,16 @@ class Execution(ABC):
             self.failure = reason_to_skip(call)
             return
         call.times.started(self.queued)
+        # As `RunningFor` does, at a third of its cost.
+        current = [call]
+        token = CURRENT_CALLS.set(current)
         try:
             self.result = function(self.inputs, call)
         except BaseException as error:  # A model that calls exit() fails this call, not the server.
             self.failure = explain(error)
+        finally:
+            current.clear()
+            CURRENT_CALLS.reset(token)
         self.seconds = call.times.ended()
 
     def skip(self) -> bool:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Self
 
 from triglot.core.call import Call
+from triglot.core.current_calls import CURRENT_CALLS, RunningFor
 from triglot.core.errors import QueueFull, ServingError, without_frames
 from triglot.core.readings import Reading
 from triglot.core.running import Defer, cancel
@@ -96,6 +97,8 @@ class Submission(Execution):
             self.failure = call.overdue(BEFORE_START)
             return
         call.times.started(time.perf_counter())
+        current = [call]
+        CURRENT_CALLS.set(current)  # Of this task.
         try:
             self.result = await function(self.inputs, call)
             if self.is_late:  # It went on in spite of its cancellation.
@@ -111,6 +114,7 @@ class Submission(Execution):
                 # frames hold this, which is to have the error.
                 self.failure = without_frames(explain(error))
         finally:
+            current.clear()
             self.seconds = call.times.ended()
 
     def settle(self) -> None:
@@ -520,22 +524,31 @@ class Servable:
         executor.running += 1
         call.times.started(time.perf_counter())
         times = ResponseTimes(call)
+        running = RunningFor((call,))
+        running.enter()
         try:
             if self.decoupled:
                 times.asked()
                 async with aclosing(self.function(inputs, call)) as answers:
                     async for answer in answers if call.deadline is None else EachInTime(call, answers):
                         times.computed()
-                        yield times.convert(convert, answer)
+                        running.leave()
+                        try:
+                            yield times.convert(convert, answer)
+                        finally:
+                            running.enter()
                         times.asked()
                 times.ended()
             else:
-                yield convert(await in_time(call, self.function(inputs, call), WHILE_RUNNING))
+                answer = await in_time(call, self.function(inputs, call), WHILE_RUNNING)
+                running.leave()
+                yield convert(answer)
         except BaseException as error:
             if not is_left(error):
                 times.ended(failed=True)
             raise seen_late(self._outcome(error, call), call, WHILE_STREAMING) from None
         finally:
+            running.end()
             times.left()
             seconds = call.times.ended()
             if call.statistics is not None:

@@ -7,20 +7,16 @@ together.
 
 from __future__ import annotations
 
-import json
 import os
+import time
 from collections import deque
-from datetime import UTC, datetime
 from pathlib import Path
 
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.telemetry.file_writer import MAX_WAITING, TOO_SLOW, FileWriter
-
-LONGEST_TEXT = 256
-"""Characters of what clients choose."""
-REQUEST_ID = "x-request-id"
-"""The header with the name of a request that has none in its body."""
+from triglot.telemetry.json_lines import json_line, utc_time
+from triglot.telemetry.log_fields import LONGEST_TEXT
 
 
 class AuditLog:
@@ -56,7 +52,7 @@ class AuditLog:
             self._writer.lose(TOO_SLOW)
             return
         fields = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "time": utc_time(time.time()),
             "client": call.client,
             "peer": call.peer,
             "operation": call.operation.value,
@@ -65,11 +61,11 @@ class AuditLog:
             "door": "gRPC" if entrypoint == "GRPC" else entrypoint,
             "method": method,
             "outcome": code.name,
-            "request_id": _request_id(call)[:LONGEST_TEXT],
+            "request_id": call.log_ids[0][:LONGEST_TEXT],
         }
         if refusal:
             fields["error"] = refusal
-        self._lines.append(json.dumps(fields) + "\n")
+        self._lines.append(json_line(fields) + "\n")
         if len(self._lines) == 1:  # Else somebody is about to take all of them.
             self._writer.put(self._write)
 
@@ -78,11 +74,6 @@ class AuditLog:
         while self._lines:
             lines.append(self._lines.popleft())
         _append(self._writer.path, "".join(lines).encode())
-
-
-def _request_id(call: Call) -> str:
-    sent = call.request_id or call.metadata.get(REQUEST_ID, "")
-    return sent if isinstance(sent, str) else ""
 
 
 def _append(path: Path, text: bytes) -> None:

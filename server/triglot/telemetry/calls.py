@@ -18,7 +18,7 @@ from triglot.core.errors import Code
 from triglot.core.operation import ADMINISTRATION, Operation
 from triglot.core.permission import EVERYTHING
 from triglot.core.trace_context import TRACEPARENT, TRACESTATE
-from triglot.telemetry.access_log import AccessLog
+from triglot.telemetry.access_log import AccessLine, AccessLog
 from triglot.telemetry.audit_log import AuditLog
 from triglot.telemetry.histogram import Histogram, rank
 from triglot.telemetry.points import Points
@@ -458,7 +458,8 @@ class Observation:
             endpoint.spans.end(call, endpoint, code, self._started, now)
         endpoint.record(call, code, seconds, self._codec_seconds, self._bytes_in, self._bytes_out)
         if endpoint.access_log.on and not endpoint.internal:
-            endpoint.access_log.line(endpoint.protocol, endpoint.entrypoint, endpoint.method, call, code, seconds)
+            names = endpoint.protocol, endpoint.entrypoint, endpoint.method
+            endpoint.access_log.line(AccessLine(*names, call, code, seconds, self._bytes_in, self._bytes_out))
         if refusal or call.permission is not EVERYTHING:
             kind = call.permission.group, call.operation, code
             endpoint.clients[kind] = endpoint.clients.get(kind, 0) + 1

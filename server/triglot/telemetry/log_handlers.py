@@ -38,6 +38,8 @@ LIMITED = (
 """Loggers, with those below them, whose lines clients can cause; of others only tracebacks are limited."""
 PLACE = "raised_at"
 """What a class of exceptions calls the place of those that were raised elsewhere."""
+IN_GENERAL = f"{OURS}.log"
+"""The logger of what the log says of itself, which is about no request."""
 SAMPLE = 200
 """Characters of a message that stands for all of its kind."""
 
@@ -54,31 +56,40 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See the base class."""
-        message = record.getMessage()
-        if len(message) > MAX_LINE:
-            message = f"{message[:MAX_LINE]}... ({len(message)} characters)"
         plain = copy.copy(record)
-        plain.msg, plain.args = escaped(message), None
+        plain.msg, plain.args = escaped(message_of(record)), None
         plain.exc_info = plain.exc_text = plain.stack_info = None
         lines = [super().format(plain)]
         if record.exc_info and record.exc_info[0] is not None:
-            lines += _indented(self._traceback(record.exc_info))
+            lines += _indented(traceback_of(self, record.exc_info))
         if record.stack_info:
-            lines += _indented(record.stack_info)
+            lines += _indented(stack_of(record.stack_info))
         return "\n".join(lines)
 
-    def _traceback(self, exc_info: Any) -> str:
-        try:
-            return self.formatException(exc_info)
-        except BaseException as error:  # The exception's class may have code of its own for its causes.
-            return f"{exc_info[0].__name__}: <no traceback: {type(error).__name__}>"
+
+def message_of(record: logging.LogRecord) -> str:
+    """The record's message, cut."""
+    message = record.getMessage()
+    return message if len(message) <= MAX_LINE else f"{message[:MAX_LINE]}... ({len(message)} characters)"
+
+
+def traceback_of(formatter: logging.Formatter, exc_info: Any) -> str:
+    """The traceback as the formatter writes it, cut."""
+    try:
+        return stack_of(formatter.formatException(exc_info))
+    except BaseException as error:  # The exception's class may have code of its own for its causes.
+        return f"{exc_info[0].__name__}: <no traceback: {type(error).__name__}>"
+
+
+def stack_of(text: str) -> str:
+    """A traceback, or a stack, cut: where it began, and what it came to."""
+    if len(text) <= MAX_TRACE:
+        return text
+    left_out = f"\n... ({len(text) - MAX_TRACE} characters omitted)\n"
+    return text[: MAX_TRACE // 4] + left_out + text[-MAX_TRACE * 3 // 4 :]
 
 
 def _indented(text: str) -> Iterator[str]:
-    if len(text) > MAX_TRACE:
-        # Where it began, and what it came to.
-        left_out = f"\n... ({len(text) - MAX_TRACE} characters omitted)\n"
-        text = text[: MAX_TRACE // 4] + left_out + text[-MAX_TRACE * 3 // 4 :]
     for line in text.split("\n"):
         yield f"  {escaped(line)}"
 
@@ -163,7 +174,7 @@ def _error(record: logging.LogRecord) -> BaseException | None:
 
 
 def _record(level: int, message: str, *arguments: object) -> logging.LogRecord:
-    return logging.LogRecord(f"{OURS}.log", level, __file__, 0, message, arguments, None)
+    return logging.LogRecord(IN_GENERAL, level, __file__, 0, message, arguments, None)
 
 
 class _Unbuffered:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from triglot.core.errors import InvalidArgument, Unimplemented
 from triglot.telemetry.access_log import LOGGER as ACCESS
 from triglot.telemetry.access_log import AccessLog
+from triglot.telemetry.json_lines import JsonFormatter
 from triglot.telemetry.log_handlers import LineFormatter
 from triglot.telemetry.loggers import DATES, MODELS, OURS
 
@@ -21,14 +22,18 @@ FILE, FORMAT, VERBOSE = "log_file", "log_format", "log_verbose_level"
 SWITCHES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
 KEYS = (FILE, *SWITCHES, VERBOSE, FORMAT)
 MOST_VERBOSE = 2**32 - 1
-DEFAULT, ISO8601 = "default", "ISO8601"
+DEFAULT, ISO8601, JSON = "default", "ISO8601", "json"
 FORMATS = (DEFAULT, ISO8601)
+"""Those that a client may choose."""
 
 Value = bool | int | str
 
 
-def formatter(name: str, source: str = "") -> logging.Formatter:
-    """The formatter of a `log_format`; `source` stands before each message."""
+def formatter(name: str, worker: int = 0) -> logging.Formatter:
+    """The formatter of a `log_format`; each line says which of several workers writes it, 0: the only one."""
+    if name == JSON:
+        return JsonFormatter({"worker": worker} if worker else {})
+    source = f"worker {worker}: " if worker else ""
     made = LineFormatter(f"%(asctime)s %(levelname).1s {source}%(message)s", DATES[name == ISO8601])
     if name == ISO8601:
         made.converter = time.gmtime
@@ -38,7 +43,7 @@ def formatter(name: str, source: str = "") -> logging.Formatter:
 class LogSettings:
     """The settings at the moment. `handler` writes the log to `file`; None: that is the business of others.
 
-    For `source` see `formatter`.
+    `access_lines`: there is a line for each request, whatever the settings are. For `worker` see `formatter`.
     """
 
     def __init__(
@@ -47,13 +52,15 @@ class LogSettings:
         handler: logging.Handler | None = None,
         *,
         file: str = "",
-        source: str = "",
+        worker: int = 0,
         log_format: str = DEFAULT,
         verbose_level: int = 0,
+        access_lines: bool = False,
     ) -> None:
         self._access = access
+        self._access_lines = access_lines
         self._handler = handler
-        self._source = source
+        self._worker = worker
         self._logger = logging.getLogger(OURS)
         self._access_logger, self._models_logger = logging.getLogger(ACCESS), logging.getLogger(MODELS)
         self._level, self._access_level = self._logger.level, self._access_logger.level
@@ -63,7 +70,7 @@ class LogSettings:
         self._least = self._logger.getEffectiveLevel()
         self._on = {key: self._logger.isEnabledFor(level) for key, level in SWITCHES.items()}
         self._values: dict[str, Value] = {FILE: file, VERBOSE: verbose_level, FORMAT: log_format}
-        if verbose_level:
+        if verbose_level or access_lines:
             self._apply()
 
     def settings(self) -> dict[str, Value]:
@@ -88,7 +95,7 @@ class LogSettings:
             else:
                 self._values[key] = value
         if FORMAT in values and self._handler is not None:
-            self._handler.setFormatter(formatter(str(values[FORMAT]), self._source))
+            self._handler.setFormatter(formatter(str(values[FORMAT]), self._worker))
         self._apply()
 
     def close(self) -> None:
@@ -99,7 +106,7 @@ class LogSettings:
         self._logger.setLevel(self._level)
         self._access_logger.setLevel(self._access_level)
         self._models_logger.setLevel(self._models_level)
-        self._access.on = False
+        self._access.on = self._access.probes = False
 
     def _checked(self, key: str, value: Value) -> Value:
         _check_key(key)
@@ -111,17 +118,23 @@ class LogSettings:
         elif key == VERBOSE:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_VERBOSE:
                 raise InvalidArgument(f"{key}: expected an integer from 0 to {MOST_VERBOSE}, got {value!r:.100}")
+        elif value == self._values[FORMAT]:
+            pass  # Whatever it is: a client may send back what it has read.
         elif value not in FORMATS:
             raise InvalidArgument(f"{key}: expected '{DEFAULT}' or '{ISO8601}', got {value!r:.100}")
-        elif self._handler is None and value != self._values[FORMAT]:
+        elif self._handler is None:
             raise Unimplemented(f"{key}: cannot be changed, as the embedding program writes the log")
+        elif self._values[FORMAT] == JSON:
+            raise Unimplemented(
+                f"{key}: cannot be changed over the network from '{JSON}', which its readers expect"
+            )
         return value
 
     def _apply(self) -> None:
         """Let the loggers do as the settings say."""
         verbose = bool(self._values[VERBOSE])
-        self._access.on = verbose
-        self._access_logger.setLevel(logging.INFO if verbose else self._access_level)
+        self._access.on, self._access.probes = verbose or self._access_lines, verbose
+        self._access_logger.setLevel(logging.INFO if self._access.on else self._access_level)
         self._models_logger.setLevel(logging.DEBUG if verbose else self._models_level)
         least = min((level for key, level in SWITCHES.items() if self._on[key]), default=logging.CRITICAL)
         # Who wants to see more than Triton has a switch for, does so with info.

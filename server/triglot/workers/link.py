@@ -53,7 +53,6 @@ class Link(Control):
     def __init__(self, spec: WorkerSpec, signals: asyncio.Queue[signal.Signals], *, strict: bool) -> None:
         super().__init__()
         self.number = spec.number
-        self.source = spec.source
         self.tally_file = spec.tallies, spec.run
         self.bound: Bound
         self._signals = signals

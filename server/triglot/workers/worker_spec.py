@@ -26,11 +26,6 @@ class WorkerSpec:
     rest: list[int]
     tallies: int
 
-    @property
-    def source(self) -> str:
-        """As `Control.source`."""
-        return f"worker {self.number}: "
-
     @classmethod
     def of(
         cls, number: int, run: int, ports: Ports, channel: socket.socket, sockets: Bound, tallies: int

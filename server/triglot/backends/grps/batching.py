@@ -17,6 +17,7 @@ from typing import Any
 from triglot.backends.grps.context import GrpsContext
 from triglot.core.batch_counts import BatchCounts
 from triglot.core.call import Call
+from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Cancelled, ServingError
 from triglot.scheduling import forming
 from triglot.scheduling.forming import Lane, Rules, Wait, Waiting, form, hurry_of
@@ -142,12 +143,14 @@ class DynamicBatcher:
             if (call := member.context.call) is not None:
                 call.times.waited(member.joined)
                 call.times.batch_size = len(members)
-        try:
-            outputs = self._run([member.message for member in members], [member.context for member in members])
-            for member, output in zip(members, outputs, strict=True):
-                member.output = output
-        except BaseException as error:  # Whatever it is, the others must not wait for ever.
-            failure = self._explain(error)
-            for member in members:
-                # An exception belongs to one thread: each gets its own.
-                member.error = copy(failure)
+        contexts = [member.context for member in members]
+        with RunningFor(context.call for context in contexts if context.call is not None):
+            try:
+                outputs = self._run([member.message for member in members], contexts)
+                for member, output in zip(members, outputs, strict=True):
+                    member.output = output
+            except BaseException as error:  # Whatever it is, the others must not wait for ever.
+                failure = self._explain(error)
+                for member in members:
+                    # An exception belongs to one thread: each gets its own.
+                    member.error = copy(failure)

@@ -24,6 +24,7 @@ from triglot.backends.triton_python.model import Inputs, TritonModel
 from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
+from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Cancelled, Internal, is_serving_error, own_copy, queue_full
 from triglot.core.types import Answer
 from triglot.model.config import ModelConfig
@@ -223,7 +224,8 @@ def _look_at(instance: Instance, lines: Sequence[Line], done: Future[Any]) -> No
 
 
 def _fail(instance: Instance, lines: Sequence[Line], error: BaseException) -> None:
-    failure = error if is_serving_error(error) else instance.failure(error)
+    with RunningFor(line.call for line in lines):
+        failure = error if is_serving_error(error) else instance.failure(error)
     for line in lines:
         line.fail(own_copy(failure))
 

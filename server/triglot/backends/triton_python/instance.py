@@ -16,6 +16,7 @@ from triglot.backends import described
 from triglot.backends.triton_python.home import Home, working
 from triglot.backends.triton_python.own_loop import OwnLoop
 from triglot.core.call import BatchCall, Call
+from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Internal, ModelLoadError, text_of
 
 log = logging.getLogger(__name__)
@@ -71,9 +72,9 @@ class Instance:
 
     def execute(self, requests: Sequence[Any], calls: Sequence[Call]) -> Any:
         """What `execute` returns; of an `async def` a future, which has that some time. Raises what it raises."""
-        with working(self._home, calls[0] if len(calls) == 1 else BatchCall(calls)):
+        with working(self._home, calls[0] if len(calls) == 1 else BatchCall(calls)), RunningFor(calls):
             result = self._model.execute(list(requests))
-            return self._started(result) if inspect.iscoroutine(result) else result
+            return self._started(result, calls) if inspect.iscoroutine(result) else result
 
     @property
     def has_check(self) -> bool:
@@ -94,17 +95,18 @@ class Instance:
             raise TypeError(f"is_ready: expected it to return a bool, got {type(ready).__name__}")
         return ready
 
-    def _started(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+    def _started(self, work: Coroutine[Any, Any, Any], calls: Sequence[Call] = ()) -> Future[Any]:
         """The coroutine runs on a loop of the instance's own, with all others of it."""
         if self._loop is None:
             self._loop = OwnLoop(f"{self.name} loop")
-        return self._loop.begin(self._guarded(work))
+        return self._loop.begin(self._guarded(work, calls))
 
-    async def _guarded(self, work: Coroutine[Any, Any, Any]) -> Any:
-        try:
-            return await work
-        except (SystemExit, KeyboardInterrupt) as error:  # They would end the loop.
-            raise self.failure(error) from None
+    async def _guarded(self, work: Coroutine[Any, Any, Any], calls: Sequence[Call]) -> Any:
+        with RunningFor(calls):
+            try:
+                return await work
+            except (SystemExit, KeyboardInterrupt) as error:  # They would end the loop.
+                raise self.failure(error) from None
 
     def failure(self, error: BaseException) -> Internal:
         """What clients are told of an exception of the model's: its text, as in Triton; the log has the trace."""

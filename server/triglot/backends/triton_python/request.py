@@ -60,7 +60,7 @@ class InferenceTrace:
         self._context = context
 
     def get_context(self) -> str | None:
-        """What a tracer goes on with, as JSON; None where the client has sent nothing."""
+        """What a tracer goes on with, `traceparent` and `tracestate`, as JSON; None where the call has none."""
         return self._context
 
 
@@ -193,8 +193,7 @@ class InferenceRequest:
     def trace(self) -> InferenceTrace:
         """Its trace."""
         if self._trace is None:
-            context = self._call.metadata.get("traceparent") if self._call is not None else None
-            self._trace = InferenceTrace(None if context is None else json.dumps({"traceparent": str(context)}))
+            self._trace = InferenceTrace(None if self._call is None else _context_of(self._call))
         return self._trace
 
     # --- one that the model answers ---
@@ -267,6 +266,13 @@ class InferenceRequest:
     def async_exec(self, decoupled: bool = False) -> Any:
         """As `exec`, to be awaited in an `async def execute`."""
         return calls.start(self.home, self._wanted(stream=decoupled))
+
+
+def _context_of(call: Call) -> str | None:
+    if not (traceparent := call.traceparent):
+        return None
+    state = {"tracestate": state} if (state := call.tracestate) else {}
+    return json.dumps({"traceparent": traceparent, **state})
 
 
 def _tensors(inputs: Iterable[Tensor]) -> list[Tensor]:

@@ -10,11 +10,11 @@ from triglot.core.call import Call, ModelCall, ModelTask
 from triglot.core.request_scheduling import PLAIN
 
 
-def call_fields(call: Call) -> dict[str, Any]:
-    """In the server: what a process gets to know of a call; defaults are left out."""
-    fields = _own_fields(call)
+def call_fields(call: Call, *, log_ids: bool = False) -> dict[str, Any]:
+    """In the server: what a process gets to know of a call; defaults are left out. `log_ids`: they are logged."""
+    fields = _own_fields(call, log_ids)
     if (members := members_of(call)) is not None:
-        fields["members"] = [_own_fields(member) for member in members]
+        fields["members"] = [_own_fields(member, log_ids) for member in members]
     return fields
 
 
@@ -24,7 +24,7 @@ def members_of(call: Call) -> Sequence[Call] | None:
     return None if len(members) == 1 and members[0] is call else members
 
 
-def _own_fields(call: Call) -> dict[str, Any]:
+def _own_fields(call: Call, log_ids: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "id": call.request_id,
         "signature": call.signature_name,
@@ -37,6 +37,8 @@ def _own_fields(call: Call) -> dict[str, Any]:
         "outputs": list(call.requested_outputs),
         "deadline": call.deadline,
         "client": call.client,
+        # The headers of others are read when their code asks for them.
+        "log_ids": call.log_ids if log_ids or call.span is not None else None,
     }
     if call.scheduling is not PLAIN:
         one = call.scheduling

@@ -99,13 +99,21 @@ class CallState:
 
 
 class Calls(ABC):
-    """The table of a process's calls in flight. `with_call`: whether the model's code gets the call. `loop` is the
-    server's."""
+    """The table of a process's calls in flight. `with_call`: whether the model's code gets the call; `log_ids`:
+    whether the process's log says which call it is. `loop` is the server's."""
 
-    def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], *, with_call: bool) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        loop: Callable[[], asyncio.AbstractEventLoop],
+        *,
+        with_call: bool,
+        log_ids: bool = False,
+    ) -> None:
         self._owner = owner
         self._loop = loop
-        self._with_call = with_call
+        self._with_call = with_call or log_ids
+        self._log_ids = log_ids
         self._states: dict[int, CallState] = {}
         self.orphaned = 0
         """Calls that go on though nobody waits for them any more."""
@@ -290,15 +298,18 @@ class Calls(ABC):
             self._hand(self._failed, state, error)
 
     def _fields_only(self, call: Call) -> tuple[bytes, Placed]:
-        return dumps(call_fields(call)), Placed(())
+        return dumps(self._fields(call)), Placed(())
+
+    def _fields(self, call: Call) -> dict[str, Any]:
+        return call_fields(call, log_ids=self._log_ids)
 
     def _one(self, inputs: Inputs, call: Call) -> tuple[bytes, Placed]:
-        text = dumps(call_fields(call)) if self._with_call else b""
+        text = dumps(self._fields(call)) if self._with_call else b""
         return text, self._owner.channel.place(inputs)
 
     def _list(self, inputs: Sequence[Inputs], call: Call) -> tuple[bytes, Placed]:
         rows = [packed(one) for one in inputs]
-        text = dumps({**call_fields(call), "counts": [len(one) for one in rows]})
+        text = dumps({**self._fields(call), "counts": [len(one) for one in rows]})
         return text, self._owner.channel.place_all(itertools.chain.from_iterable(rows))
 
     def _post(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
@@ -401,8 +412,8 @@ class SerialCalls(Calls):
 class LoopCalls(Calls):
     """Of `async def` code: as many as come. Made on any thread; calls are made on one loop."""
 
-    def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], *, with_call: bool) -> None:
-        super().__init__(owner, loop, with_call=with_call)
+    def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], **options: bool) -> None:
+        super().__init__(owner, loop, **options)
         self._own: CallbackHandler | None = None
         self._reader: threading.Thread | None = None
 

@@ -132,7 +132,7 @@ class Child:
     def _load(self, message: Message) -> tuple[Model, Path] | None:
         setup = loads(message.text)
         self._session.name = setup["name"]
-        self._log = ProcessLog(setup["log"])
+        self._log = ProcessLog(setup["log"], f"{setup['name']}: process {setup['instance']}")
         file: Path = setup["file"]
         try:
             _run_on(setup["cpus"], setup["instance"])

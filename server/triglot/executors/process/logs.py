@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from triglot.telemetry.json_lines import JsonFormatter
 from triglot.telemetry.log_handlers import LineFormatter, LogFile, LogStream, log_handler
 from triglot.telemetry.loggers import DATES, MODELS, OURS
 
@@ -30,13 +31,12 @@ def log_setup() -> dict[str, Any]:
     """How a process begins to log. Where the log is the business of others it has no handler, only switches."""
     setup: dict[str, Any] = {"switches": switches()}
     if (handler := _handler()) is not None and (formatter := handler.formatter) is not None:
-        setup |= {
-            "level": logging.getLogger().level,
-            "format": formatter._fmt,
-            "dates": formatter.datefmt,
-            "utc": _is_utc(formatter),
-            "file": handler.baseFilename if isinstance(handler, logging.FileHandler) else "",
-        }
+        setup["level"] = logging.getLogger().level
+        setup["file"] = handler.baseFilename if isinstance(handler, logging.FileHandler) else ""
+        if isinstance(formatter, JsonFormatter):
+            setup["json"] = formatter.origin
+        else:
+            setup |= {"format": formatter._fmt, "dates": formatter.datefmt, "utc": _is_utc(formatter)}
     return setup
 
 
@@ -74,15 +74,18 @@ def _is_utc(formatter: logging.Formatter) -> bool:
 
 
 class ProcessLog:
-    """Has the process log as the server. `setup` is from `log_setup`."""
+    """Has the process log as the server. `setup` is from `log_setup`; JSON objects have the process's `name`."""
 
-    def __init__(self, setup: Mapping[str, Any]) -> None:
+    def __init__(self, setup: Mapping[str, Any], name: str) -> None:
         self._setup = setup
         self._switches = 0
         self._handler: logging.Handler | None = None
-        if "format" in setup:
+        if "level" in setup:
             self._handler = log_handler(setup["file"])
             self._handler.addFilter(self._passes)
+            if "json" in setup:
+                self._handler.setFormatter(JsonFormatter({**setup["json"], "process": name}))
+                logging.captureWarnings(True)
             logging.basicConfig(level=setup["level"], handlers=[self._handler])
         self.follow(setup["switches"])
 
@@ -94,7 +97,7 @@ class ProcessLog:
         for name in _NAMES:
             on = [kind for kind in _KINDS if self._is_on(name, kind)]
             logging.getLogger(name).setLevel(min(on, default=logging.CRITICAL + 1))
-        if self._handler is not None:
+        if self._handler is not None and "format" in self._setup:
             utc = bool(switches & _UTC)
             dates = self._setup["dates"] if utc == self._setup["utc"] else DATES[utc]
             formatter = LineFormatter(self._setup["format"], dates)

@@ -110,6 +110,7 @@ class Process:
 
     def load(self, program: Program, loop: Callable[[], asyncio.AbstractEventLoop]) -> dict[str, Any]:
         """What its model declares, once it is loaded; `loop` is the server's. Raises `ModelLoadError`."""
+        log = log_setup()
         setup = {
             "name": self.name,
             "instance": self.number,
@@ -118,7 +119,7 @@ class Process:
             "file": program.file.absolute(),
             "config": program.config,
             "cpus": list(program.config.cpus),
-            "log": log_setup(),
+            "log": log,
         }
         try:
             self.channel.send(Kind.LOAD, text=dumps(setup))
@@ -132,7 +133,8 @@ class Process:
         if message.kind is Kind.LOADED:
             if on_loop := fields["on_loop"]:
                 self.capacity = math.inf
-            self.calls = (LoopCalls if on_loop else SerialCalls)(self, loop, with_call=fields["takes_call"])
+            options = {"with_call": fields["takes_call"], "log_ids": "json" in log}
+            self.calls = (LoopCalls if on_loop else SerialCalls)(self, loop, **options)
             declared: dict[str, Any] = fields
             return declared
         raise load_error(fields)

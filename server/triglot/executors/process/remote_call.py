@@ -41,6 +41,18 @@ class RemoteCall(Call):
         self._members = tuple(RemoteCall(state, one, index) for index, one in enumerate(fields.get("members", ())))
 
     @property
+    def log_ids(self) -> tuple[str, str]:
+        """See `Call.log_ids`."""
+        known = self._fields.get("log_ids")
+        return super().log_ids if known is None else (known[0], known[1])
+
+    @property
+    def traceparent(self) -> str:
+        """See `Call.traceparent`."""
+        known = self._fields.get("log_ids")
+        return super().traceparent if known is None else known[1]
+
+    @property
     def cancelled(self) -> bool:
         """Whether nobody waits for the answer any more."""
         return self._state.is_cancelled(self._number) or super().cancelled

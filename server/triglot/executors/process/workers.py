@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from triglot.core.call import Call, ModelCall, ModelTask
+from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Cancelled, Internal, Unavailable
 from triglot.core.tensor import Array
 from triglot.executors.batch import check_answers
@@ -75,8 +76,14 @@ class Worker(ABC):
             session.send(Kind.FAILED, call.number, dumps(error_fields(failure)))
 
     def _started(self, message: Message, call: CallState) -> Ready | None:
-        self._start(RemoteCall(call, message.fields))
+        remote = RemoteCall(call, message.fields)
+        with RunningFor((remote,)):
+            self._start(remote)
         return None
+
+    def _call(self, state: CallState, fields: Mapping[str, Any]) -> Call:
+        """The call as the model, or only its log, sees it."""
+        return self._no_call if self._no_call is not None and not fields else RemoteCall(state, fields)
 
     def _ready(self, answer: object) -> Ready | None:
         return None if answer is None else (rows_of(answer, self._name), text_of(aside(answer), self._name))
@@ -114,18 +121,20 @@ class SerialWorker(Worker):
             if message.kind is Kind.START:
                 return self._started(message, call)
             fields = message.fields or {}
-            if "counts" in fields:
-                assert self._infer_batch is not None
-                calls = RemoteCall(call, fields).members
-                return self._ready_list(self._infer_batch(_inputs_list(message, fields), calls), len(calls))
-            result = self._function(_inputs(message), self._no_call or RemoteCall(call, fields))
-            if not isinstance(result, Generator):
-                return self._ready(result)
-            with closing(result) as answers:
-                for answer in answers:
-                    if not call.respond(answer):
-                        break
-            return None
+            remote = self._call(call, fields)
+            with RunningFor(remote.members):
+                if "counts" in fields:
+                    assert self._infer_batch is not None
+                    answers = self._infer_batch(_inputs_list(message, fields), remote.members)
+                    return self._ready_list(answers, len(remote.members))
+                result = self._function(_inputs(message), remote)
+                if not isinstance(result, Generator):
+                    return self._ready(result)
+                with closing(result) as yielded:
+                    for answer in yielded:
+                        if not call.respond(answer):
+                            break
+                return None
         finally:
             self._current = None
 
@@ -190,18 +199,20 @@ class AsyncWorker(Worker):
 
     async def _outcome(self, message: Message, call: CallState) -> Ready | None:
         fields = message.fields or {}
-        if "counts" in fields:
-            assert self._infer_batch is not None
-            calls = RemoteCall(call, fields).members
-            answers = self._infer_batch(_inputs_list(message, fields), calls)
-            return self._ready_list(await answers if inspect.isawaitable(answers) else answers, len(calls))
-        result = self._function(_inputs(message), self._no_call or RemoteCall(call, fields))
-        if not inspect.isasyncgenfunction(self._infer):
-            return self._ready(await result)
-        async with aclosing(result) as yielded:
-            async for answer in yielded:
-                await call.send(answer)
-        return None
+        remote = self._call(call, fields)
+        with RunningFor(remote.members):
+            if "counts" in fields:
+                assert self._infer_batch is not None
+                answers = self._infer_batch(_inputs_list(message, fields), remote.members)
+                answers = await answers if inspect.isawaitable(answers) else answers
+                return self._ready_list(answers, len(remote.members))
+            result = self._function(_inputs(message), remote)
+            if not inspect.isasyncgenfunction(self._infer):
+                return self._ready(await result)
+            async with aclosing(result) as yielded:
+                async for answer in yielded:
+                    await call.send(answer)
+            return None
 
 
 def _cancel(tasks: list[asyncio.Task[Any]]) -> None:

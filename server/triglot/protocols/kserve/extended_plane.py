@@ -63,7 +63,7 @@ class ExtendedPlane:
 
     async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
         """As `DataPlane.infer`. Raises `NotFound` for a region, too, and whatever else is wrong with it."""
-        call.model_name = request.model_name
+        call.model_name, call.request_id = request.model_name, request.id
         with self._dataplane.servable_of(call.permission, request) as servable:
             targets, _sources = self._targets(request), self._sources(request)
             checkouts = await self._read(servable, request, call, targets if _may_borrow(servable) else None)
@@ -73,7 +73,7 @@ class ExtendedPlane:
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """As `DataPlane.infer_stream`; in a region, every answer takes the place of the one before."""
-        call.model_name = request.model_name
+        call.model_name, call.request_id = request.model_name, request.id
         with self._dataplane.servable_of(call.permission, request) as servable:
             targets, _sources = self._targets(request), self._sources(request)
             await self._read(servable, request, call)

@@ -171,7 +171,7 @@ class Generate:
 
     async def _answers(self, request: InferenceRequest, call: Call) -> Answers:
         """What the model answers, be it decoupled or not."""
-        call.model_name = request.model_name
+        call.model_name, call.request_id = request.model_name, request.id
         try:
             with self._dataplane.servable_of(call.permission, request) as servable:
                 if not servable.decoupled:

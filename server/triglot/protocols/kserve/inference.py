@@ -35,6 +35,7 @@ class UnaryInference:
         try:
             servable = self._dataplane.servable_of(call.permission, request)
         except ServingError as error:
+            call.request_id = request.id
             raise name_request(error, request.id) from None
         return self._dataplane.submit(servable, request, call, done, defer)
 

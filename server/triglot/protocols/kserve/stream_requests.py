@@ -215,7 +215,7 @@ class StreamRequests:
         """The answer that tells of an error, or what ends the call."""
         # A function of its own: a frame that the error came through would keep it, and it the frame.
         code, refusal = outcome(error), refusal_of(error)
-        call.model_name = request.model_name
+        call.model_name, call.request_id = request.model_name, request.id
         failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
         observed.answered()
         # Only an execution ends the call: what no queue has taken is told in band, whatever the code (spec 2.8).

@@ -11,6 +11,7 @@ from typing import Any
 
 from triglot.core.buffers import Buffers
 from triglot.core.call import BatchCall, Call
+from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Internal, InvalidArgument, own_copy
 from triglot.core.tensor import Array, datatype_of
 from triglot.executors.batch import check_answers
@@ -149,15 +150,16 @@ class SequenceBatch:
             member.executed = True
         times = self._times
         times.begin(calls)
-        try:
-            if self._tensors.infer_batch is None:
-                self._run_joined(function, calls)
-            else:
-                self._run_listed(self._tensors.infer_batch, calls, explain)
-        except BaseException as error:  # A model that calls exit() fails these calls, not the server.
-            failure = explain(error)
-            for member in self.members:
-                member.give_error(own_copy(failure))
+        with RunningFor(calls):
+            try:
+                if self._tensors.infer_batch is None:
+                    self._run_joined(function, calls)
+                else:
+                    self._run_listed(self._tensors.infer_batch, calls, explain)
+            except BaseException as error:  # A model that calls exit() fails these calls, not the server.
+                failure = explain(error)
+                for member in self.members:
+                    member.give_error(own_copy(failure))
         times.end()
         for call in calls:
             call.times.ended(times.joining, times.splitting)

@@ -1,0 +1,58 @@
+"""Lines of JSON: one object each, whatever text is in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from triglot.core.current_calls import CURRENT_CALLS
+from triglot.telemetry.access_log import AccessLine
+from triglot.telemetry.log_fields import LONGEST_TEXT, call_fields
+from triglot.telemetry.log_handlers import IN_GENERAL, message_of, stack_of, traceback_of
+
+
+def utc_time(seconds: float) -> str:
+    """RFC 3339, with microseconds."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def json_line(fields: Mapping[str, Any]) -> str:
+    """The object as one line without its end. What is not printable is escaped, and can end no line, either."""
+    line = json.dumps(fields, ensure_ascii=False)
+    return line if line.isprintable() else "".join([one if one.isprintable() else _escaped(one) for one in line])
+
+
+def _escaped(one: str) -> str:
+    # Half a pair is no text that UTF-8, or a strict reader, has.
+    return "\ufffd" if "\ud800" <= one <= "\udfff" else json.dumps(one)[1:-1]
+
+
+class JsonFormatter(logging.Formatter):
+    """An object for a record, with the ids of the requests that it was logged for; `origin` is in each."""
+
+    def __init__(self, origin: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.origin = origin
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See the base class."""
+        line = record.msg if isinstance(record.msg, AccessLine) else None
+        fields: dict[str, Any] = {
+            "time": utc_time(record.created),
+            "level": record.levelname[:LONGEST_TEXT],
+            "logger": record.name[:LONGEST_TEXT],
+            "message": message_of(record) if line is None else line.summary,
+            **self.origin,
+        }
+        if line is not None:
+            fields |= {**call_fields([line.call]), **line.fields()}
+        elif record.name != IN_GENERAL:
+            fields |= call_fields(CURRENT_CALLS.get())
+        if record.exc_info and record.exc_info[0] is not None:
+            fields["exception"] = traceback_of(self, record.exc_info)
+        if record.stack_info:
+            fields["stack"] = stack_of(record.stack_info)
+        return json_line(fields)

@@ -1,0 +1,53 @@
+"""What logs say of the requests that a line belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from triglot.core.call import Call
+
+MAX_IDS = 32
+"""Requests of a batch whose ids are in one line."""
+LONGEST_TEXT = 256
+"""Characters of what clients choose."""
+
+
+def call_fields(calls: Sequence[Call]) -> dict[str, Any]:
+    """The ids of the requests, their client, model and version, as far as there are any.
+
+    One request has `request_id`, `trace_id` and `span_id`; several that are executed together have `batch_size`,
+    and lists of at most `MAX_IDS`, `request_ids` and `trace_ids`.
+    """
+    if not calls:
+        return {}
+    first = calls[0]
+    fields: dict[str, Any] = _ids(first) if len(calls) == 1 else _ids_of_many(calls)
+    if first.client and all(call.client == first.client for call in calls):
+        fields["client"] = first.client[:LONGEST_TEXT]
+    if first.model_name:
+        fields["model"] = first.model_name[:LONGEST_TEXT]
+    if first.model_version:
+        fields["version"] = first.model_version
+    return fields
+
+
+def _ids(call: Call) -> dict[str, Any]:
+    request_id, traceparent = call.log_ids
+    fields = {"request_id": request_id[:LONGEST_TEXT]} if request_id else {}
+    if traceparent:
+        _, fields["trace_id"], fields["span_id"], *_ = traceparent.split("-")
+    return fields
+
+
+def _ids_of_many(calls: Sequence[Call]) -> dict[str, Any]:
+    fields: dict[str, Any] = {"batch_size": len(calls)}
+    found = [_ids(call) for call in calls[:MAX_IDS]]
+    for name in ("request_id", "trace_id"):
+        if ids := _distinct(one[name] for one in found if name in one):
+            fields[f"{name}s"] = ids
+    return fields
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))

@@ -1,0 +1,417 @@
+"""The log as JSON: every line an object, and those of a request with its ids, wherever its model runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from process import FREE_PORTS, SECONDS, Triglot, run_triglot, write_model
+from protocol_clients.channel import SERVICE, grpc_channel, rpc
+from protocol_clients.kserve import infer_request
+from protocol_clients.rest import Rest
+from triglot.pb.kserve import inference_pb2 as pb
+from waiting import wait_until
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+QUICK = (*FREE_PORTS, "--drain-delay", "0", "--log-format", "json")
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE}-{SPAN}-01"
+
+MODEL = """
+import asyncio
+import logging
+import triglot
+
+log = logging.getLogger("my.model")
+
+class Logs(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "INT32", [{rows}])]
+    outputs = [triglot.TensorSpec("y", "INT32", [{rows}])]
+    execution = "{execution}"
+    {more}
+
+    {infer}
+"""
+PLAIN = """def infer(self, inputs):
+        log.warning("ran\\n%s", inputs["x"])
+        return {"y": inputs["x"]}"""
+ON_LOOP = """async def infer(self, inputs, call):
+        log.warning("ran %s", call.traceparent)
+        await asyncio.sleep(0)
+        await asyncio.to_thread(log.warning, "ran beside")
+        return {"y": inputs["x"]}"""
+YIELDS = """def infer(self, inputs):
+        try:
+            for _ in range(2):
+                log.warning("ran")
+                yield {"y": inputs["x"]}
+        finally:
+            log.warning("ran to its end")"""
+FAILS = 'def infer(self, inputs):\n        raise KeyError("\\n{}")'
+LISTS = """def infer(self, inputs): ...
+
+    {is_async}def infer_batch(self, inputs, calls):
+        log.warning("ran")
+        return [{{"y": one["x"]}} for one in inputs]"""
+BATCHED = "dynamic_batching = triglot.DynamicBatching(max_batch_size=2, max_queue_delay=60, preferred_sizes=[2])"
+SINGLES = {
+    "thread": ("thread", PLAIN),
+    "loop": ("thread", ON_LOOP),
+    "process": ("process", PLAIN),
+    "process_loop": ("process", ON_LOOP),
+}
+STREAMS = {
+    "yields": ("thread", YIELDS),
+    "yields_loop": ("thread", f"async {YIELDS}"),
+    "yields_process": ("process", YIELDS),
+    "yields_process_loop": ("process", f"async {YIELDS}"),
+}
+ON_LOOP_OR_NOT = {"": "", "_loop": "async "}
+BATCHES = {
+    **{f"joined_{name}": one for name, one in SINGLES.items()},
+    "listed": ("thread", LISTS.format(is_async="")),
+    "listed_process": ("process", LISTS.format(is_async="")),
+    "listed_loop": ("thread", "async " + LISTS.format(is_async="async ")),
+}
+FAILURES = {
+    "fails": ("thread", FAILS),
+    "fails_loop": ("thread", f"async {FAILS}"),
+    "fails_process": ("process", FAILS),
+}
+
+TRITON = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({{"name": "x", "data_type": "TYPE_INT32", "dims": [-1]}})
+        config.add_output({{"name": "y", "data_type": "TYPE_INT32", "dims": [-1]}})
+        return config
+
+    {is_async}def execute(self, requests):
+        pb_utils.Logger.log_warn(f"ran {{requests[0].trace().get_context()}}")
+        answers = [
+            pb_utils.InferenceResponse([pb_utils.Tensor("y", one.inputs()[0].as_numpy())]) for one in requests
+        ]
+        {end}
+"""
+RETURNS = "return answers"
+SENDS = """for request, answer in zip(requests, answers):
+            request.get_response_sender().send(answer, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)"""
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+IN_A_PROCESS = 'parameters { key: "execution" value { string_value: "process" } }'
+TRITONS = {
+    f"triton_{number}": (TRITON.format(is_async=is_async, end=end), f"{decoupled}\n{execution}")
+    for number, (is_async, end, decoupled, execution) in enumerate(
+        (is_async, end, decoupled, execution)
+        for is_async in ("", "async ")
+        for end, decoupled in ((RETURNS, ""), (SENDS, DECOUPLED))
+        for execution in ("", IN_A_PROCESS)
+    )
+}
+
+
+def write_models(folder: Path) -> None:
+    for names, rows, more in ((SINGLES, 1, ""), (STREAMS, 1, ""), (FAILURES, 1, ""), (BATCHES, -1, BATCHED)):
+        for name, (execution, infer) in names.items():
+            write_model(folder / name, MODEL.format(rows=rows, execution=execution, infer=infer, more=more))
+    for name, (text, config) in TRITONS.items():
+        write_model(folder / name, text)
+        (folder / name / "config.pbtxt").write_text(f'backend: "python"\n{config}')
+
+
+Line = dict[str, Any]
+
+
+class Logged:
+    """A server whose log is JSON."""
+
+    def __init__(self, server: Triglot) -> None:
+        self._server = server
+        (rest,) = server.stdout.wait_for(r"http://127\.0\.0\.1:(\d+)/v2").groups()
+        (line,) = [line for line in self.lines() if line["message"].startswith("gRPC on ")]
+        self.grpc_port, self.rest = int(re.findall(r"\d+", line["message"])[4]), Rest(int(rest))
+
+    def lines(self) -> list[Line]:
+        return [json.loads(line) for line in self._server.stderr.text().split("\n")[:-1]]
+
+    def of(self, name: str, request_id: str) -> list[Line]:
+        """The lines that `name` has logged for a request, once the request's access line is there."""
+        self._server.stderr.wait_for(rf'"triglot\.access"[^\n]*"request_id": "{request_id}"')
+        of_request = [
+            line for line in self.lines() if request_id in (line.get("request_id"), *line.get("request_ids", ()))
+        ]
+        return [line for line in of_request if line["logger"] == name]
+
+    def infer(self, model: str, *request_ids: str, traceparent: str = TRACEPARENT) -> None:
+        """Over gRPC, at the same time."""
+        with grpc_channel(self.grpc_port) as channel:
+            infer = rpc(channel, "ModelInfer", pb.ModelInferResponse)
+            calls = [
+                infer.future(self.request(model, one), metadata=[("traceparent", traceparent)])
+                for one in request_ids
+            ]
+            for call in calls:
+                call.result(SECONDS)
+
+    def request(self, model: str, request_id: str) -> pb.ModelInferRequest:
+        request = infer_request(model)
+        request.id = request_id
+        return request
+
+    def stream(self, model: str, request_id: str) -> int:
+        """How many answers came."""
+        with grpc_channel(self.grpc_port) as channel:
+            stream = channel.stream_stream(
+                f"{SERVICE}ModelStreamInfer",
+                request_serializer=pb.ModelInferRequest.SerializeToString,
+                response_deserializer=pb.ModelStreamInferResponse.FromString,
+            )
+            answers = stream(iter([self.request(model, request_id)]), metadata=[("traceparent", TRACEPARENT)])
+            return len([answer for answer in answers if not answer.error_message])
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
+    folder = tmp_path_factory.mktemp("json_log")
+    write_models(folder)
+    with Triglot(folder, *QUICK, "--access-log") as server:
+        yield Logged(server)
+        server.stop()
+
+
+ONE = {"trace_id": TRACE, "span_id": SPAN, "version": 1}
+
+
+def belongs(line: Line, model: str, request_id: str) -> bool:
+    return line.items() >= (ONE | {"request_id": request_id, "model": model}).items()
+
+
+def common(line: Line) -> list[str]:
+    assert TIME.fullmatch(line["time"])
+    return list(line)[:4]
+
+
+# --- lines of models ---
+
+
+@pytest.mark.parametrize("model", SINGLES)
+def test_what_a_model_logs_for_a_request(logged: Logged, model: str) -> None:
+    request_id = f"of-{model}"
+    logged.infer(model, request_id)
+    lines = logged.of("my.model", request_id)
+    assert [line["message"] for line in lines] == (
+        [f"ran {TRACEPARENT}", "ran beside"] if "loop" in model else ["ran\n[7]"]
+    )
+    for line in lines:
+        assert common(line) == ["time", "level", "logger", "message"]
+        assert belongs(line, model, request_id)
+        assert line["level"] == "WARNING"
+        assert line.get("process") == (f"{model} version 1: process 0" if "process" in model else None)
+
+
+@pytest.mark.parametrize("model", STREAMS)
+def test_what_a_model_logs_for_a_stream(logged: Logged, model: str) -> None:
+    request_id = f"of-{model}"
+    assert logged.stream(model, request_id) == 2
+    lines = logged.of("my.model", request_id)
+    assert [line["message"] for line in lines] == ["ran", "ran", "ran to its end"]
+    assert all(belongs(line, model, request_id) for line in lines)
+
+
+def test_a_stream_over_rest(logged: Logged) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{logged.rest.port}/v2/models/yields_loop/generate_stream",
+        json.dumps({"id": "of-sse", "x": [7]}).encode(),
+        {"traceparent": TRACEPARENT},
+    )
+    with urllib.request.urlopen(request, timeout=SECONDS) as response:
+        assert response.read().count(b"data: ") == 2
+    lines = logged.of("my.model", "of-sse")
+    assert [line["message"] for line in lines] == ["ran", "ran", "ran to its end"]
+    assert all(belongs(line, "yields_loop", "of-sse") for line in lines)
+
+
+@pytest.mark.parametrize("model", BATCHES)
+def test_what_a_model_logs_for_a_batch(logged: Logged, model: str) -> None:
+    ids = [f"of-{model}-{number}" for number in range(2)]
+    logged.infer(model, *ids)
+    lines = logged.of("my.model", ids[0])
+    assert lines
+    for line in lines:
+        assert sorted(line["request_ids"]) == ids
+        assert line["trace_ids"] == [TRACE]
+        assert (line["batch_size"], line["model"], line["version"]) == (2, model, 1)
+        assert "request_id" not in line
+
+
+@pytest.mark.parametrize("model", FAILURES)
+def test_an_exception_is_in_the_object_of_its_request(logged: Logged, model: str) -> None:
+    request_id = f"of-{model}"
+    with pytest.raises(grpc.RpcError):
+        logged.infer(model, request_id)
+    (line,) = logged.of("triglot.core.errors", request_id)
+    assert belongs(line, model, request_id)
+    assert line["level"] == "ERROR"
+    assert line["exception"].startswith(("Traceback (most recent", "triglot.executors.process"))
+    assert 'raise KeyError("\\n{}")\n' in line["exception"]
+    (access,) = logged.of("triglot.access", request_id)
+    assert access["code"] == "INTERNAL"
+
+
+@pytest.mark.parametrize("model", TRITONS)
+def test_what_a_triton_model_logs(logged: Logged, model: str) -> None:
+    request_id = f"of-{model}"
+    if DECOUPLED in TRITONS[model][1]:
+        assert logged.stream(model, request_id) == 1
+    else:
+        logged.infer(model, request_id)
+    (line,) = logged.of("triglot.models", request_id)
+    assert line["message"] == f'ran {{"traceparent": "{TRACEPARENT}"}}'
+    assert belongs(line, model, request_id)
+
+
+# --- access lines ---
+
+
+def test_an_access_line_says_who_what_and_how_long(logged: Logged) -> None:
+    logged.infer("thread", "of-access")
+    (line,) = logged.of("triglot.access", "of-access")
+    assert common(line) == ["time", "level", "logger", "message"]
+    assert line["duration_ms"] > 0
+    assert line["bytes_in"] > 0
+    assert line["bytes_out"] > 0
+    said = {name: line[name] for name in line if name not in ("time", "duration_ms", "bytes_in", "bytes_out")}
+    assert said == {
+        "level": "INFO",
+        "logger": "triglot.access",
+        "message": "kserve GRPC ModelInfer",
+        "request_id": "of-access",
+        "trace_id": TRACE,
+        "span_id": SPAN,
+        "model": "thread",
+        "version": 1,
+        "protocol": "kserve",
+        "entrypoint": "GRPC",
+        "method": "ModelInfer",
+        "code": "OK",
+        "peer": "127.0.0.1",
+    }
+
+
+def test_a_request_that_is_named_by_a_header(logged: Logged) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{logged.rest.port}/v1/models/process:predict",
+        b'{"instances": [1]}',
+        {"X-Request-Id": "of-header", "traceparent": TRACEPARENT},
+    )
+    with urllib.request.urlopen(request, timeout=SECONDS):
+        pass
+    (line,) = logged.of("triglot.access", "of-header")
+    assert (line["protocol"], line["entrypoint"], line["method"]) == ("tfserving", "REST", "predict")
+    (said,) = logged.of("my.model", "of-header")
+    assert belongs(said, "process", "of-header")
+
+
+def test_texts_of_clients_stay_in_their_fields(logged: Logged) -> None:
+    name, request_id = 'no"\n}{"level": "CRITICAL', 'of\n"odd\u2028'
+    with pytest.raises(grpc.RpcError):
+        logged.infer(name, request_id, traceparent="forged")
+
+    def found() -> list[Line]:
+        return [line for line in logged.lines() if line.get("model") == name]
+
+    wait_until(found)
+    (line,) = found()
+    assert (line["level"], line["code"], line["request_id"]) == ("INFO", "NOT_FOUND", request_id)
+    assert "trace_id" not in line
+
+
+def test_health_checks_and_metrics_have_lines_only_when_verbose(tmp_path: Path) -> None:
+    write_model(tmp_path / "m")
+    with Triglot(tmp_path / "m", *QUICK, "--access-log") as server:
+        logged = Logged(server)
+        asked = ("/v2/health/ready", "/v2/models/m", "/v2/models/none/ready")
+
+        def ask() -> None:
+            for path in asked:
+                logged.rest.get(path)
+            with urllib.request.urlopen(f"http://127.0.0.1:{logged.rest.port}/metrics", timeout=SECONDS):
+                pass
+
+        ask()
+        logged.rest.post("/v2/logging", {"log_verbose_level": 1})
+        ask()
+        logged.rest.post("/v2/logging", {"log_verbose_level": 0})
+        ask()
+        server.stop()
+        found = [line["method"] for line in logged.lines() if line["logger"] == "triglot.access"]
+    quiet = found[: found.index("/v2/logging")]
+    assert len(quiet) == 2  # The metadata, and the health check that failed.
+    at = found.index("/v2/logging", len(quiet) + 1)
+    assert len(found[len(quiet) + 1 : at]) == 4
+    assert found[at + 1 :] == quiet
+
+
+def test_access_lines_as_text(tmp_path: Path) -> None:
+    write_model(tmp_path / "m")
+    with Triglot(tmp_path / "m", *FREE_PORTS, "--drain-delay", "0", "--access-log") as server:
+        grpc_port, rest_port = server.ports()
+        with grpc_channel(grpc_port) as channel:
+            request = infer_request("m")
+            request.id = "seven of\tnine"
+            infer = rpc(channel, "ModelInfer", pb.ModelInferResponse)
+            infer(request, metadata=[("traceparent", TRACEPARENT)], timeout=SECONDS)
+        assert Rest(rest_port).infer("m")[0] == 200
+        server.stop()
+        text = server.stderr.text()
+    about = rf"model=m version=1 id='seven of\\tnine' trace={TRACE}"
+    assert re.search(rf"I kserve GRPC ModelInfer {about} code=OK ms=\d+\.\d{{3}}\n", text)
+    assert re.search(r"I kserve REST infer model=m version=1 code=OK ms=\d+\.\d{3}\n", text)
+
+
+# --- all lines ---
+
+
+def test_the_format_is_not_for_clients_to_change(logged: Logged) -> None:
+    status, settings = logged.rest.get("/v2/logging")
+    assert (status, settings["log_format"]) == (200, "json")
+    assert logged.rest.post("/v2/logging", settings | {"log_file": None}) == (200, settings)
+    status, answer = logged.rest.post("/v2/logging", {"log_format": "ISO8601"})
+    assert (
+        answer["error"] == "log_format: cannot be changed over the network from 'json', which its readers expect"
+    )
+    assert logged.rest.get("/v2/logging")[1] == settings
+
+
+def test_workers_say_which_one_writes(tmp_path: Path) -> None:
+    write_model(tmp_path / "process", MODEL.format(rows=1, execution="process", infer=PLAIN, more=""))
+    with Triglot(tmp_path, *QUICK, "--workers", "2", "--access-log") as server:
+        logged = Logged(server)
+        for number in range(8):
+            logged.infer("process", f"of-{number}")
+        server.stop()
+        lines = logged.lines()
+    assert {line.get("worker") for line in lines} == {None, 1, 2}
+    accessed = {line["request_id"]: line["worker"] for line in lines if line["logger"] == "triglot.access"}
+    said = {line["request_id"]: line["worker"] for line in lines if line["logger"] == "my.model"}
+    assert accessed == said
+    assert len(said) == 8
+
+
+def test_a_server_that_cannot_start_says_so_in_an_object(tmp_path: Path) -> None:
+    write_model(tmp_path / "m", "import warnings\nwarnings.warn('old')\n1 / 0\n")
+    ended = run_triglot("serve", tmp_path / "m", *QUICK)
+    assert ended.returncode == 1
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert (lines[-1]["level"], lines[-1]["message"]) == ("CRITICAL", "1 of the models could not be loaded")
+    assert any("ZeroDivisionError" in line["message"] for line in lines)
+    assert any(line["logger"] == "py.warnings" and "UserWarning: old" in line["message"] for line in lines)
