@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as classic
+from prometheus_client.samples import Exemplar as ParsedExemplar
 
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.protocols.monitor.prometheus import BATCH_LIMITS, PrometheusText
+from triglot.dataplane.control import Reports
+from triglot.protocols.monitor.prometheus import BATCH_LIMITS, PrometheusText, render_reports
+from triglot.telemetry.histogram import Exemplar
+from triglot.telemetry.merging import growing
 from triglot.telemetry.store import Telemetry
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
@@ -190,3 +198,123 @@ def test_large_values_are_printed_in_full(telemetry: Telemetry, form: str) -> No
     assert memory.split(b" ")[1].isdigit()
     samples = {sample.name: sample.value for family in parse(text.decode()) for sample in family.samples}
     assert samples["nv_cpu_memory_total_bytes"] == float(memory.split(b" ")[1])
+
+
+# --- exemplars ---
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+class SpanDouble:
+    """A span that is recorded, of no tracer."""
+
+    def __init__(self, trace: str, span: str = SPAN) -> None:
+        self.traceparent = f"00-{trace}-{span}-01"
+
+
+def exemplars(families: Iterable[Metric]) -> dict[tuple[str, str], ParsedExemplar]:
+    """By the name and the limit of their buckets."""
+    found = [one for family in families for one in family.samples if one.exemplar is not None]
+    return {(one.name, one.labels["le"]): one.exemplar for one in found}
+
+
+def record(telemetry: Telemetry, seconds: float, trace: str = "", code: Code = Code.OK, batch: int = 1) -> None:
+    call = call_of("m", 2, batch)
+    call.span = SpanDouble(trace) if trace else None
+    telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).record(call, code, seconds, 0.0, 0, 0)
+
+
+def test_sampled_calls_are_exemplars_of_their_buckets(telemetry: Telemetry) -> None:
+    before = time.time()
+    record(telemetry, 0.02, TRACE)
+    found = exemplars(read(telemetry, "OpenMetrics")[0])
+    assert {name for name, _ in found} == {
+        "triglot_request_seconds_bucket",
+        "triglot_queue_seconds_bucket",
+        "triglot_compute_seconds_bucket",
+    }
+    for (name, limit), one in found.items():
+        assert one.labels == {"trace_id": TRACE, "span_id": SPAN}
+        assert one.value == pytest.approx({"r": 0.02, "q": 0.001, "c": 0.01}[name[len("triglot_")]])
+        assert float(limit) / 1.8**2 < one.value <= float(limit)
+        assert before - 0.001 <= float(one.timestamp) <= time.time() + 0.001
+    assert exemplars(read(telemetry, "classic")[0]) == {}
+
+
+def test_who_asks_for_the_older_format_gets_the_same_as_without_them(telemetry: Telemetry) -> None:
+    record(telemetry, 0.02)
+    prints = PrometheusText(telemetry)
+    own = [line for line in prints.render([], "")[0].splitlines() if b"triglot_request" in line]
+    kept = telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).calls()
+    for _, stats in kept:
+        stats.latency.add_exemplar(Exemplar(1.0, 20_000.0, f"00-{TRACE}-{SPAN}-01"))
+    assert own == [line for line in prints.render([], "")[0].splitlines() if b"triglot_request" in line]
+    assert TRACE.encode() in prints.render([], OPEN_METRICS)[0]
+
+
+def test_the_latest_of_a_bucket_is_its_exemplar(telemetry: Telemetry) -> None:
+    """Also where it was of another code, and of the other of the two buckets that are printed as one."""
+    traces = [f"{number:032x}" for number in range(1, 5)]
+    record(telemetry, 0.02, traces[0])
+    record(telemetry, 0.0201, traces[1], Code.INTERNAL)
+    record(telemetry, 3000.0, traces[2], batch=0)
+    record(telemetry, 1e-7, traces[3], batch=0)
+    record(telemetry, 0.02)
+    found = exemplars(read(telemetry, "OpenMetrics")[0])
+    latency = {limit: one for (name, limit), one in found.items() if name == "triglot_request_seconds_bucket"}
+    assert [one.labels["trace_id"] for one in latency.values()] == [traces[3], traces[1], traces[2]]
+    assert list(latency)[0] == "1.8e-05"
+    assert list(latency)[-1] == "+Inf"
+    assert latency["+Inf"].value == 3000.0
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1e4), st.integers(1, 2**128 - 1), st.sampled_from([Code.OK, Code.INTERNAL])),
+        max_size=60,
+    )
+)
+def test_exemplars_lie_in_their_buckets(calls: list[tuple[float, int, Code]]) -> None:
+    telemetry = Telemetry()
+    for seconds, trace, code in calls:
+        record(telemetry, seconds, f"{trace:032x}", code)
+    families, _ = read(telemetry, "OpenMetrics")
+    (family,) = [one for one in families if one.name == "triglot_request_seconds"]
+    below = -1.0
+    for sample in family.samples:
+        if sample.name != "triglot_request_seconds_bucket":
+            continue
+        limit = float(sample.labels["le"])
+        inside = [call for call in calls if below * (1 + 1e-5) < call[0] <= limit * (1 - 1e-5)]
+        if inside and sample.exemplar is None:
+            pytest.fail(f"no exemplar up to {limit} for {inside}")
+        if sample.exemplar is not None:
+            assert below * (1 - 1e-5) <= sample.exemplar.value <= limit * (1 + 1e-5)
+            assert int(sample.exemplar.labels["trace_id"], 16) in [trace for _, trace, _ in calls]
+        below = limit
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 3), st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.001, 0.02, 9.0])), max_size=20))
+def test_workers_pages_keep_the_latest(workers: int, calls: list[tuple[int, float]]) -> None:
+    """Whichever worker answered, and however many are gone."""
+    stores = [Telemetry() for _ in range(workers)]
+    latest: dict[float, str] = {}
+    for number, (worker, seconds) in enumerate(calls, 1):
+        record(stores[worker % workers], seconds, f"{number:032x}")
+        latest[seconds] = f"{number:032x}"
+    pages = [json.loads(json.dumps(PrometheusText(store).page([]))) for store in stores]
+    reports = Reports(workers=list(enumerate(pages[1:], 1)), past=growing(pages[0]))
+    text = render_reports(reports, OPEN_METRICS)[0].decode()
+    found = exemplars(open_metrics(text))
+    kept = {one.value: one.labels["trace_id"] for (name, _), one in found.items() if "request" in name}
+    assert kept.keys() == latest.keys()
+    counts = {
+        sample.labels["le"]: sample.value
+        for family in open_metrics(text)
+        for sample in family.samples
+        if sample.name == "triglot_request_seconds_bucket"
+    }
+    assert counts.get("+Inf", 0) == len(calls)
+    assert all(trace == latest[value] for value, trace in kept.items())

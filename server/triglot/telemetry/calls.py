@@ -14,13 +14,14 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from triglot.core.call import Call
+from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
 from triglot.core.operation import ADMINISTRATION, Operation
 from triglot.core.permission import EVERYTHING
 from triglot.core.trace_context import TRACEPARENT, TRACESTATE
 from triglot.telemetry.access_log import AccessLine, AccessLog
 from triglot.telemetry.audit_log import AuditLog
-from triglot.telemetry.histogram import Histogram, rank
+from triglot.telemetry.histogram import Exemplar, Histogram, rank
 from triglot.telemetry.points import Points
 from triglot.telemetry.spans.recorder import SpanRecorder
 
@@ -83,6 +84,12 @@ class CallStats:
         self.compute.add(compute_seconds * 1e6)
         self.batches[size] = self.batches.get(size, 0) + 1
         self.shares += compute_seconds * 1e6 / size
+
+    def traced_execution(self, now: float, times: CallTimes, traceparent: str) -> None:
+        """The call that was just counted as executed has a span."""
+        for histogram, seconds in ((self.queue, times.queue_seconds), (self.compute, times.compute_seconds)):
+            if histogram is not None:
+                histogram.add_exemplar(Exemplar(now, seconds * 1e6, traceparent))
 
     def merge(self, other: CallStats) -> None:
         """Take in the calls of another one of the same endpoint."""
@@ -329,6 +336,9 @@ class Endpoint:
         stats.bytes_in += bytes_in
         stats.bytes_out += bytes_out
         stats.used = now = time.time()
+        span = call.span
+        if span is not None:
+            stats.latency.add_exemplar(Exemplar(now, seconds * 1e6, span.traceparent))
         traffic = self._traffic
         if traffic is None:
             return
@@ -347,6 +357,8 @@ class Endpoint:
             model.failures += 1
         if size := call.times.batch_size:
             stats.executed(size, call.times.queue_seconds, call.times.compute_seconds)
+            if span is not None:
+                stats.traced_execution(now, call.times, span.traceparent)
             share = 1 / size
             traffic.executed += 1
             traffic.executions += share

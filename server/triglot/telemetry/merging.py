@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 Family = dict[str, Any]
-"""`name`, `help`, `type`, and `samples`: lists of a name, labels and a value."""
+"""`name`, `help`, `type`, and `samples`: lists of a name, labels and a value, and where there is an exemplar, of its
+labels, value and time, too."""
 Page = dict[str, Any]
 """`families`, and `plain`: the names of counters that are not named as OpenMetrics has it."""
 Key = tuple[str, tuple[tuple[str, str], ...]]
+Value = tuple[float, list[Any]]
+"""A value, and its exemplar: empty, or labels, value and time."""
 WORKER = "worker"
 GROWING = ("counter", "histogram", "unknown")
 """Types of families of which only growing numbers are kept; ours of unknown type are Triton's counters."""
@@ -51,7 +54,7 @@ MOST = frozenset(
 def merged_pages(pages: Sequence[tuple[int, Page]], past: Page | None = None) -> Page:
     """The pages of workers, with their numbers, as one; `past`: what workers that are gone have counted."""
     families: dict[str, Family] = {}
-    sums: dict[str, dict[Key, float]] = {}
+    sums: dict[str, dict[Key, Value]] = {}
     for number, page in pages:
         for family in page["families"]:
             name = family["name"]
@@ -66,7 +69,9 @@ def merged_pages(pages: Sequence[tuple[int, Page]], past: Page | None = None) ->
             continue
         _add_past(sums.setdefault(name, {}), family)
     for name, family in families.items():
-        family["samples"] = [[sample, dict(labels), value] for (sample, labels), value in sums[name].items()]
+        family["samples"] = [
+            [sample, dict(labels), value, *exemplar] for (sample, labels), (value, exemplar) in sums[name].items()
+        ]
     every = [page for _, page in pages] + ([] if past is None else [past])
     plain = {name for page in every for name in page["plain"]}
     return {"families": list(families.values()), "plain": sorted(plain)}
@@ -77,14 +82,20 @@ def growing(page: Page) -> Page:
     return page | {"families": [family for family in page["families"] if family["type"] in GROWING]}
 
 
-def _add(sums: dict[Key, float], family: Family, number: int) -> None:
+def _add(sums: dict[Key, Value], family: Family, number: int) -> None:
     together = _together(family)
-    for sample, labels, value in family["samples"]:
+    for sample, labels, value, *exemplar in family["samples"]:
         # A model's own metric may have a label of this name.
         apart = labels if together is not None else {WORKER: str(number)} | labels
         key = sample, tuple(apart.items())
         before = sums.get(key)
-        sums[key] = value if before is None or together is None else together((before, value))
+        if before is not None and together is not None:
+            value, exemplar = together((before[0], value)), _latest(before[1], exemplar)
+        sums[key] = value, exemplar
+
+
+def _latest(one: list[Any], other: list[Any]) -> list[Any]:
+    return max(one, other, key=lambda exemplar: exemplar[2] if exemplar else 0.0)
 
 
 def _together(family: Family) -> Callable[[Iterable[float]], float] | None:
@@ -96,13 +107,14 @@ def _together(family: Family) -> Callable[[Iterable[float]], float] | None:
     return max if family["name"] in MOST else None
 
 
-def _add_past(sums: dict[Key, float], family: Family) -> None:
+def _add_past(sums: dict[Key, Value], family: Family) -> None:
     # Triton's counters are of versions that are loaded: they go with them.
     new = not family["name"].startswith("nv_")
-    for sample, labels, value in family["samples"]:
+    for sample, labels, value, *exemplar in family["samples"]:
         key = sample, tuple(labels.items())
         if new or key in sums:
-            sums[key] = sums.get(key, 0) + value
+            before = sums.get(key, (0, []))
+            sums[key] = before[0] + value, _latest(before[1], exemplar)
 
 
 def merged_texts(texts: Sequence[str]) -> str:

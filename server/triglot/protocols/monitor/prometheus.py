@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
+from typing import Any
 
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import CollectorRegistry
+from prometheus_client.samples import Exemplar as PrintedExemplar
+from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from triglot.core.errors import Code
@@ -21,7 +24,7 @@ from triglot.protocols.monitor.model_metrics import own_families, plain_counters
 from triglot.protocols.monitor.triton_metrics import counters, in_full, printable, triton_metrics
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.calls import ENDED, CallStats, Endpoint, Kind
-from triglot.telemetry.histogram import LATENCY_LIMITS, Histogram, rank
+from triglot.telemetry.histogram import LATENCY_LIMITS, Exemplar, Histogram, latest, rank
 from triglot.telemetry.merging import WORKER, Page, merged_pages
 from triglot.telemetry.process import MachineUsage
 from triglot.telemetry.series import BUILT_IN, Distribution, Trend
@@ -72,7 +75,7 @@ class PrometheusText:
                 "name": metric.name,
                 "help": metric.documentation,
                 "type": metric.type,
-                "samples": [[sample.name, sample.labels, sample.value] for sample in metric.samples],
+                "samples": [_as_json(sample) for sample in metric.samples],
             }
             for metric in everything.collect()
         ]
@@ -89,6 +92,11 @@ def _spans(exporter: Exporter | None) -> Iterator[Metric]:
     for reason in ("queue_full", "export_failed", "rejected"):
         lost.add_metric((reason,), getattr(counts, reason))
     yield lost
+
+
+def _as_json(sample: Sample) -> list[Any]:
+    """As in a `Page`."""
+    return [sample.name, sample.labels, sample.value, *(sample.exemplar or ())]
 
 
 def render_reports(reports: Reports, accept: str) -> tuple[bytes, str]:
@@ -111,8 +119,8 @@ class _Added(CollectorRegistry):
         """Every family of metrics."""
         for family in self._page["families"]:
             metric = Metric(family["name"], family["help"], family["type"])
-            for name, labels, value in family["samples"]:
-                metric.add_sample(name, labels, value)
+            for name, labels, value, *exemplar in family["samples"]:
+                metric.add_sample(name, labels, value, exemplar=PrintedExemplar(*exemplar) if exemplar else None)
             yield metric
         up = GaugeMetricFamily("triglot_worker_up", "1 if the worker is serving.", labels=(WORKER,))
         restarts = CounterMetricFamily("triglot_worker_restarts", "Restarts of the worker.", labels=(WORKER,))
@@ -334,7 +342,20 @@ def _times(name: str, about: str, labels: Labels, times: Mapping[Labels, Histogr
 
 def _add_times(family: HistogramMetricFamily, labels: Labels, histogram: Histogram) -> None:
     counts = list(accumulate(histogram.counts))
-    family.add_metric(labels, list(zip(_SECONDS, [*counts[1:-1:2], counts[-1]], strict=True)), histogram.sum / 1e6)
+    counts = [*counts[1:-1:2], counts[-1]]
+    buckets: list[Any] = list(zip(_SECONDS, counts, strict=True))
+    if (exemplars := histogram.exemplars) is not None:
+        examples = [_exemplar(latest(pair), 1e6) for pair in zip(exemplars[::2], exemplars[1::2], strict=True)]
+        buckets = list(zip(_SECONDS, counts, examples, strict=True))
+    family.add_metric(labels, buckets, histogram.sum / 1e6)
+
+
+def _exemplar(exemplar: Exemplar | None, unit: float) -> PrintedExemplar | None:
+    """As it is printed, with its value divided by `unit`."""
+    if exemplar is None:
+        return None
+    labels = {"trace_id": exemplar.traceparent[3:35], "span_id": exemplar.traceparent[36:52]}
+    return PrintedExemplar(labels, exemplar.value / unit, exemplar.time)
 
 
 def _counter(name: str, about: str, sums: Mapping[Labels, int]) -> Metric:
