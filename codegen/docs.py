@@ -34,6 +34,7 @@ MORE = {
     "processes": "[Workers](operations.md#workers)",
     "performance": "[Performance](performance.md)",
     "logs": "[Logs](operations.md#logs)",
+    "metrics": "[Metrics](metrics.md)",
     "traces": "[Traces](triton.md#statistics-traces-log-settings)",
 }
 """Where more is said of each group of options."""

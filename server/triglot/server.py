@@ -18,6 +18,7 @@ from triglot.access.tallies import LocalTally, SharedTallies, Tallies
 from triglot.config.options import NO_PORT, Config, ConfigError
 from triglot.config.trace_config import OPENTELEMETRY, TraceConfig
 from triglot.core.errors import ModelLoadError
+from triglot.core.latencies import DEFAULT_BUCKETS, Latencies
 from triglot.core.permission import EVERYTHING
 from triglot.dataplane.control import Control
 from triglot.dataplane.dataplane import DataPlane
@@ -139,6 +140,8 @@ class Server:
         self.telemetry.queue_depth = self.dataplane.queue_depth
         self.telemetry.loaded = self.dataplane.loaded
         self.telemetry.keeps_points = not control.alone
+        self._latency_metrics = self.config.latency_metrics
+        self.telemetry.latency_counters = self._latency_metrics.counters
         self._bound = bound
         self._log_handler = log_handler
         self._logs: LogSettings | None = None
@@ -259,6 +262,18 @@ class Server:
             servable.enable_response_cache(self._cache)
         elif servable.model.response_cache:
             log.warning("%s: response_cache: ignored, as response_cache_bytes is 0", files)
+        self._measure_latencies(servable)
+
+    def _measure_latencies(self, servable: Servable) -> None:
+        wanted = self._latency_metrics
+        if wanted.histograms or wanted.summaries:
+            buckets = servable.model.model_config.first_response_buckets or DEFAULT_BUCKETS
+            servable.statistics.latencies = Latencies(
+                buckets if wanted.histograms else None,
+                wanted.quantiles if wanted.summaries else (),
+                decoupled=servable.decoupled,
+                cached=servable.answers is not None,
+            )
 
     async def _warm_up(self, servable: Servable, files: ModelFiles) -> None:
         # What it calls counts as little.

@@ -107,7 +107,9 @@ async def test_tags_of_the_configuration_are_labels(tmp_path: Path) -> None:
     entries = " ".join(f"metric_tags {{ key: '{name}' value: '{value}' }}" for name, value in tags.items())
     put_config(tmp_path / "m", entries)
     async with serve_models([tmp_path]) as served:
-        assert 'nv_inference_count{model="m",team="red",version="1"}' in samples(await page(served, ""))
+        assert 'nv_inference_count{_team="red",_version="9",model="m",version="1"}' in samples(
+            await page(served, "")
+        )
 
 
 def test_a_share_of_no_time_is_none() -> None:

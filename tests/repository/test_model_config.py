@@ -224,6 +224,30 @@ def test_instance_groups(tmp_path: Path, text: str, groups: list[InstanceGroup])
     assert list(read(tmp_path, text).instance_groups) == groups
 
 
+def control(family: str, buckets: str = "") -> str:
+    options = f"histogram_options {{ buckets: [ {buckets} ] }}" if buckets else ""
+    return f"metric_control {{ metric_identifier {{ family: '{family}' }} {options} }}"
+
+
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+
+
+@pytest.mark.parametrize(
+    ("text", "buckets"),
+    [
+        ("", ()),
+        ("model_metrics {}", ()),
+        (f"model_metrics {{ {control(FIRST_RESPONSE, '-1, 0.0, 1, 2.5')} }}", (-1.0, 0.0, 1.0, 2.5)),
+        (
+            f"model_metrics {{ {control(FIRST_RESPONSE, '1')} {control(FIRST_RESPONSE, '2, 4')} }}",
+            (2.0, 4.0),
+        ),
+    ],
+)
+def test_buckets_of_first_responses(tmp_path: Path, text: str, buckets: tuple[float, ...]) -> None:
+    assert read(tmp_path, text).first_response_buckets == buckets
+
+
 @pytest.mark.parametrize(
     ("text", "decoupled"),
     [
@@ -247,8 +271,8 @@ def test_a_file_below_the_version_folder(tmp_path: Path) -> None:
     ("text", "warnings"),
     [
         (
-            "cc_model_filenames { key: '7.5' value: 'a.plan' } metric_tags { key: 'a' value: 'b' }",
-            ["cc_model_filenames: not supported, ignored", "metric_tags: not supported, ignored"],
+            "cc_model_filenames { key: '7.5' value: 'a.plan' } runtime: 'own'",
+            ["cc_model_filenames: not supported, ignored", "runtime: not supported, ignored"],
         ),
         (
             "sequence_batching { iterative_sequence: true state { input_name: 'a' output_name: 'b' dims: 1 "
@@ -266,6 +290,13 @@ def test_a_file_below_the_version_folder(tmp_path: Path) -> None:
             [
                 "instance_group[1].profile: not supported, ignored",
                 "instance_group[1].passive: not supported, ignored",
+            ],
+        ),
+        (
+            f"model_metrics {{ {control('nv_inference_count', '1')} }}",
+            [
+                f"model_metrics.metric_control[0].metric_identifier.family: expected {FIRST_RESPONSE}, "
+                "got 'nv_inference_count', ignored"
             ],
         ),
         (
@@ -295,7 +326,7 @@ def _set(message: Message, field: Any) -> None:
 UNDERSTOOD = {
     "ModelConfig": """name platform backend version_policy max_batch_size input output instance_group parameters
         default_model_filename model_transaction_policy model_warmup response_cache dynamic_batching
-        sequence_batching ensemble_scheduling""",
+        sequence_batching ensemble_scheduling metric_tags model_metrics""",
     "ModelInput": "name data_type dims format optional reshape",
     "ModelOutput": "name data_type dims label_filename reshape",
     "ModelInstanceGroup": "name count kind gpus",

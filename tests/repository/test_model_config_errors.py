@@ -88,6 +88,33 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     [
         ("name: 'other'", "name: expected the folder's name, 'm', got 'other'"),
         ("max_batch_size: -1", "max_batch_size: expected at least 0, got -1"),
+        *(
+            (f"model_metrics {{ metric_control: [ {control} ] }}", f"model_metrics.metric_control[0].{problem}")
+            for control, problem in (
+                ("{}", "metric_identifier.family: expected a name, got none"),
+                ("{ metric_identifier {} }", "metric_identifier.family: expected a name, got none"),
+                (
+                    "{ metric_identifier { family: 'x' } }",
+                    "histogram_options.buckets: expected at least one, got none",
+                ),
+                (
+                    "{ metric_identifier { family: 'x' } histogram_options {} }",
+                    "histogram_options.buckets: expected at least one, got none",
+                ),
+                (
+                    "{ metric_identifier { family: 'x' } histogram_options { buckets: [ 1, 3, 2 ] } }",
+                    "histogram_options.buckets: expected ascending numbers, got [1.0, 3.0, 2.0]",
+                ),
+                (
+                    "{ metric_identifier { family: 'x' } histogram_options { buckets: [ 1, 1 ] } }",
+                    "histogram_options.buckets: expected ascending numbers, got [1.0, 1.0]",
+                ),
+                (
+                    "{ metric_identifier { family: 'x' } histogram_options { buckets: [ 1, inf ] } }",
+                    "histogram_options.buckets: expected ascending numbers, got [1.0, inf]",
+                ),
+            )
+        ),
         ("platform: 'tensorflow_graphdef'", f"platform: expected {BACKENDS}, got 'tensorflow_graphdef'"),
         ("backend: 'fil'", f"backend: expected {BACKENDS}, got 'fil'"),
         (

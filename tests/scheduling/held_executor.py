@@ -22,6 +22,11 @@ class HeldExecutor:
         return len(self.started)
 
     @property
+    def busy(self) -> int:
+        """See `Executor`."""
+        return min(len(self.started), self.capacity)
+
+    @property
     def alive(self) -> bool:
         """See `Executor`."""
         return not self.closed

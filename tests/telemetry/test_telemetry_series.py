@@ -9,8 +9,8 @@ import pytest
 
 from triglot.core.call import Call
 from triglot.core.errors import Code
+from triglot.core.histogram import LATENCY_LIMITS, Histogram, rank
 from triglot.telemetry.calls import Endpoint
-from triglot.telemetry.histogram import LATENCY_LIMITS, Histogram, rank
 from triglot.telemetry.monitor import MAX_WAITING, Aggregation
 from triglot.telemetry.series import BUILT_IN, MAX_METRICS, Distribution, Metrics, Trend
 from triglot.telemetry.store import HISTORY_SECONDS, MAX_LATENCIES, Telemetry

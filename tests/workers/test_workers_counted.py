@@ -142,3 +142,22 @@ def test_any_worker_tells_the_page_of_a_model(tmp_path: Path) -> None:
             assert (status, document["serves"]["version"]) == (200, 1)
             status, document = rest.get("/grps/v1/monitor/overview")
             assert (status, document["server"]["grpc_port"]) == (200, workers.grpc_port)
+
+
+def test_histograms_are_added_and_summaries_are_told_apart(tmp_path: Path) -> None:
+    settings = "histogram_latencies=true,summary_latencies=true"
+    with Workers(tmp_path, "--metrics-config", settings) as workers:
+        total = call_each(workers, 3, 2)
+        metrics = workers.metrics()
+        of_model = '{model="who",version="1"}'
+        assert metrics[f"nv_inference_first_response_histogram_ms_count{of_model}"] == total
+        last = 'nv_inference_first_response_histogram_ms_bucket{le="+Inf",model="who",version="1"}'
+        assert metrics[last] == total
+        counts = [
+            metrics[f'nv_inference_request_summary_us_count{{model="who",version="1",worker="{number}"}}']
+            for number in (1, 2)
+        ]
+        assert min(counts) >= 2
+        assert sum(counts) == total
+        median = 'nv_inference_request_summary_us{model="who",quantile="0.5",version="1",worker="2"}'
+        assert metrics[median] > 0

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triglot.core.histogram import rank
 from triglot.dataplane.control import METRICS, TFSERVING_METRICS
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.added_statistics import merged
 from triglot.protocols.tfserving.metrics import print_metrics
 from triglot.telemetry.added_series import added_series, added_value, series_report
-from triglot.telemetry.histogram import rank
 from triglot.telemetry.merging import merged_pages, merged_texts
 from triglot.telemetry.points import point, points_of, together
 from triglot.telemetry.series import Metrics

@@ -11,7 +11,7 @@ _CERTIFICATE = "--tls-certificate and --tls-key, for all ports"
 _CLIENT_CA = "--tls-client-ca: clients without a certificate that these CAs signed are rejected"
 _IN_SECONDS = "in seconds"
 _METRICS = "metrics are at /metrics of the REST port"
-_READ = "metrics are made when they are read, and have no settings"
+_READ = "metrics are made when they are read"
 _LEVEL = "--log-level"
 _FORWARD = "a model's code finds headers in its call's metadata"
 _NO_THREADS = "one event loop serves all connections; --workers has several processes do so"
@@ -86,7 +86,6 @@ OURS: Mapping[str, str] = MappingProxyType(
         "--allow-gpu-metrics": "there are no metrics of GPUs",
         "--allow-cpu-metrics": "/metrics has those of CPUs in any case",
         "--metrics-interval-ms": _READ,
-        "--metrics-config": _READ,
         "--cache-directory": _NO_LIBRARIES,
         "--backend-directory": _NO_LIBRARIES,
         "--repoagent-directory": _NO_LIBRARIES,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from triglot.config.metrics_config import MetricsConfig, read_metrics_config
 from triglot.config.trace_config import LEVELS, TraceConfig, levels_of, with_triton_config
 
 ENVIRONMENT_PREFIX = "TRIGLOT_"
@@ -42,7 +43,7 @@ def _option(
 NETWORK, TLS, ACCESS, PROTOCOL, GRPS = "network", "TLS", "access", "protocols", "grps"
 MODELS, SCHEDULING, LIMITS = "models", "scheduling", "limits of one request"
 CONNECTIONS, SHUTDOWN, PROCESSES = "connections", "shutdown", "processes"
-PERFORMANCE, LOGS, TRACES = "performance", "logs", "traces"
+PERFORMANCE, LOGS, METRICS, TRACES = "performance", "logs", "metrics", "traces"
 REPEATED = (
     "load_model",
     "named_predictions",
@@ -50,6 +51,7 @@ REPEATED = (
     "allowed_hosts",
     "grpc_restricted_protocol",
     "http_restricted_api",
+    "metrics_config",
     "trace_config",
 )
 """Lists whose flag may also be given more than once, as with Triton; the values add up."""
@@ -442,6 +444,14 @@ class Config:
         "time that a model's code may block the event loop before the log names the model and /metrics counts it; "
         "0: no limit",
     )
+    metrics_config: str = _option(
+        METRICS,
+        "",
+        "Triton's latency metrics: histogram_latencies=true and summary_latencies=true add the histogram of first "
+        "responses and the summaries, with summary_quantiles=QUANTILE:ERROR,...; counter_latencies=false leaves "
+        "the counters of durations out",
+        value="SETTING,...",
+    )
     trace_file: str = _option(TRACES, "", "file to write traces of requests to; empty: no traces", value="FILE")
     trace_level: str = _option(
         TRACES, "OFF", f"what to trace: OFF, or one or both of {', '.join(LEVELS)}", value="LEVEL,..."
@@ -497,6 +507,10 @@ class Config:
             self.traces.check()
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        try:
+            read_metrics_config(self.metrics_config)
+        except ValueError as error:
+            raise ConfigError(f"metrics_config: {error}") from None
 
     def _check_browsers(self) -> None:
         for origin in self.allowed_origin_list:
@@ -554,6 +568,11 @@ class Config:
             frequency=self.trace_log_frequency,
         )
         return with_triton_config(own, self.trace_config)
+
+    @property
+    def latency_metrics(self) -> MetricsConfig:
+        """What `metrics_config` says."""
+        return read_metrics_config(self.metrics_config)
 
     @property
     def protocol_names(self) -> frozenset[str]:

@@ -12,7 +12,7 @@ class CallTimes:
     requests were executed together; 0: it was not executed. `rows`: how many inferences it was. Seconds that the
     request waited, was made the model's input, ran, and was made an answer. The model `began` at this instant of
     `time.perf_counter`, and `runs_since` then; 0: it does not run. `cache_hit`: what the response cache had, None
-    where it was not asked.
+    where it was not asked. `responded`: when a stream had its first response; 0: it had none.
     """
 
     __slots__ = (
@@ -25,6 +25,7 @@ class CallTimes:
         "output_seconds",
         "queue_seconds",
         "queued",
+        "responded",
         "rows",
         "runs_since",
     )
@@ -34,7 +35,7 @@ class CallTimes:
         self.queued = self.queue_seconds = self.input_seconds = self.compute_seconds = self.output_seconds = 0.0
         self.cache_hit: bool | None = None
         self.cache_seconds = 0.0
-        self.began = self.runs_since = 0.0
+        self.began = self.runs_since = self.responded = 0.0
 
     def started(self, queued: float, batch_size: int = 1) -> None:
         """The model begins with so many requests; since `queued`, of `time.perf_counter`, this one has waited."""

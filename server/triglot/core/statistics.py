@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
+from triglot.core.latencies import Latencies
 from triglot.core.tensor import Array
 
 MOST_RESPONSES = 1000
@@ -76,6 +77,7 @@ class Statistics:
         "inference_count",
         "input_seconds",
         "last_inference",
+        "latencies",
         "miss",
         "output_seconds",
         "queue_seconds",
@@ -96,6 +98,8 @@ class Statistics:
         """Executions by how many rows they had."""
         self.responses: dict[int, Responses] = {}
         """By index; of decoupled models."""
+        self.latencies: Latencies | None = None
+        """Where more is kept of them than sums."""
 
     @property
     def queue(self) -> Duration:
@@ -132,11 +136,14 @@ class Statistics:
             times.rows += rows
             self.executed(rows, seconds)
 
-    def ended(self, times: CallTimes, code: Code, seconds: float, now: float) -> None:
-        """A request has ended at `now`, in seconds since the epoch."""
+    def ended(self, times: CallTimes, code: Code, seconds: float, now: float, traceparent: str = "") -> None:
+        """A request has ended at `now`, in seconds since the epoch; `traceparent`: of its span, if it has one."""
         if code is not Code.OK:
-            self._failed(times, code, seconds, now)
+            self._failed(times, code, seconds, now, traceparent)
             return
+        if self.latencies is not None:
+            self.latencies.responded(times, seconds, now, traceparent, well=True)
+            self.latencies.succeeded(times, seconds, now)
         self.last_inference = now
         self.success.add(seconds)
         self.queue_seconds += times.queue_seconds
@@ -149,13 +156,15 @@ class Statistics:
         self.infer_seconds += times.compute_seconds
         self.output_seconds += times.output_seconds
 
-    def _failed(self, times: CallTimes, code: Code, seconds: float, now: float) -> None:
+    def _failed(self, times: CallTimes, code: Code, seconds: float, now: float, traceparent: str) -> None:
         """Who was refused for what the request says has not failed, nor who found the queue full."""
         if not (times.batch_size or times.queued or code in _GIVEN_UP):
             self.failures[REJECTED] += code in _NO_ROOM
             return
         self.last_inference = now
         self.fail.add(seconds)
+        if self.latencies is not None:
+            self.latencies.responded(times, seconds, now, traceparent, well=False)
         self.failures[self._reason(times, code)] += 1
 
     def _reason(self, times: CallTimes, code: Code) -> str:

@@ -110,6 +110,10 @@ class ResponseTimes:
     def convert(self, convert: Callable[[Any], Any], answer: Any) -> Any:
         """What `convert` makes of the answer."""
         began = perf_counter()
+        self._final = isinstance(answer, Answer) and answer.final
+        empty = self._final and not answer
+        if not empty and not self._call.times.responded:
+            self._call.times.responded = began
         try:
             converted = convert(answer)
         except BaseException:
@@ -119,8 +123,7 @@ class ResponseTimes:
         self._call.times.output_seconds += output
         infer = self._seconds()
         responses = self._statistics.response(self._index)
-        self._final = isinstance(answer, Answer) and answer.final
-        if self._final and not answer:
+        if empty:
             responses.empty_response.add(infer)
         else:
             responses.infer.add(infer)

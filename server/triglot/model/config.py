@@ -115,13 +115,15 @@ class ModelConfig:
     groups, on all GPUs that there are. `decoupled`: None where nothing is said. `dynamic_batching` and
     `sequence_batching` exclude each other. `ensemble` are the steps of a model that is made of others, and
     `max_inflight_requests` how many calls of each of these run at the same time, 0: as many as come.
-    `response_cache`: keep its answers, where the server has a cache. `execution`: one of `EXECUTIONS`, "" where
-    nothing is said. `cpus` are for the instances, in turn; none: any. `hang_seconds`, `longest_run` and
-    `inputs_in_place` are the model's, None where nothing is said. `environment`: the Python that its processes run
-    in, a folder or an archive; None: the server's. `source` is what messages call the configuration: its file.
-    `text` is the whole of it in Triton's JSON (spec 3.7), with what is zero, and "" where there is none; `sign`
-    changes with all of it but the name, which is the folder's, the version policy, which is of the model and
-    no part of a version's own, and the instance groups, which have a sign of their own, `groups_sign`.
+    `response_cache`: keep its answers, where the server has a cache. `first_response_buckets`: upper limits of the
+    buckets of its times to the first response, in milliseconds; none where nothing is said. `execution`: one of
+    `EXECUTIONS`, "" where nothing is said. `cpus` are for the instances, in turn; none: any. `hang_seconds`,
+    `longest_run` and `inputs_in_place` are the model's, None where nothing is said. `environment`: the Python that
+    its processes run in, a folder or an archive; None: the server's. `source` is what messages call the
+    configuration: its file. `text` is the whole of it in Triton's JSON (spec 3.7), with what is zero, and "" where
+    there is none; `sign` changes with all of it but the name, which is the folder's, the version policy, which is
+    of the model and no part of a version's own, and the instance groups, which have a sign of their own,
+    `groups_sign`.
     """
 
     backend: str = ""
@@ -140,6 +142,7 @@ class ModelConfig:
     ensemble: Sequence[Step] = ()
     max_inflight_requests: int = 0
     response_cache: bool = False
+    first_response_buckets: Sequence[float] = ()
     execution: str = ""
     cpus: Sequence[int] = ()
     hang_seconds: float | None = None

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from triglot.core.call import Call
 from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
+from triglot.core.histogram import Exemplar, Histogram, rank
 from triglot.core.operation import ADMINISTRATION, Operation
 from triglot.core.permission import EVERYTHING
 from triglot.core.trace_context import TRACEPARENT, TRACESTATE
 from triglot.telemetry.access_log import AccessLine, AccessLog
 from triglot.telemetry.audit_log import AuditLog
-from triglot.telemetry.histogram import Exemplar, Histogram, rank
 from triglot.telemetry.points import Points
 from triglot.telemetry.spans.recorder import SpanRecorder
 
@@ -349,7 +349,7 @@ class Endpoint:
         self._latencies.append(seconds)
         model.latencies.append(seconds)
         if (statistics := call.statistics) is not None:
-            statistics.ended(call.times, code, seconds, now)
+            statistics.ended(call.times, code, seconds, now, "" if span is None else span.traceparent)
         if stats.codec is not None:
             stats.codec.add(codec_seconds * 1e6)
         if code is not Code.OK:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 Family = dict[str, Any]
-"""`name`, `help`, `type`, and `samples`: lists of a name, labels and a value, and where there is an exemplar, of its
-labels, value and time, too."""
+"""`name`, `help`, `type`, and `samples`: lists of a name, labels and a value, and then of an exemplar's labels,
+value and time, if there is one."""
 Page = dict[str, Any]
 """`families`, and `plain`: the names of counters that are not named as OpenMetrics has it."""
 Key = tuple[str, tuple[tuple[str, str], ...]]
@@ -89,9 +89,10 @@ def _add(sums: dict[Key, Value], family: Family, number: int) -> None:
         apart = labels if together is not None else {WORKER: str(number)} | labels
         key = sample, tuple(apart.items())
         before = sums.get(key)
-        if before is not None and together is not None:
-            value, exemplar = together((before[0], value)), _latest(before[1], exemplar)
-        sums[key] = value, exemplar
+        if before is None or together is None:
+            sums[key] = value, exemplar
+        else:
+            sums[key] = together((before[0], value)), _latest(before[1], exemplar)
 
 
 def _latest(one: list[Any], other: list[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from triglot.telemetry.histogram import rank
+from triglot.core.histogram import rank
 from triglot.telemetry.monitor import Aggregation
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from triglot.core.histogram import Histogram
 from triglot.telemetry.access_log import AccessLog
 from triglot.telemetry.audit_log import AuditLog
 from triglot.telemetry.calls import (
@@ -27,7 +28,6 @@ from triglot.telemetry.calls import (
     Traffic,
     milliseconds,
 )
-from triglot.telemetry.histogram import Histogram
 from triglot.telemetry.monitor import Monitor
 from triglot.telemetry.monitor_log import MonitorLog
 from triglot.telemetry.points import points_of
@@ -74,6 +74,8 @@ class Telemetry:
         self.log_file: Path | None = None
         self.keeps_points = False
         """Whether the seconds of the history are to be put together with those of other workers."""
+        self.latency_counters = True
+        """Whether Triton's counters of durations are printed."""
         self.metrics = Metrics()
         self.access_log = AccessLog()
         self.audit_log = AuditLog()

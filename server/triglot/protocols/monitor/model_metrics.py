@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 
 from prometheus_client.metrics_core import Metric
-from prometheus_client.utils import floatToGoString
 
-from triglot.model import metrics as model_metrics
 from triglot.model.metrics import Family
+from triglot.protocols.monitor.histograms import add_histogram
 from triglot.repository.manager.plan import Version
 
 log = logging.getLogger(__name__)
@@ -49,7 +47,7 @@ def _merge(there: Family, more: Family) -> None:
             known.counts = [old + new for old, new in zip(known.counts, metric.counts, strict=True)]
 
 
-def printed(families: Sequence[Family]) -> Iterator[Metric]:
+def printed_families(families: Sequence[Family]) -> Iterator[Metric]:
     """A counter that is not named as in OpenMetrics is of unknown type there: see `triton_metrics.counters`."""
     for family in families:
         name, kind = family.name, str(family.kind)
@@ -58,7 +56,7 @@ def printed(families: Sequence[Family]) -> Iterator[Metric]:
         metric = Metric(name.removesuffix("_total") if kind == "counter" else name, family.description, kind)
         for one in family.metrics.values():
             if family.kind == "histogram":
-                _add_histogram(metric, one)
+                add_histogram(metric, dict(one.labels), one.buckets, one.counts, one.value)
             else:
                 metric.add_sample(name, dict(one.labels), one.value)
         yield metric
@@ -67,15 +65,3 @@ def printed(families: Sequence[Family]) -> Iterator[Metric]:
 def plain_counters(families: Sequence[Family]) -> list[str]:
     """The names of the counters that are not named as OpenMetrics has it."""
     return [one.name for one in families if one.kind == "counter" and not one.name.endswith("_total")]
-
-
-def _add_histogram(metric: Metric, one: model_metrics.Metric) -> None:
-    labels, counts = dict(one.labels), list(accumulate(one.counts))
-    for limit, count in zip((*one.buckets, float("inf")), counts, strict=True):
-        metric.add_sample(f"{metric.name}_bucket", labels | {"le": _limit(limit)}, count)
-    metric.add_sample(f"{metric.name}_count", labels, counts[-1])
-    metric.add_sample(f"{metric.name}_sum", labels, one.value)
-
-
-def _limit(value: float) -> str:
-    return str(floatToGoString(value))  # type: ignore[no-untyped-call]  # It has no types.

@@ -13,18 +13,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import CollectorRegistry
-from prometheus_client.samples import Exemplar as PrintedExemplar
-from prometheus_client.samples import Sample
+from prometheus_client.samples import Exemplar, Sample
 from prometheus_client.utils import floatToGoString
 
 from triglot.core.errors import Code
+from triglot.core.histogram import LATENCY_LIMITS, Histogram, latest, rank
 from triglot.dataplane.control import Reports
 from triglot.model.metrics import Family
-from triglot.protocols.monitor.model_metrics import own_families, plain_counters, printed
+from triglot.protocols.monitor.histograms import printed
+from triglot.protocols.monitor.model_metrics import own_families, plain_counters, printed_families
 from triglot.protocols.monitor.triton_metrics import counters, in_full, printable, triton_metrics
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.calls import ENDED, CallStats, Endpoint, Kind
-from triglot.telemetry.histogram import LATENCY_LIMITS, Exemplar, Histogram, latest, rank
 from triglot.telemetry.merging import WORKER, Page, merged_pages
 from triglot.telemetry.process import MachineUsage
 from triglot.telemetry.series import BUILT_IN, Distribution, Trend
@@ -120,7 +120,7 @@ class _Added(CollectorRegistry):
         for family in self._page["families"]:
             metric = Metric(family["name"], family["help"], family["type"])
             for name, labels, value, *exemplar in family["samples"]:
-                metric.add_sample(name, labels, value, exemplar=PrintedExemplar(*exemplar) if exemplar else None)
+                metric.add_sample(name, labels, value, exemplar=Exemplar(*exemplar) if exemplar else None)
             yield metric
         up = GaugeMetricFamily("triglot_worker_up", "1 if the worker is serving.", labels=(WORKER,))
         restarts = CounterMetricFamily("triglot_worker_restarts", "Restarts of the worker.", labels=(WORKER,))
@@ -163,8 +163,8 @@ class _Everything(CollectorRegistry):
         yield lag
         yield from _spans(self._telemetry.spans.exporter)
         yield from self._metrics()
-        yield from triton_metrics(self._versions, self._machine)
-        yield from printed(self._own)
+        yield from triton_metrics(self._versions, self._machine, latency_counters=self._telemetry.latency_counters)
+        yield from printed_families(self._own)
         yield from self._process.collect()
 
     def _in_flight(self) -> Metric:
@@ -345,17 +345,9 @@ def _add_times(family: HistogramMetricFamily, labels: Labels, histogram: Histogr
     counts = [*counts[1:-1:2], counts[-1]]
     buckets: list[Any] = list(zip(_SECONDS, counts, strict=True))
     if (exemplars := histogram.exemplars) is not None:
-        examples = [_exemplar(latest(pair), 1e6) for pair in zip(exemplars[::2], exemplars[1::2], strict=True)]
+        examples = [printed(latest(pair), 1e6) for pair in zip(exemplars[::2], exemplars[1::2], strict=True)]
         buckets = list(zip(_SECONDS, counts, examples, strict=True))
     family.add_metric(labels, buckets, histogram.sum / 1e6)
-
-
-def _exemplar(exemplar: Exemplar | None, unit: float) -> PrintedExemplar | None:
-    """As it is printed, with its value divided by `unit`."""
-    if exemplar is None:
-        return None
-    labels = {"trace_id": exemplar.traceparent[3:35], "span_id": exemplar.traceparent[36:52]}
-    return PrintedExemplar(labels, exemplar.value / unit, exemplar.time)
 
 
 def _counter(name: str, about: str, sums: Mapping[Labels, int]) -> Metric:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import orjson
 from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from triglot.core.latencies import CACHE_HIT, CACHE_MISS, INFER, INPUT, OUTPUT, QUEUE, REQUEST, Latencies
 from triglot.core.statistics import REASONS, Statistics
+from triglot.protocols.monitor.histograms import add_histogram, number
 from triglot.repository.manager.plan import Version
 from triglot.scheduling.servable import Servable
 from triglot.telemetry.process import MachineUsage
@@ -58,19 +61,36 @@ CACHE_COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], float]]] = {
     ),
 }
 FAILURES = "nv_inference_request_failure"
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+SUMMARIES: Mapping[str, tuple[str, str]] = {
+    REQUEST: ("nv_inference_request_summary_us", "Request duration in microseconds."),
+    QUEUE: ("nv_inference_queue_summary_us", "Queue time in microseconds."),
+    INPUT: ("nv_inference_compute_input_summary_us", "Time to prepare inputs, in microseconds."),
+    INFER: ("nv_inference_compute_infer_summary_us", "Compute time in microseconds."),
+    OUTPUT: ("nv_inference_compute_output_summary_us", "Time to process outputs, in microseconds."),
+    CACHE_HIT: ("nv_cache_hit_summary_per_model", "Duration of cache hits in microseconds."),
+    CACHE_MISS: (
+        "nv_cache_miss_summary_per_model",
+        "Duration of cache misses, inserts included, in microseconds.",
+    ),
+}
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
 _EXPONENT = re.compile(rb"(?m)(?<= )-?[0-9][0-9.]*e\+[0-9]+$")
-_RESERVED = ("model", "version", "reason")
 
 
-def triton_metrics(versions: Sequence[Version], machine: MachineUsage) -> Iterator[Metric]:
+def triton_metrics(
+    versions: Sequence[Version], machine: MachineUsage, *, latency_counters: bool = True
+) -> Iterator[Metric]:
     """Of the versions that are in memory, since they were loaded, and of the machine.
 
-    No counter has names such as Triton's in OpenMetrics: there they are of unknown type. See `counters`.
+    No counter has names such as Triton's in OpenMetrics: there they are of unknown type. See `counters`. Without
+    `latency_counters` those of durations and of the response cache are left out.
     """
     servables = [version.servable for version in versions if version.servable is not None]
     labelled = [(_labels(servable), servable) for servable in servables]
     for name, (about, value) in COUNTERS.items():
+        if name.endswith("_us") and not latency_counters:
+            continue
         yield _family(name, about, [(labels, value(one.statistics)) for labels, one in labelled])
     yield _family(
         FAILURES,
@@ -82,8 +102,10 @@ def triton_metrics(versions: Sequence[Version], machine: MachineUsage) -> Iterat
         ],
     )
     cached = [(labels, one) for labels, one in labelled if one.answers is not None]
-    for name, (about, value) in CACHE_COUNTERS.items() if cached else ():
+    for name, (about, value) in CACHE_COUNTERS.items() if cached and latency_counters else ():
         yield _family(name, about, [(labels, value(one.statistics)) for labels, one in cached])
+    measured = [(labels, one.statistics.latencies) for labels, one in labelled]
+    yield from _latencies([(labels, latencies) for labels, latencies in measured if latencies is not None])
     waiting = Metric("nv_inference_pending_request_count", "Queued inference requests.", "gauge")
     loading = Metric("nv_model_load_duration_secs", "Load duration of the model in seconds.", "gauge")
     for labels, one in labelled:
@@ -97,6 +119,25 @@ def triton_metrics(versions: Sequence[Version], machine: MachineUsage) -> Iterat
     used, total = machine.memory_bytes()
     yield GaugeMetricFamily("nv_cpu_memory_total_bytes", "Memory of the machine in bytes.", total)
     yield GaugeMetricFamily("nv_cpu_memory_used_bytes", "Used memory of the machine in bytes.", used)
+
+
+def _latencies(measured: Sequence[tuple[dict[str, str], Latencies]]) -> Iterator[Metric]:
+    """What is kept of them beside sums."""
+    first = Metric(FIRST_RESPONSE, "Time from the request to the first response in milliseconds.", "histogram")
+    summaries = {name: Metric(*named, "summary") for name, named in SUMMARIES.items()}
+    now = time.time()
+    for labels, latencies in measured:
+        if latencies.first_response is not None:
+            one = latencies.first_response
+            add_histogram(first, labels, one.limits, one.counts, one.sum, one.exemplars)
+        for name, summary in latencies.summaries.items():
+            metric = summaries[name]
+            shares = latencies.quantiles
+            for share, value in zip(shares, summary.quantiles(shares, now), strict=True):
+                metric.add_sample(metric.name, labels | {"quantile": number(share)}, value)
+            metric.add_sample(f"{metric.name}_count", labels, summary.count)
+            metric.add_sample(f"{metric.name}_sum", labels, round(summary.sum))
+    yield from (metric for metric in (first, *summaries.values()) if metric.samples)
 
 
 def in_full(text: bytes) -> bytes:
@@ -119,10 +160,10 @@ def _family(name: str, about: str, samples: Sequence[tuple[dict[str, str], float
 
 
 def _labels(servable: Servable) -> dict[str, str]:
-    """The model and the version, and the `metric_tags` of its configuration."""
+    """The model and the version, and the `metric_tags` of its configuration, each with `_` in front (spec 6)."""
     text = servable.model.model_config.text
     tags = orjson.loads(text).get("metric_tags", {}) if text else {}
-    own = {name: tag for name, tag in tags.items() if name not in _RESERVED and _LABEL.match(name)}
+    own = {label: tag for name, tag in tags.items() if _LABEL.match(label := f"_{name}")}
     return own | {"model": printable(servable.name), "version": str(servable.version)}
 
 

@@ -7,12 +7,12 @@ from itertools import accumulate
 
 from triglot.core.call import Call
 from triglot.core.errors import Code
+from triglot.core.histogram import Histogram
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.dataplane.control import TFSERVING_METRICS, Arguments, Control, Reports
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving.openapi import METRICS
-from triglot.telemetry.histogram import Histogram
 from triglot.telemetry.merging import merged_texts
 from triglot.telemetry.store import Telemetry
 

@@ -31,6 +31,7 @@ from triglot.model.config import (
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.config.as_json import json_text
 from triglot.repository.config.ensembles import ensemble_of
+from triglot.repository.config.metrics import first_response_buckets, other_metrics
 from triglot.repository.config.proto_text import parse_text
 from triglot.repository.config.scheduling import dynamic_batching, response_cache, sequence_batching
 from triglot.repository.config.server_parameters import (
@@ -74,7 +75,7 @@ BACKEND_OF_NAME = {backend: backend for backend in BACKEND_OF_FILE.values()} | {
 
 _UNDERSTOOD = (
     {"name", "platform", "backend", "version_policy", "max_batch_size", "parameters", "model_warmup"}
-    | {"default_model_filename", "model_transaction_policy"}
+    | {"default_model_filename", "model_transaction_policy", "metric_tags", "model_metrics"}
     # What the dims of an image are is for clients to read.
     | {"input.name", "input.data_type", "input.dims", "input.format", "input.optional", "input.reshape"}
     | {"output.name", "output.data_type", "output.dims", "output.label_filename", "output.reshape"}
@@ -159,6 +160,7 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
             ensemble=steps,
             max_inflight_requests=max_inflight_requests,
             response_cache=response_cache(message),
+            first_response_buckets=first_response_buckets(message),
             execution=own.execution,
             cpus=own.cpus,
             hang_seconds=own.hang_seconds,
@@ -173,7 +175,8 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
     except (ValueError, ModelLoadError) as error:
         raise ModelLoadError(f"{source}: {error}", Code.INVALID_ARGUMENT) from None
     understood = _UNDERSTOOD_IN_LISTS if config.backend in ("", "python") else _UNDERSTOOD
-    warnings += [f"{source}: {note}" for note in (*_without_effect(message, understood), *misspelt(parameters))]
+    notes = (*_without_effect(message, understood), *other_metrics(message), *misspelt(parameters))
+    warnings += [f"{source}: {note}" for note in notes]
     return config
 
 

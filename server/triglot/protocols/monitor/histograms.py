@@ -1,0 +1,44 @@
+"""Histograms and their exemplars, as Prometheus prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from prometheus_client import samples
+from prometheus_client.metrics_core import Metric
+from prometheus_client.utils import floatToGoString
+
+from triglot.core.histogram import Exemplar
+
+
+def add_histogram(
+    metric: Metric,
+    labels: dict[str, str],
+    limits: Sequence[float],
+    counts: Sequence[int],
+    total: float,
+    exemplars: Sequence[Exemplar | None] | None = None,
+) -> None:
+    """The samples of one; `counts` and `exemplars`: of each bucket, the last one being above all limits."""
+    sums = list(accumulate(counts))
+    buckets = zip((*limits, float("inf")), sums, exemplars or [None] * len(sums), strict=True)
+    for limit, count, exemplar in buckets:
+        metric.add_sample(
+            f"{metric.name}_bucket", labels | {"le": number(limit)}, count, exemplar=printed(exemplar)
+        )
+    metric.add_sample(f"{metric.name}_count", labels, sums[-1])
+    metric.add_sample(f"{metric.name}_sum", labels, total)
+
+
+def printed(exemplar: Exemplar | None, unit: float = 1.0) -> samples.Exemplar | None:
+    """As it is printed, with its value divided by `unit`."""
+    if exemplar is None:
+        return None
+    labels = {"trace_id": exemplar.traceparent[3:35], "span_id": exemplar.traceparent[36:52]}
+    return samples.Exemplar(labels, exemplar.value / unit, exemplar.time)
+
+
+def number(value: float) -> str:
+    """As a label's value."""
+    return str(floatToGoString(value))  # type: ignore[no-untyped-call]  # It has no types.
