@@ -39,7 +39,7 @@ from triglot.repository.manager.manager import Manager
 from triglot.repository.manager.starting import start_instances
 from triglot.repository.manager.summary import VersionSummary, table
 from triglot.repository.manager.warm_up import warm_up as run_warm_up
-from triglot.repository.scan.source import ModelFiles
+from triglot.repository.scan.source import ModelFiles, NamedPath
 from triglot.scheduling.admission import UNLIMITED, Admission, Limits
 from triglot.scheduling.response_cache import ResponseCache
 from triglot.scheduling.servable import Servable
@@ -82,7 +82,7 @@ class Server:
 
     def __init__(
         self,
-        paths: Sequence[Path | str] = (),
+        paths: Sequence[Path | str | NamedPath] = (),
         config: Config | None = None,
         *,
         models: Sequence[ModelSettings | ModelFiles] | None = None,
@@ -107,7 +107,7 @@ class Server:
         if model_folders is None:
             model_folders = folders_of(models or ())
         self.manager = Manager(
-            [Path(path) for path in paths] if models is None else models,
+            [Path(path) if isinstance(path, str) else path for path in paths] if models is None else models,
             load,
             max_queue_size=self.config.max_queue_size,
             skip_missing_dependencies=skip_missing_dependencies,

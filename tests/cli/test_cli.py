@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -178,6 +179,44 @@ def test_paths_may_stand_on_both_sides_of_the_options(tmp_path: Path) -> None:
         write_model(tmp_path / name)
     with Triglot(tmp_path / "a", *FREE_PORTS, tmp_path / "b") as server:
         assert Rest(server.ports()[1]).get("/v2/models") == (200, {"models": ["a", "b"]})
+
+
+def test_names_for_paths(tmp_path: Path) -> None:
+    for name in ("a", "b", "models"):
+        write_model(tmp_path / name)
+    with Triglot("iris=a", "--watch", f"rank={tmp_path / 'b'}/model.py", *FREE_PORTS, folder=tmp_path) as server:
+        rest = Rest(server.ports()[1])
+        assert rest.get("/v2/models") == (200, {"models": ["iris", "rank"]})
+        assert rest.infer("iris")[0] == 200
+    with Triglot("models", "--model-name=iris", "--workers=2", *FREE_PORTS, folder=tmp_path) as server:
+        assert Rest(server.ports()[1]).infer("iris")[0] == 200
+    ended = run_triglot("check", "--json", tmp_path / "models", "--model-name", "iris")
+    assert [one["model"] for one in json.loads(ended.stdout)["models"]] == ["iris"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--model-name", "m"], "--model-name: expected one PATH, got 0"),
+        (["a", "b", "--model-name", "m"], "expected one PATH, got 2; name each of several by NAME=PATH"),
+        (["n=a", "--model-name", "m"], "--model-name: expected PATH without a name of its own, got NAME=PATH"),
+        (["a", "--model-name="], "--model-name: '' is not a valid model name; expected 1 to 128 letters"),
+        (["a b=c"], "a b=c: 'a b' is not a valid model name"),
+        (["name="], "name=: expected NAME=PATH"),
+        (["a", "--model_name", "m"], "unknown option '--model_name', did you mean '--model-name'?"),
+    ],
+)
+def test_wrong_names_for_paths(arguments: list[str], text: str) -> None:
+    ended = run_triglot("serve", *arguments)
+    assert ended.returncode == 2
+    assert text in assert_one_line(ended.stderr)
+
+
+def test_a_path_with_an_equals_sign(tmp_path: Path) -> None:
+    write_model(tmp_path / "a=b" / "identity")
+    for path in ("./a=b", tmp_path / "a=b"):
+        with Triglot(path, *FREE_PORTS, folder=tmp_path) as server:
+            assert Rest(server.ports()[1]).infer("identity")[0] == 200
 
 
 def test_sources_of_options_meet_in_the_process(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from triglot.model.config import ALL, VersionPolicy
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.layout import BACKEND_OF_FILE, BACKEND_OF_SUFFIX
-from triglot.repository.scan.source import ModelFiles, Root, find_models, version_of
+from triglot.repository.scan.source import ModelFiles, NamedPath, Root, find_models, version_of
 
 NAMES = "predictor.toml, model.py, model.onnx, saved_model.pb, model.pt2, model.pt, model.joblib, model.pkl, "
-NAMES += "model.bst, model.ubj, model.json, model-settings.json"
+NAMES += "model.pickle, model.bst, model.ubj, model.json, model-settings.json"
 FILES = f"{{{NAMES}}}"
 
 
@@ -224,7 +224,7 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     put(tmp_path / "model.txt")
     assert error_of(tmp_path / "model.txt") == (
         f"{tmp_path / 'model.txt'}: expected a folder, one of {NAMES}, or NAME with one of .py, .onnx, .pt2, .pt, "
-        ".joblib, .pkl, .bst, .ubj"
+        ".joblib, .pkl, .pickle, .bst, .ubj"
     )
 
 
@@ -329,3 +329,61 @@ def test_specific_versions_that_are_missing(tmp_path: Path) -> None:
     assert not find_models([model]).problems
     missing = ModelSettings("mine", tmp_path, VersionPolicy(specific=frozenset({3})))
     assert error_of(missing).startswith("No versions of servable mine found")
+
+
+# --- names that are given ---
+
+
+def test_a_name_for_what_lies_directly_in_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    put(folder / "model.joblib")
+    named = NamedPath("iris", folder)
+    assert found(named) == {"iris": [(1, "sklearn", folder / "model.joblib")]}
+    assert find_models([named]).folders == {"iris": folder}
+    # With its file, too.
+    assert found(NamedPath("iris", folder / "model.joblib")) == found(named)
+
+
+def test_a_name_for_numbered_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    put(folder / "0001" / "saved_model.pb", folder / "2" / "saved_model.pb")
+    expected = [(1, "tensorflow", folder / "0001" / "saved_model.pb")]
+    expected += [(2, "tensorflow", folder / "2" / "saved_model.pb")]
+    assert found(NamedPath("flowers", folder)) == {"flowers": expected}
+
+
+def test_a_name_for_the_only_file(tmp_path: Path) -> None:
+    put(tmp_path / "iris.joblib", tmp_path / "README.md", tmp_path / ".cache" / "model.py")
+    assert found(NamedPath("flowers", tmp_path)) == {"flowers": [(1, "sklearn", tmp_path / "iris.joblib")]}
+    assert "no models here" in error_of(tmp_path)
+    put(tmp_path / "other.joblib")
+    assert "no models here" in error_of(NamedPath("flowers", tmp_path))
+
+
+def test_the_models_of_a_repository_keep_their_names(tmp_path: Path) -> None:
+    put(tmp_path / "a" / "1" / "model.onnx", tmp_path / "b" / "model.py", tmp_path / "download.py")
+    named = NamedPath("mine", tmp_path)
+    assert list(found(named)) == ["a", "b"]
+    text = f"{tmp_path} is a repository, whose models keep their names; the name 'mine' is not used"
+    assert warnings_of(named) == [text]
+
+
+def test_a_name_in_place_of_the_one_in_the_configuration(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    put(folder / "1" / "model.onnx", folder / "versions.toml")
+    (folder / "config.pbtxt").write_text('name: "resnet" version_policy { specific { versions: [1] } }')
+    (folder / "versions.toml").write_text("[versions]\nstable = 1\n")
+    named = find_models([NamedPath("mine", folder)])
+    assert list(named.models) == ["mine"]
+    assert not named.problems
+    assert named.names["mine"].numbers == {"stable": 1}
+    assert named.policies["mine"].specific == frozenset({1})
+    assert "expected the folder's name, 'models', got 'resnet'" in error_of(folder)
+    assert list(find_models([NamedPath("mine", folder / "1")]).models) == ["mine"]
+
+
+def test_one_name_for_two_paths(tmp_path: Path) -> None:
+    put(tmp_path / "a" / "model.py", tmp_path / "b" / "model.py")
+    assert "model 'm' appears in two or more" in error_of(
+        NamedPath("m", tmp_path / "a"), NamedPath("m", tmp_path / "b")
+    )

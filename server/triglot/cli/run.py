@@ -25,7 +25,7 @@ from triglot.platform.memory import keep_memory
 from triglot.repository.config.settings import ModelSettings, folders_of, settings_of
 from triglot.repository.manager.loader import Load
 from triglot.repository.manager.summary import VersionSummary
-from triglot.repository.scan.source import ModelFiles
+from triglot.repository.scan.source import ModelFiles, NamedPath
 from triglot.telemetry.store import Telemetry
 from triglot.transports.listening import raise_file_limit
 from triglot.workers.link import RETIRE, Link, Wanted
@@ -77,7 +77,7 @@ class Start:
     """
 
     config: Config
-    paths: Sequence[Path] = ()
+    paths: Sequence[Path | NamedPath] = ()
     models: Sequence[ModelSettings | ModelFiles] | None = None
     load: Load = backends.load
     batching: Batching | None = None

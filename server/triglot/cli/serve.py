@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from triglot.config.options import (
     value_name,
 )
 from triglot.config.sources import load_config, vertex_model
+from triglot.repository.config.settings import NAME, NAME_RULE
+from triglot.repository.scan.source import NamedPath
 from triglot.telemetry.store import Telemetry
 
 log = logging.getLogger(__name__)
@@ -72,10 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser, shown: Iterable[str]) -> None
     parser.add_argument(
         "paths",
         nargs="*",
-        type=Path,
         metavar="PATH",
-        help="a repository folder (NAME/[VERSION/]files), a model folder, or a model file; "
-        "without one, the embedded demo models",
+        help="a repository folder (NAME/[VERSION/]files), a model folder, or a model file; NAME=PATH gives the "
+        "folder or the file that name; without one, the embedded demo models",
+    )
+    parser.add_argument(
+        "--model-name", metavar="NAME", help="name of the model at the one PATH, in place of its folder's name"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with the options below as keys")
     for name, (help_text, _) in WATCHING.items():
@@ -113,10 +117,33 @@ def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[
             options = {**meant, **options}
     config = load_config(flags["config"], environment, options)
     # argparse leaves paths that stand behind an option to us.
-    paths = [*flags["paths"], *map(Path, others)]
+    paths = [_path(text) for text in (*flags["paths"], *others)]
     if not paths and (folder := vertex_model(environment)):
         paths = [folder]
+    if (name := flags["model_name"]) is not None:
+        paths = [_named(name, paths)]
     return Start(config, paths or [DEMO], skip_missing_dependencies=not paths)
+
+
+def _path(text: str) -> Path | NamedPath:
+    """`PATH` or `NAME=PATH`; a path with a "=" in its first part is written ./PATH. Raises `ConfigError`."""
+    name, equals, path = text.partition("=")
+    if not equals or "/" in name:
+        return Path(text)
+    if not path:
+        raise ConfigError(f"{text}: expected NAME=PATH")
+    return _named(name, [Path(path)], text)
+
+
+def _named(name: str, paths: Sequence[Path | NamedPath], source: str = "--model-name") -> NamedPath:
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"{source}: {name!r} is not a valid model name; {NAME_RULE}")
+    match paths:
+        case [Path() as path]:
+            return NamedPath(name, path)
+        case [NamedPath()]:
+            raise ConfigError(f"{source}: expected PATH without a name of its own, got NAME=PATH")
+    raise ConfigError(f"{source}: expected one PATH, got {len(paths)}; name each of several by NAME=PATH")
 
 
 def start_tfserving(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:

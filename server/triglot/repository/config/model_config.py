@@ -91,8 +91,10 @@ _UNDERSTOOD_IN_LISTS = _UNDERSTOOD | {"input.allow_ragged_batch"}
 """As `_UNDERSTOOD`, of models that get their requests as a list."""
 
 
-def read_config(folder: Path, warnings: list[str]) -> ModelConfig:
+def read_config(folder: Path, warnings: list[str], *, named: bool = False) -> ModelConfig:
     """The configuration in a model's folder; `NO_CONFIG` without a file. `warnings` get what has no effect.
+
+    `named`: the model has a name that is not its folder's, so that any may stand in the file.
 
     Raises `ModelLoadError`, which names the file and the key.
     """
@@ -110,7 +112,7 @@ def read_config(folder: Path, warnings: list[str]) -> ModelConfig:
         message = parse_text(content, str(file), pb.ModelConfig)
     except InvalidArgument as error:
         raise ModelLoadError(error.message, error.code) from None
-    if message.name not in ("", folder.name):
+    if message.name not in ("", folder.name) and not named:
         text = f"{file}: name: expected the folder's name, {folder.name!r}, got {message.name!r}"
         raise ModelLoadError(text, Code.INVALID_ARGUMENT)
     return config_of(message, folder, str(file), warnings)

@@ -19,6 +19,7 @@ BACKEND_OF_FILE = {
     "model.pt": "torch",
     "model.joblib": "sklearn",
     "model.pkl": "sklearn",
+    "model.pickle": "sklearn",
     "model.bst": "xgboost",
     "model.ubj": "xgboost",
     "model.json": "xgboost",

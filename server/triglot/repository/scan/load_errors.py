@@ -9,7 +9,7 @@ from pathlib import Path
 from triglot.core.errors import ModelLoadError
 from triglot.repository.config.settings import NAME
 from triglot.repository.scan.scanner import Scan, Wanted
-from triglot.repository.scan.source import ModelFiles, NothingFound, NotYet, Root
+from triglot.repository.scan.source import ModelFiles, NamedPath, NothingFound, NotYet, Root
 
 LoadErrors = Mapping[str, ModelLoadError]
 """What is wrong, by the model's name or the path."""
@@ -17,7 +17,8 @@ LoadErrors = Mapping[str, ModelLoadError]
 
 def places_of(roots: Iterable[Root]) -> set[str]:
     """What problems call the roots that are paths."""
-    return {os.path.normpath(root.absolute()) for root in roots if isinstance(root, Path)}
+    paths = (root.path if isinstance(root, NamedPath) else root for root in roots)
+    return {os.path.normpath(path.absolute()) for path in paths if isinstance(path, Path)}
 
 
 def wrong_roots(look: Scan, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
@@ -55,12 +56,14 @@ def _keys(problems: LoadErrors, *, may_be_empty: bool) -> list[str]:
 
 def by_name(problems: LoadErrors, wanted: Wanted, roots: Iterable[Root]) -> dict[str, ModelLoadError]:
     """What is wrong with each model; not what is wrong with a repository that it lies in."""
+    roots = list(roots)
     places = places_of(roots)
+    given = {place: root.name for root in roots if isinstance(root, NamedPath) for place in places_of([root])}
     named: dict[str, ModelLoadError] = {}
     for key, problem in problems.items():
         path = Path(key)
-        names = [path.name]
-        if key in places:
+        names = [given.get(key, path.name)]
+        if key in places and names[0] not in wanted:
             names = [
                 name for name, versions in wanted.items() if any(_is_at(path, one) for one in versions.values())
             ]

@@ -78,7 +78,15 @@ class ModelFiles:
         return same_files and self.config.says_other_instances(before.config)
 
 
-Root = Path | ModelSettings | ModelFiles
+@dataclass(frozen=True, slots=True)
+class NamedPath:
+    """A model's folder or file, and the name that the model is served under."""
+
+    name: str
+    path: Path
+
+
+Root = Path | NamedPath | ModelSettings | ModelFiles
 """Where models lie: a repository folder, a model's folder or file, what a configuration says of one model, or one
 version that is known already."""
 
@@ -150,21 +158,26 @@ def find_models(
                 numbers = {**numbers, root.label: root.version}
             found.names[root.name] = VersionNames(numbers)
         else:
+            name, path = (root.name, root.path) if isinstance(root, NamedPath) else ("", root)
             # Resolves "..", but keeps the name of a symbolic link.
-            path = Path(os.path.normpath(root.absolute()))
+            path = Path(os.path.normpath(path.absolute()))
             with found.collecting(str(path)):
-                _Search(found, path, overrides, allow_symlinks).find()
+                _Search(found, path, overrides, allow_symlinks, name).find()
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Looks below one root, and adds to what was found."""
+    """Looks below one root, and adds to what was found. `name`: of the model at the root, "" for its folder's."""
 
     found: Found
     root: Path
     overrides: Overrides
     allow_symlinks: bool
+    name: str = ""
+
+    def _name_of(self, folder: Path) -> str:
+        return self.name if self.name and folder == self.root else folder.name
 
     def find_versions(self, model: ModelSettings) -> None:
         """TensorFlow Serving's layout: nothing but version folders counts (tfs 6.1)."""
@@ -189,6 +202,7 @@ class _Search:
             return
         if path.is_file():
             files = _model_file(path)
+            files = replace(files, name=self.name or files.name)
             self._add(path, files.name, [files])
         elif not path.is_dir():
             raise NotYet(f"{path}: no such file or folder")
@@ -196,8 +210,22 @@ class _Search:
             raise ModelLoadError(f"{path}: this is a grps project; to serve it, run: triglot grps {path}")
         elif versions := self._model_versions(path):
             self._add_folder(path, versions)
+        elif self.name and (file := self._only_file()):
+            self._add(file, self.name, [ModelFiles(self.name, 1, backend_of(file), file, alone=True)])
         else:
             self._find_in_repository()
+            if self.name:
+                text = f"{path} is a repository, whose models keep their names; the name {self.name!r} is not used"
+                self.found.warn(str(path), text)
+
+    def _only_file(self) -> Path | None:
+        """The only file of a model of any name, in a folder without folders."""
+        entries = [entry for entry in self.root.iterdir() if not entry.name.startswith((".", "__"))]
+        files = [entry for entry in entries if entry.is_file() and backend_by_name(entry)]
+        if len(files) != 1 or any(map(Path.is_dir, entries)):
+            return None
+        self._check(files[0])
+        return files[0]
 
     def _find_configured_version(self) -> bool:
         """Whether the root is the folder or the file of a version that a configuration counts for; it is added."""
@@ -207,12 +235,12 @@ class _Search:
             if number is None or folder.name.startswith("0") or not (model / CONFIG_FILE).is_file():
                 continue
             search = replace(self, root=model)
-            config = search._config(model)
-            if model.name not in self.found.models:  # Whoever names a version wants it.
-                del self.found.policies[model.name]
-            files = search._files(folder, model.name, number, config)
+            config, name = search._config(model), search._name_of(model)
+            if name not in self.found.models:  # Whoever names a version wants it.
+                del self.found.policies[name]
+            files = search._files(folder, name, number, config)
             if files is not None and path in (folder, files.file):
-                search._add(model, model.name, [files])
+                search._add(model, name, [files])
                 return True
         return False
 
@@ -245,15 +273,16 @@ class _Search:
 
     def _add_folder(self, folder: Path, versions: list[ModelFiles]) -> None:
         names = self._names(folder, [files.version for files in versions])
-        self._add(folder, folder.name, versions)
-        self.found.names[folder.name] = names
+        name = self._name_of(folder)
+        self._add(folder, name, versions)
+        self.found.names[name] = names
 
     def _names(self, folder: Path, there: list[int]) -> VersionNames:
         """Raises `ModelLoadError` for a default that is not there; a name of nothing is odd."""
         file = folder / NAMES_FILE
         self._check_file(file)
         names = read_names(file)
-        wanted = self.found.policies.get(folder.name, ALL).wanted(there)
+        wanted = self.found.policies.get(self._name_of(folder), ALL).wanted(there)
         if names.default is not None and names.default not in wanted:
             raise ModelLoadError(
                 f"{file}: default: expected one of the served versions, {listed(wanted)}, got {names.default}",
@@ -301,24 +330,25 @@ class _Search:
 
         Raises `ModelLoadError` when there are both, and for a configuration that is wrong.
         """
-        config = self._config(folder)
-        versions = self._version_folders(folder, folder.name, config, str(folder))
+        config, name = self._config(folder), self._name_of(folder)
+        versions = self._version_folders(folder, name, config, str(folder))
         if config is not NO_CONFIG and versions:
             return versions
-        if files := self._files(folder, folder.name, 1, config):
+        if files := self._files(folder, name, 1, config):
             if versions:
                 raise ModelLoadError(f"{folder}: expected {files.file.name} or version folders, found both")
             return [files]
         if config is not NO_CONFIG:
             expected = listed(candidates(config))
-            what = "a configuration" if folder.name in self.overrides else CONFIG_FILE
+            what = "a configuration" if name in self.overrides else CONFIG_FILE
             raise NothingFound(f"{folder}: found {what}, but no version of the model; expected 1/{{{expected}}}")
         return versions
 
     def _config(self, folder: Path) -> ModelConfig:
         self._check(folder)
         warnings = self.found.warnings.setdefault(str(folder), [])
-        override = self.overrides.get(folder.name)
+        name = self._name_of(folder)
+        override = self.overrides.get(name)
         if override is None:
             config = self._own_config(folder, warnings)
         else:
@@ -327,17 +357,17 @@ class _Search:
             self._check(file)
         if config is NO_CONFIG:
             return config
-        if folder.name not in self.found.models:  # Or it will be refused.
-            self.found.policies[folder.name] = config.version_policy
+        if name not in self.found.models:  # Or it will be refused.
+            self.found.policies[name] = config.version_policy
         return replace(config, version_policy=ALL)
 
     def _own_config(self, folder: Path, warnings: list[str]) -> ModelConfig:
         self._check_file(folder / CONFIG_FILE)
-        return read_config(folder, warnings)
+        return read_config(folder, warnings, named=self._name_of(folder) != folder.name)
 
     def _override(self, override: Override, folder: Path, warnings: list[str]) -> ModelConfig:
         """What a client has sent; which program runs, and how much of the machine, is not for it to say."""
-        source = f"the configuration in the request to load model '{folder.name}'"
+        source = f"the configuration in the request to load model '{self._name_of(folder)}'"
         own = NO_CONFIG
         with suppress(ModelLoadError):
             own = self._own_config(folder, [])
