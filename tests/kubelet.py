@@ -1,0 +1,143 @@
+"""What the kubelet does with a container: its process, its probes with their timings, and its end."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+import environments
+from process import SECONDS, Lines, clean_environment
+
+CONTAINER = Path(__file__).parent / "container.sh"
+
+
+def restricted(models: Path) -> list[str]:
+    """What makes a command one of a container: it stands before it. Skips the test where that is not possible."""
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
+        pytest.skip("only root can make a file system for a process of its own, and not in every container")
+    return ["unshare", "--mount", "sh", *map(str, (CONTAINER, models, environments.ROOT, sys.base_prefix)), "--"]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One of HTTP; the names and the defaults are Kubernetes'."""
+
+    path: str
+    period_seconds: float = 10
+    timeout_seconds: float = 1
+    failure_threshold: int = 3
+
+    @classmethod
+    def of(cls, probe: Mapping[str, Any]) -> Self:
+        """A container's probe."""
+        named = {"periodSeconds": "period_seconds", "timeoutSeconds": "timeout_seconds"}
+        named["failureThreshold"] = "failure_threshold"
+        assert probe.keys() <= {"httpGet", *named}
+        return cls(probe["httpGet"]["path"], **{name: probe[key] for key, name in named.items() if key in probe})
+
+    def succeeds(self, port: int) -> bool:
+        """Whether the answer comes in time, and is one of success."""
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=self.timeout_seconds)
+        try:
+            connection.request("GET", self.path, headers={"user-agent": "kube-probe/1.37", "connection": "close"})
+            return 200 <= connection.getresponse().status < 400
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+class Pod:
+    """A container that listens on `port`, as the kubelet runs it: `with` starts it, and kills what is left."""
+
+    def __init__(self, container: Mapping[str, Any], command: Sequence[str], port: int) -> None:
+        self.port = port
+        self._startup, self._readiness, self._liveness = (
+            Probe.of(container[kind]) for kind in ("startupProbe", "readinessProbe", "livenessProbe")
+        )
+        self._command = command
+        self._ended = threading.Event()
+        self._watching: list[threading.Thread] = []
+        self.ready = False
+        self.failed_liveness = 0
+        """Times that the kubelet would have restarted the container."""
+
+    def __enter__(self) -> Self:
+        # As for a user who is in no list of users; there is a Service of the server's name.
+        environment = clean_environment(
+            HOME="/", KUBERNETES_SERVICE_HOST="10.0.0.1", TRIGLOT_PORT="tcp://10.0.0.2:8080"
+        )
+        self._process = subprocess.Popen(
+            self._command,
+            cwd="/",
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stderr is not None
+        self.log = Lines(self._process.stderr)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._process.kill()
+        self._process.wait()
+        for thread in self._watching:
+            thread.join(SECONDS)
+        self.log.close()
+
+    def wait_until_ready(self) -> None:
+        """Startup probes, then those of readiness; they go on then, and so do those of liveness."""
+        self._probe_until(self._startup)
+        self._probe_until(self._readiness)
+        self.ready = True
+        for watch in (self._watch_readiness, self._watch_liveness):
+            self._watching.append(threading.Thread(target=watch, daemon=True))
+            self._watching[-1].start()
+
+    def terminate(self, grace_seconds: float) -> float:
+        """SIGTERM, and what Kubernetes grants until SIGKILL; the seconds that it took.
+
+        Raises `subprocess.TimeoutExpired` where it takes longer, `AssertionError` for an end that is not clean.
+        """
+        self._ended.set()
+        begun = time.monotonic()
+        self._process.send_signal(signal.SIGTERM)
+        status = self._process.wait(grace_seconds)
+        assert status == 0, self.log.text()
+        return time.monotonic() - begun
+
+    def _probe_until(self, probe: Probe) -> None:
+        for _ in range(probe.failure_threshold + int(SECONDS / probe.period_seconds)):
+            if probe.succeeds(self.port):
+                return
+            assert self._process.poll() is None, self.log.text()
+            self._ended.wait(probe.period_seconds)
+        raise AssertionError(f"{probe.path} did not succeed:\n{self.log.text()}")
+
+    def _watch_readiness(self) -> None:
+        failures = 0
+        while not self._ended.wait(self._readiness.period_seconds):
+            failures = 0 if self._readiness.succeeds(self.port) else failures + 1
+            self.ready = failures < self._readiness.failure_threshold
+
+    def _watch_liveness(self) -> None:
+        failures = 0
+        while not self._ended.wait(self._liveness.period_seconds):
+            failures = 0 if self._liveness.succeeds(self.port) else failures + 1
+            self.failed_liveness += failures >= self._liveness.failure_threshold
