@@ -31,6 +31,7 @@ BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("storms", ()),
     ("hostile_json", ()),
     ("access", ()),
+    ("spans", ()),
 )
 USUAL = ("micro", "lifecycle", "leaks", PAGE)
 ALL = "all"

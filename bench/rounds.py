@@ -105,13 +105,16 @@ async def interleaved(
 
 @contextmanager
 def serving_models(
-    core: int | None, flags: Sequence[str] = (), checkout: Checkout | None = None
+    core: int | None,
+    flags: Sequence[str] = (),
+    checkout: Checkout | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Server, int, int]]:
     """`triglot serve` of the bench's models, its gRPC and its REST port."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         models = Path(name) / "models"  # A log is written beside them.
         models.symlink_to(MODELS)
-        with servers.serving(models, core, flags, checkout) as started:
+        with servers.serving(models, core, flags, checkout, environment) as started:
             yield started
 
 

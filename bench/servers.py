@@ -270,7 +270,11 @@ class Checkout:
 
 @contextlib.contextmanager
 def serving(
-    models: Path, core: int | None, flags: Sequence[str] = (), checkout: Checkout | None = None
+    models: Path,
+    core: int | None,
+    flags: Sequence[str] = (),
+    checkout: Checkout | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Server, int, int]]:
     """`triglot serve` of a folder, its gRPC and its REST port; it writes its log beside the folder."""
     grpc_port, rest_port = free_port(), free_port()
@@ -286,7 +290,7 @@ def serving(
         lambda: accepts(rest_port) if "--tls-certificate" in flags else answers_ready(rest_port),
         core=core,
         log=models.parent / "log",
-        environment=checkout.environment if checkout else {},
+        environment=(checkout.environment if checkout else {}) | dict(environment or {}),
     ) as server:
         try:
             yield server, grpc_port, rest_port

@@ -32,6 +32,8 @@ class Traffic:
     """At most."""
     indexed: bool = False
     """HPACK as grpc-go and grpc-java write it."""
+    sampled: bool = True
+    """Whether its clients have their traces recorded."""
 
 
 VARIED, ONE_ROW, INDEXED = Traffic(), Traffic(rows=1), Traffic(indexed=True)
@@ -55,7 +57,7 @@ def requests(made: Sequence[Exchange], traffic: Traffic, port: int, canned: byte
     """The same as it is sent; a server that does nothing gives the canned reply to each."""
     random, prepared = Random(len(made)), []
     for one in made:
-        trace = {"traceparent": _traceparent(random)} if traffic.varied else {}
+        trace = {"traceparent": _traceparent(random, sampled=traffic.sampled)} if traffic.varied else {}
         headers, holds = one.headers | trace, (canned,) if canned else one.holds
         if one.kind == REST:
             prepared.append(Request(request_bytes(port, one.path, headers, one.body), holds))
@@ -66,6 +68,6 @@ def requests(made: Sequence[Exchange], traffic: Traffic, port: int, canned: byte
     return prepared
 
 
-def _traceparent(random: Random) -> str:
-    """As W3C's Trace Context has it, sampled."""
-    return f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-01"
+def _traceparent(random: Random, *, sampled: bool) -> str:
+    """As W3C's Trace Context has it."""
+    return f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-{sampled:02d}"

@@ -45,7 +45,7 @@ from triglot.scheduling.response_cache import ResponseCache
 from triglot.scheduling.servable import Servable
 from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.spans.exporter import exporter_of
-from triglot.telemetry.spans.recorder import Sample, sampler
+from triglot.telemetry.spans.recorder import SampleRoot, of_ratio
 from triglot.telemetry.spans.settings import settings_of, with_trace_config
 from triglot.telemetry.store import Telemetry
 from triglot.telemetry.trace_settings import TraceOptions, read_level
@@ -205,16 +205,22 @@ class Server:
         settings, problems = settings_of(os.environ)
         for problem in problems:
             log.warning("%s", problem)
-        scheme = "https" if self.config.tls_certificate else "http"
+        by_parent, on = True, True
         if traces.mode == OPENTELEMETRY:
             settings = with_trace_config(settings, traces.url, traces.resource, traces.batching)
-            sample: Sample = self._tracer.sample_span
+            sample_root: SampleRoot = self._tracer.sample_span
             on = bool(traces.level)
         elif settings is not None:
-            sample, on = sampler(by_parent=settings.by_parent, ratio=settings.ratio), True
+            sample_root, by_parent = of_ratio(settings.ratio), settings.by_parent
         if settings is not None:
-            exporter = exporter_of(settings, __version__)
-            self.telemetry.spans.start(exporter, sample, propagate=settings.propagate, scheme=scheme, on=on)
+            self.telemetry.spans.start(
+                exporter_of(settings, __version__),
+                sample_root,
+                by_parent=by_parent,
+                propagate=settings.propagate,
+                scheme="https" if self.config.tls_certificate else "http",
+                on=on,
+            )
             log.info("spans are exported to %s", settings.destination)
 
     def _open_audit_log(self) -> None:

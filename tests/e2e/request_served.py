@@ -30,7 +30,7 @@ from span_receivers import SERVER, Span, spans_of
 from triglot.core.permission import EVERYTHING
 from triglot.telemetry.spans.exporter import Exporter
 from triglot.telemetry.spans.otlp import Envelope
-from triglot.telemetry.spans.recorder import sampler
+from triglot.telemetry.spans.recorder import of_ratio
 from triglot.telemetry.spans.settings import SpanSettings
 from versions import OLD_AIOHTTP
 from waiting import until
@@ -165,7 +165,7 @@ class KeptSpans(Exporter):
         self._kept: list[bytes] = []
         self._spans: list[Span] = []
         self._envelope = Envelope({}, "triglot", "")
-        server.telemetry.spans.start(self, sampler(by_parent=True, ratio=1.0))
+        server.telemetry.spans.start(self, of_ratio(1.0))
 
     def put(self, spans: bytes, count: int) -> None:
         """See the base class."""

@@ -15,8 +15,8 @@ import pytest
 from process import FREE_PORTS, SECONDS, Triglot, unused_ports
 from span_receivers import SERVER, Received, grpc_receiver, http_receiver
 from triglot.telemetry.spans.exporter import Exporter, exporter_of
-from triglot.telemetry.spans.otlp import constant, span
-from triglot.telemetry.spans.recorder import sampler
+from triglot.telemetry.spans.otlp import constant, span, trace_field
+from triglot.telemetry.spans.recorder import of_ratio
 from triglot.telemetry.spans.settings import SpanSettings, settings_of
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -26,7 +26,7 @@ Receiver = Callable[[], AbstractContextManager[tuple[str, Received]]]
 
 def one_span(number: int) -> bytes:
     """A field `spans`."""
-    return span(b"t" * 16, number.to_bytes(8), b"", constant("one", 2), 1, 2)
+    return span(trace_field(b"t" * 16), number.to_bytes(8), b"", constant("one", 2), 1, 2, 1)
 
 
 def infer(port: int, traceparent: str = "") -> None:
@@ -190,14 +190,11 @@ def test_those_for_traces_come_first() -> None:
     assert settings.endpoint == "http://own/spans"
 
 
-def test_samplers() -> None:
-    half = 2**63
-    by_parent = sampler(by_parent=True, ratio=0.5)
-    assert [by_parent(flags, 2**64 - 1) for flags in (None, 0, 1, 3)] == [False, False, True, True]
-    assert [by_parent(None, number) for number in (half - 1, half, half - 1 + 2**100)] == [True, False, True]
-    always = sampler(by_parent=False, ratio=1.0)
-    assert [always(flags, 2**128 - 1) for flags in (None, 0)] == [True, True]
-    assert not sampler(by_parent=False, ratio=0.0)(1, 0)
+def test_ratios() -> None:
+    half = of_ratio(0.5)
+    assert [half(number) for number in (2**63 - 1, 2**63, 2**63 - 1 + 2**100)] == [True, False, True]
+    assert of_ratio(1.0)(2**128 - 1)
+    assert not of_ratio(0.0)(1)
 
 
 # --- a collector that is slow, dead, or says no ---

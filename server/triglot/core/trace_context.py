@@ -75,9 +75,9 @@ def is_valid(traceparent: str) -> bool:
     )
 
 
-def flags_of(traceparent: str) -> int:
-    """The flags of a valid one; bit 0: it is sampled."""
-    return int(traceparent[LENGTH - 2 : LENGTH], 16)
+def is_sampled(traceparent: str) -> bool:
+    """Whether who sends a valid one records the trace."""
+    return traceparent[LENGTH - 1] in "13579bdf"
 
 
 def received_context(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[str, str]:

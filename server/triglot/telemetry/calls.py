@@ -338,7 +338,7 @@ class Endpoint:
         stats.used = now = time.time()
         span = call.span
         if span is not None:
-            stats.latency.add_exemplar(Exemplar(now, seconds * 1e6, span.traceparent))
+            stats.latency.add_exemplar(Exemplar(now, seconds * 1e6, span.response_traceparent))
         traffic = self._traffic
         if traffic is None:
             return

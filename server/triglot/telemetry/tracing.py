@@ -320,12 +320,10 @@ class Tracer:
         else:
             self.on = on
 
-    def sample_span(self, flags: int | None, _: int) -> bool:
-        """Whether a request has spans: a client's trace as its `flags` say, others by the settings."""
+    def sample_span(self, _: int) -> bool:
+        """Whether a request that no client traces has spans."""
         scope = self._server.scope
-        if not scope.value(LEVEL) or not (scope.value(RATE) or flags is not None):
-            return False
-        return bool(flags & 1) if flags is not None else bool(scope.sample())
+        return bool(scope.value(RATE) and scope.sample())
 
     async def close(self) -> None:
         """Trace nothing any more, and have what is collected written."""

@@ -6,7 +6,7 @@ What is the same for many spans is encoded once: each function gives the bytes o
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 
 INTERNAL, SERVER = 1, 2
@@ -20,6 +20,8 @@ _TIMES_AND_FLAGS = struct.Struct("<BQBQ2sI")
 MASK = 2**64 - 1
 """Negative numbers are varints of 64 bits."""
 Value = str | int
+LONGEST_TEXT = 256
+"""Bytes of a text that clients choose."""
 
 
 def varint(number: int) -> bytes:
@@ -69,16 +71,39 @@ def link(trace_id: bytes, span_id: bytes) -> bytes:
     return b"\x6a" + sized(b"\x0a\x10" + trace_id + b"\x12\x08" + span_id)
 
 
-def span(
-    trace_id: bytes, span_id: bytes, parent_id: bytes, rest: bytes, start: int, end: int, flags: int = SAMPLED
-) -> bytes:
-    """A field `spans` of ScopeSpans: ids of 16 and 8 bytes, times in ns since the epoch.
+def text_attribute(key: str) -> Callable[[str], bytes]:
+    """Makes the field `attributes` with this key and a text."""
+    head = text_field(1, key) + b"\x12"
+    size = len(head)
 
-    `parent_id` may be empty; `rest`: other fields, `constant` among them. `flags`: of the parent, and SAMPLED.
+    def made(text: str) -> bytes:
+        data = text.encode(errors="replace")[:LONGEST_TEXT]
+        count = len(data)
+        value = _SHORT[count + 1 + len(_SHORT[count])] + b"\x0a" + _SHORT[count] + data
+        return b"\x4a" + _SHORT[size + len(value)] + head + value
+
+    return made
+
+
+def trace_field(trace_id: bytes) -> bytes:
+    """The field `trace_id`, of 16 bytes, and how the next one begins: see `span`."""
+    return b"\x0a\x10" + trace_id + b"\x12\x08"
+
+
+def parent_field(span_id: bytes) -> bytes:
+    """The field `parent_span_id`; nothing for an empty id."""
+    return b"\x22\x08" + span_id if span_id else b""
+
+
+def span(trace: bytes, span_id: bytes, parent: bytes, rest: bytes, start: int, end: int, flags: int) -> bytes:
+    """A field `spans` of ScopeSpans: an id of 8 bytes, times in ns since the epoch.
+
+    `trace` and `parent`: see `trace_field` and `parent_field`; `rest`: other fields, `constant` among them.
+    `flags`: of the parent, and SAMPLED.
     """
-    parent = b"\x22\x08" + parent_id if parent_id else b""
-    times = _TIMES_AND_FLAGS.pack(0x39, start, 0x41, end, b"\x85\x01", flags)
-    return b"\x12" + sized(b"\x0a\x10" + trace_id + b"\x12\x08" + span_id + parent + rest + times)
+    body = trace + span_id + parent + rest + _TIMES_AND_FLAGS.pack(0x39, start, 0x41, end, b"\x85\x01", flags)
+    size = len(body)
+    return b"\x12" + (_SHORT[size] if size < 1024 else varint(size)) + body
 
 
 class Envelope:

@@ -19,7 +19,7 @@ from triglot.core.call import Call
 from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
 from triglot.core.operation import Operation
-from triglot.core.trace_context import MAX_TRACESTATE, NO_CONTEXT, flags_of, is_valid
+from triglot.core.trace_context import MAX_TRACESTATE, NO_CONTEXT, is_sampled, is_valid
 from triglot.telemetry.spans.exporter import Exporter
 from triglot.telemetry.spans.otlp import (
     ERROR,
@@ -32,8 +32,11 @@ from triglot.telemetry.spans.otlp import (
     attributes,
     constant,
     link,
+    parent_field,
     span,
+    text_attribute,
     text_field,
+    trace_field,
 )
 
 ERRORS = frozenset(
@@ -47,8 +50,8 @@ ERRORS = frozenset(
     )
 )
 """Codes that are the server's errors (semantic conventions for gRPC)."""
-SHORT_ID = 256
-"""Characters of a request's id that are kept."""
+LONGEST_NAME = 128
+"""Characters of a model's name, which may be a client's invention."""
 OFFSET_SECONDS = 1.0
 """How long the difference between the clocks is used."""
 MOST_LINKS = 128
@@ -57,20 +60,14 @@ MOST_LINKS = 128
 _REMOTE = SAMPLED | HAS_IS_REMOTE | IS_REMOTE
 _LOCAL = SAMPLED | HAS_IS_REMOTE
 
-Sample = Callable[[int | None, int], bool]
-"""Whether a trace is recorded: by the parent's flags, None without a parent, and the trace's id."""
+SampleRoot = Callable[[int], bool]
+"""Whether a trace with this id, which begins here, is recorded."""
 
 
-def sampler(*, by_parent: bool, ratio: float) -> Sample:
-    """OpenTelemetry's samplers: see `SpanSettings`."""
+def of_ratio(ratio: float) -> SampleRoot:
+    """This share of all traces, as every server decides that samples by the id."""
     bound = round(ratio * 2**64)
-
-    def sample(flags: int | None, trace_id: int) -> bool:
-        if by_parent and flags is not None:
-            return bool(flags & 1)
-        return trace_id & 0xFFFF_FFFF_FFFF_FFFF < bound
-
-    return sample
+    return lambda trace_id: trace_id & 0xFFFF_FFFF_FFFF_FFFF < bound
 
 
 class Endpoint(Protocol):
@@ -103,7 +100,7 @@ class HttpCircumstances:
 class CallSpan:
     """The span of a call that has not ended, and what its children need to know."""
 
-    __slots__ = ("_recorder", "batch", "flags", "http", "number", "parent_id", "state", "times", "trace_id")
+    __slots__ = ("_id", "_recorder", "batch", "flags", "http", "parent_id", "state", "times", "trace_id")
 
     def __init__(
         self,
@@ -120,20 +117,30 @@ class CallSpan:
         self.parent_id = parent_id
         self.flags = flags
         self.state = state
-        # Three spans: the last two bits tell them apart, and none is 0.
-        self.number = random.getrandbits(62) << 2
+        # A call has three spans, which the last byte tells apart.
+        self._id = random.getrandbits(56).to_bytes(7)
         self.batch: BatchSpan | None = None
         self.http: HttpCircumstances | None = None
 
     @property
     def span_id(self) -> bytes:
         """Of the call itself."""
-        return (self.number | 3).to_bytes(8)
+        return self._id + b"\x01"
+
+    @property
+    def queue_id(self) -> bytes:
+        """Of its time in the queue."""
+        return self._id + b"\x02"
+
+    @property
+    def compute_id(self) -> bytes:
+        """Of its time on the model."""
+        return self._id + b"\x03"
 
     @property
     def child_parent_id(self) -> bytes:
         """What is the parent of spans on its behalf: its time on the model, once that has begun."""
-        return (self.number | (1 if self.times.began else 3)).to_bytes(8)
+        return self.compute_id if self.times.began else self.span_id
 
     @property
     def traceparent(self) -> str:
@@ -191,15 +198,16 @@ class BatchSpan:
     def end(self, model: str, version: int, began: float, ended: float, size: int, rows: int) -> None:
         """On the loop: so many requests, of so many inferences, were executed between these instants."""
         recorder = self._recorder
-        named = constant("batch", INTERNAL, *_of_model(model, version))
+        named = constant("batch", INTERNAL, *_model(model, version))
         counts = attributes((("triglot.batch.size", size), ("triglot.batch.rows", rows)))
         rest = named + counts + self._links
         start, end = recorder.nanoseconds(began), recorder.nanoseconds(ended)
-        recorder.put(span(self.trace_id, self.id, self._parent_id, rest, start, end, _LOCAL), 1)
+        parent = parent_field(self._parent_id)
+        recorder.put(span(trace_field(self.trace_id), self.id, parent, rest, start, end, _LOCAL), 1)
 
 
 class SpanRecorder:
-    """Begins and ends the spans of calls, as `sample` decides; `on`: whether any call may have one.
+    """Begins and ends the spans of calls that are sampled; `on`: whether any call may be.
 
     Made off; `start` turns it on.
     """
@@ -207,120 +215,106 @@ class SpanRecorder:
     def __init__(self) -> None:
         self.on = False
         self.exporter: Exporter | None = None
-        self._sample: Sample = sampler(by_parent=True, ratio=1.0)
-        self._propagate = True
+        self._by_parent = self._propagate = True
+        self._sample_root = of_ratio(1.0)
         self._scheme = "http"
-        self._offset = self._offset_until = 0.0
         self._offset_ns = 0
+        self._offset_until = 0.0
 
     def start(
-        self, exporter: Exporter, sample: Sample, *, propagate: bool = True, scheme: str = "http", on: bool = True
+        self,
+        exporter: Exporter,
+        sample_root: SampleRoot,
+        *,
+        by_parent: bool = True,
+        propagate: bool = True,
+        scheme: str = "http",
+        on: bool = True,
     ) -> None:
-        """Record from now on. `propagate`: whether clients' trace contexts count; `scheme`: of REST's URLs."""
+        """Record from now on. `by_parent`: a client that has decided decides; `propagate`: whether what clients
+        say counts at all. `scheme`: of REST's URLs."""
         self.exporter = exporter
-        self._sample = sample
+        self._sample_root = sample_root
+        self._by_parent = by_parent
         self._propagate = propagate
         self._scheme = scheme
         self.on = on
 
     def begin(self, call: Call, *, internal: bool = False) -> None:
         """The call begins: it gets its `span`, or none. `internal`: a model makes it."""
-        on_behalf_of = call.span
-        if on_behalf_of is not None:
-            call.span = CallSpan(
-                self,
-                call.times,
-                on_behalf_of.trace_id,
-                on_behalf_of.child_parent_id,
-                _LOCAL,
-                on_behalf_of.state,
-            )
-        elif not internal and call.operation is Operation.INFER:
-            self.begin_received(call, *(call.received_context if self._propagate else NO_CONTEXT))
+        above = call.span
+        if above is not None:
+            call.span = CallSpan(self, call.times, above.trace_id, above.child_parent_id, _LOCAL, above.state)
+        elif not internal and call.operation is _INFER:
+            parent, state = (call.context or call.received_context) if self._propagate else NO_CONTEXT
+            if parent and is_valid(parent):
+                self._continue(call, parent, state)
+            else:
+                number = random.getrandbits(128) or 1
+                if self._sample_root(number):
+                    call.span = CallSpan(self, call.times, number.to_bytes(16))
 
-    def begin_received(self, call: Call, traceparent: str, tracestate: str) -> None:
-        """As `begin`, with what the client has sent, valid or not."""
-        if not traceparent or not is_valid(traceparent):
-            number = random.getrandbits(128) or 1
-            if self._sample(None, number):
-                call.span = CallSpan(self, call.times, number.to_bytes(16))
+    def _continue(self, call: Call, parent: str, state: str) -> None:
+        """A trace that the client has begun; its `traceparent` is valid."""
+        if self._by_parent:
+            if not is_sampled(parent):
+                return
+        elif not self._sample_root(int(parent[3:35], 16)):
             return
-        if self._sample(flags_of(traceparent), int(traceparent[3:35], 16)):
-            trace_id, parent_id = bytes.fromhex(traceparent[3:35]), bytes.fromhex(traceparent[36:52])
-            state = tracestate if len(tracestate) <= MAX_TRACESTATE else ""
-            call.span = CallSpan(self, call.times, trace_id, parent_id, _REMOTE, state)
+        trace_id, parent_id = bytes.fromhex(parent[3:35]), bytes.fromhex(parent[36:52])
+        if len(state) > MAX_TRACESTATE:
+            state = ""
+        call.span = CallSpan(self, call.times, trace_id, parent_id, _REMOTE, state)
 
     def end(self, call: Call, endpoint: Endpoint, code: Code, started: float, ended: float) -> None:
         """The call, which has a span, was received and over at these instants of `time.perf_counter`."""
         own, exporter, times = call.span, self.exporter, call.times
         if not isinstance(own, CallSpan) or own.times is not times or exporter is None:
             return  # It is that of the call on whose behalf this one was made.
-        count = 1 + bool(times.queued) + bool(times.began)
+        queued, began = times.queued, times.began
+        count = 1 + (queued > 0.0) + (began > 0.0)
         if exporter.is_full:
             exporter.counts.queue_full += count
             return
+        if ended > self._offset_until:
+            self._set_offset()
+        offset = self._offset_ns
+        start_ns, end_ns = int(started * 1e9) + offset, int(ended * 1e9) + offset
+        trace, span_id = trace_field(own.trace_id), own.span_id
         described = self._described(call, own, endpoint, code)
-        start_ns, end_ns = self.nanoseconds(started), self.nanoseconds(ended)
-        spans = span(own.trace_id, own.span_id, own.parent_id, described, start_ns, end_ns, own.flags)
-        if times.queued:
-            spans += self._queue_span(own, started, ended)
-        if times.began:
-            spans += self._compute_span(call, own, started, ended)
+        spans = span(trace, span_id, parent_field(own.parent_id), described, start_ns, end_ns, own.flags)
+        parent = parent_field(span_id)
+        # Code on a thread may say that it began after the loop has ended the call.
+        began_ns = min(int(began * 1e9) + offset, end_ns) if began else end_ns
+        if queued:
+            entered_ns = began_ns - int(times.queue_seconds * 1e9) if began else int(queued * 1e9) + offset
+            entered_ns = min(max(entered_ns, start_ns), began_ns)
+            spans += span(trace, own.queue_id, parent, _QUEUE, entered_ns, began_ns, _LOCAL)
+        if began:
+            # What was done to the inputs before they waited is no part of it.
+            joining = times.input_seconds - max(0.0, began - times.queue_seconds - started)
+            done = began + max(0.0, joining) + times.compute_seconds + times.output_seconds
+            rest = _compute(call.model_name[:LONGEST_NAME], call.model_version)
+            if (batch := own.batch) is not None:
+                rest += link(batch.trace_id, batch.id)
+            done_ns = max(began_ns, min(int(done * 1e9) + offset, end_ns))
+            spans += span(trace, own.compute_id, parent, rest, began_ns, done_ns, _LOCAL)
         exporter.put(spans, count)
-
-    def _queue_span(self, own: CallSpan, started: float, ended: float) -> bytes:
-        times = own.times
-        left = min(times.began or ended, ended)
-        entered = max(started, left - times.queue_seconds if times.began else min(times.queued, ended))
-        start, end = self.nanoseconds(min(entered, left)), self.nanoseconds(left)
-        span_id = (own.number | 2).to_bytes(8)
-        return span(own.trace_id, span_id, own.span_id, _QUEUE, start, end, _LOCAL)
-
-    def _compute_span(self, call: Call, own: CallSpan, started: float, ended: float) -> bytes:
-        times = own.times
-        # What was done to the inputs before they waited is no part of it.
-        joining = max(0.0, times.input_seconds - max(0.0, times.began - times.queue_seconds - started))
-        done = min(ended, times.began + joining + times.compute_seconds + times.output_seconds)
-        rest = _compute(call.model_name, call.model_version)
-        if own.batch is not None:
-            rest += link(own.batch.trace_id, own.batch.id)
-        span_id = (own.number | 1).to_bytes(8)
-        start, end = self.nanoseconds(min(times.began, ended)), self.nanoseconds(done)
-        return span(own.trace_id, span_id, own.span_id, rest, start, end, _LOCAL)
 
     def _described(self, call: Call, own: CallSpan, endpoint: Endpoint, code: Code) -> bytes:
         """Name, kind, attributes, status and state of the call's span."""
-        model = _of_model(call.model_name, call.model_version)
-        http = own.http
+        model, version, http = call.model_name[:LONGEST_NAME], call.model_version, own.http
+        who = model, version, call.peer, call.client
         if endpoint.internal:
-            failed = code is not Code.OK
-            described = constant(f"{endpoint.method} {call.model_name}", INTERNAL, *model, *_error(code, failed))
+            described = _of_model_call(endpoint.method, code, *who)
         elif http is not None:
-            failed = http.status >= 500 or not http.status
-            described = constant(
-                f"{http.verb} {http.route}",
-                SERVER,
-                ("http.request.method", http.verb),
-                ("http.route", http.route),
-                ("http.response.status_code", http.status),
-                ("url.scheme", self._scheme),
-                ("triglot.protocol", endpoint.protocol),
-                ("triglot.code", code.name),
-                *model,
-                *_error(str(http.status) if http.status else code, failed),
-            ) + attributes((("url.path", http.path),))
+            described = _of_http(http.verb, http.route, http.status, self._scheme, endpoint.protocol, code, *who)
+            described += _path(http.path)
         else:
-            failed = code in ERRORS
-            described = _of_rpc(endpoint.rpc, endpoint.protocol, code, *model)
-        if call.peer:
-            described += _address(call.peer)
-        if call.client:
-            described += _client(call.client)
+            described = _of_rpc(endpoint.rpc, endpoint.protocol, code, *who)
         if call.request_id:
-            described += attributes((("triglot.request.id", call.request_id[:SHORT_ID]),))
-        if own.state:
-            described += text_field(3, own.state)
-        return described + ERROR if failed else described
+            described += _request_id(call.request_id)
+        return described + text_field(3, own.state) if own.state else described
 
     def put(self, spans: bytes, count: int) -> None:
         """Have them exported."""
@@ -345,45 +339,74 @@ class SpanRecorder:
             self.exporter.close()
 
 
+_INFER = Operation.INFER
 _QUEUE = constant("queue", INTERNAL)
+_request_id, _path = text_attribute("triglot.request.id"), text_attribute("url.path")
+Pairs = tuple[tuple[str, Value], ...]
 
 
-@lru_cache(maxsize=1024)
-def _of_model(name: str, version: int) -> tuple[tuple[str, Value], ...]:
-    named: list[tuple[str, Value]] = [("triglot.model.name", name)] if name else []
-    if version:
-        named.append(("triglot.model.version", version))
-    return tuple(named)
+# What is the same from call to call is encoded once.
 
 
 @lru_cache(maxsize=1024)
 def _compute(name: str, version: int) -> bytes:
-    return constant("compute", INTERNAL, *_of_model(name, version))
+    return constant("compute", INTERNAL, *_model(name, version))
 
 
 @lru_cache(maxsize=4096)
-def _of_rpc(method: str, protocol: str, code: Code, *model: tuple[str, Value]) -> bytes:
-    return constant(
-        method,
-        SERVER,
+def _of_model_call(method: str, code: Code, model: str, version: int, peer: str, client: str) -> bytes:
+    pairs = (*_model(model, version), *_client(peer, client))
+    return _with_error(constant(f"{method} {model}", INTERNAL, *pairs), code.name if code else "")
+
+
+@lru_cache(maxsize=4096)
+def _of_rpc(method: str, protocol: str, code: Code, model: str, version: int, peer: str, client: str) -> bytes:
+    pairs: Pairs = (
         ("rpc.system.name", "grpc"),
         ("rpc.method", method),
         ("rpc.response.status_code", code.name),
         ("triglot.protocol", protocol),
-        *model,
-        *_error(code, code in ERRORS),
     )
+    described = constant(method, SERVER, *pairs, *_model(model, version), *_client(peer, client))
+    return _with_error(described, code.name if code in ERRORS else "")
 
 
-def _error(code: Code | str, failed: bool) -> tuple[tuple[str, Value], ...]:
-    return (("error.type", code if isinstance(code, str) else code.name),) if failed else ()
+@lru_cache(maxsize=4096)
+def _of_http(
+    verb: str,
+    route: str,
+    status: int,
+    scheme: str,
+    protocol: str,
+    code: Code,
+    model: str,
+    version: int,
+    peer: str,
+    client: str,
+) -> bytes:
+    pairs: Pairs = (
+        ("http.request.method", verb),
+        ("http.route", route),
+        *((("http.response.status_code", status),) if status else ()),
+        ("url.scheme", scheme),
+        ("triglot.protocol", protocol),
+        ("triglot.code", code.name),
+    )
+    described = constant(f"{verb} {route}", SERVER, *pairs, *_model(model, version), *_client(peer, client))
+    # Without a status the connection was gone.
+    return _with_error(described, str(status) if status >= 500 else "" if status else code.name)
 
 
-@lru_cache(maxsize=1024)
-def _address(peer: str) -> bytes:
-    return attributes((("client.address", peer),))
+def _model(name: str, version: int) -> Pairs:
+    named: Pairs = (("triglot.model.name", name),) if name else ()
+    return (*named, ("triglot.model.version", version)) if version else named
 
 
-@lru_cache(maxsize=1024)
-def _client(name: str) -> bytes:
-    return attributes((("triglot.client", name),))
+def _client(peer: str, client: str) -> Pairs:
+    address: Pairs = (("client.address", peer),) if peer else ()
+    return (*address, ("triglot.client", client)) if client else address
+
+
+def _with_error(described: bytes, error: str) -> bytes:
+    """`error`: its type, or nothing."""
+    return described + attributes((("error.type", error),)) + ERROR if error else described

@@ -1,0 +1,26 @@
+"""The bench of spans, in small: what a collector has not, the server counts as lost."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from bench import servers, spans
+from bench.rounds import Plan
+
+
+@pytest.mark.parametrize("kind", [spans.SLOW, spans.BACK])
+async def test_lost_is_counted(tmp_path: Path, kind: str) -> None:
+    cores = servers.Cores(None, None, "")
+    with ExitStack() as stack:
+        healthy = spans.Traced(spans.SAMPLED, tmp_path, cores, stack, spans.SAMPLED)
+        faulty = spans.Traced(kind, tmp_path, cores, stack, kind)
+        measured = await spans.fault(healthy, faulty, kind, Plan(2, 0.3))
+        sound = healthy.counted()
+    assert sound.exported == sound.received > 0
+    counted = measured.counted
+    assert counted is not None
+    # One that goes may have taken spans whose response never came.
+    assert counted.received >= counted.exported > 0
+    assert (counted.exported + counted.lost) % 3 == 0
+    assert len(list(spans.fault_lines(measured))) == 3
