@@ -6,12 +6,13 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from told_models import ON_LOOP, SECONDS, STREAM, STREAM_ON_LOOP, children, code, told
+from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, STREAM_ON_LOOP, children, code, told
 
 from triglot import Call, NotFound, ServingError
 from triglot.core.call import BatchCall, ModelCall
@@ -119,6 +120,27 @@ async def test_what_a_model_may_ask_of_its_call(tmp_path: Path) -> None:
         assert await one.say("(call.deadline, call.expired, call.cancelled, len(call.members))") == str(
             (None, False, False, 1)
         )
+
+
+@dataclass
+class Sampled:
+    """A span that is recorded."""
+
+    traceparent: str
+
+
+@pytest.mark.parametrize(("infer", "read"), [(PLAIN, "{}"), (ON_LOOP, "return {}")])
+async def test_the_trace_context_of_a_call(tmp_path: Path, infer: str, read: str) -> None:
+    sent, own = (f"00-{'ab' * 16}-{one * 8}-01" for one in ("12", "34"))
+    async with told(tmp_path, infer) as one:
+        context = read.format("(call.traceparent, call.tracestate)")
+        call = Call(read_metadata=lambda: [("Traceparent", sent), ("tracestate", "a=1")])
+        assert await one.say(context, call) == str((sent, "a=1"))
+        call.span = Sampled(own)
+        assert await one.say(context, call) == str((own, "a=1"))
+        assert await one.say(context, Call()) == str(("", ""))
+        batch = BatchCall([call, Call(read_metadata=lambda: [("traceparent", sent)])])
+        assert await one.say(read.format("[one.traceparent for one in call.members]"), batch) == str([own, sent])
 
 
 async def test_members_of_a_batch(tmp_path: Path) -> None:

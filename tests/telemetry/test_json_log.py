@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from process import FREE_PORTS, SECONDS, Triglot, run_triglot, write_model
 from protocol_clients.channel import SERVICE, grpc_channel, rpc
 from protocol_clients.kserve import infer_request
 from protocol_clients.rest import Rest
+from text_project import inference, write_project
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import wait_until
 
@@ -128,6 +129,7 @@ def write_models(folder: Path) -> None:
         (folder / name / "config.pbtxt").write_text(f'backend: "python"\n{config}')
 
 
+BATCH_INFER = "\n    def batch_infer(self, inp, contexts):\n        "
 Line = dict[str, Any]
 
 
@@ -136,9 +138,8 @@ class Logged:
 
     def __init__(self, server: Triglot) -> None:
         self._server = server
-        (rest,) = server.stdout.wait_for(r"http://127\.0\.0\.1:(\d+)/v2").groups()
-        (line,) = [line for line in self.lines() if line["message"].startswith("gRPC on ")]
-        self.grpc_port, self.rest = int(re.findall(r"\d+", line["message"])[4]), Rest(int(rest))
+        self.grpc_port, rest_port = server.ports()
+        self.rest = Rest(rest_port)
 
     def lines(self) -> list[Line]:
         return [json.loads(line) for line in self._server.stderr.text().split("\n")[:-1]]
@@ -161,6 +162,17 @@ class Logged:
             ]
             for call in calls:
                 call.result(SECONDS)
+
+    def post(self, path: str, body: object, headers: Mapping[str, str]) -> str:
+        """The text of the answer."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.rest.port}{path}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", "traceparent": TRACEPARENT, **headers},
+        )
+        with urllib.request.urlopen(request, timeout=SECONDS) as response:
+            text: str = response.read().decode()
+            return text
 
     def request(self, model: str, request_id: str) -> pb.ModelInferRequest:
         request = infer_request(model)
@@ -228,13 +240,8 @@ def test_what_a_model_logs_for_a_stream(logged: Logged, model: str) -> None:
 
 
 def test_a_stream_over_rest(logged: Logged) -> None:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{logged.rest.port}/v2/models/yields_loop/generate_stream",
-        json.dumps({"id": "of-sse", "x": [7]}).encode(),
-        {"traceparent": TRACEPARENT},
-    )
-    with urllib.request.urlopen(request, timeout=SECONDS) as response:
-        assert response.read().count(b"data: ") == 2
+    text = logged.post("/v2/models/yields_loop/generate_stream", {"id": "of-sse", "x": [7]}, {})
+    assert text.count("data: ") == 2
     lines = logged.of("my.model", "of-sse")
     assert [line["message"] for line in lines] == ["ran", "ran", "ran to its end"]
     assert all(belongs(line, "yields_loop", "of-sse") for line in lines)
@@ -279,6 +286,39 @@ def test_what_a_triton_model_logs(logged: Logged, model: str) -> None:
     assert belongs(line, model, request_id)
 
 
+@pytest.mark.parametrize("batching", ["", "batching: {type: dynamic, max_batch_size: 2, batch_timeout_us: 1000}"])
+def test_what_a_grps_project_logs(tmp_path: Path, batching: str) -> None:
+    named = inference(("reader", "1.0.0"), ("reader", "2.0.0")).replace("none}", f"none, {batching}}}")
+    named = named.replace("nodes: [", "nodes: [{name: first, type: model, model: reader-1.0.0}, ")
+    write_project(tmp_path, models=named)
+    inferer = tmp_path / "src" / "customized_inferer.py"
+    listed = "return [self.infer(one, context) for one, context in zip(inp, contexts)]"
+    inferer.write_text(
+        inferer.read_text().replace("\ninferer_register", f"{BATCH_INFER}{listed}\n\ninferer_register")
+    )
+    variables = {
+        "GRPC_PORT": "0",
+        "REST_PORT": "0",
+        "DRAIN_DELAY": "0",
+        "LOG_FORMAT": "json",
+        "ACCESS_LOG": "true",
+    }
+    environment = {f"TRIGLOT_{name}": value for name, value in variables.items()}
+    with Triglot(tmp_path, "--online", command="grps", environment=environment) as server:
+        logged = Logged(server)
+        for model in ("reader-1.0.0", ""):
+            logged.post(
+                "/grps/v1/infer/predict",
+                {"str_data": "a", "model": model},
+                {"X-Request-Id": f"of-{model or 'dag'}"},
+            )
+        for model, texts in (("reader-1.0.0", ["a"]), ("dag", ["a", "texta"])):
+            lines = logged.of("grps.user", f"of-{model}")
+            assert [line["message"] for line in lines] == [f"asked for {text}" for text in texts]
+            assert all(line["trace_id"] == TRACE for line in lines)
+        server.stop()
+
+
 # --- access lines ---
 
 
@@ -308,13 +348,7 @@ def test_an_access_line_says_who_what_and_how_long(logged: Logged) -> None:
 
 
 def test_a_request_that_is_named_by_a_header(logged: Logged) -> None:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{logged.rest.port}/v1/models/process:predict",
-        b'{"instances": [1]}',
-        {"X-Request-Id": "of-header", "traceparent": TRACEPARENT},
-    )
-    with urllib.request.urlopen(request, timeout=SECONDS):
-        pass
+    logged.post("/v1/models/process:predict", {"instances": [1]}, {"X-Request-Id": "of-header"})
     (line,) = logged.of("triglot.access", "of-header")
     assert (line["protocol"], line["entrypoint"], line["method"]) == ("tfserving", "REST", "predict")
     (said,) = logged.of("my.model", "of-header")
