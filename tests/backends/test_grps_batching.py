@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from concurrent.futures import Future
 from math import inf
@@ -26,7 +27,10 @@ from grps_folders import (
 )
 
 from triglot.backends.grps import batching
+from triglot.backends.grps.logs import USER_LOGGER
 from triglot.backends.grps.settings import ProjectSettings
+from triglot.core.call import Call
+from triglot.core.current_calls import CURRENT_CALLS
 from triglot.core.errors import Cancelled, DeadlineExceeded, Internal
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 
@@ -75,6 +79,26 @@ def test_a_full_batch_runs_at_once(tmp_path: Path) -> None:
         outcomes = texts_of(model, *"abcd")
         assert told(outcomes) == ["a@4", "b@4", "c@4", "d@4"]
         assert [call.times.batch_size for call, _ in outcomes] == [4] * 4
+
+
+LOGS = SIZES.replace("        assert all", "        clogger.warning('ran')\n        assert all")
+
+
+def test_what_a_batch_logs_belongs_to_all_its_members(tmp_path: Path) -> None:
+    class Seen(logging.Handler):
+        def emit(self, _: logging.LogRecord) -> None:
+            calls.append(list(CURRENT_CALLS.get()))
+
+    calls: list[list[Call]] = []
+    logger, handler = logging.getLogger(USER_LOGGER), Seen()
+    logger.addHandler(handler)
+    try:
+        with one(tmp_path, LOGS, 3) as model:
+            outcomes = texts_of(model, *"abc")
+    finally:
+        logger.removeHandler(handler)
+    (members,) = calls
+    assert set(members) == {call for call, _ in outcomes}
 
 
 def test_several_batches_fill_up(tmp_path: Path) -> None:

@@ -62,6 +62,10 @@ LISTS = """def infer(self, inputs): ...
         log.warning("ran")
         return [{{"y": one["x"]}} for one in inputs]"""
 BATCHED = "dynamic_batching = triglot.DynamicBatching(max_batch_size=2, max_queue_delay=60, preferred_sizes=[2])"
+SEQUENCES = """max_batch_size = 2
+    sequence_batching = triglot.SequenceBatching(
+        strategy=triglot.OldestStrategy(max_candidate_sequences=2, preferred_sizes=[2], max_queue_delay=60)
+    )"""
 SINGLES = {
     "thread": ("thread", PLAIN),
     "loop": ("thread", ON_LOOP),
@@ -124,6 +128,7 @@ def write_models(folder: Path) -> None:
     for names, rows, more in ((SINGLES, 1, ""), (STREAMS, 1, ""), (FAILURES, 1, ""), (BATCHES, -1, BATCHED)):
         for name, (execution, infer) in names.items():
             write_model(folder / name, MODEL.format(rows=rows, execution=execution, infer=infer, more=more))
+    write_model(folder / "sequences", MODEL.format(rows=-1, execution="thread", infer=PLAIN, more=SEQUENCES))
     for name, (text, config) in TRITONS.items():
         write_model(folder / name, text)
         (folder / name / "config.pbtxt").write_text(f'backend: "python"\n{config}')
@@ -177,6 +182,9 @@ class Logged:
     def request(self, model: str, request_id: str) -> pb.ModelInferRequest:
         request = infer_request(model)
         request.id = request_id
+        if model == "sequences":
+            request.parameters["sequence_id"].string_param = request_id
+            request.parameters["sequence_start"].bool_param = True
         return request
 
     def stream(self, model: str, request_id: str) -> int:
@@ -247,7 +255,7 @@ def test_a_stream_over_rest(logged: Logged) -> None:
     assert all(belongs(line, "yields_loop", "of-sse") for line in lines)
 
 
-@pytest.mark.parametrize("model", BATCHES)
+@pytest.mark.parametrize("model", [*BATCHES, "sequences"])
 def test_what_a_model_logs_for_a_batch(logged: Logged, model: str) -> None:
     ids = [f"of-{model}-{number}" for number in range(2)]
     logged.infer(model, *ids)

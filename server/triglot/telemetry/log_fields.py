@@ -19,6 +19,7 @@ def call_fields(calls: Sequence[Call]) -> dict[str, Any]:
     One request has `request_id`, `trace_id` and `span_id`; several that are executed together have `batch_size`,
     and lists of at most `MAX_IDS`, `request_ids` and `trace_ids`.
     """
+    calls = tuple(calls)  # They may end meanwhile.
     if not calls:
         return {}
     first = calls[0]
