@@ -19,6 +19,10 @@ class Executor(Protocol):
         """Work that waits."""
 
     @property
+    def busy(self) -> int:
+        """How much runs at the moment, at most `capacity`. May be read on any thread."""
+
+    @property
     def alive(self) -> bool:
         """Whether something is there to run the next one."""
 

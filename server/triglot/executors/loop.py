@@ -47,6 +47,11 @@ class LoopExecutor:
         return 0
 
     @property
+    def busy(self) -> int:
+        """See `Executor`. Where requests do not wait for one another, more may run than this says."""
+        return min(self.running, self.capacity)
+
+    @property
     def alive(self) -> bool:
         """See `Executor`."""
         return True

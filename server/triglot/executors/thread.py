@@ -125,6 +125,11 @@ class ThreadExecutor:
         return len(self._parked)
 
     @property
+    def busy(self) -> int:
+        """See `Executor`."""
+        return max(0, self.capacity - self._unstarted - self.idle)
+
+    @property
     def alive(self) -> bool:
         """See `Executor`."""
         return any(thread.is_alive() for thread in self._threads)

@@ -282,6 +282,11 @@ class Servable:
 
     def readings(self) -> Iterator[Reading]:
         """What its schedule counts, and what was refused."""
+        if not self.direct:
+            instances = sum([executor.capacity for executor in self._executors])
+            yield Reading("instances", "Instances of the model.", instances)
+            busy = sum([executor.busy for executor in self._executors])
+            yield Reading("instances_busy", "Instances that execute a request or a batch.", busy)
         yield from self._schedule.readings()
         for name, counts in self.model.own_batches.items():
             yield from counts.readings({"dag_model": name})

@@ -30,6 +30,8 @@ ADDED = frozenset(
         "triglot_held_bytes",
         "triglot_held_requests",
         "triglot_in_flight",
+        "triglot_instances",
+        "triglot_instances_busy",
         "triglot_processes",
         "triglot_queue_depth",
         "triglot_response_cache_bytes",
@@ -47,6 +49,7 @@ MOST = frozenset(
         "nv_cpu_utilization",
         "nv_model_load_duration_secs",
         "python_info",
+        "triglot_build_info",
     )
 )
 

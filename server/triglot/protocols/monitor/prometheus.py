@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -30,6 +31,7 @@ from triglot.telemetry.process import MachineUsage
 from triglot.telemetry.series import BUILT_IN, Distribution, Trend
 from triglot.telemetry.spans.exporter import Exporter
 from triglot.telemetry.store import Telemetry
+from triglot.version import __version__
 
 BATCH_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 OPEN_METRICS = "application/openmetrics-text"
@@ -37,6 +39,7 @@ KIND_BYTES = 2048
 """What one kind of call adds to the page, about."""
 BY_METHOD = ("protocol", "entrypoint", "method", "model", "version")
 BY_MODEL = ("model", "version")
+BUILD = {"version": __version__, "python": platform.python_version()}
 QUANTILES = {"0.5": 5000, "0.9": 9000, "0.99": 9900}
 _SECONDS = [f"{limit / 1e6:.6g}" for limit in LATENCY_LIMITS[1::2]] + ["+Inf"]
 """Every second limit: 16 buckets tell as much on a chart, and make the page half as long."""
@@ -162,6 +165,9 @@ class _Everything(CollectorRegistry):
         _add_times(lag, (), self._telemetry.loop_lag)
         yield lag
         yield from _spans(self._telemetry.spans.exporter)
+        build = GaugeMetricFamily("triglot_build_info", "Versions of Triglot and Python.", labels=tuple(BUILD))
+        build.add_metric(tuple(BUILD.values()), 1)
+        yield build
         yield from self._metrics()
         yield from triton_metrics(self._versions, self._machine, latency_counters=self._telemetry.latency_counters)
         yield from printed_families(self._own)

@@ -1,0 +1,100 @@
+"""How much of a model's instances is used, and which versions run, at /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_doors import ask, put
+from kserve_served import Served, serve_models
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families as classic
+
+import triglot
+from waiting import until_found
+
+READERS: dict[str, Any] = {"text/plain": classic, "application/openmetrics-text": open_metrics}
+
+
+class Held(triglot.Model):
+    """Its requests go on when the test says so."""
+
+    instances = 3
+    inputs = [triglot.TensorSpec("x", "INT32", [-1])]
+    outputs = [triglot.TensorSpec("y", "INT32", [-1])]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def infer(self, inputs: Any) -> Any:
+        assert self.gate.wait(20)
+        return {"y": inputs["x"]}
+
+
+class OnTheLoop(triglot.Model):
+    inputs, outputs = Held.inputs, Held.outputs
+
+    async def infer(self, inputs: Any) -> Any:
+        return {"y": inputs["x"]}
+
+
+async def readings(served: Served, accept: str) -> dict[str, float]:
+    """The numbers of model m, by name, and of no model."""
+    _, _, body = await served.rest.call("GET", "/metrics", headers={"Accept": accept})
+    samples = [sample for family in READERS[accept](body.decode()) for sample in family.samples]
+    return {one.name: one.value for one in samples if one.labels == {"model": "m", "version": "1"}}
+
+
+@pytest.mark.parametrize("accept", READERS)
+async def test_busy_instances_of_all(tmp_path: Path, accept: str) -> None:
+    put(tmp_path / "m" / "1")
+    model = Held()
+    async with serve_models([tmp_path], load=lambda *_: model) as served:
+        calls = [asyncio.create_task(ask(served, "m")) for _ in range(2)]
+
+        async def look() -> dict[str, float]:
+            return await readings(served, accept)
+
+        found = await until_found(look, lambda one: one["triglot_instances_busy"] == 2)
+        assert (found["triglot_instances"], found["triglot_held_requests"]) == (3, 2)
+        calls += [asyncio.create_task(ask(served, "m")) for _ in range(2)]
+        found = await until_found(look, lambda one: one["triglot_queue_depth"] == 1)
+        assert (found["triglot_instances_busy"], found["triglot_held_requests"]) == (3, 4)
+        model.gate.set()
+        await asyncio.gather(*calls)
+        await until_found(look, lambda one: one["triglot_instances_busy"] == 0)
+
+
+async def test_code_on_the_loop_has_no_instances(tmp_path: Path) -> None:
+    put(tmp_path / "m" / "1")
+    async with serve_models([tmp_path], load=lambda *_: OnTheLoop()) as served:
+        await ask(served, "m")
+        found = await readings(served, "text/plain")
+        assert found["triglot_held_requests"] == 0
+        assert not [name for name in found if name.startswith("triglot_instances")]
+
+
+async def test_batches_on_the_loop_use_an_instance_each(tmp_path: Path) -> None:
+    put(tmp_path / "m" / "1")
+    model = OnTheLoop()
+    model.dynamic_batching = triglot.DynamicBatching(max_batch_size=4)
+    async with serve_models([tmp_path], load=lambda *_: model) as served:
+        await ask(served, "m")
+        found = await readings(served, "text/plain")
+        assert (found["triglot_instances"], found["triglot_instances_busy"]) == (1, 0)
+
+
+@pytest.mark.parametrize("accept", READERS)
+async def test_which_versions_run(tmp_path: Path, accept: str) -> None:
+    put(tmp_path / "m" / "1")
+    async with serve_models([tmp_path]) as served:
+        _, _, body = await served.rest.call("GET", "/metrics", headers={"Accept": accept})
+        (build,) = [one for one in READERS[accept](body.decode()) if one.name == "triglot_build_info"]
+        (sample,) = build.samples
+        assert sample.labels == {"version": triglot.__version__, "python": platform.python_version()}
+        assert sample.value == 1
