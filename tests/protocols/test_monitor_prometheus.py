@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterable
 
@@ -21,6 +22,7 @@ from triglot.core.histogram import Exemplar
 from triglot.dataplane.control import Reports
 from triglot.protocols.monitor.prometheus import BATCH_LIMITS, PrometheusText, render_reports
 from triglot.telemetry.merging import growing
+from triglot.telemetry.spans.recorder import CallSpan, SpanRecorder
 from triglot.telemetry.store import Telemetry
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
@@ -202,14 +204,7 @@ def test_large_values_are_printed_in_full(telemetry: Telemetry, form: str) -> No
 
 # --- exemplars ---
 
-TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-
-
-class SpanDouble:
-    """A span that is recorded, of no tracer."""
-
-    def __init__(self, trace: str, span: str = SPAN) -> None:
-        self.traceparent = f"00-{trace}-{span}-01"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
 def exemplars(families: Iterable[Metric]) -> dict[tuple[str, str], ParsedExemplar]:
@@ -229,7 +224,7 @@ def parsed(text: str) -> Iterable[Metric]:
 
 def record(telemetry: Telemetry, seconds: float, trace: str = "", code: Code = Code.OK, batch: int = 1) -> None:
     call = call_of("m", 2, batch)
-    call.span = SpanDouble(trace) if trace else None
+    call.span = CallSpan(SpanRecorder(), call.times, bytes.fromhex(trace)) if trace else None
     telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).record(call, code, seconds, 0.0, 0, 0)
 
 
@@ -243,7 +238,9 @@ def test_sampled_calls_are_exemplars_of_their_buckets(telemetry: Telemetry) -> N
         "triglot_compute_seconds_bucket",
     }
     for (name, limit), one in found.items():
-        assert one.labels == {"trace_id": TRACE, "span_id": SPAN}
+        assert one.labels.keys() == {"trace_id", "span_id"}
+        assert one.labels["trace_id"] == TRACE
+        assert re.fullmatch("[0-9a-f]{16}", one.labels["span_id"])
         assert one.value == pytest.approx({"r": 0.02, "q": 0.001, "c": 0.01}[name[len("triglot_")]])
         assert float(limit) / 1.8**2 < one.value <= float(limit)
         assert before - 0.001 <= float(one.timestamp or 0) <= time.time() + 0.001
@@ -256,7 +253,7 @@ def test_who_asks_for_the_older_format_gets_the_same_as_without_them(telemetry: 
     own = [line for line in prints.render([], "")[0].splitlines() if b"triglot_request" in line]
     kept = telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).calls()
     for _, stats in kept:
-        stats.latency.add_exemplar(Exemplar(1.0, 20_000.0, f"00-{TRACE}-{SPAN}-01"))
+        stats.latency.add_exemplar(Exemplar(1.0, 20_000.0, f"00-{TRACE}-b7ad6b7169203331-01"))
     assert own == [line for line in prints.render([], "")[0].splitlines() if b"triglot_request" in line]
     assert TRACE.encode() in prints.render([], OPEN_METRICS)[0]
 

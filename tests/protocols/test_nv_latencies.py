@@ -26,8 +26,8 @@ FIRST = "nv_inference_first_response_histogram_ms"
 PARTS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 SUMMARIES = [f"nv_inference_{part}_summary_us" for part in PARTS]
 CACHE_SUMMARIES = ["nv_cache_hit_summary_per_model", "nv_cache_miss_summary_per_model"]
-HISTOGRAM = {"metrics_config": "histogram_latencies=true"}
-SUMMARY = {"metrics_config": "summary_latencies=true"}
+HISTOGRAM: dict[str, Any] = {"metrics_config": "histogram_latencies=true"}
+SUMMARY: dict[str, Any] = {"metrics_config": "summary_latencies=true"}
 Found = dict[tuple[str, str, str], float]
 """Values by name, model, and limit or quantile, which both formats agree on."""
 
@@ -224,7 +224,7 @@ async def test_summaries_match_the_counters(tmp_path: Path) -> None:
 
 async def test_quantiles_may_be_chosen(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1")
-    options = {"metrics_config": "summary_latencies=true,summary_quantiles=0.25:0.05,1:0.01"}
+    options: dict[str, Any] = {"metrics_config": "summary_latencies=true,summary_quantiles=0.25:0.05,1:0.01"}
     async with serve_models([tmp_path], **options) as served:
         await ask(served, "m")
         found = await of(served)

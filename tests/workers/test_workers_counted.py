@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from shared_ports import TRANSPORTS, Workers
 
 from process import SECONDS
@@ -161,3 +163,21 @@ def test_histograms_are_added_and_summaries_are_told_apart(tmp_path: Path) -> No
         assert sum(counts) == total
         median = 'nv_inference_request_summary_us{model="who",quantile="0.5",version="1",worker="2"}'
         assert metrics[median] > 0
+
+
+def test_exemplars_are_of_any_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    with Workers(tmp_path) as workers:
+        total = call_each(workers, 3, 2)
+        url = f"http://127.0.0.1:{workers.rest_port}/metrics"
+        request = urllib.request.Request(url, headers={"Accept": "application/openmetrics-text"})
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            parse: Any = text_string_to_metric_families  # It has no types.
+            families = {family.name: family for family in parse(answer.read().decode())}
+        for name in ("triglot_request_seconds", "triglot_queue_seconds", "triglot_compute_seconds"):
+            samples = [one for one in families[name].samples if one.labels["model"] == "who"]
+            (last,) = [one.value for one in samples if one.labels.get("le") == "+Inf"]
+            assert last == total
+            examples = [one.exemplar for one in samples if one.exemplar is not None]
+            assert examples
+            assert len({one.labels["trace_id"] for one in examples}) == len(examples)

@@ -336,9 +336,10 @@ class Endpoint:
         stats.bytes_in += bytes_in
         stats.bytes_out += bytes_out
         stats.used = now = time.time()
-        span = call.span
-        if span is not None:
-            stats.latency.add_exemplar(Exemplar(now, seconds * 1e6, span.response_traceparent))
+        traceparent = ""
+        if (span := call.span) is not None:
+            traceparent = span.response_traceparent
+            stats.latency.add_exemplar(Exemplar(now, seconds * 1e6, traceparent))
         traffic = self._traffic
         if traffic is None:
             return
@@ -349,7 +350,7 @@ class Endpoint:
         self._latencies.append(seconds)
         model.latencies.append(seconds)
         if (statistics := call.statistics) is not None:
-            statistics.ended(call.times, code, seconds, now, "" if span is None else span.traceparent)
+            statistics.ended(call.times, code, seconds, now, traceparent)
         if stats.codec is not None:
             stats.codec.add(codec_seconds * 1e6)
         if code is not Code.OK:
@@ -357,8 +358,8 @@ class Endpoint:
             model.failures += 1
         if size := call.times.batch_size:
             stats.executed(size, call.times.queue_seconds, call.times.compute_seconds)
-            if span is not None:
-                stats.traced_execution(now, call.times, span.traceparent)
+            if traceparent:
+                stats.traced_execution(now, call.times, traceparent)
             share = 1 / size
             traffic.executed += 1
             traffic.executions += share
