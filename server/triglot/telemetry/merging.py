@@ -50,6 +50,7 @@ MOST = frozenset(
         "nv_model_load_duration_secs",
         "python_info",
         "triglot_build_info",
+        "triglot_model_load_failed",
     )
 )
 

@@ -182,15 +182,23 @@ class _Everything(CollectorRegistry):
         return family
 
     def _models(self) -> Iterator[Metric]:
-        ready = GaugeMetricFamily("triglot_model_ready", "1 if the version is ready.", labels=BY_MODEL)
+        ready = GaugeMetricFamily(
+            "triglot_model_ready", "1 if the version is ready; an unloaded version has none.", labels=BY_MODEL
+        )
+        failed = GaugeMetricFamily(
+            "triglot_model_load_failed", "1 if the version's files could not be loaded.", labels=BY_MODEL
+        )
         waiting = GaugeMetricFamily("triglot_queue_depth", "Queued requests.", labels=BY_MODEL)
         for version in self._versions:
             labels = printable(version.files.name), str(version.files.version)
             servable = version.servable
-            ready.add_metric(labels, int(version.ready))
+            if not version.gone or version.failure is not None:
+                ready.add_metric(labels, int(version.ready))
+            failed.add_metric(labels, int(version.failure is not None))
             if servable is not None:
                 waiting.add_metric(labels, servable.queue_depth)
         yield ready
+        yield failed
         yield waiting
 
     def _metrics(self) -> Iterator[Metric]:

@@ -1,0 +1,56 @@
+"""What /metrics say of versions that are loaded, unloaded, or cannot be loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+import triglot
+from process import IDENTITY, write_model
+
+NO_PYTHON = "class Model(:\n"
+
+
+async def test_the_state_of_versions(tmp_path: Path) -> None:
+    write_model(tmp_path / "good" / "1")
+    write_model(tmp_path / "half" / "1")
+    write_model(tmp_path / "half" / "2", NO_PYTHON)
+    config = triglot.Config(
+        grpc_port=0,
+        rest_port=0,
+        model_control_mode="explicit",
+        load_model="*",
+        exit_on_load_error=False,
+        load_retries=0,
+        drain_delay=0,
+    )
+    async with triglot.Server([tmp_path], config) as server, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{server.rest_port}"
+
+        async def values() -> dict[str, tuple[float | None, float | None]]:
+            """Whether each version is ready, and whether its load failed."""
+            async with session.get(f"{url}/metrics") as response:
+                families = {one.name: one for one in text_string_to_metric_families(await response.text())}
+            ready, failed = (
+                {f"{one.labels['model']} {one.labels['version']}": one.value for one in families[name].samples}
+                for name in ("triglot_model_ready", "triglot_model_load_failed")
+            )
+            return {name: (ready.get(name), failed.get(name)) for name in failed}
+
+        async def control(action: str) -> int:
+            async with session.post(f"{url}/v2/repository/models/good/{action}", json={}) as response:
+                return response.status
+
+        half = {"half 1": (1, 0), "half 2": (0, 1)}
+        assert await values() == {"good 1": (1, 0)} | half
+        # An earlier state of its files goes on.
+        write_model(tmp_path / "good" / "1", NO_PYTHON)
+        assert await control("load") == 400
+        assert await values() == {"good 1": (1, 1)} | half
+        write_model(tmp_path / "good" / "1", IDENTITY)
+        assert await control("load") == 200
+        assert await values() == {"good 1": (1, 0)} | half
+        assert await control("unload") == 200
+        assert await values() == {"good 1": (None, 0)} | half
