@@ -86,7 +86,12 @@ async def test_all_calls_end_with_their_process(tmp_path: Path) -> None:
         for call in await asyncio.gather(*running, return_exceptions=True):
             assert isinstance(call, Unavailable)
         assert await one.say("return 'next'") == "next"
-        assert one.readings() == {"processes": 1, "processes_lost ended": 1, "processes_lost hung": 0}
+        assert one.readings() == {
+            "processes": 1,
+            "processes_wanted": 1,
+            "processes_lost ended": 1,
+            "processes_lost hung": 0,
+        }
 
 
 async def test_a_call_that_leaves_leaves_the_others(tmp_path: Path) -> None:
@@ -145,7 +150,12 @@ async def test_async_code_that_blocks_holds_no_caller_beyond_its_deadline(tmp_pa
         assert caught.value.code is Code.DEADLINE_EXCEEDED
         (tmp_path / "go").touch()
         assert await one.say("return 'next'") == "next"
-        assert one.readings() == {"processes": 1, "processes_lost ended": 0, "processes_lost hung": 0}
+        assert one.readings() == {
+            "processes": 1,
+            "processes_wanted": 1,
+            "processes_lost ended": 0,
+            "processes_lost hung": 0,
+        }
 
 
 class Other:

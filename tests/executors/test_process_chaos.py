@@ -34,6 +34,7 @@ async def goes_on(one: Told, *pids: int) -> None:
     """Another process runs the next call."""
     assert await one.pid() not in pids
     await until(lambda: one.readings()["processes"] == one.model.instances)
+    assert one.readings()["processes_wanted"] == one.model.instances
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,12 @@ async def read(one: Told, text: str) -> None:
 async def test_an_odd_error_fails_its_call_and_nothing_else(tmp_path: Path, infer: str) -> None:
     async with told(tmp_path, infer, more=CLASSES) as one:
         assert {error: await outcome(one, f"raise {error}\n") for error in ODD} == ODD
-        assert one.readings() == {"processes": 1, "processes_lost ended": 0, "processes_lost hung": 0}
+        assert one.readings() == {
+            "processes": 1,
+            "processes_wanted": 1,
+            "processes_lost ended": 0,
+            "processes_lost hung": 0,
+        }
 
 
 async def test_an_error_without_a_description_is_in_the_log(

@@ -33,6 +33,7 @@ ADDED = frozenset(
         "triglot_instances",
         "triglot_instances_busy",
         "triglot_processes",
+        "triglot_processes_wanted",
         "triglot_queue_depth",
         "triglot_response_cache_bytes",
         "triglot_sequence_backlog",

@@ -410,8 +410,9 @@ class Pool:
         self.program.environment.close()
 
     def readings(self) -> Iterator[Reading]:
-        """The processes that live, and how many were replaced."""
+        """The processes that live, how many there should be, and how many were replaced."""
         yield Reading("processes", "Ready processes of the model.", self.live)
+        yield Reading("processes_wanted", "Processes of the model when all are ready.", len(self._slots))
         text = "Lost processes of the model, by reason; each is restarted."
         for reason, count in self._restarts.items():
             yield Reading("processes_lost", text, count, {"reason": reason}, counter=True)
