@@ -1,0 +1,55 @@
+"""A Prometheus scrapes real servers: the dashboard has data, and the alerts that should be pending are."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from observed import observed
+from prometheus_server import prometheus
+from shipped import RULES, dashboard_expressions, filled
+
+from waiting import until_found
+
+
+async def test_a_prometheus(tmp_path: Path) -> None:
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("no Prometheus found: deploy/ is not tried with it; on Debian: apt install prometheus")
+    for name in ("servers", "prometheus"):
+        (tmp_path / name).mkdir()
+    async with (
+        observed(tmp_path / "servers") as (server, with_workers),
+        prometheus(program, tmp_path / "prometheus", [server.port, with_workers.port]) as real,
+    ):
+        await server.calls_of_all_kinds()
+        # A rate needs two scrapes at least, and shows what came after the first.
+        expected = 'sum(triglot_requests_total{model="scripted",code="OK"})'
+        (before,) = await until_found(lambda: real.query(expected), bool)
+        await server.calls_of_all_kinds()
+        await until_found(
+            lambda: real.query(expected), lambda found: float(found[0]["value"][1]) > float(before["value"][1])
+        )
+
+        async def without_data() -> dict[str, str]:
+            filled_in = {name: filled(expression) for name, expression, _ in dashboard_expressions()}
+            return {name: text for name, text in filled_in.items() if not await real.query(text)}
+
+        # Nothing has restarted.
+        await until_found(without_data, lambda names: set(names) == {"Restarts"})
+        rates = await real.query(filled("sum by (protocol) (rate(triglot_requests_total[$__rate_interval]))"))
+        grown = {one["metric"]["protocol"] for one in rates if float(one["value"][1]) > 0}
+        assert {"kserve", "tfserving", "grps"} <= grown
+
+        async def rules() -> list[Any]:
+            groups = (await real.ask("rules"))["groups"]
+            return [rule for group in groups for rule in group["rules"]]
+
+        found = await until_found(rules, lambda found: all(rule["health"] != "unknown" for rule in found))
+        assert [rule["name"] for rule in found] == [rule["alert"] for rule in RULES]
+        assert [rule["lastError"] for rule in found if rule["health"] != "ok"] == []
+        alerts = (await real.ask("alerts"))["alerts"]
+        failed = {one["labels"]["alertname"] for one in alerts if one["labels"].get("model") == "broken"}
+        assert failed == {"TriglotModelNotReady", "TriglotLoadFailed"}
