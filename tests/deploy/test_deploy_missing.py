@@ -11,7 +11,7 @@ from elsewhere import check_tests
 FOLDER = Path(__file__).parent
 FILES = {
     "kserve": ["test_kserve_manifests.py"],
-    "deploy": ["test_kserve_pods.py"],
+    "deploy": ["test_kserve_pods.py", "test_chart.py"],
 }
 
 
