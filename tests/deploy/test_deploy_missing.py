@@ -10,12 +10,14 @@ from elsewhere import check_tests
 
 FOLDER = Path(__file__).parent
 FILES = {
-    "kserve": ["test_kserve_manifests.py"],
-    "deploy": ["test_kserve_pods.py", "test_chart.py"],
+    "test_kserve_manifests.py": "kserve",
+    "test_kserve_pods.py": "deploy",
+    "test_chart.py": "deploy",
+    "test_dockerfile.py": "deploy",
 }
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("environment", FILES)
-def test_they_hold(environment: str) -> None:
-    check_tests(environment, *(FOLDER / file for file in FILES[environment]))
+@pytest.mark.parametrize(("file", "environment"), FILES.items())
+def test_they_hold(file: str, environment: str) -> None:
+    check_tests(environment, FOLDER / file)
