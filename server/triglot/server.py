@@ -40,6 +40,7 @@ from triglot.repository.manager.starting import start_instances
 from triglot.repository.manager.summary import VersionSummary, table
 from triglot.repository.manager.warm_up import warm_up as run_warm_up
 from triglot.repository.scan.source import ModelFiles, NamedPath
+from triglot.repository.storage.storage import Storage
 from triglot.scheduling.admission import UNLIMITED, Admission, Limits
 from triglot.scheduling.response_cache import ResponseCache
 from triglot.scheduling.servable import Servable
@@ -106,6 +107,7 @@ class Server:
         control = control or Control()
         if model_folders is None:
             model_folders = folders_of(models or ())
+        self._storage = Storage(self.config.storage_cache, self.config.storage_cache_bytes)
         self.manager = Manager(
             [Path(path) if isinstance(path, str) else path for path in paths] if models is None else models,
             load,
@@ -124,6 +126,7 @@ class Server:
             load_ended=self._load_ended,
             labels_before_load=self.config.labels_before_load,
             wait=self.config.wait_for_models,
+            storage=self._storage,
             adapt=adapt or DefaultBatching(self.config.default_max_batch_size),
         )
         self.telemetry = telemetry or Telemetry()
@@ -247,7 +250,8 @@ class Server:
         return errors
 
     def _load_ended(self, files: ModelFiles, seconds: float, failed: bool) -> None:
-        self.telemetry.loaded_from(str(files.folder or files.file.parent), seconds, failed=failed)
+        place = self._storage.named(str(files.folder or files.file.parent))
+        self.telemetry.loaded_from(place, seconds, failed=failed)
 
     async def _prepare(self, servable: Servable, files: ModelFiles) -> None:
         """Everything that is done with a version before it takes calls; what warms it up counts nowhere."""

@@ -126,8 +126,9 @@ MODEL = "name: 'm' base_path: '/m' model_platform: 'tensorflow'"
             "Expected model m to have an absolute path or URI; got base_path()=",
         ),
         (
-            "config { name: 'm' base_path: 'gs://bucket/m' model_platform: 'tensorflow' }",
-            "Expected model m to be in a local folder; got base_path()=gs://bucket/m",
+            "config { name: 'm' base_path: 'hdfs://host/m' model_platform: 'tensorflow' }",
+            "Expected model m to be in a local folder, or at a URL with s3://, gs://, az://, hf://, https://; "
+            "got base_path()=hdfs://host/m",
         ),
         ("config { base_path: '/m' model_platform: 'tensorflow' }", f"model name '': {NAME_RULE}"),
         (

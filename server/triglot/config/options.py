@@ -74,6 +74,7 @@ NO_PORT = -1
 AUTOMATIC = -1
 LARGEST_TOTAL = 2 * GIB
 MEMORY_SHARE = 4
+STORAGE_BYTES = 20 * GIB
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _HOST_NAME = re.compile(r"\*|[^*:/\s]+")
 
@@ -273,8 +274,8 @@ class Config:
     allowed_model_roots: str = _option(
         MODELS,
         "",
-        "folders that TensorFlow Serving's clients may name in HandleReloadConfigRequest, besides the base paths "
-        "given at the start; / allows all",
+        "folders and URLs that TensorFlow Serving's clients may name in HandleReloadConfigRequest, besides the "
+        "base paths given at the start; / allows all folders",
         value="FOLDER,...",
     )
     load_timeout: float = _option(MODELS, 600.0, "longest time that loading a version may take; 0: no limit")
@@ -306,6 +307,19 @@ class Config:
         0,
         "most instances (threads or processes) that the configuration in a client's load request may ask for, "
         "unless the model's own configuration asks for more; 0: twice the CPUs, and at least 8",
+    )
+    storage_cache: str = _option(
+        MODELS,
+        "",
+        "folder for what is downloaded of models at URLs; several servers may share it; empty: "
+        "$XDG_CACHE_HOME/triglot or ~/.cache/triglot, and where that cannot be written a folder in /tmp",
+        value="FOLDER",
+    )
+    storage_cache_bytes: int = _option(
+        MODELS,
+        STORAGE_BYTES,
+        "size of that folder above which unused objects are removed, least recently used first; 0: no limit",
+        value="BYTES",
     )
     default_max_batch_size: int = _option(
         SCHEDULING,

@@ -15,6 +15,7 @@ from triglot.model.config import ALL, VersionPolicy
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.repository.config.settings import ModelSettings, check_names
 from triglot.repository.scan.layout import BACKEND_OF_FILE
+from triglot.repository.storage.urls import SCHEMES, url_of
 
 TENSORFLOW = "tensorflow"
 """TensorFlow Serving's only platform. The names of our backends are platforms too, and all mean the same: the
@@ -52,9 +53,12 @@ def _settings(model: pb.ModelConfig, base_path: Path) -> ModelSettings:
 
 def _folder(model: pb.ModelConfig) -> Path:
     path = model.base_path.removeprefix("file://")
+    if url_of(Path(path)) is not None:
+        return Path(path)
     if _SCHEME.match(path):
         raise InvalidArgument(
-            f"Expected model {model.name} to be in a local folder; got base_path()={model.base_path}"
+            f"Expected model {model.name} to be in a local folder, or at a URL with "
+            f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}; got base_path()={model.base_path}"
         )
     if not Path(path).is_absolute():
         raise InvalidArgument(

@@ -52,9 +52,10 @@ from triglot.repository.scan.load_errors import (
     wrong_roots,
 )
 from triglot.repository.scan.once_logger import OnceLogger
-from triglot.repository.scan.paths import is_below
 from triglot.repository.scan.scanner import AtOnce, Scan, Scanner, Wanted
-from triglot.repository.scan.source import FoundTwice, ModelFiles, Override, Overrides, Root
+from triglot.repository.scan.source import Found, FoundTwice, ModelFiles, Override, Overrides, Root
+from triglot.repository.storage.storage import Storage
+from triglot.repository.storage.urls import is_allowed, spelled
 from triglot.scheduling.servable import Servable
 
 log = logging.getLogger(__name__)
@@ -79,8 +80,8 @@ class Manager:
     `left_out`: what of it is not loaded at the start. `folders`: where clients may have models loaded from by
     `reload`. `most_instances`: of a model whose configuration comes with the request to load it.
     `labels_before_load`: see `Registry`, where requests find what serves. `allow_symlinks`: see `Scanner`.
-    `wait`: at the start, for what is not there yet, if it is looked for again.
-    `options` are those of `Reconciler`.
+    `wait`: at the start, for what is not there yet, if it is looked for again. `storage`: where what lies at
+    URLs is brought to. `options` are those of `Reconciler`.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Manager:
         most_instances: int = MAX_INSTANCES,
         labels_before_load: bool = False,
         wait: bool = False,
+        storage: Storage | None = None,
         load_timeout: float = 0.0,
         load_retries: int = 0,
         load_retry_interval: float = 0.0,
@@ -123,7 +125,8 @@ class Manager:
         )
         self._settle_seconds = min(poll_interval, SETTLE_SECONDS)
         self._scanner = Scanner(self._settle_seconds, allow_symlinks=allow_symlinks)
-        self._roots = tuple(roots)
+        self._storage = storage or Storage()
+        self._roots = self._storage.local(roots)
         self._explicit = explicit
         self._not_at_start = left_out
         self._poll_interval = poll_interval
@@ -193,7 +196,7 @@ class Manager:
 
     async def _first_look(self) -> Scan:
         """What there is, once there is a model at every path, if these are waited for."""
-        look = await self._look(self._roots, lambda _: True)
+        look = await self._look(self._roots, lambda _: True, asked_for=self._explicit or ())
         said: set[str] = set()
         while self._waits and (missing := not_yet(look)):
             for text in missing:
@@ -201,10 +204,10 @@ class Manager:
                     log.warning("%s; waiting for it", text)
             said.update(missing)
             await asyncio.sleep(self._poll_interval)
-            look = await self._look(self._roots, lambda _: False)
+            look = await self._look(self._roots, lambda _: False, settle=True)
         while said and look.unsettled:
             await asyncio.sleep(self._settle_seconds)
-            look = await self._look(self._roots, lambda _: False)
+            look = await self._look(self._roots, lambda _: False, settle=True)
         return look
 
     async def check_folders(self, models: Sequence[ModelSettings]) -> None:
@@ -215,11 +218,11 @@ class Manager:
         self._require_list()
         allowed = list(dict.fromkeys([*self._folders, *self._followed]))
         for model in models:
-            if not await in_thread(partial(is_below, model.base_path, allowed)):
+            if not await in_thread(partial(is_allowed, model.base_path, allowed)):
                 raise PermissionDenied(
                     f"model {model.name}: expected a base_path in one of the server's folders "
-                    f"({listed(allowed) or 'none'}), got {model.base_path}; add folders with "
-                    "--allowed_model_roots or TRIGLOT_ALLOWED_MODEL_ROOTS"
+                    f"({listed(map(spelled, allowed)) or 'none'}), got {spelled(model.base_path)}; add folders "
+                    "with --allowed_model_roots or TRIGLOT_ALLOWED_MODEL_ROOTS"
                 )
 
     async def follow(self, models: Sequence[ModelSettings]) -> None:
@@ -238,15 +241,17 @@ class Manager:
         """
         check_names([model.name for model in models])
         self._require_list()
+        roots = self._storage.local(models)
+        models = [root for root in roots if isinstance(root, ModelSettings)]
         async with self._reloading:
             async with self._looking:
                 at_once = self._at_once(models)
-                look = await self._look(models, at_once)
+                look = await self._look(roots, at_once)
                 self.registry.label(models)
                 if changes := _changes(self._roots, models):
                     log.info("the model list changed: %s", changes)
                 self._once_logger.log(look, at_once)
-                self._roots = tuple(models)
+                self._roots = roots
                 new = look.wanted.keys() - self.registry.names()
                 self.reconciler.want(look.wanted)
                 self._note(look)
@@ -292,7 +297,7 @@ class Manager:
     async def refresh(self) -> bool:
         """Look at the disk again, and start what follows from it; whether something is still being written."""
         async with self._looking:
-            look = await self._look(self._roots, lambda _: False)
+            look = await self._look(self._roots, lambda _: False, settle=True)
             self._once_logger.log(look, lambda _: False)
             self.reconciler.want(self._wanted_of(look))
             self._note(look)
@@ -339,7 +344,7 @@ class Manager:
         async with self._looking:
             others = {key: versions for key, versions in self.registry.wanted.items() if key != name}
             asked = name.__eq__
-            look = await self._look(self._roots, asked, others, overrides)
+            look = await self._look(self._roots, asked, others, overrides, asked_for=[name])
             self._once_logger.log(look, asked, others=False)
             self._note(look, asked)
             if why := why_not(name, look, self._roots):
@@ -406,6 +411,7 @@ class Manager:
         if self._polling is not None:
             self._polling.cancel()
         await self.reconciler.close()
+        await in_thread(self._storage.close)
 
     # --- looks at the disk ---
 
@@ -483,8 +489,14 @@ class Manager:
         at_once: AtOnce,
         held: Wanted | None = None,
         overrides: Overrides = NO_OVERRIDES,
+        *,
+        asked_for: Collection[str] = (),
+        settle: bool = False,
     ) -> Scan:
-        """`held`: what stays wanted where it cannot be read; without it, all that is wanted now."""
+        """`held`: what stays wanted where it cannot be read; without it, all that is wanted now.
+
+        `asked_for`: the models that are wanted, beside those that are. `settle`: see `Storage.fetch`.
+        """
         held = self.registry.wanted if held is None else held
         loaded = [
             version.files
@@ -493,14 +505,32 @@ class Manager:
             if version.state in (State.LOADING, State.READY)
         ]
         busy = self.reconciler.busy()
-        return await in_thread(partial(self._scanner.look, roots, held, loaded, at_once, overrides, busy))
+        names = None if EVERY_MODEL in asked_for else self._names_wanted(asked_for)
+
+        def look() -> Scan:
+            self._storage.fetch(roots, names, overrides, settle=settle)
+            found = self._scanner.look(roots, held, loaded, at_once, overrides, busy)
+            return self._storage.annotated(found, roots)
+
+        return await in_thread(look)
+
+    def _names_wanted(self, asked_for: Collection[str] = ()) -> set[str] | None:
+        """The models that are wanted, and these; None: all that there are."""
+        if self._explicit is None:
+            return None
+        return {*asked_for, *(name for name, versions in self.registry.wanted.items() if versions)}
 
     async def never_loaded(self) -> dict[str, str]:
         """The models that were never loaded, and why not where their name is there twice; none unless models are
         controlled explicitly."""
         if self._explicit is None:
             return {}
-        found = await in_thread(partial(self._scanner.find, self._roots))
+
+        def find() -> Found:
+            self._storage.fetch(self._roots, self._names_wanted(), NO_OVERRIDES, settle=False)
+            return self._scanner.find(self._storage.outlines(self._roots))
+
+        found = await in_thread(find)
         names = [*found.models, *broken_names(found.problems, found.models, self._roots)]
         twice = {Path(key).name: str(one) for key, one in found.problems.items() if isinstance(one, FoundTwice)}
         return {name: twice.get(name, "") for name in names if name not in self.registry.wanted}
@@ -542,7 +572,7 @@ class Manager:
             return
         async with self._looking:
             others = {key: versions for key, versions in self.registry.wanted.items() if key not in missing}
-            look = await self._look(self._roots, missing.__contains__, others)
+            look = await self._look(self._roots, missing.__contains__, others, asked_for=missing)
             self._once_logger.log(look, missing.__contains__, others=False)
             found = [part for part in missing if not why_not(part, look, self._roots)]
             for part in found:

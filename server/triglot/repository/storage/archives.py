@@ -1,0 +1,36 @@
+"""Archives of models: .tar, .tar.gz and .zip."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path, PurePosixPath
+
+from triglot.platform.archives import TarError, unpack
+from triglot.repository.storage.store import StoreError
+
+SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
+
+
+def without_suffix(name: str) -> str | None:
+    """The name of what an archive of this name holds; None: it is no archive."""
+    for suffix in SUFFIXES:
+        if name.endswith(suffix) and name != suffix:
+            return name.removesuffix(suffix)
+    return None
+
+
+def extract(archive: Path, name: str, folder: Path) -> None:
+    """Unpack an archive of this name. Raises `StoreError`, also for what would be outside of the folder."""
+    folder.mkdir(parents=True)
+    try:
+        if name.endswith(".zip"):
+            with zipfile.ZipFile(archive) as packed:
+                for entry in packed.infolist():
+                    path = PurePosixPath(entry.filename)
+                    if path.is_absolute() or ".." in path.parts:
+                        raise StoreError(f"the archive has a file outside of itself, {entry.filename!r}")
+                packed.extractall(folder)
+        else:
+            unpack(archive, folder, mode="r" if name.endswith(".tar") else "r:gz")
+    except (TarError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise StoreError(f"the archive cannot be unpacked: {error}") from None

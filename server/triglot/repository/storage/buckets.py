@@ -1,0 +1,115 @@
+"""Objects in buckets: S3 and what speaks like it, Google Cloud Storage, Azure Blob Storage.
+
+Strategy: obstore finds each cloud's credentials as its own tools do, from variables of the environment, files,
+and the machine that this runs on; they never pass through here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from triglot.repository.storage.store import ObjectChanged, StoredObject, StoreError, check_count, without_secrets
+from triglot.repository.storage.urls import Url
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+MISSING = "needs obstore, which is not installed; run: pip install 'triglot[storage]'"
+ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""The variables that name another server than the cloud's own."""
+_STATUS = re.compile(r"status code: (\d{3}[\w ]*)")
+_CODE = re.compile(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)")
+
+
+class Bucket:
+    """The objects at a URL of a bucket. Raises `StoreError` where obstore is not installed, or not configured."""
+
+    def __init__(self, url: Url) -> None:
+        self._prefix = url.key.strip("/")
+        try:
+            import obstore  # noqa: PLC0415 - an extra.
+        except ModuleNotFoundError:
+            raise StoreError(MISSING) from None
+        self._obstore = obstore
+        try:
+            self._store = _opened(url)
+        except (obstore.exceptions.BaseError, ValueError) as error:
+            raise StoreError(reason(error)) from None
+
+    def objects(self) -> list[StoredObject]:
+        """See `Store`."""
+        found: list[StoredObject] = []
+        below = f"{self._prefix}/" if self._prefix else ""
+        try:
+            for page in self._obstore.list(self._store, self._prefix or None):
+                # An empty object may stand for a folder.
+                found += [_object(meta, below) for meta in page if not meta["path"].endswith("/")]
+                check_count(len(found))
+            if not found and self._prefix:
+                found.append(_object(self._obstore.head(self._store, self._prefix), self._prefix))
+        except FileNotFoundError:
+            return []
+        except self._obstore.exceptions.BaseError as error:
+            raise StoreError(reason(error)) from None
+        return found
+
+    def read(self, stored: StoredObject, begin: int, end: int) -> Iterator[bytes]:
+        """See `Store`."""
+        path = "/".join(part for part in (self._prefix, stored.path) if part)
+        try:
+            got = self._obstore.get(self._store, path, options={"range": (begin, end), "if_match": stored.tag})
+            if got.meta["e_tag"] != stored.tag:  # Not every server knows If-Match.
+                raise ObjectChanged(path)
+            yield from map(bytes, got.stream())
+        except (FileNotFoundError, self._obstore.exceptions.PreconditionError):
+            raise ObjectChanged(path) from None
+        except self._obstore.exceptions.BaseError as error:
+            raise StoreError(f"{path}: {reason(error)}") from None
+
+
+def _object(meta: Any, below: str) -> StoredObject:
+    path = meta["path"].removeprefix(below)
+    return StoredObject(path, meta["size"], meta["e_tag"] or "", int(meta["last_modified"].timestamp()))
+
+
+def _opened(url: Url) -> ObjectStore:
+    from obstore.store import AzureStore, GCSStore, S3Store  # noqa: PLC0415 - an extra.
+
+    endpoint = next((text for name in ENDPOINTS[url.scheme] if (text := os.environ.get(name))), "")
+    options: Any = {
+        "client_options": {"allow_http": endpoint.startswith("http://"), "timeout": "5 minutes"},
+        "retry_config": {"max_retries": 4, "retry_timeout": timedelta(seconds=60)},
+    }
+    if url.scheme == "s3":
+        return S3Store(url.host, **options)
+    if url.scheme == "az":
+        return AzureStore(url.host, **options)
+    if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # Google's own variable for that.
+        base = emulator if "://" in emulator else f"http://{emulator}"
+        options["client_options"]["allow_http"] = True
+        options["config"] = {"service_account_key": _ANONYMOUS % base}
+    return GCSStore(url.host, **options)
+
+
+_ANONYMOUS = (
+    '{"gcs_base_url": "%s", "disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}'
+)
+
+
+def reason(error: Exception) -> str:
+    """What the store says, without what varies from try to try."""
+    text = str(error).partition("\n\nDebug source")[0]
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if code is not None:
+        return f"{code[1]}: {without_secrets(code[2].splitlines()[0] if code[2] else '')}".rstrip(": ")
+    if status is not None:
+        return status[1].strip()
+    return without_secrets(re.sub(r" in [\d.]+[µmn]?s(, after \d+ retries[^-]*)?", "", text.splitlines()[0]))

@@ -1,0 +1,294 @@
+"""Downloaded objects on disk: each once, whole, and for the next start, too.
+
+Strategy: a file's name is made of the object's URL, tag and size, so that an object that changes is another
+file; it is written elsewhere and renamed when it is whole. Its time is the object's, with nanoseconds made of
+the tag: a file that was written to is recognised, and one that is downloaded again is as it was for whoever
+compares times. Snapshots of what is served are hard links to the files: no second copy, nothing that leads out
+of a snapshot as a symbolic link would, and a count of links that says which files are in use.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from triglot.repository.storage.store import Store, StoredObject, StoreError
+from triglot.repository.storage.urls import Url
+
+log = logging.getLogger(__name__)
+
+PART_BYTES = 16 << 20
+"""Of a large object that one connection gets."""
+CONNECTIONS = 16
+PROGRESS_SECONDS = 10.0
+READ_ONLY = 0o444
+OBJECTS, SERVERS = "objects", "servers"
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """An object that is to be downloaded."""
+
+    url: Url
+    store: Store
+    stored: StoredObject
+
+
+class Cache:
+    """A folder of objects, and of the snapshots that running servers have of them; several servers may share it.
+
+    `most_bytes`: what is not in use goes when all objects take more, least recently used first; 0: no limit.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self.folder = folder
+        self._most_bytes = most_bytes
+        self._objects = folder / OBJECTS
+        self._warned = False
+        self._objects.mkdir(mode=0o700, parents=True, exist_ok=True)
+        servers = folder / SERVERS
+        servers.mkdir(mode=0o700, exist_ok=True)
+        with _locked(servers):
+            for other in servers.iterdir():
+                _remove_dead(other)
+            self.snapshots = Path(tempfile.mkdtemp(dir=servers))
+            self._alive = os.open(self.snapshots, os.O_RDONLY)
+            fcntl.flock(self._alive, fcntl.LOCK_SH)
+        self._incoming = self.snapshots / "incoming"
+        self._incoming.mkdir()
+
+    def close(self) -> None:
+        """The snapshots go, the objects stay."""
+        shutil.rmtree(self.snapshots, ignore_errors=True)
+        os.close(self._alive)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other process downloads or removes objects meanwhile: what it gets need not be downloaded twice."""
+        with _locked(self._objects, "waiting for another server, which fills the cache %s"):
+            yield
+
+    def has(self, url: Url, stored: StoredObject) -> bool:
+        """Whether it is there, whole and as it was downloaded."""
+        file = self._file(url, stored)
+        try:
+            status = file.stat()
+        except OSError:
+            return False
+        if status.st_size == stored.size and status.st_mtime_ns == _time(file.name, stored):
+            return True
+        log.warning("%s: something has written to the cached copy %s; it is downloaded again", url, file)
+        file.unlink(missing_ok=True)
+        return False
+
+    def link(self, url: Url, stored: StoredObject, file: Path) -> None:
+        """Have the object at a path."""
+        os.link(self._file(url, stored), file)
+
+    def file(self, url: Url, stored: StoredObject) -> Path:
+        """Where an object is, to be read only."""
+        return self._file(url, stored)
+
+    def _file(self, url: Url, stored: StoredObject) -> Path:
+        place = f"{url}/{stored.path}" if stored.path else str(url)
+        identity = "\0".join((place, url.query, stored.tag, str(stored.size)))
+        return self._objects / hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()
+
+    def download(self, missing: Sequence[Missing]) -> dict[Url, Exception]:
+        """Have these objects there; what went wrong at which URL. Others are downloaded all the same."""
+        progress = _Progress(missing)
+        with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="download") as pool:
+            by_url = defaultdict[Url, list[Future[None]]](list)
+            for one in missing:
+                incoming = _Incoming(one, self._incoming, self._file(one.url, one.stored), progress)
+                by_url[one.url] += [pool.submit(incoming.get, *part) for part in incoming.parts]
+            errors = {}
+            pending = {future for futures in by_url.values() for future in futures}
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_EXCEPTION)
+                for url, futures in by_url.items():
+                    failed = [
+                        error
+                        for future in done.intersection(futures)
+                        if not future.cancelled() and (error := future.exception()) is not None
+                    ]
+                    if failed and url not in errors:
+                        errors[url] = _as_exception(failed[0])
+                        for future in futures:
+                            future.cancel()
+        for left in self._incoming.iterdir():
+            left.unlink()
+        progress.end()
+        return errors
+
+    def trim(self) -> None:
+        """Remove what is not in use and too much."""
+        if not self._most_bytes:
+            return
+        files = [(file, file.stat()) for file in self._objects.iterdir()]
+        total = sum(status.st_size for _, status in files)
+        unused = sorted((status.st_ctime, status.st_size, file) for file, status in files if status.st_nlink == 1)
+        for _, size, file in unused:
+            if total <= self._most_bytes:
+                break
+            file.unlink()
+            total -= size
+            log.info("removed an unused object of %s from the cache", in_units(size))
+        if total > self._most_bytes and not self._warned:
+            self._warned = True
+            log.warning(
+                "the models in use take %s of the storage cache, more than storage_cache_bytes, %s",
+                in_units(total),
+                in_units(self._most_bytes),
+            )
+
+
+class _Incoming:
+    """An object while it is downloaded, in parts."""
+
+    def __init__(self, missing: Missing, folder: Path, target: Path, progress: _Progress) -> None:
+        self._missing = missing
+        self._target = target
+        self._progress = progress
+        self._file = folder / target.name
+        size = missing.stored.size
+        step = PART_BYTES if missing.stored.in_parts else max(size, 1)
+        self.parts = [(begin, min(begin + step, size)) for begin in range(0, size, step)] or [(0, 0)]
+        self._left = len(self.parts)
+        self._lock = threading.Lock()
+
+    def get(self, begin: int, end: int) -> None:
+        """Write a part; the last one makes it an object of the cache."""
+        stored = self._missing.stored
+        descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            at = begin
+            for piece in self._missing.store.read(stored, begin, end) if end > begin else ():
+                if at + len(piece) > end:
+                    break
+                os.pwrite(descriptor, piece, at)
+                at += len(piece)
+                self._progress.add(len(piece))
+            if at != end:
+                raise StoreError(f"{stored.path or self._missing.url}: got {at - begin} bytes of {end - begin}")
+            with self._lock:
+                self._left -= 1
+                if self._left:
+                    return
+            os.fdatasync(descriptor)
+            os.fchmod(descriptor, READ_ONLY)
+            modified = _time(self._target.name, stored)
+            os.utime(descriptor, ns=(modified, modified))
+        finally:
+            os.close(descriptor)
+        self._file.replace(self._target)
+
+
+def _time(name: str, stored: StoredObject) -> int:
+    """The time of an object's file in nanoseconds; equal only for what is the same."""
+    return stored.modified * 10**9 + int(name[:12], 16) % 10**9
+
+
+class _Progress:
+    """Says how far a download is, now and then."""
+
+    def __init__(self, missing: Sequence[Missing]) -> None:
+        self._all = sum(one.stored.size for one in missing)
+        self._urls = ", ".join(dict.fromkeys(str(one.url) for one in missing))
+        self._done = 0
+        self._began = self._said = time.monotonic()
+        self._lock = threading.Lock()
+        self._count = len(missing)
+        log.info("%s: downloading %d objects, %s", self._urls, self._count, in_units(self._all))
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            if (now := time.monotonic()) - self._said < PROGRESS_SECONDS:
+                return
+            self._said = now
+        log.info("%s: downloaded %s of %s", self._urls, in_units(self._done), in_units(self._all))
+
+    def end(self) -> None:
+        seconds = time.monotonic() - self._began
+        log.info("%s: downloaded %s in %.1f s", self._urls, in_units(self._done), seconds)
+
+
+def in_units(count: int) -> str:
+    """A number of bytes, as people read it."""
+    size, units = float(count), iter(("bytes", "kB", "MB", "GB"))
+    unit = next(units)
+    while size >= 1000 and unit != "GB":
+        size, unit = size / 1000, next(units)
+    return f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else StoreError(f"{type(error).__name__}: {error}")
+
+
+@contextmanager
+def _locked(folder: Path, waits: str = "") -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waits:
+                log.info(waits, folder.parent)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_dead(folder: Path) -> None:
+    """Remove the snapshots of a server that does not run any more."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def cache_folder(option: str) -> Path:
+    """The folder of the option, or a user's own folder for caches, or one below /tmp. Raises `OSError`."""
+    if option:
+        return Path(option).expanduser().absolute()
+    for folder in _usual_folders():
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+                return folder
+        except OSError:
+            continue
+    raise OSError("no folder for downloaded models is writable; expected --storage-cache FOLDER")
+
+
+def _usual_folders() -> Iterable[Path]:
+    if home := os.environ.get("XDG_CACHE_HOME"):
+        yield Path(home) / "triglot"
+    try:
+        yield Path.home() / ".cache" / "triglot"
+    except RuntimeError:  # The user has none.
+        pass
+    # Of this user only: others may write to /tmp.
+    yield Path(tempfile.gettempdir()) / f"triglot-{os.getuid()}"

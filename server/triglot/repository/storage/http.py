@@ -1,0 +1,136 @@
+"""Reading over HTTPS: parts of files, and JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPMessage, HTTPResponse
+from typing import IO, Any
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from triglot.repository.storage.store import ObjectChanged, StoredObject, StoreError
+
+TIMEOUT_SECONDS = 60
+TRIES = 4
+PIECE = 1 << 20
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
+
+
+class _Redirects(HTTPRedirectHandler):
+    """None from TLS to plain text."""
+
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> Request | None:
+        if req.type == "https" and not newurl.startswith("https:"):
+            raise StoreError(f"{code} {msg}: the server redirects to an address without TLS")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_OPENER = build_opener(_Redirects)
+
+
+def opened(url: str, headers: Mapping[str, str], token: str = "") -> HTTPResponse:
+    """An answer with status 200 or 206; `token` is not sent to where it is redirected to. Raises `StoreError`.
+
+    `FileNotFoundError` for 404. What may pass is tried again.
+    """
+    request = Request(url, headers={"User-Agent": "triglot", **headers})
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    for tries_left in reversed(range(TRIES)):
+        try:
+            answer: HTTPResponse = _OPENER.open(request, timeout=TIMEOUT_SECONDS)
+        except HTTPError as error:
+            error.close()
+            if error.code == 404:
+                raise FileNotFoundError from None
+            if tries_left and (error.code >= 500 or error.code == 429):
+                time.sleep(2.0**-tries_left)
+                continue
+            raise StoreError(f"{error.code} {error.reason}") from None
+        except (URLError, OSError, HTTPException) as error:
+            if tries_left:
+                time.sleep(2.0**-tries_left)
+                continue
+            raise StoreError(_reason(error)) from None
+        return answer
+    raise AssertionError("the last try returns or raises")
+
+
+def _reason(error: Exception) -> str:
+    reason = error.reason if isinstance(error, URLError) else error
+    return str(reason) or type(reason).__name__
+
+
+def read_json(url: str, token: str = "") -> tuple[Any, str]:
+    """What is at a URL, and the URL of its next page, "" for none. Raises as `opened`."""
+    with opened(url, {"Accept": "application/json"}, token) as answer:
+        try:
+            value = json.load(answer)
+        except ValueError:
+            raise StoreError("the answer is not JSON") from None
+        following = _NEXT.search(answer.headers.get("Link", ""))
+    return value, "" if following is None else following[1]
+
+
+def described(url: str) -> StoredObject | None:
+    """The file at a URL; None where there is none. Raises `StoreError`."""
+    try:
+        # Not HEAD: signed URLs are good for GET only.
+        answer = opened(url, {"Range": "bytes=0-0", "Accept-Encoding": "identity"})
+    except FileNotFoundError:
+        return None
+    with answer:
+        headers = answer.headers
+        match = _RANGE.fullmatch(headers.get("Content-Range", ""))
+        if match is None and "Content-Length" not in headers:
+            raise StoreError("the server does not say how large the file is")
+        size = int(headers["Content-Length"] if match is None else match[3])
+        changed = headers.get("Last-Modified", "")
+        tag = headers.get("ETag") or changed
+    try:
+        modified = int(parsedate_to_datetime(changed).timestamp()) if changed else 0
+    except ValueError:
+        modified = 0
+    return StoredObject("", size, tag, modified, in_parts=match is not None)
+
+
+def read_part(url: str, stored: StoredObject, begin: int, end: int, token: str = "") -> Iterator[bytes]:
+    """Bytes of a file, with further tries from where the connection was cut.
+
+    Raises `StoreError`, `ObjectChanged` where the answer has another size or, if the file has a tag of its own,
+    tag.
+    """
+    name = stored.path or "the file"
+    for tries_left in reversed(range(TRIES)):
+        headers = {"Range": f"bytes={begin}-{end - 1}"} if stored.in_parts else {}
+        try:
+            answer = opened(url, {"Accept-Encoding": "identity", **headers}, token)
+        except FileNotFoundError:
+            raise ObjectChanged(name) from None
+        with answer:
+            _check_same(answer, stored, name, begin)
+            try:
+                while piece := answer.read(PIECE):
+                    yield piece
+                    begin += len(piece)
+            except (OSError, HTTPException) as error:
+                if not tries_left or not stored.in_parts:
+                    raise StoreError(f"{name}: {_reason(error)}") from None
+            if begin >= end or not stored.in_parts:
+                return
+
+
+def _check_same(answer: HTTPResponse, stored: StoredObject, name: str, begin: int) -> None:
+    match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+    if stored.in_parts and (match is None or int(match[1]) != begin or int(match[3]) != stored.size):
+        raise ObjectChanged(name)
+    tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified", "")
+    if not stored.path and tag != stored.tag:
+        raise ObjectChanged(name)

@@ -1,0 +1,219 @@
+"""Models at URLs: local snapshots of them, where the manager looks for models.
+
+Strategy: a URL is a root like any other, once it has its local path: `fetch` brings what lies there up to date,
+and the same search as for any folder finds the models in it. What cannot be fetched leaves the snapshot as it
+was, and is the problem of the models in it until the next try succeeds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
+
+from triglot.core.errors import ModelLoadError
+from triglot.repository.config.settings import ModelSettings
+from triglot.repository.scan.scanner import Scan
+from triglot.repository.scan.source import ModelFiles, Overrides, Root
+from triglot.repository.storage.buckets import Bucket
+from triglot.repository.storage.cache import CONNECTIONS, Cache, Missing, cache_folder
+from triglot.repository.storage.hub import Hub
+from triglot.repository.storage.mirror import Mirror, Plan, Wish
+from triglot.repository.storage.store import ObjectChanged, Store, StoredObject, StoreError
+from triglot.repository.storage.urls import HINTS, Url, url_of
+from triglot.repository.storage.web import WebArchive
+
+TRIES = 3
+"""How often what changes while it is downloaded is listed again, before the next look has its turn."""
+T = TypeVar("T")
+
+
+def open_store(url: Url) -> Store:
+    """The store of a URL. Raises `StoreError`."""
+    if url.scheme in HINTS:
+        raise StoreError(HINTS[url.scheme])
+    if not url.host or ".." in url.key.split("/"):
+        raise StoreError(f"expected {url.scheme}://HOST/PATH without ..")
+    kinds: Mapping[str, Callable[[Url], Store]] = {"hf": Hub, "https": WebArchive}
+    return kinds.get(url.scheme, Bucket)(url)
+
+
+class Storage:
+    """The mirrors of all URLs that a server serves models of; without one, nothing on disk is touched.
+
+    `folder`: of the cache, "" for the usual one; `most_bytes`: see `Cache`.
+    """
+
+    def __init__(self, folder: str = "", most_bytes: int = 0) -> None:
+        self._folder = folder
+        self._most_bytes = most_bytes
+        self._cache: Cache | None = None
+        self._mirrors: dict[Url, Mirror] = {}
+        self._fetching = threading.Lock()
+
+    # --- paths ---
+
+    def local(self, roots: Sequence[Root]) -> tuple[Root, ...]:
+        """The roots, with local paths in place of URLs. Raises `OSError` where no folder for these can be had."""
+        return tuple(map(self._local, roots))
+
+    def _local(self, root: Root) -> Root:
+        if isinstance(root, ModelFiles):
+            return root
+        path = root.base_path if isinstance(root, ModelSettings) else root
+        if (url := url_of(path)) is None:
+            return root
+        mirror = self._mirrors.get(url)
+        if mirror is None:
+            if self._cache is None:
+                self._cache = Cache(cache_folder(self._folder), self._most_bytes)
+            name = sha256(repr(url).encode(errors="surrogateescape")).hexdigest()[:16]
+            mirror = self._mirrors[url] = Mirror(url, self._cache.snapshots / name)
+        return replace(root, base_path=mirror.local) if isinstance(root, ModelSettings) else mirror.local
+
+    def outlines(self, roots: Iterable[Root]) -> list[Root]:
+        """The local roots with all models that there are, downloaded or not; they can only be searched."""
+        by_local = {mirror.local: mirror.outline for mirror in self._mirrors.values()}
+        return [by_local.get(root, root) if isinstance(root, Path) else root for root in roots]
+
+    def named(self, text: str) -> str:
+        """A text, with URLs in place of local paths."""
+        for mirror in self._mirrors.values():
+            for path in (mirror.local, mirror.outline):
+                text = text.replace(str(path), str(mirror.url))
+        return text
+
+    # --- fetching ---
+
+    def fetch(
+        self, roots: Sequence[Root], names: Collection[str] | None, overrides: Overrides, *, settle: bool
+    ) -> None:
+        """Bring what is at these local roots up to date: the models of these names, None: all.
+
+        With `settle`, what has changed is fetched when it has not changed again by the next call. It blocks. What
+        goes wrong is the problem of the mirror.
+        """
+        wishes: dict[Mirror, Wish] = {}
+        for mirror in self._mirrors.values():
+            its = [root for root in roots if _path_of(root) == mirror.local]
+            if its:
+                wishes[mirror] = Wish(its, None if names is None else frozenset(names), overrides or None)
+        if not wishes or self._cache is None:
+            return
+        with self._fetching:
+            for tries_left in reversed(range(TRIES)):
+                problems = _Fetch(self._cache, wishes, settle=settle).run()
+                for mirror in wishes:
+                    problem = problems.get(mirror)
+                    mirror.problem = "" if problem is None else f"{mirror.url}: {_text(problem)}"
+                wishes = {
+                    mirror: wishes[mirror] for mirror, one in problems.items() if isinstance(one, ObjectChanged)
+                }
+                if not wishes or not tries_left:
+                    return
+
+    def annotated(self, scan: Scan, roots: Iterable[Root]) -> Scan:
+        """What was found, with what could not be fetched, and URLs in its texts."""
+        if not self._mirrors:
+            return scan
+        problems = {
+            key: ModelLoadError(self.named(str(problem)), problem.code)
+            if self.named(str(problem)) != str(problem)
+            else problem
+            for key, problem in scan.problems.items()
+        }
+        for root in roots:
+            local = _path_of(root)
+            for mirror in self._mirrors.values():
+                if mirror.local == local and mirror.problem:
+                    error = ModelLoadError(mirror.problem)
+                    problems[root.name if isinstance(root, ModelSettings) else str(local)] = error
+                    for name, versions in scan.wanted.items():
+                        if any(files.file.is_relative_to(local) for files in versions.values()):
+                            problems.setdefault(str(local / name), error)
+        warnings = {key: [self.named(text) for text in texts] for key, texts in scan.warnings.items()}
+        return replace(scan, problems=problems, warnings=warnings)
+
+    def close(self) -> None:
+        """Remove the snapshots; what was downloaded stays in the cache."""
+        if self._cache is not None:
+            with self._fetching:
+                self._cache.close()
+                self._cache = None
+
+
+class _Fetch:
+    """One go at bringing mirrors up to date; what fails for one of them leaves the others alone."""
+
+    def __init__(self, cache: Cache, wishes: Mapping[Mirror, Wish], *, settle: bool) -> None:
+        self._cache = cache
+        self._wishes = wishes
+        self._settle = settle
+        self._problems: dict[Mirror, Exception] = {}
+
+    def run(self) -> Mapping[Mirror, Exception]:
+        """What went wrong with which."""
+        with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="list") as pool:
+            listings = dict(zip(self._wishes, pool.map(self._listed, self._wishes), strict=True))
+        news = {
+            mirror: listing
+            for mirror, listing in listings.items()
+            if listing is not None and mirror.has_news(listing[1], self._wishes[mirror], settle=self._settle)
+        }
+        if not news:
+            return self._problems
+        with self._cache.locked():
+            self._download([one for mirror, listing in news.items() for one in mirror.read_first(*listing)])
+            plans: dict[Mirror, Plan] = {}
+            for mirror, (store, listed) in self._good(news):
+                with self._collecting(mirror):
+                    plans[mirror] = mirror.plan(self._cache, store, listed, self._wishes[mirror])
+            self._download([one for plan in plans.values() for one in plan.needed])
+            for mirror, plan in self._good(plans):
+                with self._collecting(mirror):
+                    mirror.show(self._cache, plan)
+            self._cache.trim()
+        return self._problems
+
+    def _listed(self, mirror: Mirror) -> tuple[Store, list[StoredObject]] | None:
+        try:
+            store = open_store(mirror.url)
+            return store, sorted(store.objects())
+        except (StoreError, OSError) as error:
+            self._problems[mirror] = error
+            return None
+
+    def _download(self, objects: Iterable[Missing]) -> None:
+        missing = [one for one in objects if not self._cache.has(one.url, one.stored)]
+        if not missing:
+            return
+        errors = self._cache.download(missing)
+        self._problems |= {mirror: errors[mirror.url] for mirror in self._wishes if mirror.url in errors}
+
+    def _good(self, mirrors: Mapping[Mirror, T]) -> list[tuple[Mirror, T]]:
+        """Those that nothing went wrong with so far."""
+        return [(mirror, value) for mirror, value in mirrors.items() if mirror not in self._problems]
+
+    @contextmanager
+    def _collecting(self, mirror: Mirror) -> Iterator[None]:
+        try:
+            yield
+        except (StoreError, OSError) as error:
+            self._problems[mirror] = error
+
+
+def _path_of(root: Root) -> Path | None:
+    if isinstance(root, ModelFiles):
+        return None
+    return root.base_path if isinstance(root, ModelSettings) else root
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return str(error)

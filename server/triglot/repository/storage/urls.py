@@ -1,0 +1,69 @@
+"""URLs of models, where paths of models stand.
+
+Strategy: a path that begins with a scheme is a URL, spelled as pathlib spells it, with one slash after the colon:
+`Path("s3://bucket/models")` is `s3:/bucket/models`. So paths stay paths until the manager looks for models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from triglot.repository.scan.paths import is_below
+
+SCHEMES = ("s3", "gs", "az", "hf", "https")
+HINTS = {
+    "as": "expected az://CONTAINER/PATH, and the account in AZURE_STORAGE_ACCOUNT_NAME",
+    "abfs": "expected az://CONTAINER/PATH, and the account in AZURE_STORAGE_ACCOUNT_NAME",
+    "abfss": "expected az://CONTAINER/PATH, and the account in AZURE_STORAGE_ACCOUNT_NAME",
+    "gcs": "expected gs://BUCKET/PATH",
+    "http": "expected https://",
+}
+"""What to write in place of schemes that others use."""
+_URL = re.compile(rf"({'|'.join((*SCHEMES, *HINTS))}):/+(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """`host`: a bucket, a container, or whoever has a repository of the hub. `key`: the path in it, "" for all.
+
+    `query`: signatures may be in it, so that `str` leaves it out.
+    """
+
+    scheme: str
+    host: str
+    key: str
+    query: str = ""
+
+    def __str__(self) -> str:
+        host = self.host.rpartition("@")[2] if self.scheme == "https" else self.host
+        return f"{self.scheme}://{host}" + (f"/{self.key}" if self.key else "")
+
+
+def url_of(path: Path) -> Url | None:
+    """The URL that a path is, if it is one."""
+    if (match := _URL.fullmatch(str(path))) is None:
+        return None
+    scheme, rest = match.groups()
+    query = ""
+    if scheme == "https":
+        rest, _, query = rest.partition("?")
+    host, _, key = rest.partition("/")
+    return Url(scheme, host, key, query)
+
+
+def is_allowed(path: Path, folders: Iterable[Path]) -> bool:
+    """Whether a path is one of the folders, or lies below one; a URL only below another URL."""
+    if url_of(path) is None:
+        return is_below(path, [folder for folder in folders if url_of(folder) is None])
+    return ".." not in path.parts and any(
+        url_of(folder) is not None and path.is_relative_to(folder) for folder in folders
+    )
+
+
+def spelled(path: Path) -> str:
+    """A path for messages: of a URL, as people write it."""
+    url = url_of(path)
+    return str(path) if url is None else str(url)
