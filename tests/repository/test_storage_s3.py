@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import stat
-import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import grpc.aio
 import obstore
 import pytest
-from object_stores import Proxy, cut, moto, refuse
+from object_stores import Proxy, cut, moto, refuse, request
 from obstore.store import S3Store
 from stored_models import POLL, SAYS, serving
 
@@ -68,7 +67,7 @@ def remote(s3: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
         for name, value in environment(endpoint, tmp_path).items():
             monkeypatch.setenv(name, value)
         for command, path in (("POST", "/moto-api/reset"), ("PUT", f"/{BUCKET}")):
-            urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{s3}{path}", method=command)).close()
+            request(s3, command, path)
         yield Remote(proxy)
 
 

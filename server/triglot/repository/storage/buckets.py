@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from configparser import Error as ConfigError
+from configparser import RawConfigParser
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triglot.repository.storage.store import ObjectChanged, StoredObject, StoreError, check_count, without_secrets
@@ -25,6 +28,14 @@ ENDPOINTS = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 """The variables that name another server than the cloud's own."""
+CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+)
+"""The variables that give credentials for S3; AWS's files come after them, and the machine's own role last."""
 _STATUS = re.compile(r"status code: (\d{3}[\w ]*)")
 _CODE = re.compile(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)")
 
@@ -40,7 +51,7 @@ class Bucket:
             raise StoreError(MISSING) from None
         self._obstore = obstore
         try:
-            self._store = _opened(url)
+            self.store = _opened(url)
         except (obstore.exceptions.BaseError, ValueError) as error:
             raise StoreError(reason(error)) from None
 
@@ -49,12 +60,12 @@ class Bucket:
         found: list[StoredObject] = []
         below = f"{self._prefix}/" if self._prefix else ""
         try:
-            for page in self._obstore.list(self._store, self._prefix or None):
+            for page in self._obstore.list(self.store, self._prefix or None):
                 # An empty object may stand for a folder.
                 found += [_object(meta, below) for meta in page if not meta["path"].endswith("/")]
                 check_count(len(found))
             if not found and self._prefix:
-                found.append(_object(self._obstore.head(self._store, self._prefix), self._prefix))
+                found.append(_object(self._obstore.head(self.store, self._prefix), self._prefix))
         except FileNotFoundError:
             return []
         except self._obstore.exceptions.BaseError as error:
@@ -65,8 +76,9 @@ class Bucket:
         """See `Store`."""
         path = "/".join(part for part in (self._prefix, stored.path) if part)
         try:
-            got = self._obstore.get(self._store, path, options={"range": (begin, end), "if_match": stored.tag})
-            if got.meta["e_tag"] != stored.tag:  # Not every server knows If-Match.
+            options = {"range": (begin, end), "if_match": f'"{stored.tag}"'}
+            got = self._obstore.get(self.store, path, options=options)
+            if _tag(got.meta) != stored.tag:  # Not every server knows If-Match.
                 raise ObjectChanged(path)
             yield from map(bytes, got.stream())
         except (FileNotFoundError, self._obstore.exceptions.PreconditionError):
@@ -77,7 +89,12 @@ class Bucket:
 
 def _object(meta: Any, below: str) -> StoredObject:
     path = meta["path"].removeprefix(below)
-    return StoredObject(path, meta["size"], meta["e_tag"] or "", int(meta["last_modified"].timestamp()))
+    return StoredObject(path, meta["size"], _tag(meta), int(meta["last_modified"].timestamp()))
+
+
+def _tag(meta: Any) -> str:
+    """The ETag, which Azure quotes in answers and not in listings."""
+    return str(meta["e_tag"] or "").strip('"')
 
 
 def _opened(url: Url) -> ObjectStore:
@@ -89,7 +106,7 @@ def _opened(url: Url) -> ObjectStore:
         "retry_config": {"max_retries": 4, "retry_timeout": timedelta(seconds=60)},
     }
     if url.scheme == "s3":
-        return S3Store(url.host, **options)
+        return S3Store(url.host, config=_profile(), **options)
     if url.scheme == "az":
         return AzureStore(url.host, **options)
     if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # Google's own variable for that.
@@ -102,6 +119,38 @@ def _opened(url: Url) -> ObjectStore:
 _ANONYMOUS = (
     '{"gcs_base_url": "%s", "disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}'
 )
+
+
+def _profile() -> Any:
+    """What AWS's own files say, where no variable gives credentials. Raises `StoreError` for a profile without."""
+    if any(os.environ.get(name) for name in CREDENTIALS):
+        return {}
+    name = os.environ.get("AWS_PROFILE", "")
+    files = [
+        Path(os.environ.get(variable) or usual).expanduser()
+        for variable, usual in (
+            ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+            ("AWS_CONFIG_FILE", "~/.aws/config"),
+        )
+    ]
+    profiles = RawConfigParser(strict=False)
+    try:
+        profiles.read(files)
+    except (ConfigError, UnicodeDecodeError):
+        raise StoreError(f"{' or '.join(map(str, files))} cannot be understood") from None
+    wanted = name or "default"
+    found = {
+        key: profiles[section][f"aws_{key}" if key != "region" else key]
+        for section in (f"profile {wanted}", wanted)
+        if profiles.has_section(section)
+        for key in ("access_key_id", "secret_access_key", "session_token", "region")
+        if (f"aws_{key}" if key != "region" else key) in profiles[section]
+    }
+    if name and "access_key_id" not in found:
+        raise StoreError(f"AWS_PROFILE: {files[0]} has no aws_access_key_id for the profile {name!r}")
+    if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        found.pop("region", None)
+    return found
 
 
 def reason(error: Exception) -> str:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
+from functools import cache
 from http.client import HTTPException, HTTPMessage, HTTPResponse
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
 from triglot.repository.storage.store import ObjectChanged, StoredObject, StoreError
 
 TIMEOUT_SECONDS = 60
 TRIES = 4
 PIECE = 1 << 20
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+"""OpenSSL's variables for authorities of one's own."""
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
 
@@ -32,7 +36,10 @@ class _Redirects(HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-_OPENER = build_opener(_Redirects)
+@cache
+def _opener(*_: str | None) -> OpenerDirector:
+    """For each set of certificates: these are read once."""
+    return build_opener(_Redirects)
 
 
 def opened(url: str, headers: Mapping[str, str], token: str = "") -> HTTPResponse:
@@ -43,9 +50,10 @@ def opened(url: str, headers: Mapping[str, str], token: str = "") -> HTTPRespons
     request = Request(url, headers={"User-Agent": "triglot", **headers})
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
+    opener = _opener(*map(os.environ.get, CERTIFICATES))
     for tries_left in reversed(range(TRIES)):
         try:
-            answer: HTTPResponse = _OPENER.open(request, timeout=TIMEOUT_SECONDS)
+            answer: HTTPResponse = opener.open(request, timeout=TIMEOUT_SECONDS)
         except HTTPError as error:
             error.close()
             if error.code == 404:

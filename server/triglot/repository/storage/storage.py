@@ -7,6 +7,8 @@ was, and is the problem of the models in it until the next try succeeds.
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +30,9 @@ from triglot.repository.storage.store import ObjectChanged, Store, StoredObject,
 from triglot.repository.storage.urls import HINTS, Url, url_of
 from triglot.repository.storage.web import WebArchive
 
+log = logging.getLogger(__name__)
+
+TRITONS_CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
 TRIES = 3
 """How often what changes while it is downloaded is listed again, before the next look has its turn."""
 T = TypeVar("T")
@@ -71,6 +76,8 @@ class Storage:
         mirror = self._mirrors.get(url)
         if mirror is None:
             if self._cache is None:
+                if os.environ.get(TRITONS_CREDENTIALS):
+                    log.warning("%s is ignored; set the variables of each cloud's own tools", TRITONS_CREDENTIALS)
                 self._cache = Cache(cache_folder(self._folder), self._most_bytes)
             name = sha256(repr(url).encode(errors="surrogateescape")).hexdigest()[:16]
             mirror = self._mirrors[url] = Mirror(url, self._cache.snapshots / name)
