@@ -11,9 +11,9 @@ import aiohttp
 import grpc.aio
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from span_receivers import SERVER, Received, grpc_receiver
 
 from served_models import Function, serving, twice
+from span_receivers import SERVER, Received, grpc_receiver
 from traced_models import Client
 
 FAMILIES = ("triglot_request_seconds", "triglot_queue_seconds", "triglot_compute_seconds")
