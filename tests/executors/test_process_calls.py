@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from triglot.core.call import BatchCall, ModelCall
 from triglot.core.errors import Code, Internal
 from triglot.core.request_scheduling import Scheduling
 from triglot.model.config import ModelConfig
+from triglot.telemetry.spans.recorder import CallSpan, SpanRecorder
 from waiting import until
 
 TWO = ModelConfig(parameters={"greeting": "hello"})
@@ -122,22 +122,17 @@ async def test_what_a_model_may_ask_of_its_call(tmp_path: Path) -> None:
         )
 
 
-@dataclass
-class Sampled:
-    """A span that is recorded."""
-
-    traceparent: str
-
-
 @pytest.mark.parametrize(("infer", "read"), [(PLAIN, "{}"), (ON_LOOP, "return {}")])
 async def test_the_trace_context_of_a_call(tmp_path: Path, infer: str, read: str) -> None:
-    sent, own = (f"00-{'ab' * 16}-{one * 8}-01" for one in ("12", "34"))
+    sent = f"00-{'ab' * 16}-{'12' * 8}-01"
     async with told(tmp_path, infer) as one:
         context = read.format("(call.traceparent, call.tracestate)")
         call = Call(read_metadata=lambda: [("Traceparent", sent), ("tracestate", "a=1")])
         assert await one.say(context, call) == str((sent, "a=1"))
-        call.span = Sampled(own)
-        assert await one.say(context, call) == str((own, "a=1"))
+        call.times.started(0.0)
+        call.span = CallSpan(SpanRecorder(), call.times, bytes(range(16)), state="b=2")
+        own = call.span.traceparent
+        assert await one.say(context, call) == str((own, "b=2"))
         assert await one.say(context, Call()) == str(("", ""))
         batch = BatchCall([call, Call(read_metadata=lambda: [("traceparent", sent)])])
         assert await one.say(read.format("[one.traceparent for one in call.members]"), batch) == str([own, sent])

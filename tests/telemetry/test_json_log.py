@@ -16,6 +16,7 @@ from process import FREE_PORTS, SECONDS, Triglot, run_triglot, write_model
 from protocol_clients.channel import SERVICE, grpc_channel, rpc
 from protocol_clients.kserve import infer_request
 from protocol_clients.rest import Rest
+from span_receivers import SERVER, grpc_receiver
 from text_project import inference, write_project
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import wait_until
@@ -361,6 +362,29 @@ def test_a_request_that_is_named_by_a_header(logged: Logged) -> None:
     assert (line["protocol"], line["entrypoint"], line["method"]) == ("tfserving", "REST", "predict")
     (said,) = logged.of("my.model", "of-header")
     assert belongs(said, "process", "of-header")
+
+
+def test_lines_name_the_spans_of_a_sampled_call(tmp_path: Path) -> None:
+    names = ("thread", "process")
+    for name in names:
+        execution, infer = SINGLES[name]
+        write_model(tmp_path / name, MODEL.format(rows=1, execution=execution, infer=infer, more=""))
+    with grpc_receiver() as (url, received):
+        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": url}
+        with Triglot(tmp_path, *QUICK, "--access-log", environment=environment) as server:
+            logged = Logged(server)
+            for name in names:
+                logged.infer(name, name)
+            server.stop()
+            lines = {name: (logged.of("my.model", name), logged.of("triglot.access", name)) for name in names}
+        spans = received.wait_for(6)
+    for name in names:
+        ((said,), (access,)) = lines[name]
+        (call,) = [one for one in spans if one.kind == SERVER and one.id == access["span_id"]]
+        assert call.parent == SPAN
+        (compute,) = [one for one in spans if one.id == said["span_id"]]
+        assert compute.parent == call.id
+        assert said["trace_id"] == access["trace_id"] == TRACE
 
 
 def test_texts_of_clients_stay_in_their_fields(logged: Logged) -> None:

@@ -52,7 +52,10 @@ class AccessLine:
 
     def fields(self) -> dict[str, Any]:
         """Of the line as an object, beside those of its call."""
+        span = self.call.span
         return {
+            # Its own span, not that of its time on the model.
+            **({} if span is None else {"span_id": span.response_traceparent.split("-")[2]}),
             "protocol": self.protocol,
             "entrypoint": self.entrypoint,
             "method": self.method,

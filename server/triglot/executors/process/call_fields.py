@@ -37,9 +37,10 @@ def _own_fields(call: Call, log_ids: bool) -> dict[str, Any]:
         "outputs": list(call.requested_outputs),
         "deadline": call.deadline,
         "client": call.client,
-        # The headers of others are read when their code asks for them.
-        "log_ids": call.log_ids if log_ids or call.span is not None else None,
     }
+    if log_ids or call.span is not None:  # The headers of others are read when their code asks for them.
+        fields["log_id"] = call.log_ids[0]
+        fields["context"] = call.traceparent, call.tracestate
     if call.scheduling is not PLAIN:
         one = call.scheduling
         fields["scheduling"] = (

@@ -32,6 +32,8 @@ class RemoteCall(Call):
         self.times.batch_size = fields.get("batch", 1)
         self.size = fields.get("size", 0)
         self.requested_outputs = fields.get("outputs", ())
+        if context := fields.get("context"):
+            self.context = context[0], context[1]
         if scheduling := fields.get("scheduling"):
             self.scheduling = Scheduling(*scheduling)
         if client := fields.get("client"):
@@ -43,14 +45,8 @@ class RemoteCall(Call):
     @property
     def log_ids(self) -> tuple[str, str]:
         """See `Call.log_ids`."""
-        known = self._fields.get("log_ids")
-        return super().log_ids if known is None else (known[0], known[1])
-
-    @property
-    def traceparent(self) -> str:
-        """See `Call.traceparent`."""
-        known = self._fields.get("log_ids")
-        return super().traceparent if known is None else known[1]
+        fields = self._fields
+        return (fields.get("log_id", ""), self.traceparent) if "context" in fields else super().log_ids
 
     @property
     def cancelled(self) -> bool:
