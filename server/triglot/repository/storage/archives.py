@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from pathlib import Path, PurePosixPath
 
@@ -20,7 +21,10 @@ def without_suffix(name: str) -> str | None:
 
 
 def extract(archive: Path, name: str, folder: Path) -> None:
-    """Unpack an archive of this name. Raises `StoreError`, also for what would be outside of the folder."""
+    """Unpack an archive of this name; all files have its time: their own may be the same for another one.
+
+    Raises `StoreError`, also for what would be outside of the folder.
+    """
     folder.mkdir(parents=True)
     try:
         if name.endswith(".zip"):
@@ -34,3 +38,6 @@ def extract(archive: Path, name: str, folder: Path) -> None:
             unpack(archive, folder, mode="r" if name.endswith(".tar") else "r:gz")
     except (TarError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise StoreError(f"the archive cannot be unpacked: {error}") from None
+    modified = archive.stat().st_mtime_ns
+    for file in folder.rglob("*"):
+        os.utime(file, ns=(modified, modified), follow_symlinks=False)

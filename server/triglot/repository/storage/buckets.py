@@ -51,7 +51,7 @@ class Bucket:
             raise StoreError(MISSING) from None
         self._obstore = obstore
         try:
-            self.store = _opened(url)
+            self.store: Any = _opened(url)
         except (obstore.exceptions.BaseError, ValueError) as error:
             raise StoreError(reason(error)) from None
 
@@ -76,7 +76,7 @@ class Bucket:
         """See `Store`."""
         path = "/".join(part for part in (self._prefix, stored.path) if part)
         try:
-            options = {"range": (begin, end), "if_match": f'"{stored.tag}"'}
+            options: Any = {"range": (begin, end), "if_match": f'"{stored.tag}"'}
             got = self._obstore.get(self.store, path, options=options)
             if _tag(got.meta) != stored.tag:  # Not every server knows If-Match.
                 raise ObjectChanged(path)

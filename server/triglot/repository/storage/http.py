@@ -32,6 +32,7 @@ class _Redirects(HTTPRedirectHandler):
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> Request | None:
         if req.type == "https" and not newurl.startswith("https:"):
+            fp.close()
             raise StoreError(f"{code} {msg}: the server redirects to an address without TLS")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
