@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import stat
@@ -17,7 +18,7 @@ from object_stores import Proxy, cut, moto, refuse, request
 from obstore.store import S3Store
 from stored_models import POLL, SAYS, serving
 
-from process import run_triglot
+from process import FREE_PORTS, LISTENING, Triglot, run_triglot
 from triglot.core.errors import ModelLoadError
 from triglot.pb.tfserving import management_pb2
 from triglot.repository.config.settings import ModelSettings
@@ -143,9 +144,9 @@ async def test_explicit_control_downloads_what_is_asked_for(remote: Remote) -> N
         assert await served.value("b") == 1
         remote.put_model("r/b/2", 2)
         remote.put_model("r/c/1", 7)
-        assert "c/" in await served.index()
         assert (await served.post("/v2/repository/models/b/load"))[0] == 200
         assert await served.value("b") == 2
+        assert "c/" in await served.index()
         remote.proxy.answer = lambda handler: refuse(handler, 403)
         status, answer = await served.post("/v2/repository/models/c/load")
         assert status >= 400
@@ -377,11 +378,82 @@ async def test_no_folder_for_the_cache(remote: Remote, tmp_path: Path) -> None:
             pass
 
 
-def test_check_and_workers(remote: Remote, tmp_path: Path) -> None:
-    """As processes, which share what is downloaded."""
+def test_check(remote: Remote, tmp_path: Path) -> None:
+    """And without the library, which is an extra."""
     remote.put_model("r/a/1", 1)
-    endpoint = f"http://127.0.0.1:{remote.proxy.port}"
-    checked = run_triglot("check", "s3://models/r", environment=environment(endpoint, tmp_path))
+    variables = environment(f"http://127.0.0.1:{remote.proxy.port}", tmp_path)
+    checked = run_triglot("check", "s3://models/r", environment=variables)
     assert checked.returncode == 0, checked.stderr
     assert "READY" in checked.stdout
     assert SECRET not in checked.stdout + checked.stderr
+    without = "import sys\nsys.modules['obstore'] = None"
+    for url in ("s3://models/r", "gs://models/r", "az://models/r"):
+        checked = run_triglot("check", url, environment=variables, before=without)
+        assert checked.returncode == 1
+        missing = "needs obstore, which is not installed; run: pip install 'triglot[storage]'"
+        assert f"{url}: {missing}" in checked.stdout
+
+
+def test_workers_download_once(remote: Remote, tmp_path: Path) -> None:
+    remote.put_model("r/a/1", 1, b"w" * 1000)
+    variables = environment(f"http://127.0.0.1:{remote.proxy.port}", tmp_path)
+    with Triglot("s3://models/r", "--workers", "2", *FREE_PORTS, environment=variables) as triglot_process:
+        triglot_process.stderr.wait_for(LISTENING)
+        triglot_process.stop()
+    assert remote.proxy.bytes_read == 1000 + 1 + len(SAYS)
+
+
+async def test_a_large_object_comes_in_parts(remote: Remote) -> None:
+    content = os.urandom((33 << 20) + 7)
+    remote.put_model("r/a/1", 1, content)
+    async with serving("s3://models/r") as served:
+        (version,) = served.server.manager.registry.versions()
+        assert (version.files.file.parent / "weights").read_bytes() == content
+    assert sum("GET /models/r/a/1/weights" in request for request in remote.proxy.requests) == 3
+
+
+async def test_objects_that_stand_for_folders(remote: Remote) -> None:
+    """As consoles and other tools make them."""
+    remote.put_model("r/a/1", 1)
+    for folder in ("r", "r/a", "r/a/1", "r/empty"):
+        request(remote.proxy.target, "PUT", f"/models/{folder}/")
+    async with serving("s3://models/r") as served:
+        assert await served.value("a") == 1
+    remote.put("r/a/1/value.txt/below", "")
+    with pytest.raises(ModelLoadError, match=r"^s3://models/r: a/1/value.txt is an object, and a folder of"):
+        async with serving("s3://models/r"):
+            pass
+
+
+async def test_a_store_that_is_not_there_yet(remote: Remote, caplog: pytest.LogCaptureFixture) -> None:
+    """With --wait-for-models; without, the error ends the server."""
+    remote.put_model("r/a/1", 1)
+    remote.proxy.answer = lambda handler: refuse(handler, 403)
+    with pytest.raises(ModelLoadError, match="s3://models/r: 403 Forbidden"):
+        async with serving("s3://models/r"):
+            pass
+
+    async def later() -> None:
+        await until(lambda: "s3://models/r: 403 Forbidden; waiting for it" in caplog.text)
+        remote.proxy.answer = lambda _: False
+
+    waiting = asyncio.create_task(later())
+    async with serving("s3://models/r", wait_for_models=True, **POLL) as served:
+        assert await served.value("a") == 1
+    await waiting
+
+
+async def test_snapshots_of_models_that_are_not_listed_any_more_go(remote: Remote, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        remote.put_model(f"t/{name}/1", 1)
+    a, b = (ModelSettings(name, Path(f"s3://models/t/{name}")) for name in ("a", "b"))
+    async with serving(models=[a, b]) as served:
+        (servers,) = (tmp_path / "cache" / "triglot" / "servers").iterdir()
+        assert len(list(servers.iterdir())) == 3
+        await served.server.manager.reload([b])
+        await until(lambda: served.server.manager.registry.names() == ["b"])
+        assert await served.value("b") == 1
+        await served.server.manager.reload([b])
+        assert len(list(servers.iterdir())) == 2
+        await served.server.manager.reload([a, b])
+        assert [await served.value(name) for name in "ab"] == [1, 1]

@@ -49,6 +49,11 @@ def test_what_is_allowed(tmp_path: Path) -> None:
     [
         ("as://account/container/m", "expected az://CONTAINER/PATH"),
         ("http://host/m.tar", "expected https://"),
+        ("s3://minio:9000/bucket/m", "expected s3://BUCKET/PATH, and the server's address in AWS_ENDPOINT_URL"),
+        (
+            "s3://https://minio:9000/bucket",
+            "expected s3://BUCKET/PATH, and the server's address in AWS_ENDPOINT_URL",
+        ),
         ("s3://bucket/a/../b", "expected s3://HOST/PATH without .."),
         ("https://host/model.onnx", "expected an archive, .tar.gz, .tgz, .tar, .zip"),
         ("https://me:pass@host/m.tar", "expected a URL without a user and a password"),

@@ -209,11 +209,13 @@ async def test_the_hub(hub: Hub, content: Site) -> None:
         ("hf://me/models", 1),
         ("hf://me/models@v1", 2),
         ("hf://me/models/a", 1),
-        ("hf://me/models@v1/a/1/model.py", None),
+        ("hf://me/models@v1/a", 2),
     ):
-        if value is not None:
-            async with serving(url) as served:
-                assert await served.value("a") == value, url
+        async with serving(url) as served:
+            assert await served.value("a") == value, url
+    hub.revisions["v2"] = plain(4)
+    async with serving("hf://me/models@v2") as served:
+        assert await served.value("models") == 4
     assert not any(content.authorizations.values()), "the token is for the hub alone"
     content.read.clear()
     async with serving("hf://me/models", **POLL) as served:

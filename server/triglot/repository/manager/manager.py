@@ -53,7 +53,7 @@ from triglot.repository.scan.load_errors import (
 )
 from triglot.repository.scan.once_logger import OnceLogger
 from triglot.repository.scan.scanner import AtOnce, Scan, Scanner, Wanted
-from triglot.repository.scan.source import Found, FoundTwice, ModelFiles, Override, Overrides, Root
+from triglot.repository.scan.source import FoundTwice, ModelFiles, Override, Overrides, Root
 from triglot.repository.storage.storage import Storage
 from triglot.repository.storage.urls import is_allowed, spelled
 from triglot.scheduling.servable import Servable
@@ -525,12 +525,7 @@ class Manager:
         controlled explicitly."""
         if self._explicit is None:
             return {}
-
-        def find() -> Found:
-            self._storage.fetch(self._roots, self._names_wanted(), NO_OVERRIDES, settle=False)
-            return self._scanner.find(self._storage.outlines(self._roots))
-
-        found = await in_thread(find)
+        found = await in_thread(lambda: self._scanner.find(self._storage.outlines(self._roots)))
         names = [*found.models, *broken_names(found.problems, found.models, self._roots)]
         twice = {Path(key).name: str(one) for key, one in found.problems.items() if isinstance(one, FoundTwice)}
         return {name: twice.get(name, "") for name in names if name not in self.registry.wanted}

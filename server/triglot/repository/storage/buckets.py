@@ -15,7 +15,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triglot.repository.storage.store import ObjectChanged, StoredObject, StoreError, check_count, without_secrets
+from triglot.repository.storage.store import (
+    ObjectChanged,
+    StoredObject,
+    StoreError,
+    check_count,
+    without_folders,
+    without_secrets,
+)
 from triglot.repository.storage.urls import Url
 
 if TYPE_CHECKING:
@@ -23,8 +30,8 @@ if TYPE_CHECKING:
 
 MISSING = "needs obstore, which is not installed; run: pip install 'triglot[storage]'"
 ENDPOINTS = {
-    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "gs": ("GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST"),
+    "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"),
+    "gs": ("STORAGE_EMULATOR_HOST", "GOOGLE_BASE_URL"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 """The variables that name another server than the cloud's own."""
@@ -61,8 +68,7 @@ class Bucket:
         below = f"{self._prefix}/" if self._prefix else ""
         try:
             for page in self._obstore.list(self.store, self._prefix or None):
-                # An empty object may stand for a folder.
-                found += [_object(meta, below) for meta in page if not meta["path"].endswith("/")]
+                found += [_object(meta, below) for meta in page if meta["path"] != self._prefix]
                 check_count(len(found))
             if not found and self._prefix:
                 found.append(_object(self._obstore.head(self.store, self._prefix), self._prefix))
@@ -70,7 +76,7 @@ class Bucket:
             return []
         except self._obstore.exceptions.BaseError as error:
             raise StoreError(reason(error)) from None
-        return found
+        return without_folders(found)
 
     def read(self, stored: StoredObject, begin: int, end: int) -> Iterator[bytes]:
         """See `Store`."""

@@ -206,7 +206,8 @@ class _Progress:
 
     def __init__(self, missing: Sequence[Missing]) -> None:
         self._all = sum(one.stored.size for one in missing)
-        self._urls = ", ".join(dict.fromkeys(str(one.url) for one in missing))
+        first, *others = dict.fromkeys(str(one.url) for one in missing)
+        self._urls = first + (f" and {len(others)} more" if others else "")
         self._done = 0
         self._began = self._said = time.monotonic()
         self._lock = threading.Lock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from triglot.repository.storage.http import read_json, read_part
 from triglot.repository.storage.store import StoredObject, StoreError, check_count
@@ -25,7 +25,7 @@ class Hub:
             raise StoreError("expected hf://OWNER/REPOSITORY[@REVISION][/PATH] of a model")
         self._endpoint = os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
         self._name = quote(f"{url.host}/{repository}")
-        self._revision = revision or "main"
+        self._revision = unquote(revision) or "main"
         self._path = path.strip("/")
         self._token = _token()
         self._commit = ""

@@ -10,6 +10,7 @@ takes the place of the one before it by one rename.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,12 +73,27 @@ class Mirror:
         self._seen: Sequence[StoredObject] | None = None
         self._wish = Wish(())
         self._chosen: set[PurePosixPath] = set()
+        self.unused = False
         self._archive = without_suffix(PurePosixPath(url.key).name) if url.key else None
-        self._path = PurePosixPath(url.host, *PurePosixPath(url.key).parts)
+        key = re.sub("@[^/]*", "", url.key) if url.scheme == "hf" else url.key
+        self._path = PurePosixPath(url.host, *PurePosixPath(key).parts)
         if self._archive is not None:
             self._path = self._path.with_name(self._archive)
         self.local = folder / NOW / self._path
         self.outline = folder / OUTLINE / self._path
+
+    @property
+    def shown(self) -> bool:
+        """Whether there is a snapshot."""
+        return self._listed is not None
+
+    def let_go(self) -> bool:
+        """Remove the snapshots if the mirror was not used before either: its models may still drain then."""
+        if self.unused:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            return True
+        self.unused = True
+        return False
 
     def has_news(self, listed: Sequence[StoredObject], wish: Wish, *, settle: bool) -> bool:
         """Whether there is something to do; with `settle`, what is being changed waits for the next look."""

@@ -21,8 +21,8 @@ from typing import TypeVar
 from triglot.core.errors import ModelLoadError
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.scanner import Scan
-from triglot.repository.scan.source import ModelFiles, Overrides, Root
-from triglot.repository.storage.buckets import Bucket
+from triglot.repository.scan.source import ModelFiles, NotYet, Overrides, Root
+from triglot.repository.storage.buckets import ENDPOINTS, Bucket
 from triglot.repository.storage.cache import CONNECTIONS, Cache, Missing, cache_folder
 from triglot.repository.storage.hub import Hub
 from triglot.repository.storage.mirror import Mirror, Plan, Wish
@@ -42,6 +42,10 @@ def open_store(url: Url) -> Store:
     """The store of a URL. Raises `StoreError`."""
     if url.scheme in HINTS:
         raise StoreError(HINTS[url.scheme])
+    if url.scheme in ENDPOINTS and ":" in url.host:
+        raise StoreError(
+            f"expected {url.scheme}://BUCKET/PATH, and the server's address in {ENDPOINTS[url.scheme][0]}"
+        )
     if not url.host or ".." in url.key.split("/"):
         raise StoreError(f"expected {url.scheme}://HOST/PATH without ..")
     kinds: Mapping[str, Callable[[Url], Store]] = {"hf": Hub, "https": WebArchive}
@@ -81,16 +85,17 @@ class Storage:
                 self._cache = Cache(cache_folder(self._folder), self._most_bytes)
             name = sha256(repr(url).encode(errors="surrogateescape")).hexdigest()[:16]
             mirror = self._mirrors[url] = Mirror(url, self._cache.snapshots / name)
+        mirror.unused = False
         return replace(root, base_path=mirror.local) if isinstance(root, ModelSettings) else mirror.local
 
     def outlines(self, roots: Iterable[Root]) -> list[Root]:
         """The local roots with all models that there are, downloaded or not; they can only be searched."""
-        by_local = {mirror.local: mirror.outline for mirror in self._mirrors.values()}
+        by_local = {mirror.local: mirror.outline for mirror in list(self._mirrors.values())}
         return [by_local.get(root, root) if isinstance(root, Path) else root for root in roots]
 
     def named(self, text: str) -> str:
         """A text, with URLs in place of local paths."""
-        for mirror in self._mirrors.values():
+        for mirror in list(self._mirrors.values()):
             for path in (mirror.local, mirror.outline):
                 text = text.replace(str(path), str(mirror.url))
         return text
@@ -105,14 +110,17 @@ class Storage:
         With `settle`, what has changed is fetched when it has not changed again by the next call. It blocks. What
         goes wrong is the problem of the mirror.
         """
-        wishes: dict[Mirror, Wish] = {}
-        for mirror in self._mirrors.values():
-            its = [root for root in roots if _path_of(root) == mirror.local]
-            if its:
-                wishes[mirror] = Wish(its, None if names is None else frozenset(names), overrides or None)
-        if not wishes or self._cache is None:
-            return
         with self._fetching:
+            wishes: dict[Mirror, Wish] = {}
+            for mirror in list(self._mirrors.values()):
+                its = [root for root in roots if _path_of(root) == mirror.local]
+                if its:
+                    mirror.unused = False
+                    wishes[mirror] = Wish(its, None if names is None else frozenset(names), overrides or None)
+                elif mirror.let_go():
+                    del self._mirrors[mirror.url]
+            if not wishes or self._cache is None:
+                return
             for tries_left in reversed(range(TRIES)):
                 problems = _Fetch(self._cache, wishes, settle=settle).run()
                 for mirror in wishes:
@@ -129,16 +137,13 @@ class Storage:
         if not self._mirrors:
             return scan
         problems = {
-            key: ModelLoadError(self.named(str(problem)), problem.code)
-            if self.named(str(problem)) != str(problem)
-            else problem
-            for key, problem in scan.problems.items()
+            key: type(problem)(self.named(str(problem)), problem.code) for key, problem in scan.problems.items()
         }
         for root in roots:
             local = _path_of(root)
-            for mirror in self._mirrors.values():
+            for mirror in list(self._mirrors.values()):
                 if mirror.local == local and mirror.problem:
-                    error = ModelLoadError(mirror.problem)
+                    error = ModelLoadError(mirror.problem) if mirror.shown else NotYet(mirror.problem)
                     problems[root.name if isinstance(root, ModelSettings) else str(local)] = error
                     for name, versions in scan.wanted.items():
                         if any(files.file.is_relative_to(local) for files in versions.values()):

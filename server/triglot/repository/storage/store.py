@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Protocol
 
 TOO_MANY = 100_000
@@ -51,6 +52,16 @@ class Store(Protocol):
 def without_secrets(text: str) -> str:
     """Without the queries of URLs, where signatures are."""
     return re.sub(r"\?[^\s\"'),]+", "?…", text)
+
+
+def without_folders(found: Iterable[StoredObject]) -> list[StoredObject]:
+    """Without the empty objects that stand for folders. Raises `StoreError` for one that is a file as well."""
+    found = list(found)
+    folders = {str(parent) for one in found for parent in PurePosixPath(one.path).parents}
+    files = [one for one in found if one.size or one.path not in folders]
+    if twice := next((one.path for one in files if one.path in folders), ""):
+        raise StoreError(f"{twice} is an object, and a folder of others; remove or rename one of them")
+    return files
 
 
 def check_count(count: int) -> None:
