@@ -10,6 +10,7 @@ from typing import Any
 import triglot
 from protocol_clients.rest import Rest
 from triglot.repository.config.settings import ModelSettings
+from triglot.repository.scan.source import NamedPath
 
 SAYS = """
 import triglot
@@ -31,7 +32,7 @@ POLL: Mapping[str, Any] = {"model_control_mode": "poll", "poll_interval": 0.05}
 
 @asynccontextmanager
 async def serving(
-    *paths: str, models: Sequence[ModelSettings] | None = None, **options: Any
+    *paths: str | NamedPath, models: Sequence[ModelSettings] | None = None, **options: Any
 ) -> AsyncIterator[Served]:
     config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | options)
     async with triglot.Server(paths, config, models=models) as server:

@@ -22,6 +22,7 @@ from process import FREE_PORTS, LISTENING, Triglot, run_triglot
 from triglot.core.errors import ModelLoadError
 from triglot.pb.tfserving import management_pb2
 from triglot.repository.config.settings import ModelSettings
+from triglot.repository.scan.source import NamedPath
 from waiting import until, until_found
 
 SECRET = "wJalrXUtnFEMIsecret"
@@ -117,6 +118,26 @@ async def test_layouts(remote: Remote) -> None:
     remote.proxy.read.clear()
     async with serving(models=[ModelSettings("m", Path("s3://models/a"))]) as served:
         assert await served.value("m") == 2
+
+
+async def test_a_name_of_ones_own(remote: Remote) -> None:
+    remote.put_model("export/1", 1)
+    async with serving(NamedPath("m", Path("s3://models/export"))) as served:
+        assert await served.value("m") == 1
+
+
+async def test_an_environment_beside_the_models(remote: Remote) -> None:
+    """Triton's models may share one."""
+    remote.put("r/environment/bin/python", "a program")
+    remote.put("r/others/file", "of no model")
+    for name in ("a", "b"):
+        remote.put_model(f"r/{name}/1", 1)
+        path = "$$TRITON_MODEL_DIRECTORY/../environment"
+        parameters = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{path}" }} }}'
+        remote.put(f"r/{name}/config.pbtxt", f'backend: "python" {parameters}')
+    async with serving("s3://models/r", exit_on_load_error=False):
+        assert "/models/r/environment/bin/python" in remote.proxy.read
+        assert "/models/r/others/file" not in remote.proxy.read
 
 
 async def test_only_wanted_versions_are_downloaded(remote: Remote) -> None:

@@ -76,8 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser, shown: Iterable[str]) -> None
         nargs="*",
         metavar="PATH",
         help="a repository folder (NAME/[VERSION/]files), a model folder, a model file, or the URL of one (s3://, "
-        "gs://, az://, hf://, https://); NAME=PATH gives the folder or the file that name; without one, the embedded "
-        "demo models",
+        "gs://, az://, hf://, https://); NAME=PATH gives the folder or the file that name; without one, the "
+        "embedded demo models",
     )
     parser.add_argument(
         "--model-name", metavar="NAME", help="name of the model at the one PATH, in place of its folder's name"

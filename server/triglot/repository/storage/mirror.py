@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -20,14 +20,17 @@ from triglot.model.config import ALL
 from triglot.repository.config.model_config import CONFIG_FILE
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.config.version_names import NAMES_FILE
-from triglot.repository.scan.source import Found, Overrides, Root, find_models
+from triglot.repository.scan.source import Found, ModelFiles, NamedPath, Overrides, Root, find_models
 from triglot.repository.storage.archives import extract, without_suffix
 from triglot.repository.storage.cache import Cache, Missing
 from triglot.repository.storage.store import Store, StoredObject, StoreError
 from triglot.repository.storage.urls import Url
 
 READ_TO_SEARCH = (CONFIG_FILE, NAMES_FILE)
-NOW, OUTLINE = "now", "outline"
+NOW = "now"
+"""The link to the snapshot that is searched."""
+FILES, OUTLINE = "files", "outline"
+"""What a snapshot has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,11 @@ class Mirror:
         self._path = PurePosixPath(url.host, *PurePosixPath(key).parts)
         if self._archive is not None:
             self._path = self._path.with_name(self._archive)
-        self.local = folder / NOW / self._path
-        self.outline = folder / OUTLINE / self._path
+        self.local = self._at(NOW)
+        self.outline = self._at(NOW, FILES if self._archive is not None else OUTLINE)
+
+    def _at(self, snapshot: str, part: str = FILES) -> Path:
+        return self._folder / snapshot / part / self._path
 
     @property
     def shown(self) -> bool:
@@ -109,47 +115,25 @@ class Mirror:
 
     def plan(self, cache: Cache, store: Store, listed: Sequence[StoredObject], wish: Wish) -> Plan:
         """What the next snapshot has; all of `read_first` is in the cache."""
+        self._number += 1
+        shutil.rmtree(self._folder / str(self._number), ignore_errors=True)
+        (self._folder / str(self._number)).mkdir(parents=True)
         if self._archive is not None:
             return Plan(listed, listed, [], wish)
-        shutil.rmtree(self._folder / OUTLINE, ignore_errors=True)
-        self._fill(cache, self.outline, listed, {one for one in listed if _is_read(one)})
-        if self.outline.is_file():
+        outline = self._at(str(self._number), OUTLINE)
+        self._fill(cache, outline, listed, {one for one in listed if _is_read(one)})
+        if outline.is_file():
             return Plan(listed, listed, [Missing(self.url, store, one) for one in listed], wish)
-        found = find_models(list(_at(self.outline, wish.roots)), wish.overrides or {}, allow_symlinks=True)
-        folders, left_out, chosen = self._choice(found, wish)
+        roots = [moved(root, outline) for root in wish.roots]
+        found = find_models(roots, wish.overrides or {}, allow_symlinks=True)
+        folders, left_out, chosen = _choice(found, wish, outline)
         kept = [one for one in listed if not _is_below(one.path, left_out - self._chosen)]
         needed = [Missing(self.url, store, one) for one in kept if _is_below(one.path, folders)]
         return Plan(listed, kept, needed, wish, chosen)
 
-    def _choice(
-        self, found: Found, wish: Wish
-    ) -> tuple[set[PurePosixPath], set[PurePosixPath], set[PurePosixPath]]:
-        """The folders of models, those in them that are left out, and those of wanted versions."""
-        policies = {root.name: root.policy for root in wish.roots if isinstance(root, ModelSettings)}
-        folders, left_out, chosen = set[PurePosixPath](), set[PurePosixPath](), set[PurePosixPath]()
-        for name, versions in found.models.items():
-            of_versions = {one.version: self._below(one.folder or one.file) for one in versions}
-            folder = found.folders.get(name)
-            mine = {self._below(folder)} if folder is not None else set(of_versions.values())
-            if wish.names is not None and name not in wish.names:
-                left_out |= mine
-                continue
-            folders |= mine
-            wanted = policies.get(name, found.policies.get(name, ALL)).wanted(list(of_versions))
-            for number, path in of_versions.items():
-                (chosen if number in wanted else left_out).add(path)
-        return folders, left_out, chosen
-
-    def _below(self, path: Path) -> PurePosixPath:
-        return PurePosixPath(os.path.relpath(path, self.outline))
-
     def show(self, cache: Cache, plan: Plan) -> None:
         """Have a snapshot in place of the one before; all that the plan needs is in the cache."""
-        self._number += 1
-        snapshot = self._folder / str(self._number)
-        shutil.rmtree(snapshot, ignore_errors=True)
-        snapshot.mkdir(parents=True)
-        target = snapshot / self._path
+        target = self._at(str(self._number))
         if self._archive is not None and plan.listed:
             extract(cache.file(self.url, plan.listed[0]), PurePosixPath(self.url.key).name, target)
         else:
@@ -177,10 +161,52 @@ class Mirror:
                 file.touch()
 
 
-def _at(place: Path, roots: Iterable[Root]) -> Iterator[Root]:
-    """The roots, of a mirror, with another folder in its place."""
-    for root in roots:
-        yield replace(root, base_path=place) if isinstance(root, ModelSettings) else place
+def _choice(
+    found: Found, wish: Wish, outline: Path
+) -> tuple[set[PurePosixPath], set[PurePosixPath], set[PurePosixPath]]:
+    """What models need, the folders in it that are left out, and those of wanted versions; below the outline."""
+    policies = {root.name: root.policy for root in wish.roots if isinstance(root, ModelSettings)}
+    needed, left_out, chosen = set[PurePosixPath](), set[PurePosixPath](), set[PurePosixPath]()
+
+    def below(path: Path) -> PurePosixPath:
+        return PurePosixPath(os.path.relpath(path, outline))
+
+    for name, versions in found.models.items():
+        of_versions = {one.version: below(one.folder or one.file) for one in versions}
+        folder = found.folders.get(name)
+        mine = {below(folder)} if folder is not None else set(of_versions.values())
+        if wish.names is not None and name not in wish.names:
+            left_out |= mine
+            continue
+        # Several models may have one environment, beside them.
+        environments = {one.config.environment for one in versions}
+        needed |= mine | {below(path) for path in environments if path is not None}
+        wanted = policies.get(name, found.policies.get(name, ALL)).wanted(list(of_versions))
+        for number, path in of_versions.items():
+            (chosen if number in wanted else left_out).add(path)
+    return needed, left_out, chosen
+
+
+def path_of(root: Root) -> Path | None:
+    """Where a root is, if it may be at a URL."""
+    match root:
+        case ModelSettings():
+            return root.base_path
+        case NamedPath():
+            return root.path
+        case ModelFiles():
+            return None
+    return root
+
+
+def moved(root: Root, path: Path) -> Root:
+    """The root at another path."""
+    match root:
+        case ModelSettings():
+            return replace(root, base_path=path)
+        case NamedPath():
+            return replace(root, path=path)
+    return path
 
 
 def _is_read(stored: StoredObject) -> bool:

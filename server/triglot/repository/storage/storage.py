@@ -15,17 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 from typing import TypeVar
 
 from triglot.core.errors import ModelLoadError
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.scanner import Scan
-from triglot.repository.scan.source import ModelFiles, NotYet, Overrides, Root
+from triglot.repository.scan.source import NotYet, Overrides, Root
 from triglot.repository.storage.buckets import ENDPOINTS, Bucket
 from triglot.repository.storage.cache import CONNECTIONS, Cache, Missing, cache_folder
 from triglot.repository.storage.hub import Hub
-from triglot.repository.storage.mirror import Mirror, Plan, Wish
+from triglot.repository.storage.mirror import Mirror, Plan, Wish, moved, path_of
 from triglot.repository.storage.store import ObjectChanged, Store, StoredObject, StoreError
 from triglot.repository.storage.urls import HINTS, Url, url_of
 from triglot.repository.storage.web import WebArchive
@@ -72,10 +71,8 @@ class Storage:
         return tuple(map(self._local, roots))
 
     def _local(self, root: Root) -> Root:
-        if isinstance(root, ModelFiles):
-            return root
-        path = root.base_path if isinstance(root, ModelSettings) else root
-        if (url := url_of(path)) is None:
+        path = path_of(root)
+        if path is None or (url := url_of(path)) is None:
             return root
         mirror = self._mirrors.get(url)
         if mirror is None:
@@ -86,12 +83,15 @@ class Storage:
             name = sha256(repr(url).encode(errors="surrogateescape")).hexdigest()[:16]
             mirror = self._mirrors[url] = Mirror(url, self._cache.snapshots / name)
         mirror.unused = False
-        return replace(root, base_path=mirror.local) if isinstance(root, ModelSettings) else mirror.local
+        return moved(root, mirror.local)
 
     def outlines(self, roots: Iterable[Root]) -> list[Root]:
         """The local roots with all models that there are, downloaded or not; they can only be searched."""
         by_local = {mirror.local: mirror.outline for mirror in list(self._mirrors.values())}
-        return [by_local.get(root, root) if isinstance(root, Path) else root for root in roots]
+        return [
+            moved(root, by_local[path]) if (path := path_of(root)) is not None and path in by_local else root
+            for root in roots
+        ]
 
     def named(self, text: str) -> str:
         """A text, with URLs in place of local paths."""
@@ -113,7 +113,7 @@ class Storage:
         with self._fetching:
             wishes: dict[Mirror, Wish] = {}
             for mirror in list(self._mirrors.values()):
-                its = [root for root in roots if _path_of(root) == mirror.local]
+                its = [root for root in roots if path_of(root) == mirror.local]
                 if its:
                     mirror.unused = False
                     wishes[mirror] = Wish(its, None if names is None else frozenset(names), overrides or None)
@@ -140,9 +140,9 @@ class Storage:
             key: type(problem)(self.named(str(problem)), problem.code) for key, problem in scan.problems.items()
         }
         for root in roots:
-            local = _path_of(root)
             for mirror in list(self._mirrors.values()):
-                if mirror.local == local and mirror.problem:
+                local = mirror.local
+                if path_of(root) == local and mirror.problem:
                     error = ModelLoadError(mirror.problem) if mirror.shown else NotYet(mirror.problem)
                     problems[root.name if isinstance(root, ModelSettings) else str(local)] = error
                     for name, versions in scan.wanted.items():
@@ -217,12 +217,6 @@ class _Fetch:
             yield
         except (StoreError, OSError) as error:
             self._problems[mirror] = error
-
-
-def _path_of(root: Root) -> Path | None:
-    if isinstance(root, ModelFiles):
-        return None
-    return root.base_path if isinstance(root, ModelSettings) else root
 
 
 def _text(error: Exception) -> str:
