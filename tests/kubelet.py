@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -23,11 +24,20 @@ from process import SECONDS, Lines, clean_environment
 CONTAINER = Path(__file__).parent / "container.sh"
 
 
-def restricted(models: Path) -> list[str]:
-    """What makes a command one of a container: it stands before it. Skips the test where that is not possible."""
+def restricted(models: Path, *volumes: Path) -> list[str]:
+    """What makes a command one of a container, which sees the volumes: it stands before the command.
+
+    Skips the test where that is not possible.
+    """
     if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
         pytest.skip("only root can make a file system for a process of its own, and not in every container")
-    return ["unshare", "--mount", "sh", *map(str, (CONTAINER, models, environments.ROOT, sys.base_prefix)), "--"]
+    return [
+        "unshare",
+        "--mount",
+        "sh",
+        *map(str, (CONTAINER, models, environments.ROOT, sys.base_prefix, *volumes)),
+        "--",
+    ]
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,7 @@ class Probe:
     period_seconds: float = 10
     timeout_seconds: float = 1
     failure_threshold: int = 3
+    scheme: str = "HTTP"
 
     @classmethod
     def of(cls, probe: Mapping[str, Any]) -> Self:
@@ -45,11 +56,19 @@ class Probe:
         named = {"periodSeconds": "period_seconds", "timeoutSeconds": "timeout_seconds"}
         named["failureThreshold"] = "failure_threshold"
         assert probe.keys() <= {"httpGet", *named}
-        return cls(probe["httpGet"]["path"], **{name: probe[key] for key, name in named.items() if key in probe})
+        given = {name: probe[key] for key, name in named.items() if key in probe}
+        return cls(probe["httpGet"]["path"], scheme=probe["httpGet"].get("scheme", "HTTP"), **given)
 
     def succeeds(self, port: int) -> bool:
         """Whether the answer comes in time, and is one of success."""
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=self.timeout_seconds)
+        connection: http.client.HTTPConnection
+        if self.scheme == "HTTPS":  # Of any name.
+            context = ssl._create_unverified_context()
+            connection = http.client.HTTPSConnection(
+                "127.0.0.1", port, timeout=self.timeout_seconds, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=self.timeout_seconds)
         try:
             connection.request("GET", self.path, headers={"user-agent": "kube-probe/1.37", "connection": "close"})
             return 200 <= connection.getresponse().status < 400
@@ -68,6 +87,7 @@ class Pod:
             Probe.of(container[kind]) for kind in ("startupProbe", "readinessProbe", "livenessProbe")
         )
         self._command = command
+        self._variables = {one["name"]: one["value"] for one in container.get("env", ())}
         self._ended = threading.Event()
         self._watching: list[threading.Thread] = []
         self.ready = False
@@ -77,7 +97,7 @@ class Pod:
     def __enter__(self) -> Self:
         # As for a user who is in no list of users; there is a Service of the server's name.
         environment = clean_environment(
-            HOME="/", KUBERNETES_SERVICE_HOST="10.0.0.1", TRIGLOT_PORT="tcp://10.0.0.2:8080"
+            HOME="/", KUBERNETES_SERVICE_HOST="10.0.0.1", TRIGLOT_PORT="tcp://10.0.0.2:8080", **self._variables
         )
         self._process = subprocess.Popen(
             self._command,

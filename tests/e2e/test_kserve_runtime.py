@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import ssl
+import urllib.request
 from pathlib import Path
 
+import grpc
 import pytest
+import trustme
 from client_scripts import ClientScript
 from kserve_formats import FORMATS
 
 import environments
-from deployed import command_line, runtime
+from deployed import KSERVE, command_line, documents, runtime
 from kubelet import Pod, restricted
-from process import triglot_command, unused_ports
+from process import SECONDS, triglot_command, unused_ports
+from protocol_clients.kserve import server_ready
 
 NAME = "sample-of-kserve"
 SCRIPT = ClientScript("kserve", "kserve_named.py")
@@ -39,3 +44,30 @@ def test_kserves_clients_ask_for_the_name_of_the_service(tmp_path: Path, case: s
         for check in SCRIPT.check_names():
             report.assert_held(check)
         report.assert_complete(SCRIPT)
+
+
+@pytest.mark.newest
+def test_a_certificate_by_kserves_variables(tmp_path: Path) -> None:
+    folders = models, tls = tmp_path / "models", tmp_path / "tls"
+    for folder in folders:
+        folder.mkdir()
+    prefix = restricted(models, tls)
+    FORMATS["onnx"].write(models)
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(str(tls / "tls.key"))
+    certificate.cert_chain_pems[0].write_to_path(str(tls / "tls.crt"))
+    (sample,) = documents((KSERVE / "samples" / "tls.yaml").read_text())
+    model = json.loads(json.dumps(sample["spec"]["predictor"]["model"]).replace("/etc/triglot/tls", str(tls)))
+    port, _ = unused_ports()
+    command = prefix + triglot_command(tuple(command_line(NAME, port)))
+    with Pod(CONTAINER | model, command, port) as pod:
+        pod.wait_until_ready()
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        url = f"https://127.0.0.1:{port}/v2/models/{NAME}/ready"
+        with urllib.request.urlopen(url, context=context, timeout=SECONDS) as response:
+            assert response.status == 200
+        credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+        with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
+            assert server_ready(channel)
