@@ -46,7 +46,7 @@ MODELS: Mapping[str, tuple[str, str, str]] = {
         "time.sleep(0.01)",
     ),
     "narrow": (
-        "dynamic_batching = triglot.DynamicBatching(policy=triglot.QueuePolicy(timeout=0.05, max_queue_size=1))",
+        "dynamic_batching = triglot.DynamicBatching(policy=triglot.QueuePolicy(timeout=0.05, max_queue_size=2))",
         INFER,
         "time.sleep(0.2)",
     ),
