@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT / "tests" / folder) for folder in (".", "access", "depl
 
 from observed import GREEDY, TOKEN, Observed, observed  # noqa: E402 - these are of the tests.
 from prometheus_server import Prometheus, prometheus  # noqa: E402
-from shipped import DASHBOARD, filled, legend_of  # noqa: E402
+from shipped import filled, legend_of, picture_of, rows_of_panels  # noqa: E402
 
 from protocol_clients.every_protocol import DOORS, MODEL  # noqa: E402
 
@@ -84,7 +84,7 @@ async def call(server: Observed, started: float) -> None:
         if number % 5 == 0:
             begin("apart", TOKEN)
             begin("narrow")
-        if number % 40 == 0:
+        if number % 60 == 0:
             begin("failing")
             begin("absent")
             begin("holding")
@@ -114,6 +114,8 @@ def shown(value: float, unit: str, decimals: int | None = None) -> str:
     """A number as Grafana has it with a unit, about."""
     if unit == "percentunit":
         return f"{value * 100:.{1 if decimals else 0}f}%"
+    if value == 0:
+        return "0"
     steps, space = (TIMES, " ") if unit == "s" else (SIZES, "")
     reached = [name for name, size in steps.items() if abs(value) >= size * 0.999]
     name = reached[-1] if reached else next(iter(steps))
@@ -277,16 +279,6 @@ async def picture(real: Prometheus, panels: Sequence[Mapping[str, Any]], start: 
     return "\n".join([*parts, "</svg>", ""])
 
 
-def rows_of_panels() -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """The names of the pictures, after the rows' titles, and the panels of each."""
-    for panel in DASHBOARD["panels"]:
-        if panel["type"] == "row":
-            panels: list[Mapping[str, Any]] = []
-            yield panel["title"].partition(" (")[0].lower().replace(" ", "_"), panels
-        else:
-            panels.append(panel)
-
-
 async def draw() -> None:
     """All pictures."""
     program = shutil.which("prometheus")
@@ -304,8 +296,8 @@ async def draw() -> None:
             await asyncio.sleep(2)
             start = time.time()
             await call(server, time.monotonic())
-            for name, panels in list(rows_of_panels()):
-                file = FOLDER / f"dashboard_{name}.svg"
+            for row, panels in rows_of_panels():
+                file = FOLDER / picture_of(row)
                 file.write_text(await picture(real, panels, start, start + RUN_SECONDS))
                 size += file.stat().st_size
                 print(f"{file.relative_to(ROOT)}: {file.stat().st_size} bytes")

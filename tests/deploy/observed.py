@@ -94,7 +94,7 @@ class Observed:
             assert (await door(self, 1.0)).value == 0.5
         assert await self.infer("absent") == 404
         assert await self.infer("failing") == 500
-        for model in ("apart", "holding", "cached", "cached"):
+        for model in ("apart", "batched", "holding", "cached", "cached"):
             assert await self.infer(model) == 200
         assert set(await asyncio.gather(*(self.infer("batched") for _ in range(8)))) == {200}
         assert set(await asyncio.gather(*(self.infer("narrow") for _ in range(6)))) == {200, 429, 503}

@@ -45,6 +45,22 @@ def dashboard_expressions() -> Iterator[tuple[str, str, set[str]]]:
             yield f"${variable['name']}", match["selector"], {match["label"]}
 
 
+def rows_of_panels() -> list[tuple[str, list[dict[str, Any]]]]:
+    """The title of each row, and its panels."""
+    rows: list[tuple[str, list[dict[str, Any]]]] = []
+    for panel in DASHBOARD["panels"]:
+        if panel["type"] == "row":
+            rows.append((panel["title"], []))
+        else:
+            rows[-1][1].append(panel)
+    return rows
+
+
+def picture_of(row: str) -> str:
+    """The file name of a row's picture in docs/pictures."""
+    return f"dashboard_{row.partition(' (')[0].lower().replace(' ', '_')}.svg"
+
+
 def labels_in(legend: str) -> set[str]:
     """Those that a legend shows."""
     return set(_LEGEND.findall(legend))

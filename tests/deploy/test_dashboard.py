@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
@@ -13,9 +14,11 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from observed import scraped
 from promql import labels_of
-from shipped import DASHBOARD, PANELS, dashboard_expressions, filled
+from shipped import DASHBOARD, DEPLOY, PANELS, dashboard_expressions, filled, picture_of, rows_of_panels
 
 WIDTH = 24
+MOST_PICTURE_BYTES = 300_000
+DOCS = DEPLOY.parent / "docs"
 EXPRESSIONS = list(dashboard_expressions())
 
 
@@ -80,6 +83,18 @@ def test_everything_is_read_from_the_data_source_that_is_chosen() -> None:
     assert variables.pop("datasource")["query"] == "prometheus"
     for one in (*PANELS, *queries, *variables.values(), *DASHBOARD["annotations"]["list"]):
         assert one["datasource"] == chosen
+
+
+def test_the_pictures_show_the_dashboard() -> None:
+    page, size = (DOCS / "observability.md").read_text(), 0
+    for row, panels in rows_of_panels():
+        picture = DOCS / "pictures" / picture_of(row)
+        assert f"](pictures/{picture.name})" in page
+        text = picture.read_text()
+        titles = re.findall('font-weight="600"[^>]*>([^<]+)<', text)
+        assert titles == [panel["title"] for panel in panels], "run codegen/dashboard_pictures.py"
+        size += len(text)
+    assert size < MOST_PICTURE_BYTES
 
 
 def test_latencies_have_exemplars() -> None:
