@@ -57,6 +57,8 @@ MODELS: Mapping[str, tuple[str, str, str]] = {
     "broken": ("", INFER, "is no Python"),
 }
 """By their names: attributes, the head of `infer`, and what it does first."""
+TRACES = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+"""Every request is traced, and no collector is there."""
 TOKEN, GREEDY = "of search", "of greedy"
 ACCESS = (
     client("search", [TOKEN], ["infer"]),
@@ -132,14 +134,16 @@ async def observed(folder: Path) -> AsyncIterator[tuple[Observed, Observed]]:
         "--no-exit-on-load-error",
     ]
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(_started(*arguments))
+        one = await stack.enter_async_context(_started(*arguments, environment=TRACES))
         yield one, await stack.enter_async_context(_started("--workers", "2"))
 
 
 @asynccontextmanager
-async def _started(*arguments: str | Path) -> AsyncIterator[Observed]:
+async def _started(
+    *arguments: str | Path, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Observed]:
     quick = ("--grpc-port", "0", "--rest-port", "0", "--drain-delay", "0")
-    with Triglot(*arguments, *quick) as server:
+    with Triglot(*arguments, *quick, environment=environment) as server:
         grpc_port, rest_port = await asyncio.to_thread(server.ports)
         timeout = aiohttp.ClientTimeout(SECONDS)
         async with (

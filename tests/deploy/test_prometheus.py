@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,14 @@ async def test_a_prometheus(tmp_path: Path) -> None:
         rates = await real.query(filled("sum by (protocol) (rate(triglot_requests_total[$__rate_interval]))"))
         grown = {one["metric"]["protocol"] for one in rates if float(one["value"][1]) > 0}
         assert {"kserve", "tfserving", "grps"} <= grown
+
+        # The points on the panels of latencies lead to traces.
+        (latency,) = [text for name, text, _ in dashboard_expressions() if name == "p99 latency by model A"]
+        range_ = {"start": f"{time.time() - 300}", "end": f"{time.time()}"}
+        exemplars = await real.ask("query_exemplars", query=filled(latency), **range_)
+        assert "scripted" in {one["seriesLabels"]["model"] for one in exemplars}
+        ids = {exemplar["labels"]["trace_id"] for one in exemplars for exemplar in one["exemplars"]}
+        assert all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
 
         async def rules() -> list[Any]:
             groups = (await real.ask("rules"))["groups"]
