@@ -121,9 +121,9 @@ async def observed(folder: Path) -> AsyncIterator[tuple[Observed, Observed]]:
     models = folder / "models"
     for name, (attributes, function, lines) in MODELS.items():
         text = MODEL_TEXT.format(attributes=attributes or "pass", function=function, lines=lines)
-        write_model(models / name, text.replace("\n    pass\n", "\n"))
+        write_model(models / name, text)
     access = write(folder / "access.toml", *ACCESS)
-    arguments = [
+    arguments: list[str | Path] = [
         models,
         "--access",
         access,
