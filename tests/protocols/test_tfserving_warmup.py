@@ -15,12 +15,12 @@ import environments
 from triglot.core.errors import ModelLoadError
 from triglot.pb.tfserving import prediction_log_pb2 as pb
 from triglot.protocols.tfserving import tfrecord
-from triglot.protocols.tfserving.tfrecord import DamagedRecords, masked_crc32c, read_records
+from triglot.protocols.tfserving.tfrecord import DamagedRecords, framed, masked_crc32c, read_records
 from triglot.protocols.tfserving.warmup import MAX_RECORDS, WARM_UP_FILE, read_warm_up
 
 SCRIPT = Path(__file__).parent / "clients" / "tensorflow_messages.py"
 RECORDS = [b"", b"a", b"\0" * 9, bytes(range(256)), random.Random(1).randbytes(300)]
-LARGE = random.Random(2).randbytes(1_000_003)
+LARGE = random.Random(2).randbytes(tfrecord.ROW * tfrecord.ROWS_AT_ONCE + 1003)
 
 
 def log(name: str) -> pb.PredictionLog:
@@ -86,11 +86,16 @@ def test_checksums(data: bytes, value: int) -> None:
     assert masked_crc32c(data) == masked(value)
 
 
-@pytest.mark.parametrize("extra", [-1, 0, 1, tfrecord.ROW - 1, tfrecord.ROW, tfrecord.ROW + 1, 12345])
-def test_checksums_of_large_records(extra: int) -> None:
-    data = LARGE[: tfrecord.SIDE_BY_SIDE_FROM + extra]
+@pytest.mark.parametrize("rows", [1, 2, 40])
+@pytest.mark.parametrize("extra", [-5, -4, -3, -1, 0, 1, 300])
+def test_checksums_where_a_row_ends(rows: int, extra: int) -> None:
+    data = LARGE[: tfrecord.ROW * rows + extra]
     assert masked_crc32c(data) == masked(plain_crc32c(data))
     assert masked_crc32c(bytes(len(data))) == masked(plain_crc32c(bytes(len(data))))
+
+
+def test_records_are_framed_as_tensorflow_does(written: bytes) -> None:
+    assert b"".join(map(framed, (*RECORDS, LARGE))) == written
 
 
 def refused(data: bytes) -> str:
