@@ -36,6 +36,7 @@ MORE = {
     "logs": "[Logs](operations.md#logs)",
     "metrics": "[Metrics](metrics.md)",
     "traces": "[Traces](triton.md#statistics-traces-log-settings)",
+    "request records": "[Record and replay requests](records.md)",
 }
 """Where more is said of each group of options."""
 

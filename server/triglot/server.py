@@ -20,9 +20,11 @@ from triglot.config.trace_config import OPENTELEMETRY, TraceConfig
 from triglot.core.errors import ModelLoadError
 from triglot.core.latencies import DEFAULT_BUCKETS, Latencies
 from triglot.core.permission import EVERYTHING
+from triglot.core.recording import Recording
 from triglot.dataplane.control import Control
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_calls import ModelCalls
+from triglot.dataplane.recorder import Recorder
 from triglot.model.metadata import ModelMetadata
 from triglot.platform.cpus import usable_cpus
 from triglot.platform.memory import give_back_at_rest
@@ -30,10 +32,11 @@ from triglot.platform.memory_limit import memory_bound
 from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.registry import rows
 from triglot.protocols.rows import Service
+from triglot.protocols.tfserving.records import encode_record
 from triglot.protocols.tfserving.service import Predictions
 from triglot.protocols.tfserving.warmup import read_warm_up, warm_up
 from triglot.repository.config.default_batching import DefaultBatching
-from triglot.repository.config.settings import ModelSettings, folders_of
+from triglot.repository.config.settings import ModelSettings, folders_of, record_folders_of
 from triglot.repository.manager.loader import Adapt, Load
 from triglot.repository.manager.manager import Manager
 from triglot.repository.manager.starting import start_instances
@@ -73,8 +76,8 @@ class Server:
 
     `load` makes models, and `adapt` completes each of them before it is served. `telemetry`: one that somebody
     else reads or feeds, too. `about`: what grps' clients are told of the server. `log_handler` writes the log, if
-    that is the server's business. `control` and `bound`: where it is one of several workers. `model_folders`:
-    where TensorFlow Serving's clients may have models loaded from; by default, the folders of `models`.
+    that is the server's business. `control` and `bound`: where it is one of several workers. `started_with`: the
+    operator's own list of models, whose folders TensorFlow Serving's clients may name; by default, `models`.
 
     Starting raises `ModelLoadError` when the paths hold no model, or a model cannot be loaded and the
     configuration says that this is the end, `ConfigError` when a library is missing that it asks for, and
@@ -95,7 +98,7 @@ class Server:
         log_handler: logging.Handler | None = None,
         control: Control | None = None,
         bound: Bound | None = None,
-        model_folders: Sequence[Path] | None = None,
+        started_with: Sequence[ModelSettings | ModelFiles] | None = None,
     ) -> None:
         if isinstance(paths, str | Path):
             raise TypeError(f"paths: expected a list of paths, got {paths!r}")
@@ -105,8 +108,18 @@ class Server:
         if self.config.workers > 1 and control is None:
             raise ConfigError("workers: expected 1; only the command line can start more workers")
         control = control or Control()
-        if model_folders is None:
-            model_folders = folders_of(models or ())
+        own = (models or ()) if started_with is None else started_with
+        prefixes = [self.config.request_log] if self.config.request_log else []
+        self._record_folders = [*record_folders_of(own), *(Path(prefix).parent for prefix in prefixes)]
+        self.telemetry = telemetry or Telemetry()
+        self._recorder = Recorder(
+            encode_record,
+            self.telemetry.records,
+            _recording(self.config),
+            suffix="" if control.alone else f"-w{control.number}",
+            most_bytes=self.config.request_log_file_size,
+            most_files=self.config.request_log_files,
+        )
         self._storage = Storage(self.config.storage_cache, self.config.storage_cache_bytes)
         self.manager = Manager(
             [Path(path) if isinstance(path, str) else path for path in paths] if models is None else models,
@@ -119,7 +132,9 @@ class Server:
             left_out=control.left_out,
             allow_symlinks=self.config.allow_symlinks,
             most_instances=self.config.max_requested_instances or max(FEWEST_INSTANCES, 2 * len(usable_cpus())),
-            folders=[*model_folders, *self.config.model_roots],
+            folders=[*folders_of(own), *self.config.model_roots],
+            record_folders=self._record_folders,
+            configured=self._configured,
             load_timeout=self.config.load_timeout,
             load_retries=self.config.load_retries,
             load_retry_interval=self.config.load_retry_interval,
@@ -129,10 +144,13 @@ class Server:
             storage=self._storage,
             adapt=adapt or DefaultBatching(self.config.default_max_batch_size),
         )
-        self.telemetry = telemetry or Telemetry()
         self._tracer = Tracer(_trace_options(self.config.traces), self.telemetry.spans)
         self.dataplane = DataPlane(
-            self.manager, default_timeout=self.config.default_timeout, tracer=self._tracer, control=control
+            self.manager,
+            default_timeout=self.config.default_timeout,
+            tracer=self._tracer,
+            recorder=self._recorder,
+            control=control,
         )
         total_bytes = self.config.total_queue_bytes(memory_bound())
         self._admission = Admission(
@@ -178,6 +196,7 @@ class Server:
             _check_socket(self.config.grpc_socket)
         self._tracer.check()
         self._start_spans()
+        self._check_record_folders()
         self._open_audit_log()
         check_certificate(self.config)
         self._access = access_control(self.config, self._tallies())
@@ -194,6 +213,16 @@ class Server:
         except BaseException:
             await self.stop()
             raise
+
+    def _configured(self, models: Sequence[ModelSettings]) -> None:
+        """These are the models of a configuration, in place of those before."""
+        own = {model.name: model.recording for model in models}
+        self._recorder.configure({name: recording for name, recording in own.items() if recording is not None})
+
+    def _check_record_folders(self) -> None:
+        for folder in self._record_folders:
+            if not folder.is_dir():
+                raise OSError(f"request records: expected a prefix in an existing folder, got {folder}")
 
     def _tallies(self) -> Tallies:
         """Where clients' calls are counted."""
@@ -381,6 +410,7 @@ class Server:
         await self.manager.close()
         await self._tracer.close()
         await asyncio.to_thread(self.telemetry.spans.close)
+        await self._recorder.close()
         await asyncio.to_thread(self.telemetry.audit_log.close)
         if self._logs is not None:
             self._logs.close()
@@ -400,6 +430,10 @@ class Server:
 def _trace_options(traces: TraceConfig) -> TraceOptions:
     level = read_level(traces.level)
     return TraceOptions(traces.file, level, traces.rate, traces.count, traces.frequency, traces.mode)
+
+
+def _recording(config: Config) -> Recording | None:
+    return Recording(config.request_log, config.request_log_rate) if config.request_log else None
 
 
 def _grpc_server(

@@ -120,7 +120,7 @@ def test_help_names_choices_and_units(flag: str, value: str) -> None:
 def test_help_says_what_there_is_to_run() -> None:
     ended = run_triglot("--help")
     assert ended.returncode == 0
-    for command in ("serve", "check", "infer", "tfserving", "grps", "token", "completion"):
+    for command in ("serve", "check", "infer", "replay", "tfserving", "grps", "token", "completion"):
         assert re.search(rf"^ +{command}\s+\S", ended.stdout, re.MULTILINE)
     assert run_triglot().returncode == 2
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from triglot.backends import BACKENDS
 from triglot.core.errors import InvalidArgument
+from triglot.core.recording import Recording
 from triglot.model.config import ALL, LATEST, VersionPolicy
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.protocols.tfserving.model_config import model_settings
 from triglot.repository.config.proto_text import parse_text
-from triglot.repository.config.settings import NAME_RULE, ModelSettings
+from triglot.repository.config.settings import NAME_RULE, ModelSettings, settings_fields, settings_of
 
 FILE = """
 # The models of the shop.
@@ -53,6 +55,21 @@ def wrong(text: str) -> str:
     with pytest.raises(InvalidArgument) as caught:
         settings(text)
     return caught.value.message
+
+
+def recorded(collector: str, rate: str = "0.5") -> str:
+    """A model with a logging_config."""
+    config = f"log_collector_config {{ {collector} }} sampling_config {{ sampling_rate: {rate} }}"
+    return f"config {{ {MODEL} logging_config {{ {config} }} }}"
+
+
+@pytest.mark.parametrize("kind", ["", "type: ''", "type: 'file'"])
+def test_how_requests_are_recorded(kind: str) -> None:
+    (model,) = settings("model_config_list {" + recorded(f"{kind} filename_prefix: '/records/m'") + "}")
+    assert model.recording == Recording("/records/m", 0.5)
+    assert settings_of(json.loads(json.dumps(settings_fields(model)))) == model
+    assert one().recording is None
+    assert settings_of(settings_fields(one())) == one()
 
 
 def test_a_configuration_file() -> None:
@@ -149,7 +166,30 @@ MODEL = "name: 'm' base_path: '/m' model_platform: 'tensorflow'"
             "config { name: 'm' base_path: '/m' model_platform: 'tensorfow' }",
             "Model m requests unsupported platform tensorfow",
         ),
-        (f"config {{ {MODEL} logging_config {{}} }}", "No request-logger-creator provided."),
+        (
+            f"config {{ {MODEL} logging_config {{}} }}",
+            "model m: logging_config: expected a filename_prefix like /records/m, got ''",
+        ),
+        (
+            recorded("filename_prefix: 'records/m'"),
+            "model m: logging_config: expected a filename_prefix like /records/m, got 'records/m'",
+        ),
+        (
+            recorded("filename_prefix: '/records/'"),
+            "model m: logging_config: expected a filename_prefix like /records/m, got '/records/'",
+        ),
+        (
+            recorded("type: 'kafka' filename_prefix: '/records/m'"),
+            "Cannot find LogCollector::Factory for type: kafka; model m: logging_config: expected '' or 'file'",
+        ),
+        (
+            recorded("filename_prefix: '/records/m'", "1.5"),
+            "model m: logging_config: expected a sampling_rate from 0 to 1, got 1.5",
+        ),
+        (
+            f"config {{ {MODEL} logging_config {{ custom_logging_config {{}} }} }}",
+            "model m: logging_config: custom_logging_config is not supported, expected log_collector_config",
+        ),
     ],
 )
 def test_wrong_models(models: str, message: str) -> None:

@@ -20,7 +20,7 @@ from triglot.protocols.tfserving.warmup import MAX_RECORDS, WARM_UP_FILE, read_w
 
 SCRIPT = Path(__file__).parent / "clients" / "tensorflow_messages.py"
 RECORDS = [b"", b"a", b"\0" * 9, bytes(range(256)), random.Random(1).randbytes(300)]
-LARGE = random.Random(2).randbytes(tfrecord.ROW * tfrecord.ROWS_AT_ONCE + 1003)
+LARGE = random.Random(2).randbytes(1_000_003)
 
 
 def log(name: str) -> pb.PredictionLog:

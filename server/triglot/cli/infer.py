@@ -4,43 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from triglot.cli.grpc_client import CallError, Client, add_connection, connected
 from triglot.cli.infer_values import array_of, array_of_output, json_text, plain_text
 from triglot.cli.run import FAILED, print_error
-from triglot.config.options import OPTIONS, TOKEN_VARIABLE, ConfigError, unknown
+from triglot.config.options import ConfigError, unknown
 from triglot.core.tensor import Array, raw_buffer
 from triglot.core.types import TensorSpec
 from triglot.model.samples import samples_of
 from triglot.model.signature import shape_text
 from triglot.pb.kserve import inference_pb2 as pb
 
-if TYPE_CHECKING:
-    import grpc
-
 SERVICE = "inference.GRPCInferenceService"
-DEFAULT_URL = f"{OPTIONS['host'].default}:{OPTIONS['grpc_port'].default}"
 LARGEST_SAMPLE = 2**20
 """Elements of an input that is made up."""
 SHOWN_SAMPLE = 16
 """Elements of a made-up input that is printed."""
 WITHOUT_CONFIG = ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED")
 """Codes of ModelConfig that keep nobody from a call: not every server has it, nor every client the permission."""
-
-
-class CallError(Exception):
-    """The call failed; the text says what to do. `code`: the name of gRPC's, where the server sent one."""
-
-    def __init__(self, text: str, code: str = "") -> None:
-        super().__init__(text)
-        self.code = code
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -59,12 +44,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("model", metavar="MODEL", help="name of the model")
     add("inputs", nargs="*", metavar="INPUT=VALUE", help="an input by its name; see below")
     add(
-        "--url",
-        default=DEFAULT_URL,
-        metavar="HOST:PORT",
-        help=f"the server's gRPC address (default: {DEFAULT_URL})",
-    )
-    add(
         "--model-version", default="", metavar="VERSION", help="version of the model (default: the server chooses)"
     )
     add(
@@ -74,31 +53,21 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="NAME=VALUE",
         help="a parameter of the request, its value as JSON or text; may be repeated",
     )
-    add("--timeout", type=float, default=60.0, metavar="SECONDS", help="deadline of the call (default: 60)")
     add(
         "--json",
         action=argparse.BooleanOptionalAction,
         default=None,
         help="print a line of JSON for each answer (default: unless standard output is a terminal)",
     )
-    add("--tls", action="store_true", help="connect with TLS")
-    add("--tls-ca", type=Path, metavar="FILE", help="PEM file of the CA certificates to trust; implies --tls")
-    add(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help=f"file with the token for a server with access control (default: the variable {TOKEN_VARIABLE})",
-    )
+    add_connection(parser, "--url", "the call")
 
 
 def infer(flags: Mapping[str, Any], others: Iterable[str]) -> int:
     """Call the model; the exit status. Raises `ConfigError`."""
     as_json = not sys.stdout.isatty() if flags["json"] is None else flags["json"]
     parameters = dict(_pair(text, "--parameter") for text in flags["parameter"])
-    token = _token(flags["token_file"])
     try:
-        with _channel(flags["url"], flags["tls"], flags["tls_ca"]) as channel:
-            client = _Client(channel, flags["url"], flags["timeout"], token)
+        with connected(flags, SERVICE, "KServe V2") as client:
             call = _Call(client, flags["model"], flags["model_version"])
             values = dict(_pair(text, "an input") for text in [*flags["inputs"], *others])
             request = call.request(values, parameters)
@@ -119,100 +88,10 @@ def _pair(text: str, what: str) -> tuple[str, str]:
     return name, value
 
 
-def _token(file: Path | None) -> str:
-    """The client's, "" without one. No flag has it: other users of the machine read a process's arguments."""
-    if file is None:
-        source, text = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "")
-    else:
-        source = f"--token-file: {file}"
-        try:
-            text = file.read_text(encoding="ascii", errors="replace")
-        except OSError as error:
-            raise ConfigError(f"{source}: {error.strerror}") from None
-    token = text.strip()
-    if re.fullmatch("[!-~]+", token) is None and (token or file is not None):
-        raise ConfigError(f"{source}: expected a token, ASCII without spaces")
-    return token
-
-
-@contextmanager
-def _channel(url: str, tls: bool, ca: Path | None) -> Iterator[grpc.Channel]:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # It is in the error, too.
-    import grpc  # noqa: PLC0415 - the other commands do without.
-
-    options = [
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.enable_http_proxy", 0),
-    ]
-    if not tls and ca is None:
-        channel = grpc.insecure_channel(url, options)
-    else:
-        try:
-            roots = None if ca is None else ca.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"--tls-ca: {ca}: {error.strerror}") from None
-        channel = grpc.secure_channel(url, grpc.ssl_channel_credentials(roots), options)
-    with channel:
-        yield channel
-
-
-class _Client:
-    """A server's methods; what they raise becomes `CallError`."""
-
-    def __init__(self, channel: grpc.Channel, url: str, timeout: float, token: str) -> None:
-        self._channel = channel
-        self._url = url
-        self._timeout = timeout or None
-        self._metadata = [("authorization", f"Bearer {token}")] if token else []
-
-    def call(self, method: str, request: Any, response: Any) -> Any:
-        """Its answer."""
-        rpc = self._channel.unary_unary(
-            f"/{SERVICE}/{method}", type(request).SerializeToString, response.FromString
-        )
-        with self._errors():
-            return rpc(request, timeout=self._timeout, metadata=self._metadata)
-
-    def stream(self, request: Any) -> Iterator[Any]:
-        """The answers to one request."""
-        rpc = self._channel.stream_stream(
-            f"/{SERVICE}/ModelStreamInfer",
-            type(request).SerializeToString,
-            pb.ModelStreamInferResponse.FromString,
-        )
-        with self._errors():
-            for answer in rpc(iter([request]), timeout=self._timeout, metadata=self._metadata):
-                if answer.error_message:
-                    raise CallError(answer.error_message)
-                yield answer.infer_response
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        import grpc  # noqa: PLC0415
-
-        try:
-            yield
-        except grpc.RpcError as error:
-            code, text = error.code(), error.details() or ""
-            if code is grpc.StatusCode.UNAVAILABLE and re.search("failed to connect|resolving|DNS", text):
-                raise CallError(
-                    f"no gRPC server answers at {self._url}: {text}; start one with `triglot serve`, or check "
-                    "--url and --tls"
-                ) from None
-            if code is grpc.StatusCode.UNIMPLEMENTED:
-                text = f"the server at {self._url} does not have this method of KServe V2: {text}"
-            if code is grpc.StatusCode.UNAUTHENTICATED:
-                text = f"{text}; set {TOKEN_VARIABLE} or --token-file"
-            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                text = f"{text}; --timeout is {self._timeout:g} s"
-            raise CallError(f"{text} ({code.name})", code.name) from None
-
-
 class _Call:
     """A model's call. Raises `CallError` for a model that is not there."""
 
-    def __init__(self, client: _Client, model: str, version: str) -> None:
+    def __init__(self, client: Client, model: str, version: str) -> None:
         self._client = client
         self._model = model
         self._version = version
@@ -280,7 +159,10 @@ class _Call:
     def answers(self, request: Any) -> Iterator[Any]:
         """ModelInferResponses."""
         if self._is_decoupled():
-            yield from self._client.stream(request)
+            for answer in self._client.stream("ModelStreamInfer", request, pb.ModelStreamInferResponse):
+                if answer.error_message:
+                    raise CallError(answer.error_message)
+                yield answer.infer_response
         else:
             yield self._client.call("ModelInfer", request, pb.ModelInferResponse)
 

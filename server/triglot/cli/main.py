@@ -12,7 +12,7 @@ from functools import partial
 from types import ModuleType
 from typing import NoReturn
 
-from triglot.cli import check, completion, grps, infer, serve, tfserving, token
+from triglot.cli import check, completion, grps, infer, replay, serve, tfserving, token
 from triglot.cli.run import FAILED, print_error, run, supervised
 from triglot.cli.triton_flags import in_place_of
 from triglot.config.options import Config, ConfigError, unknown
@@ -29,6 +29,7 @@ _COMMANDS: dict[str, ModuleType] = {
     "serve": serve,
     "check": check,
     "infer": infer,
+    "replay": replay,
     "tfserving": tfserving,
     "grps": grps,
     "token": token,
@@ -41,7 +42,7 @@ _STARTS = {
     "grps": serve.start_grps,
 }
 """What is to be done with models, by the command."""
-_ERRANDS = {"infer": infer.infer, "token": token.print_token}
+_ERRANDS = {"infer": infer.infer, "replay": replay.replay, "token": token.print_token}
 """What ends at once; the exit status."""
 
 

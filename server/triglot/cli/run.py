@@ -22,7 +22,7 @@ from triglot.cli.tfserving_batching import Batching
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ModelLoadError
 from triglot.platform.memory import keep_memory
-from triglot.repository.config.settings import ModelSettings, folders_of, settings_of
+from triglot.repository.config.settings import ModelSettings, settings_of
 from triglot.repository.manager.loader import Load
 from triglot.repository.manager.summary import VersionSummary
 from triglot.repository.scan.source import ModelFiles, NamedPath
@@ -143,7 +143,7 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
     signals = _listen_for_signals(start.config)
-    folders = folders_of(start.models or ())
+    started_with = start.models or ()
     link = None
     if spec is not None:
         link = await Link.open(spec, signals, strict=start.config.exit_on_load_error)
@@ -161,7 +161,7 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
         log_handler=handler,
         control=link,
         bound=None if link is None else link.bound,
-        model_folders=folders,
+        started_with=started_with,
     )
     errors: list[ModelLoadError] = []
     loading = server.start() if start.report is None else _load(server, errors)

@@ -43,7 +43,7 @@ def _option(
 NETWORK, TLS, ACCESS, PROTOCOL, GRPS = "network", "TLS", "access", "protocols", "grps"
 MODELS, SCHEDULING, LIMITS = "models", "scheduling", "limits of one request"
 CONNECTIONS, SHUTDOWN, PROCESSES = "connections", "shutdown", "processes"
-PERFORMANCE, LOGS, METRICS, TRACES = "performance", "logs", "metrics", "traces"
+PERFORMANCE, LOGS, METRICS, TRACES, RECORDS = "performance", "logs", "metrics", "traces", "request records"
 REPEATED = (
     "load_model",
     "named_predictions",
@@ -485,6 +485,26 @@ class Config:
         "OpenTelemetry's environment variables do",
         value="KEY=SETTING,...",
     )
+    request_log: str = _option(
+        RECORDS,
+        "",
+        "record requests and their answers in the files PREFIX-00001.tfrecord and so on, which warm up later "
+        "versions and can be replayed; empty: none, unless a model's logging_config says so",
+        value="PREFIX",
+    )
+    request_log_rate: float = _option(
+        RECORDS, 1.0, "share of the requests to record, each chosen by chance", value="SHARE", most=1
+    )
+    request_log_file_size: int = _option(
+        RECORDS,
+        64 * MIB,
+        "size at which the next file begins; a file has at most 1000 records, which is the limit of a warm-up",
+        value="BYTES",
+        least=1,
+    )
+    request_log_files: int = _option(
+        RECORDS, 10, "files to keep of each PREFIX, and of each of the --workers; older ones are deleted; 0: all"
+    )
 
     def __post_init__(self) -> None:
         for name in OPTIONS:
@@ -525,6 +545,11 @@ class Config:
             read_metrics_config(self.metrics_config)
         except ValueError as error:
             raise ConfigError(f"metrics_config: {error}") from None
+
+        if self.request_log.endswith("/"):
+            raise ConfigError(
+                f"request_log: expected a name to begin with after the folder, got {self.request_log!r}"
+            )
 
     def _check_browsers(self) -> None:
         for origin in self.allowed_origin_list:

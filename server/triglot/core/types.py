@@ -90,6 +90,7 @@ class InferenceRequest:
     `lenient_shapes`: the model gets the inputs in whatever shapes they have, as in TensorFlow Serving (tfs 0.9).
     `options`: of single tensors, where there are any; inputs in a region have no data before it is read.
     `input_parameters`: the inputs' own parameters, where there are any that mean nothing to the server.
+    `method`: what the answer is made of the outputs for, as of signatures: predict, classify or regress.
     """
 
     model_name: str
@@ -102,6 +103,7 @@ class InferenceRequest:
     lenient_shapes: bool = False
     options: TensorOptions | None = None
     input_parameters: InputParameters | None = None
+    method: str = "predict"
 
 
 @dataclass(slots=True)

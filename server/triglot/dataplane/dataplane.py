@@ -17,6 +17,7 @@ from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments, Control
 from triglot.dataplane.inference import Inference, admit, bind, ended, response_of, takes_long
+from triglot.dataplane.recorder import Recorder
 from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import Signature
 from triglot.model.validation import bind_inputs
@@ -50,11 +51,13 @@ class DataPlane:
         *,
         default_timeout: float = 0.0,
         tracer: Tracer | None = None,
+        recorder: Recorder | None = None,
         control: Control | None = None,
     ) -> None:
         self.reach: Reach = no_models
         """What `Call.infer` does; see `ModelCalls`."""
         self.tracer = tracer or Tracer()
+        self.recorder = recorder or Recorder()
         self.control = control or Control()
         self._manager = manager
         self._registry = manager.registry
@@ -122,6 +125,8 @@ class DataPlane:
         try:
             if self.tracer.on:
                 inference.trace = self.tracer.begin(servable.name, servable.version, call, request)
+            if self.recorder.on and request is not None:
+                inference.record = self.recorder.begin(servable, request, call)
             self.begin(servable, call)
             if request is not None:
                 if servable.decoupled:
@@ -211,9 +216,12 @@ class DataPlane:
 
         A model that is not decoupled gives one answer.
         """
+        record = self.recorder.begin(servable, request, call) if self.recorder.on else None
         if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call, request)):
-            return await trace.opened(self._open_stream(servable, request, call))
-        return await self._open_stream(servable, request, call)
+            answers = await trace.opened(self._open_stream(servable, request, call))
+        else:
+            answers = await self._open_stream(servable, request, call)
+        return answers if record is None else record.each(answers)
 
     async def _open_stream(
         self, servable: Servable, request: InferenceRequest, call: Call

@@ -16,6 +16,7 @@ from triglot.core.request_scheduling import scheduling_of
 from triglot.core.running import Defer, Done, cancel, raise_error
 from triglot.core.tensor import LONG_BYTES, Array
 from triglot.core.types import Answer, InferenceRequest, InferenceResponse
+from triglot.dataplane.recorder import Record
 from triglot.model.signature import Signature
 from triglot.model.validation import (
     InvalidRequest,
@@ -112,7 +113,7 @@ class Inference(Submission):
     that takes messages has returned: for that one there is no `request`.
     """
 
-    __slots__ = ("_done", "answer", "cache_key", "cancelled", "request", "signature", "trace")
+    __slots__ = ("_done", "answer", "cache_key", "cancelled", "record", "request", "signature", "trace")
     servable: Servable
     signature: Signature
 
@@ -126,6 +127,7 @@ class Inference(Submission):
         self.cache_key: Key | None = None
         """Where the response cache is to keep the answer."""
         self.trace: Trace | None = None
+        self.record: Record | None = None
         self._done: Done | None = done
 
     def reject(self, error: ServingError) -> None:
@@ -197,6 +199,8 @@ class Inference(Submission):
             return
         if self.trace is not None:
             self.trace.end(self.answer)
+        if self.record is not None:
+            self.record.end(self.answer)
         done(self)
 
 

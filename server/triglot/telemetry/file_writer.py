@@ -19,26 +19,27 @@ PATIENCE_SECONDS = 10.0
 class FileWriter:
     """Writes `what` to `path`. Used on one thread, which never waits for the other.
 
-    What cannot be written is lost; the log says so once, until something is written again.
+    What cannot be written is lost; the log says so once, until something is written again. `most` may wait.
     """
 
-    def __init__(self, what: str, path: Path) -> None:
+    def __init__(self, what: str, path: Path, most: int = MAX_WAITING) -> None:
         self.path = path
         self._what = what
+        self._most = most
         self._failing = False
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting = 0
         self._thread: threading.Thread | None = None
 
-    def put(self, write: Callable[[], None], count: int = 1) -> None:
-        """Have `write` called, which writes so many things; returns at once."""
+    def put(self, write: Callable[[], None], count: int = 1) -> bool:
+        """Have `write` called, which writes so much; returns at once. False: too much waits, and it is lost."""
         with self._lock:
-            full = self._waiting + count > MAX_WAITING
+            full = self._waiting + count > self._most
             self._waiting += 0 if full else count
         if full:
             self.lose(TOO_SLOW)
-            return
+            return False
         if self._thread is None:
             # A daemon: a disk that hangs must not keep a stopped server alive.
             self._thread = threading.Thread(target=self._run, name=self._what, daemon=True)
@@ -52,6 +53,7 @@ class FileWriter:
                     self._waiting -= count
 
         self._work.put(work)
+        return True
 
     def close(self) -> None:
         """Wait until everything is written, as long as it takes a disk that does not hang."""

@@ -32,6 +32,7 @@ from triglot.telemetry.monitor import Monitor
 from triglot.telemetry.monitor_log import MonitorLog
 from triglot.telemetry.points import points_of
 from triglot.telemetry.process import ProcessUsage
+from triglot.telemetry.record_files import RecordCounts
 from triglot.telemetry.series import Metric, Metrics
 from triglot.telemetry.spans.recorder import SpanRecorder
 
@@ -80,6 +81,7 @@ class Telemetry:
         self.access_log = AccessLog()
         self.audit_log = AuditLog()
         self.spans = SpanRecorder()
+        self.records = RecordCounts()
         self.loop_lag = Histogram()
         self.loads: dict[str, Loads] = {}
         """By the path; the latest ones."""

@@ -277,7 +277,7 @@ async def check_a_failing_reload_changes_nothing(subject):
         ([model_config(name, good, model_platform="caffe")], f"Model {name} requests unsupported platform caffe"),
         (
             [model_config(name, good, logging_config=logging_config_pb2.LoggingConfig())],
-            "No request-logger-creator provided.",
+            f"model {name}: logging_config: expected a filename_prefix like /records/{name}, got ''",
         ),
     ):
         await refused(reload(other, *configs), Code.INVALID_ARGUMENT, text)

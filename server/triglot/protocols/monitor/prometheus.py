@@ -159,6 +159,7 @@ class _Everything(CollectorRegistry):
         yield from _executions(calls)
         yield from _clients(self._telemetry.endpoints())
         yield self._in_flight()
+        yield self._records()
         yield from self._models()
         yield from _readings(self._versions)
         lag = _histogram("triglot_event_loop_lag", "Delay of the event loop.", ())
@@ -179,6 +180,14 @@ class _Everything(CollectorRegistry):
         )
         for endpoint in self._telemetry.endpoints():
             family.add_metric((endpoint.protocol, endpoint.entrypoint, endpoint.method), endpoint.in_flight)
+        return family
+
+    def _records(self) -> Metric:
+        family = CounterMetricFamily(
+            "triglot_request_records", "Records of requests.", labels=("model", "outcome")
+        )
+        for (model, outcome), count in self._telemetry.records.items():
+            family.add_metric((printable(model), outcome), count)
         return family
 
     def _models(self) -> Iterator[Metric]:

@@ -234,6 +234,16 @@ def encode_predict(response: InferenceResponse, signature_name: str, *, as_conte
     return b"".join(_pieces(response, signature_name, as_content))
 
 
+def encode_predict_request(
+    spec: model_pb2.ModelSpec, inputs: Sequence[OutputTensor], output_filter: Sequence[str]
+) -> bytes:
+    """A serialized PredictRequest, of tensors as `tensor_content` where they can be."""
+    pieces = [serialize(predict_pb2.PredictRequest(model_spec=spec, output_filter=output_filter))]
+    for tensor in inputs:
+        pieces += _tensor_pieces(tensor, _INPUTS, as_content=True)
+    return b"".join(pieces)
+
+
 def scatter_predict(
     response: InferenceResponse, signature_name: str, *, as_content: bool = False
 ) -> bytes | Scattered:
@@ -246,33 +256,34 @@ def scatter_predict(
 def _pieces(response: InferenceResponse, signature_name: str, as_content: bool) -> list[Any]:
     pieces: list[Any] = []
     for output in response.outputs:
-        pieces += _output_pieces(output, as_content)
+        pieces += _tensor_pieces(output, _OUTPUTS, as_content=as_content)
     pieces.append(_encoded_spec(response.model_name, int(response.model_version), signature_name))
     return pieces
 
 
-def _output_pieces(output: OutputTensor, as_content: bool) -> list[Any]:
-    array, datatype = output.array, output.datatype
+def _tensor_pieces(tensor: OutputTensor, entry: int, *, as_content: bool) -> list[Any]:
+    """An entry of the map of tensors that the field `entry` is."""
+    array, datatype = tensor.array, tensor.datatype
     field = memory_field(datatype, as_content=as_content)
     if field is None:
-        tensor = encode_elements(array, datatype)
-        return [_entry_head(output.name, len(tensor)), tensor]
-    return [_memory_output_head(output.name, datatype, array.shape, field), raw_buffer(array)]
+        encoded = encode_elements(array, datatype)
+        return [_entry_head(entry, tensor.name, len(encoded)), encoded]
+    return [_memory_entry_head(entry, tensor.name, datatype, array.shape, field), raw_buffer(array)]
 
 
 @lru_cache(maxsize=1024)
-def _memory_output_head(name: str, datatype: str, shape: tuple[int, ...], field: int) -> bytes:
+def _memory_entry_head(entry: int, name: str, datatype: str, shape: tuple[int, ...], field: int) -> bytes:
     head = memory_head(datatype, shape, field)
     size = len(head) + element_count(shape) * DATATYPES[datatype].itemsize
-    return _entry_head(name, size) + head
+    return _entry_head(entry, name, size) + head
 
 
-def _entry_head(name: str, size: int) -> bytes:
-    """What stands before a TensorProto of `size` bytes in the map of outputs."""
+def _entry_head(entry: int, name: str, size: int) -> bytes:
+    """What stands before a TensorProto of `size` bytes in a map of tensors."""
     encoded = name.encode()
     key = length_prefix(_KEY, len(encoded)) + encoded
     value = length_prefix(_VALUE, size)
-    return length_prefix(_OUTPUTS, len(key) + len(value) + size) + key + value
+    return length_prefix(entry, len(key) + len(value) + size) + key + value
 
 
 @lru_cache(maxsize=256)

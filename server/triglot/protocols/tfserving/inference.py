@@ -11,10 +11,10 @@ from triglot.core.tensor import Array, bytes_elements
 from triglot.core.types import OutputTensor
 from triglot.model.signature import Signature, shape_text
 from triglot.pb.tfserving import inference_pb2 as pb
-from triglot.pb.tfserving import signature_pb2, tensor_pb2
+from triglot.pb.tfserving import model_pb2, signature_pb2, tensor_pb2
 from triglot.protocols.tfserving.codec import ModelSpec, decode_spec
 from triglot.protocols.tfserving.tensor import TYPES
-from triglot.protocols.wire import MessageRules, parse, scan
+from triglot.protocols.wire import MessageRules, length_prefix, parse, scan, serialize
 
 INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
 _INPUT, _EXAMPLES, _CONTEXT = 2, 1, 2
@@ -77,6 +77,13 @@ def _examples(cuts: list[tuple[int, memoryview]]) -> list[bytes]:
             f"a context of {len(context)} bytes is too large to repeat for {len(examples)} examples"
         )
     return [b"".join([context, payload]) for payload in examples]
+
+
+def encode_examples(spec: model_pb2.ModelSpec, examples: Sequence[bytes]) -> bytes:
+    """A serialized ClassificationRequest or RegressionRequest; they have the same fields."""
+    listed = b"".join([length_prefix(_EXAMPLES, len(example)) + example for example in examples])
+    kind = length_prefix(_PLAIN, len(listed)) + listed
+    return serialize(pb.ClassificationRequest(model_spec=spec)) + length_prefix(_INPUT, len(kind)) + kind
 
 
 def check_examples(examples: Sequence[bytes]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from triglot.core.errors import InvalidArgument
+from triglot.core.recording import Recording
 from triglot.model.config import ALL, VersionPolicy
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.repository.config.settings import ModelSettings, check_names
@@ -21,6 +22,8 @@ TENSORFLOW = "tensorflow"
 """TensorFlow Serving's only platform. The names of our backends are platforms too, and all mean the same: the
 files in a version's folder choose the backend."""
 PLATFORMS = frozenset((TENSORFLOW, *BACKEND_OF_FILE.values()))
+COLLECTORS = ("", "file")
+"""Types of log collectors: TFRecord files, either way."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -45,10 +48,33 @@ def model_settings(
 
 
 def _settings(model: pb.ModelConfig, base_path: Path) -> ModelSettings:
-    if model.HasField("logging_config"):
-        raise InvalidArgument("No request-logger-creator provided.")
     policy = _policy(model.model_version_policy)
-    return ModelSettings(model.name, base_path, policy, dict(model.version_labels), _platform(model))
+    return ModelSettings(
+        model.name, base_path, policy, dict(model.version_labels), _platform(model), _recording(model)
+    )
+
+
+def _recording(model: pb.ModelConfig) -> Recording | None:
+    """How the model's requests are recorded (tfs 6.7). Raises `InvalidArgument`."""
+    if not model.HasField("logging_config"):
+        return None
+    config = model.logging_config
+    collector, rate = config.log_collector_config, config.sampling_config.sampling_rate
+    where = f"model {model.name}: logging_config"
+    if config.HasField("custom_logging_config"):
+        raise InvalidArgument(f"{where}: custom_logging_config is not supported, expected log_collector_config")
+    if collector.type not in COLLECTORS:
+        raise InvalidArgument(
+            f"Cannot find LogCollector::Factory for type: {collector.type}; {where}: expected "
+            f"{' or '.join(map(repr, COLLECTORS))}"
+        )
+    if not Path(collector.filename_prefix).is_absolute() or collector.filename_prefix.endswith("/"):
+        raise InvalidArgument(
+            f"{where}: expected a filename_prefix like /records/{model.name}, got {collector.filename_prefix!r}"
+        )
+    if not 0 <= rate <= 1:
+        raise InvalidArgument(f"{where}: expected a sampling_rate from 0 to 1, got {rate:g}")
+    return Recording(collector.filename_prefix, rate)
 
 
 def _folder(model: pb.ModelConfig) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,9 +19,9 @@ from triglot.core.tensor import Array, object_array
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
 from triglot.dataplane.dataplane import DataPlane, Decoupled
 from triglot.dataplane.inference import Inference, ended
-from triglot.model.signature import DEFAULT_SIGNATURE, Signature
+from triglot.model.signature import DEFAULT_SIGNATURE
 from triglot.model.validation import InvalidRequest
-from triglot.pb.tfserving import inference_pb2, model_pb2, signature_pb2
+from triglot.pb.tfserving import inference_pb2, model_pb2
 from triglot.protocols.tfserving.checks import check_datatypes, check_predict
 from triglot.protocols.tfserving.codec import (
     ModelSpec,
@@ -44,6 +44,8 @@ from triglot.protocols.tfserving.inference import (
 from triglot.protocols.tfserving.lookup import define, find_called
 from triglot.protocols.tfserving.signature_def import METHOD_NAMES
 from triglot.scheduling.servable import Servable
+
+_OUTPUTS_OF = {"classify": classify_outputs, "regress": regress_outputs}
 
 
 @dataclass(slots=True)
@@ -102,7 +104,7 @@ class Predictions:
             raise FailedPrecondition(f'Serving signature key "{name}" not found.')
         if request.unreadable:
             check_predict(request, signature, partial(define, servable, name))
-        inference = _inference(servable, name, request.inputs, request.output_filter)
+        inference = _inference(servable, name, request.inputs, request.output_filter, "predict")
         return self._dataplane.submit(servable, inference, call, done, defer, leased=leased)
 
     def answer(self, outcome: Inference, request: PredictRequest) -> Prediction:
@@ -130,16 +132,6 @@ class Predictions:
             raise_error(outcome)
         return self.answer(outcome, request)
 
-    def _run(
-        self,
-        servable: Servable,
-        signature_name: str,
-        inputs: list[InputTensor],
-        outputs: Sequence[str],
-        call: Call,
-    ) -> Awaitable[InferenceResponse]:
-        return self._dataplane.infer_on(servable, _inference(servable, signature_name, inputs, outputs), call)
-
     async def classify(self, request: ExamplesRequest, call: Call) -> Classification:
         """Raises `ServingError` with TensorFlow Serving's texts."""
         with find_called(self._dataplane, request.spec, call) as servable:
@@ -147,7 +139,7 @@ class Predictions:
 
     async def classify_on(self, servable: Servable, request: ExamplesRequest, call: Call) -> Classification:
         """As `classify`, on a version that the caller holds a lease of."""
-        spec, outputs = await self._run_examples(servable, request, classify_outputs, call)
+        spec, outputs = await self._run_examples(servable, request, "classify", call)
         return Classification(spec, classifications(outputs, len(request.examples)))
 
     async def regress(self, request: ExamplesRequest, call: Call) -> Regression:
@@ -157,27 +149,24 @@ class Predictions:
 
     async def regress_on(self, servable: Servable, request: ExamplesRequest, call: Call) -> Regression:
         """As `regress`, on a version that the caller holds a lease of."""
-        spec, outputs = await self._run_examples(servable, request, regress_outputs, call)
+        spec, outputs = await self._run_examples(servable, request, "regress", call)
         return Regression(spec, regressions(outputs, len(request.examples)))
 
     async def _run_examples(
-        self,
-        servable: Servable,
-        request: ExamplesRequest,
-        outputs_of: Callable[[Signature, Callable[[], signature_pb2.SignatureDef]], list[str]],
-        call: Call,
+        self, servable: Servable, request: ExamplesRequest, method: str, call: Call
     ) -> tuple[model_pb2.ModelSpec, list[OutputTensor]]:
         name = _signature_name(request.spec)
         signature = servable.signatures.get(name)
         if signature is None:
             raise InvalidArgument(f"No signature was found with the name: {name}")
-        outputs = outputs_of(signature, partial(define, servable, name))
+        outputs = _OUTPUTS_OF[method](signature, partial(define, servable, name))
         check_examples(request.examples)
         count = len(request.examples)
         examples = InputTensor(INPUTS, "BYTES", (count,), object_array(request.examples, (count,)))
         check_datatypes([examples], signature)
+        inference = _inference(servable, name, [examples], outputs, method)
         try:
-            response = await self._run(servable, name, [examples], outputs, call)
+            response = await self._dataplane.infer_on(servable, inference, call)
         except Decoupled:
             raise _streams(servable) from None
         return spec_message(servable.name, servable.version, name), response.outputs
@@ -210,10 +199,15 @@ class Predictions:
 
 
 def _inference(
-    servable: Servable, signature_name: str, inputs: list[InputTensor], outputs: Sequence[str]
+    servable: Servable, signature_name: str, inputs: list[InputTensor], outputs: Sequence[str], method: str
 ) -> InferenceRequest:
     return InferenceRequest(
-        servable.name, inputs=inputs, outputs=outputs, signature_name=signature_name, lenient_shapes=True
+        servable.name,
+        inputs=inputs,
+        outputs=outputs,
+        signature_name=signature_name,
+        lenient_shapes=True,
+        method=method,
     )
 
 

@@ -17,8 +17,8 @@ from triglot.core.tensor import Array
 
 ROW = 512
 """Bytes of a row."""
-ROWS_AT_ONCE = 2048
-"""numpy needs some 12 bytes for each of theirs."""
+ROWS_AT_ONCE = 128
+"""While numpy looks at them no other thread runs, and it needs some 12 bytes for each of theirs."""
 _HEADER, _CHECKSUM = struct.Struct("<QI"), struct.Struct("<I")
 _CASTAGNOLI = 0x82F63B78
 _START = (0x641F6454).to_bytes(4, "little")

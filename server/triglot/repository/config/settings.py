@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from triglot.core.errors import InvalidArgument
+from triglot.core.recording import Recording
 from triglot.model.config import LATEST, VersionPolicy
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -19,8 +20,8 @@ NAME_RULE = "expected 1 to 128 letters, digits, '.', '_' and '-', not starting w
 class ModelSettings:
     """One model: `base_path` holds a folder for each version. `labels` name versions.
 
-    `platform` is what the configuration calls its kind; what the folder holds decides how it is loaded, so that
-    settings are equal without it.
+    `recording` says how its requests are recorded, if it says so of its own. `platform` is what the configuration
+    calls its kind; what the folder holds decides how it is loaded, so that settings are equal without it.
     """
 
     name: str
@@ -28,11 +29,18 @@ class ModelSettings:
     policy: VersionPolicy = LATEST
     labels: Mapping[str, int] = field(default_factory=dict)
     platform: str = field(default="", compare=False)
+    recording: Recording | None = None
 
 
 def folders_of(models: Iterable[object]) -> list[Path]:
     """The base paths of those that are settings."""
     return [model.base_path for model in models if isinstance(model, ModelSettings)]
+
+
+def record_folders_of(models: Iterable[object]) -> list[Path]:
+    """The folders that those that are settings have their requests recorded to."""
+    recordings = [model.recording for model in models if isinstance(model, ModelSettings)]
+    return [Path(recording.prefix).parent for recording in recordings if recording is not None]
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -56,13 +64,19 @@ def settings_fields(settings: ModelSettings) -> dict[str, Any]:
         "specific": None if specific is None else sorted(specific),
         "labels": dict(settings.labels),
         "platform": settings.platform,
+        "recording": None if settings.recording is None else asdict(settings.recording),
     }
 
 
 def settings_of(fields: Mapping[str, Any]) -> ModelSettings:
     """The settings of `settings_fields`."""
-    specific = fields["specific"]
+    specific, recording = fields["specific"], fields["recording"]
     policy = VersionPolicy(fields["latest"], None if specific is None else frozenset(specific))
     return ModelSettings(
-        fields["name"], Path(fields["base_path"]), policy, dict(fields["labels"]), fields["platform"]
+        fields["name"],
+        Path(fields["base_path"]),
+        policy,
+        dict(fields["labels"]),
+        fields["platform"],
+        None if recording is None else Recording(**recording),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from triglot.core.errors import (
 from triglot.model.config import ALL, LATEST, MAX_INSTANCES, NO_CONFIG
 from triglot.repository.config.completed import Loaded
 from triglot.repository.config.model_config import parse_override
-from triglot.repository.config.settings import ModelSettings, check_names
+from triglot.repository.config.settings import ModelSettings, check_names, folders_of, record_folders_of
 from triglot.repository.config.version_names import VersionNames
 from triglot.repository.manager.loader import Adapt, Load, LoadEnded, Warm
 from triglot.repository.manager.plan import State
@@ -52,6 +52,7 @@ from triglot.repository.scan.load_errors import (
     wrong_roots,
 )
 from triglot.repository.scan.once_logger import OnceLogger
+from triglot.repository.scan.paths import is_below
 from triglot.repository.scan.scanner import AtOnce, Scan, Scanner, Wanted
 from triglot.repository.scan.source import FoundTwice, ModelFiles, Override, Overrides, Root
 from triglot.repository.storage.storage import Storage
@@ -79,6 +80,8 @@ class Manager:
     start, "*" for all; others then come and go by `load_model` and `unload_model`. None: all that there are.
     `left_out`: what of it is not loaded at the start. `folders`: where clients may have models loaded from by
     `reload`. `most_instances`: of a model whose configuration comes with the request to load it.
+    `record_folders`: where clients may have requests recorded to by `reload`. `configured` is told of the models
+    that a configuration lists, whenever there is another list.
     `labels_before_load`: see `Registry`, where requests find what serves. `allow_symlinks`: see `Scanner`.
     `wait`: at the start, for what is not there yet, if it is looked for again. `storage`: where what lies at
     URLs is brought to. `options` are those of `Reconciler`.
@@ -97,6 +100,8 @@ class Manager:
         left_out: Collection[str] = (),
         allow_symlinks: bool = False,
         folders: Sequence[Path] = (),
+        record_folders: Sequence[Path] = (),
+        configured: Callable[[Sequence[ModelSettings]], object] = lambda _: None,
         most_instances: int = MAX_INSTANCES,
         labels_before_load: bool = False,
         wait: bool = False,
@@ -132,8 +137,10 @@ class Manager:
         self._poll_interval = poll_interval
         self._waits = wait and poll_interval > 0
         self._folders = folders
+        self._record_folders = record_folders
+        self._configured = configured
         self._most_instances = most_instances
-        self._followed: Sequence[Path] = ()
+        self._followed: Sequence[ModelSettings] = ()
         self._once_logger = OnceLogger()
         self._problems: dict[str, ServingError | None] = {}
         self._looking = asyncio.Lock()
@@ -152,6 +159,7 @@ class Manager:
         whose configuration is wrong. Of several errors it raises the first, and logs the others.
         """
         models = [root for root in self._roots if isinstance(root, ModelSettings)]
+        self._configured(models)
         try:
             check_names([model.name for model in models])
         except InvalidArgument as error:
@@ -213,10 +221,11 @@ class Manager:
     async def check_folders(self, models: Sequence[ModelSettings]) -> None:
         """Raises `PermissionDenied` for a model in a folder that is not the operator's: its code would run.
 
-        Raises `FailedPrecondition` as `reload`.
+        So it does for records in one that is not. Raises `FailedPrecondition` as `reload`.
         """
         self._require_list()
-        allowed = list(dict.fromkeys([*self._folders, *self._followed]))
+        allowed = list(dict.fromkeys([*self._folders, *folders_of(self._followed)]))
+        records = list(dict.fromkeys([*self._record_folders, *record_folders_of(self._followed)]))
         for model in models:
             if not await in_thread(partial(is_allowed, model.base_path, allowed)):
                 raise PermissionDenied(
@@ -224,10 +233,17 @@ class Manager:
                     f"({listed(map(spelled, allowed)) or 'none'}), got {spelled(model.base_path)}; add folders "
                     "with --allowed_model_roots or TRIGLOT_ALLOWED_MODEL_ROOTS"
                 )
+            for folder in record_folders_of([model]):
+                if not await in_thread(partial(is_below, folder, records)):
+                    raise PermissionDenied(
+                        f"model {model.name}: expected a filename_prefix in one of the folders that the server "
+                        f"records to ({listed(records) or 'none'}), got one in {folder}; name a folder with "
+                        "TRIGLOT_REQUEST_LOG, or in the server's own configuration"
+                    )
 
     async def follow(self, models: Sequence[ModelSettings]) -> None:
         """As `reload`, by the operator's own configuration: clients may name its folders, too."""
-        self._followed = [model.base_path for model in models]
+        self._followed = models
         await self.reload(models)
 
     async def reload(self, models: Sequence[ModelSettings]) -> None:
@@ -252,6 +268,7 @@ class Manager:
                     log.info("the model list changed: %s", changes)
                 self._once_logger.log(look, at_once)
                 self._roots = roots
+                self._configured(models)
                 new = look.wanted.keys() - self.registry.names()
                 self.reconciler.want(look.wanted)
                 self._note(look)

@@ -1,0 +1,150 @@
+"""A client of a running server over gRPC, for the commands that call one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triglot.config.options import OPTIONS, TOKEN_VARIABLE, ConfigError
+
+if TYPE_CHECKING:
+    import grpc
+
+DEFAULT_ADDRESS = f"{OPTIONS['host'].default}:{OPTIONS['grpc_port'].default}"
+
+
+class CallError(Exception):
+    """The call failed; the text says what to do. `code`: the name of gRPC's, where the server sent one."""
+
+    def __init__(self, text: str, code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class NoServer(CallError):
+    """Nobody answers at the address."""
+
+
+def add_connection(parser: argparse.ArgumentParser, address: str, what: str) -> None:
+    """The flags for the server, of which `address` is the first, and for its calls, which are `what`."""
+    add = parser.add_argument
+    add(
+        address,
+        dest="address",
+        default=DEFAULT_ADDRESS,
+        metavar="HOST:PORT",
+        help=f"the server's gRPC address (default: {DEFAULT_ADDRESS})",
+    )
+    parser.set_defaults(address_flag=address)
+    add("--timeout", type=float, default=60.0, metavar="SECONDS", help=f"deadline of {what} (default: 60)")
+    add("--tls", action="store_true", help="connect with TLS")
+    add("--tls-ca", type=Path, metavar="FILE", help="PEM file of the CA certificates to trust; implies --tls")
+    add(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"file with the token for a server with access control (default: the variable {TOKEN_VARIABLE})",
+    )
+
+
+@contextmanager
+def connected(flags: Mapping[str, Any], service: str, protocol: str) -> Iterator[Client]:
+    """A client, by the flags of `add_connection`, of a `service` of a `protocol`. Raises `ConfigError`."""
+    token = _token(flags["token_file"])
+    with _channel(flags["address"], flags["tls"], flags["tls_ca"]) as channel:
+        yield Client(channel, service, protocol, flags, token)
+
+
+def _token(file: Path | None) -> str:
+    """The client's, "" without one. No flag has it: other users of the machine read a process's arguments."""
+    if file is None:
+        source, text = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "")
+    else:
+        source = f"--token-file: {file}"
+        try:
+            text = file.read_text(encoding="ascii", errors="replace")
+        except OSError as error:
+            raise ConfigError(f"{source}: {error.strerror}") from None
+    token = text.strip()
+    if re.fullmatch("[!-~]+", token) is None and (token or file is not None):
+        raise ConfigError(f"{source}: expected a token, ASCII without spaces")
+    return token
+
+
+@contextmanager
+def _channel(url: str, tls: bool, ca: Path | None) -> Iterator[grpc.Channel]:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # It is in the error, too.
+    import grpc  # noqa: PLC0415 - the other commands do without.
+
+    options = [
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    if not tls and ca is None:
+        channel = grpc.insecure_channel(url, options)
+    else:
+        try:
+            roots = None if ca is None else ca.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"--tls-ca: {ca}: {error.strerror}") from None
+        channel = grpc.secure_channel(url, grpc.ssl_channel_credentials(roots), options)
+    with channel:
+        yield channel
+
+
+class Client:
+    """A server's methods; what they raise becomes `CallError`."""
+
+    def __init__(
+        self, channel: grpc.Channel, service: str, protocol: str, flags: Mapping[str, Any], token: str
+    ) -> None:
+        self._channel = channel
+        self._service = service
+        self._protocol = protocol
+        self._address = flags["address"]
+        self._address_flag = flags["address_flag"]
+        self._timeout = flags["timeout"] or None
+        self._metadata = [("authorization", f"Bearer {token}")] if token else []
+
+    def call(self, method: str, request: Any, response: Any) -> Any:
+        """Its answer, a message of the class `response`."""
+        rpc = self._channel.unary_unary(
+            f"/{self._service}/{method}", type(request).SerializeToString, response.FromString
+        )
+        with self._errors():
+            return rpc(request, timeout=self._timeout, metadata=self._metadata)
+
+    def stream(self, method: str, request: Any, response: Any) -> Iterator[Any]:
+        """The answers to one request, messages of the class `response`."""
+        rpc = self._channel.stream_stream(
+            f"/{self._service}/{method}", type(request).SerializeToString, response.FromString
+        )
+        with self._errors():
+            yield from rpc(iter([request]), timeout=self._timeout, metadata=self._metadata)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        import grpc  # noqa: PLC0415
+
+        try:
+            yield
+        except grpc.RpcError as error:
+            code, text = error.code(), error.details() or ""
+            if code is grpc.StatusCode.UNAVAILABLE and re.search("failed to connect|resolving|DNS", text):
+                raise NoServer(
+                    f"no gRPC server answers at {self._address}: {text}; start one with `triglot serve`, or check "
+                    f"{self._address_flag} and --tls"
+                ) from None
+            if code is grpc.StatusCode.UNIMPLEMENTED:
+                text = f"the server at {self._address} does not have this method of {self._protocol}: {text}"
+            if code is grpc.StatusCode.UNAUTHENTICATED:
+                text = f"{text}; set {TOKEN_VARIABLE} or --token-file"
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                text = f"{text}; --timeout is {self._timeout:g} s"
+            raise CallError(f"{text} ({code.name})", code.name) from None

@@ -1,0 +1,207 @@
+"""Records of requests and their answers, for replaying and for warming up later versions (tfs 6.7).
+
+Strategy: a request that is chosen has a `Record`, which ends with it; others meet one look at `Recorder.on`. The
+loop keeps references, and copies of what may change; the thread that writes encodes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from triglot.core.call import Call
+from triglot.core.errors import ServingError
+from triglot.core.recording import Recording
+from triglot.core.tensor import Buffer
+from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
+from triglot.scheduling.servable import Servable
+from triglot.telemetry.file_writer import FileWriter
+from triglot.telemetry.record_files import RecordCounts, RecordFiles
+
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""Of records that wait to be written; what comes then, and what is larger itself, is dropped."""
+ELEMENT_BYTES = 64
+"""What an element of BYTES takes besides its text, about."""
+
+
+class Record:
+    """One request and, in the end, its answer.
+
+    `model`, `version` and `signature_name`: who answers. `seconds`: when it came, since 1970. `rate`: of the
+    recording. `size` in bytes, about.
+    """
+
+    __slots__ = (
+        "_log",
+        "model",
+        "outputs",
+        "rate",
+        "request",
+        "seconds",
+        "signature",
+        "signature_name",
+        "size",
+        "version",
+    )
+
+    def __init__(
+        self, log: _Log, rate: float, servable: Servable, signature_name: str, request: InferenceRequest, size: int
+    ) -> None:
+        self.model = servable.name
+        self.version = servable.version
+        self.signature_name = signature_name
+        self.signature = servable.signatures[signature_name]
+        self.request = request
+        self.outputs: list[OutputTensor] = []
+        self.rate = rate
+        self.seconds = int(time.time())
+        self.size = size
+        self._log = log
+
+    def end(self, response: InferenceResponse | None) -> None:
+        """The request has ended; without a response it failed, and is not recorded."""
+        if response is None:
+            return
+        self.size += sum(map(_size, response.outputs))
+        if self.size > MAX_WAITING_BYTES:
+            why = f"a request and its answer have {self.size} bytes, more than {MAX_WAITING_BYTES}"
+            self._log.drop(self.model, why)
+            return
+        try:
+            # Once the answer has left, its model may write into the arrays.
+            self.outputs = [replace(output, array=output.array.copy()) for output in response.outputs]
+        except MemoryError as error:
+            self._log.drop(self.model, repr(error))
+            return
+        self._log.put(self)
+
+    async def each(
+        self, answers: AsyncGenerator[InferenceResponse, None]
+    ) -> AsyncGenerator[InferenceResponse, None]:
+        """The answers of a model that is not decoupled: there is one."""
+        async with aclosing(answers):
+            async for answer in answers:
+                self.end(answer)
+                yield answer
+
+
+Encode = Callable[[Record], bytes]
+"""A record as it stands in a file. Raises `ServingError` for one whose client got an error."""
+
+
+def _nothing(_: Record) -> bytes:
+    return b""
+
+
+def _own_copy(tensor: InputTensor) -> InputTensor:
+    """The tensor, whose bytes nobody else may change."""
+    return replace(tensor, data=bytes(tensor.data)) if isinstance(tensor.data, Buffer) else tensor
+
+
+def _size(output: OutputTensor) -> int:
+    if not output.array.dtype.hasobject:
+        return output.array.nbytes
+    return sum([len(item) if isinstance(item, bytes | str) else 0 for item in output.array.flat]) + (
+        output.array.size * ELEMENT_BYTES
+    )
+
+
+class _Log:
+    """The files of one prefix, and the thread that writes them."""
+
+    def __init__(self, prefix: str, files: RecordFiles, encode: Encode, counts: RecordCounts) -> None:
+        self._files = files
+        self._encode = encode
+        self._counts = counts
+        self._writer = FileWriter("request records", Path(prefix), MAX_WAITING_BYTES)
+        self.close = self._writer.close
+
+    def put(self, record: Record) -> None:
+        """Have it written, unless too much waits."""
+        if not self._writer.put(partial(self._write, record), record.size):
+            self._counts.add(record.model, "dropped")
+
+    def drop(self, model: str, why: str) -> None:
+        """A record of this model cannot be kept until it is written."""
+        self._writer.lose(why)
+        self._counts.add(model, "dropped")
+
+    def _write(self, record: Record) -> None:
+        outcome = "dropped"
+        try:
+            self._files.append(self._encode(record))
+            outcome = "written"
+        except ServingError:
+            outcome = ""
+        finally:
+            if outcome:
+                self._counts.add(record.model, outcome)
+
+
+class Recorder:
+    """Decides which requests are recorded, and has the records written by `encode`. Used on the loop.
+
+    `on`: whether any request may be recorded at all. `recording`: of models that have none of their own. `suffix`
+    is added to each prefix: workers do not share files. `most_bytes`, `most_files`: see `RecordFiles`.
+    """
+
+    def __init__(
+        self,
+        encode: Encode = _nothing,
+        counts: RecordCounts | None = None,
+        recording: Recording | None = None,
+        *,
+        suffix: str = "",
+        most_bytes: int = MAX_WAITING_BYTES,
+        most_files: int = 0,
+    ) -> None:
+        self._encode = encode
+        self._counts = counts or RecordCounts()
+        self._recording = recording
+        self._suffix = suffix
+        self._most_bytes = most_bytes
+        self._most_files = most_files
+        self._logs: dict[str, _Log] = {}
+        self._own: Mapping[str, Recording] = {}
+        self.on = False
+        self.configure({})
+
+    def configure(self, own: Mapping[str, Recording]) -> None:
+        """From now on these models are recorded as they say, and all others by the server's own setting."""
+        self._own = own
+        wanted = {one.prefix for one in (self._recording, *own.values()) if one is not None and one.rate > 0}
+        self.on = bool(wanted)
+        for prefix in wanted - self._logs.keys():
+            files = RecordFiles(prefix + self._suffix, self._most_bytes, self._most_files)
+            self._logs[prefix] = _Log(prefix + self._suffix, files, self._encode, self._counts)
+
+    def begin(self, servable: Servable, request: InferenceRequest, call: Call) -> Record | None:
+        """The record of a request to this version; None where it is not chosen, or cannot be replayed."""
+        recording = self._own.get(servable.name, self._recording)
+        if recording is None or random.random() >= recording.rate:
+            return None
+        if not call.size:
+            return None  # A model's own call, or a warm-up.
+        name = request.signature_name or servable.default_signature
+        if servable.decoupled or servable.sequences is not None or name not in servable.signatures:
+            return None  # TensorFlow Serving's requests cannot ask it.
+        log = self._logs[recording.prefix]
+        if call.borrows and call.size <= MAX_WAITING_BYTES:
+            try:
+                request = replace(request, inputs=list(map(_own_copy, request.inputs)))
+            except MemoryError as error:
+                log.drop(servable.name, repr(error))
+                return None
+        return Record(log, recording.rate, servable, name, request, call.size)
+
+    async def close(self) -> None:
+        """Record nothing any more, and have what waits written."""
+        self.on = False
+        for log in self._logs.values():
+            await asyncio.to_thread(log.close)

@@ -1,0 +1,60 @@
+"""Recorded requests as TensorFlow Serving's PredictionLog, in TFRecord format (tfs 6.7). Pure functions."""
+
+from __future__ import annotations
+
+from triglot.core.tensor import bytes_elements, datatype_of
+from triglot.core.types import InferenceResponse, OutputTensor
+from triglot.dataplane.recorder import Record
+from triglot.model.validation import bind_inputs
+from triglot.pb.tfserving import inference_pb2, model_pb2, prediction_log_pb2
+from triglot.protocols.tfserving.codec import encode_predict, encode_predict_request, spec_message
+from triglot.protocols.tfserving.inference import (
+    INPUTS,
+    classification_message,
+    classifications,
+    encode_examples,
+    regression_message,
+    regressions,
+)
+from triglot.protocols.tfserving.tfrecord import framed
+from triglot.protocols.wire import length_prefix, serialize
+
+_REQUEST, _RESPONSE = 1, 2
+_LOGS = {"predict": 6, "classify": 2, "regress": 3}
+"""The field of a PredictionLog for each method."""
+
+
+def encode_record(record: Record) -> bytes:
+    """A record of a TFRecord file. Raises `InvalidArgument` for outputs that are no answer of Classify or Regress.
+
+    What came by Classify or Regress is such a log, and everything else a Predict. The request names no version, so
+    that it may go to any; the answer says which it was.
+    """
+    request, name = record.request, record.signature_name
+    asked = model_pb2.ModelSpec(name=record.model, signature_name=name)
+    spec = spec_message(record.model, record.version, name)
+    head = prediction_log_pb2.PredictionLog()
+    head.log_metadata.model_spec.CopyFrom(spec)
+    head.log_metadata.sampling_config.sampling_rate = record.rate
+    head.log_metadata.timestamp_secs = record.seconds
+    inputs = bind_inputs(record.signature, request)
+    if request.method == "predict":
+        tensors = [OutputTensor(key, datatype_of(array), array) for key, array in inputs.items()]
+        encoded = encode_predict_request(asked, tensors, request.outputs)
+        response = InferenceResponse(record.model, str(record.version), "", record.outputs)
+        answer = encode_predict(response, name, as_content=True)
+    else:
+        examples = bytes_elements(inputs[INPUTS])
+        encoded = encode_examples(asked, examples)
+        if request.method == "classify":
+            classes = classification_message(classifications(record.outputs, len(examples)))
+            answer = serialize(inference_pb2.ClassificationResponse(result=classes, model_spec=spec))
+        else:
+            values = regression_message(regressions(record.outputs, len(examples)))
+            answer = serialize(inference_pb2.RegressionResponse(result=values, model_spec=spec))
+    log = _field(_REQUEST, encoded) + _field(_RESPONSE, answer)
+    return framed(serialize(head) + _field(_LOGS[request.method], log))
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    return length_prefix(number, len(payload)) + payload

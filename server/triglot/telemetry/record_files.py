@@ -1,0 +1,101 @@
+"""Files of records whose names begin alike: each up to a size and a number of records, and the latest are kept.
+
+Strategy: a file is opened for each write, so that one that somebody moves away is not written to any more, and one
+that exists is never taken for a new one, so that no two processes write to the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from collections import Counter
+from pathlib import Path
+
+SUFFIX = ".tfrecord"
+MOST_RECORDS = 1000
+"""Of a file: as many as TensorFlow Serving and this server take to warm a version up."""
+
+
+class RecordCounts:
+    """How many records became what, by model: `written`, or `dropped`. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, model: str, outcome: str) -> None:
+        """One more."""
+        with self._lock:
+            self._counts[model, outcome] += 1
+
+    def items(self) -> list[tuple[tuple[str, str], int]]:
+        """The numbers so far, by model and outcome."""
+        with self._lock:
+            return list(self._counts.items())
+
+
+class RecordFiles:
+    """`PREFIX-00001.tfrecord` and so on, of at most `most_bytes` each unless one record is larger.
+
+    `most_files` are kept, 0: all. Used on one thread.
+    """
+
+    def __init__(self, prefix: str, most_bytes: int, most_files: int) -> None:
+        self._folder, name = Path(prefix).parent, Path(prefix).name
+        self._name = name
+        self._pattern = re.compile(rf"{re.escape(name)}-(\d{{5,}}){re.escape(SUFFIX)}")
+        self._most_bytes = most_bytes
+        self._most_files = most_files
+        self._path: Path | None = None
+        self._records = 0
+
+    def append(self, record: bytes) -> None:
+        """Write the whole record, or nothing of it. Raises `OSError`."""
+        file = self._open(len(record))
+        try:
+            size = os.fstat(file).st_size
+            if os.write(file, record) != len(record):
+                os.ftruncate(file, size)
+                raise OSError(errno.ENOSPC, "the disk is full")
+        finally:
+            os.close(file)
+        self._records += 1
+
+    def _open(self, size: int) -> int:
+        """The file that so many bytes are added to."""
+        if self._path is not None and self._records < MOST_RECORDS:
+            try:
+                file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            except FileNotFoundError:
+                pass
+            else:
+                there = os.fstat(file).st_size
+                if not there or there + size <= self._most_bytes:
+                    return file
+                os.close(file)
+        return self._begin()
+
+    def _begin(self) -> int:
+        """A new file; the oldest ones go."""
+        numbers = sorted(
+            int(match[1]) for path in self._folder.iterdir() if (match := self._pattern.fullmatch(path.name))
+        )
+        number = numbers[-1] + 1 if numbers else 1
+        while True:
+            path = self._path_of(number)
+            try:
+                file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+            except FileExistsError:  # Of another process, just now.
+                number += 1
+            else:
+                break
+        self._path, self._records = path, 0
+        if self._most_files:
+            for old in numbers[: max(0, len(numbers) + 1 - self._most_files)]:
+                self._path_of(old).unlink(missing_ok=True)
+        return file
+
+    def _path_of(self, number: int) -> Path:
+        return self._folder / f"{self._name}-{number:05}{SUFFIX}"
