@@ -66,7 +66,7 @@ class Gateway:
         lines = self._tell(f"show servers state {backend}").splitlines()
         names = lines[1].removeprefix("# ").split()
         rows = [dict(zip(names, line.split(), strict=False)) for line in lines[2:] if line]
-        maintenance = 0x2D  # Any of the flags that say so.
+        maintenance = 1  # Other flags say what the configuration began with.
         return {
             int(row["srv_name"].removeprefix("pod")): (
                 None if int(row["srv_admin_state"]) & maintenance else int(row["srv_port"])
