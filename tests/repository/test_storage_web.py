@@ -341,7 +341,9 @@ async def test_an_archive_that_changes(web: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [tar({"../out/model.py": b""}), tar(plain(1), link="/etc/passwd"), zipped({"../out": b""}), b"no"]
+    "content",
+    [tar({"../out/model.py": b""}), tar(plain(1), link="/etc/passwd"), zipped({"../out": b""}), b"no"],
+    ids=["outside", "link", "zip", "damaged"],
 )
 async def test_archives_that_are_refused(web: Site, tmp_path: Path, content: bytes) -> None:
     name = "a.zip" if content[:2] == b"PK" else "a.tar.gz"
