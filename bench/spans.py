@@ -36,8 +36,6 @@ GOALS = "goals: CPU x 1.01 of off with parents that are not sampled, x 1.10 with
 LEGEND = """\
 Medians over rounds, in turn, one at a time; "x off" is the median of the rounds' own ratios to the line that
 exports none. Every call has a traceparent of its own, an id and a deadline. "!": the client was the limit."""
-QUEUE = 16_384
-"""Spans that wait at most: the default is for some 700 calls, which this server has in a tenth of a second."""
 
 
 @dataclass(slots=True)
@@ -111,7 +109,6 @@ class Traced:
             self.collector.start()
         environment = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.collector.port}",
-            "OTEL_BSP_MAX_QUEUE_SIZE": str(QUEUE),
             "OTEL_BSP_SCHEDULE_DELAY": "500",
             "OTEL_EXPORTER_OTLP_TIMEOUT": "2000",
         }

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from triglot.core.call_times import CallTimes
 from triglot.core.histogram import rank
 from triglot.core.latencies import SUMMARY_LIMITS, Latencies, Summary
+from triglot.telemetry.spans.recorder import CallSpan, SpanRecorder
 
 NOW = 1.7e9 - 1.7e9 % 12
 """The start of a slot."""
-TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+SPAN = CallSpan(SpanRecorder(), CallTimes(), "ab" * 16, 0, 1, "")
 
 
 @given(st.lists(st.floats(0, 9e8), min_size=1, max_size=300), st.integers(0, 10_000))
@@ -82,23 +83,23 @@ def times(responded: float = 0.0) -> CallTimes:
 
 def test_one_response_comes_with_the_end() -> None:
     one = latencies()
-    one.responded(times(), 0.05, NOW, "", well=True)
-    one.responded(times(), 0.0005, NOW, TRACEPARENT, well=False)
-    one.responded(times(), 7.0, NOW, "", well=True)
+    one.responded(times(), 0.05, NOW, None, well=True)
+    one.responded(times(), 0.0005, NOW, SPAN, well=False)
+    one.responded(times(), 7.0, NOW, None, well=True)
     first = one.first_response
     assert first is not None
     assert first.counts == [1, 1, 1]
     assert first.sum == pytest.approx(7050.5)
-    assert first.exemplars == [(NOW, pytest.approx(0.5), TRACEPARENT), None, None]
+    assert first.exemplars == [(NOW, pytest.approx(0.5), SPAN), None, None]
 
 
 def test_the_first_of_many_responses_comes_before_the_end() -> None:
     one = latencies(decoupled=True)
-    one.responded(times(perf_counter() - 6), 6.05, NOW, "", well=True)
+    one.responded(times(perf_counter() - 6), 6.05, NOW, None, well=True)
     assert one.first_response is not None
     assert one.first_response.counts == [0, 1, 0]
     # A stream without a response has none, unless it ends with an error.
-    one.responded(times(), 9.0, NOW, "", well=True)
+    one.responded(times(), 9.0, NOW, None, well=True)
     assert one.first_response.counts == [0, 1, 0]
-    one.responded(times(), 9.0, NOW, "", well=False)
+    one.responded(times(), 9.0, NOW, None, well=False)
     assert one.first_response.counts == [0, 1, 1]

@@ -29,7 +29,7 @@ from protocol_clients.abortable import CLIENTS, Attempt, Client, Request
 from span_receivers import SERVER, Span, spans_of
 from triglot.core.permission import EVERYTHING
 from triglot.telemetry.spans.exporter import Exporter
-from triglot.telemetry.spans.otlp import Envelope
+from triglot.telemetry.spans.otlp import Envelope, Row, encode
 from triglot.telemetry.spans.recorder import of_ratio
 from triglot.telemetry.spans.settings import SpanSettings
 from versions import OLD_AIOHTTP
@@ -162,20 +162,19 @@ class KeptSpans(Exporter):
 
     def __init__(self, server: triglot.Server) -> None:
         super().__init__(SpanSettings(), make_sender=_no_sender)
-        self._kept: list[bytes] = []
+        self._kept: list[Row] = []
         self._spans: list[Span] = []
         self._envelope = Envelope({}, "triglot", "")
         server.telemetry.spans.start(self, of_ratio(1.0))
 
-    def put(self, spans: bytes, count: int) -> None:
+    def put(self, *spans: Row) -> None:
         """See the base class."""
-        self._kept.append(spans)
-        assert len(spans_of(self._envelope.request(spans))) == count
+        self._kept += spans
 
     def spans(self) -> list[Span]:
         """All that have ended."""
         kept, self._kept = self._kept, []
-        self._spans += spans_of(self._envelope.request(b"".join(kept)))
+        self._spans += spans_of(self._envelope.request(encode(kept, 0)))
         return self._spans
 
     def calls(self) -> list[Span]:

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as classic
 from prometheus_client.samples import Exemplar as ParsedExemplar
 
 from triglot.core.call import Call
+from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
 from triglot.core.histogram import Exemplar
 from triglot.dataplane.control import Reports
@@ -224,7 +225,7 @@ def parsed(text: str) -> Iterable[Metric]:
 
 def record(telemetry: Telemetry, seconds: float, trace: str = "", code: Code = Code.OK, batch: int = 1) -> None:
     call = call_of("m", 2, batch)
-    call.span = CallSpan(SpanRecorder(), call.times, bytes.fromhex(trace)) if trace else None
+    call.span = CallSpan(SpanRecorder(), call.times, trace, 0, 1, "") if trace else None
     telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).record(call, code, seconds, 0.0, 0, 0)
 
 
@@ -253,7 +254,7 @@ def test_who_asks_for_the_older_format_gets_the_same_as_without_them(telemetry: 
     own = [line for line in prints.render([], "")[0].splitlines() if b"triglot_request" in line]
     kept = telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).calls()
     for _, stats in kept:
-        stats.latency.add_exemplar(Exemplar(1.0, 20_000.0, f"00-{TRACE}-b7ad6b7169203331-01"))
+        stats.latency.add_exemplar(Exemplar(1.0, 20_000.0, CallSpan(SpanRecorder(), CallTimes(), TRACE, 0, 1, "")))
     assert own == [line for line in prints.render([], "")[0].splitlines() if b"triglot_request" in line]
     assert TRACE.encode() in prints.render([], OPEN_METRICS)[0]
 

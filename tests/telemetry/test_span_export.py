@@ -15,7 +15,7 @@ import pytest
 from process import FREE_PORTS, SECONDS, Triglot, unused_ports
 from span_receivers import SERVER, Received, grpc_receiver, http_receiver
 from triglot.telemetry.spans.exporter import Exporter, exporter_of
-from triglot.telemetry.spans.otlp import constant, span, trace_field
+from triglot.telemetry.spans.otlp import Row, constant
 from triglot.telemetry.spans.recorder import of_ratio
 from triglot.telemetry.spans.settings import SpanSettings, settings_of
 
@@ -24,9 +24,8 @@ BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1
 Receiver = Callable[[], AbstractContextManager[tuple[str, Received]]]
 
 
-def one_span(number: int) -> bytes:
-    """A field `spans`."""
-    return span(trace_field(b"t" * 16), number.to_bytes(8), b"", constant("one", 2), 1, 2, 1)
+def one_span(number: int) -> Row:
+    return (constant("one", 2), b"", "ab" * 16, number, 0, 1, 1.0, 2.0)
 
 
 def infer(port: int, traceparent: str = "") -> None:
@@ -140,7 +139,7 @@ def change(port: int, settings: Mapping[str, Any]) -> Any:
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "grpc is used"),
         ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip", "none is used"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "10000 is used"),
-        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "2048 is used"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "16384 is used"),
         ("OTEL_BSP_SCHEDULE_DELAY", "inf", "5000 is used"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://x", "the default is used"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://x:port", "the default is used"),
@@ -209,7 +208,7 @@ def test_a_collector_that_is_slow() -> None:
         exporter = exporting(url, queue_size=10, batch_size=4)
         received.gate.clear()
         for number in range(1, 31):
-            exporter.put(one_span(number), 1)
+            exporter.put(one_span(number))
         received.gate.set()
         exporter.close()
         counts = exporter.counts
@@ -224,7 +223,7 @@ def test_a_collector_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None
         caplog.clear()
         exporter = exporting(f"http://user:secret@127.0.0.1:{port}{path}", protocol=protocol, timeout=0.3)
         for number in range(1, 6):
-            exporter.put(one_span(number), 1)
+            exporter.put(one_span(number))
         exporter.close()
         assert (exporter.counts.export_failed, exporter.counts.exported) == (5, 0)
         (line,) = [one.getMessage() for one in caplog.records]
@@ -240,7 +239,7 @@ def test_a_collector_that_comes_back(receiver: Receiver, refusal: Any, protocol:
     with receiver() as (url, received):
         received.refuse = refusal
         exporter = exporting(url + ("/v1/traces" if protocol != "grpc" else ""), protocol=protocol)
-        exporter.put(one_span(1), 1)
+        exporter.put(one_span(1))
         received.wait_for_request(2)
         received.refuse = None
         received.wait_for(1)
@@ -256,7 +255,7 @@ def test_a_collector_that_refuses(receiver: Receiver, refusal: Any, protocol: st
     with receiver() as (url, received):
         received.refuse = refusal
         exporter = exporting(url + ("/v1/traces" if protocol != "grpc" else ""), protocol=protocol)
-        exporter.put(one_span(1), 1)
+        exporter.put(one_span(1))
         received.wait_for_request(1)
         exporter.close()
         assert (exporter.counts.export_failed, received.requests) == (1, 1)
@@ -266,7 +265,7 @@ def test_a_collector_that_takes_a_part() -> None:
     with grpc_receiver() as (url, received):
         received.rejects = 2
         exporter = exporting(url)
-        exporter.put(one_span(1) + one_span(2) + one_span(3), 3)
+        exporter.put(one_span(1), one_span(2), one_span(3))
         exporter.close()
         assert (exporter.counts.exported, exporter.counts.rejected) == (1, 2)
 
@@ -276,7 +275,7 @@ def test_a_collector_that_hangs_does_not_keep_the_server(monkeypatch: pytest.Mon
     with grpc_receiver() as (url, received):
         received.gate.clear()
         exporter = exporting(url)
-        exporter.put(one_span(1), 1)
+        exporter.put(one_span(1))
         exporter.close()
         received.gate.set()
     assert not [one for one in threading.enumerate() if one.name == "spans" and not one.daemon]

@@ -6,16 +6,18 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from triglot.core.trace_context import Span
+
 LATENCY_LIMITS = tuple(10 * 1.8**power for power in range(33))
 """Upper limits of the buckets of times, in microseconds (tfs 4.7)."""
 
 
 class Exemplar(NamedTuple):
-    """A value of a histogram, when it came in seconds since the epoch, and the `traceparent` of its span."""
+    """A value of a histogram, when it came in seconds since the epoch, and the span of its call."""
 
     time: float
     value: float
-    traceparent: str
+    span: Span
 
 
 class Histogram:
@@ -64,7 +66,7 @@ class Histogram:
 
 def latest(exemplars: Iterable[Exemplar | None]) -> Exemplar | None:
     """The latest one; None where there is none."""
-    return max((one for one in exemplars if one is not None), default=None)
+    return max((one for one in exemplars if one is not None), key=lambda one: one.time, default=None)
 
 
 def rank(ordered: Sequence[float], share: int) -> float:

@@ -11,6 +11,7 @@ from time import perf_counter
 
 from triglot.core.call_times import CallTimes
 from triglot.core.histogram import Exemplar, Histogram
+from triglot.core.trace_context import Span
 
 DEFAULT_BUCKETS = (100.0, 500.0, 2000.0, 5000.0)
 """Upper limits of the buckets of times to the first response, in milliseconds, as Triton's."""
@@ -86,8 +87,8 @@ class Latencies:
         names = (*whole, QUEUE, INPUT, INFER, OUTPUT) if quantiles else ()
         self.summaries = {name: Summary() for name in names}
 
-    def responded(self, times: CallTimes, seconds: float, now: float, traceparent: str, *, well: bool) -> None:
-        """A request that took so many seconds in all has ended; `traceparent` is its span's, or "".
+    def responded(self, times: CallTimes, seconds: float, now: float, span: Span | None, *, well: bool) -> None:
+        """A request that took so many seconds in all has ended; `span`: its own, if it has one.
 
         An error is a response, too.
         """
@@ -99,8 +100,8 @@ class Latencies:
             return
         value = max(0.0, seconds) * 1e3
         self.first_response.add(value)
-        if traceparent:
-            self.first_response.add_exemplar(Exemplar(now, value, traceparent))
+        if span is not None:
+            self.first_response.add_exemplar(Exemplar(now, value, span))
 
     def succeeded(self, times: CallTimes, seconds: float, now: float) -> None:
         """A request went well, and took so many seconds in all."""

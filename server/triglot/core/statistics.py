@@ -8,6 +8,7 @@ from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
 from triglot.core.latencies import Latencies
 from triglot.core.tensor import Array
+from triglot.core.trace_context import Span
 
 MOST_RESPONSES = 1000
 """Responses of a stream that are told apart by their index; further ones are counted with this one."""
@@ -136,13 +137,13 @@ class Statistics:
             times.rows += rows
             self.executed(rows, seconds)
 
-    def ended(self, times: CallTimes, code: Code, seconds: float, now: float, traceparent: str = "") -> None:
-        """A request has ended at `now`, in seconds since the epoch; `traceparent`: of its span, if it has one."""
+    def ended(self, times: CallTimes, code: Code, seconds: float, now: float, span: Span | None = None) -> None:
+        """A request has ended at `now`, in seconds since the epoch; `span`: its own, if it has one."""
         if code is not Code.OK:
-            self._failed(times, code, seconds, now, traceparent)
+            self._failed(times, code, seconds, now, span)
             return
         if self.latencies is not None:
-            self.latencies.responded(times, seconds, now, traceparent, well=True)
+            self.latencies.responded(times, seconds, now, span, well=True)
             self.latencies.succeeded(times, seconds, now)
         self.last_inference = now
         self.success.add(seconds)
@@ -156,7 +157,7 @@ class Statistics:
         self.infer_seconds += times.compute_seconds
         self.output_seconds += times.output_seconds
 
-    def _failed(self, times: CallTimes, code: Code, seconds: float, now: float, traceparent: str) -> None:
+    def _failed(self, times: CallTimes, code: Code, seconds: float, now: float, span: Span | None) -> None:
         """Who was refused for what the request says has not failed, nor who found the queue full."""
         if not (times.batch_size or times.queued or code in _GIVEN_UP):
             self.failures[REJECTED] += code in _NO_ROOM
@@ -164,7 +165,7 @@ class Statistics:
         self.last_inference = now
         self.fail.add(seconds)
         if self.latencies is not None:
-            self.latencies.responded(times, seconds, now, traceparent, well=False)
+            self.latencies.responded(times, seconds, now, span, well=False)
         self.failures[self._reason(times, code)] += 1
 
     def _reason(self, times: CallTimes, code: Code) -> str:

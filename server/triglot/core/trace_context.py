@@ -34,12 +34,12 @@ class Span(Protocol):
     batch: Any
 
     @property
-    def trace_id(self) -> bytes:
-        """16 bytes."""
+    def trace(self) -> str:
+        """The id of its trace, in hex."""
 
     @property
-    def child_parent_id(self) -> bytes:
-        """8 bytes: the parent of spans on its behalf."""
+    def child_parent(self) -> int:
+        """The id of the parent of spans on its behalf."""
 
     @property
     def traceparent(self) -> str:

@@ -19,7 +19,7 @@ from triglot.core.errors import Code
 from triglot.core.histogram import Exemplar, Histogram, rank
 from triglot.core.operation import ADMINISTRATION, Operation
 from triglot.core.permission import EVERYTHING
-from triglot.core.trace_context import TRACEPARENT, TRACESTATE
+from triglot.core.trace_context import TRACEPARENT, TRACESTATE, Span
 from triglot.telemetry.access_log import AccessLine, AccessLog
 from triglot.telemetry.audit_log import AuditLog
 from triglot.telemetry.points import Points
@@ -85,11 +85,11 @@ class CallStats:
         self.batches[size] = self.batches.get(size, 0) + 1
         self.shares += compute_seconds * 1e6 / size
 
-    def traced_execution(self, now: float, times: CallTimes, traceparent: str) -> None:
+    def traced_execution(self, now: float, times: CallTimes, span: Span) -> None:
         """The call that was just counted as executed has a span."""
         for histogram, seconds in ((self.queue, times.queue_seconds), (self.compute, times.compute_seconds)):
             if histogram is not None:
-                histogram.add_exemplar(Exemplar(now, seconds * 1e6, traceparent))
+                histogram.add_exemplar(Exemplar(now, seconds * 1e6, span))
 
     def merge(self, other: CallStats) -> None:
         """Take in the calls of another one of the same endpoint."""
@@ -336,10 +336,8 @@ class Endpoint:
         stats.bytes_in += bytes_in
         stats.bytes_out += bytes_out
         stats.used = now = time.time()
-        traceparent = ""
         if (span := call.span) is not None:
-            traceparent = span.response_traceparent
-            stats.latency.add_exemplar(Exemplar(now, seconds * 1e6, traceparent))
+            stats.latency.add_exemplar(Exemplar(now, seconds * 1e6, span))
         traffic = self._traffic
         if traffic is None:
             return
@@ -350,7 +348,7 @@ class Endpoint:
         self._latencies.append(seconds)
         model.latencies.append(seconds)
         if (statistics := call.statistics) is not None:
-            statistics.ended(call.times, code, seconds, now, traceparent)
+            statistics.ended(call.times, code, seconds, now, span)
         if stats.codec is not None:
             stats.codec.add(codec_seconds * 1e6)
         if code is not Code.OK:
@@ -358,8 +356,8 @@ class Endpoint:
             model.failures += 1
         if size := call.times.batch_size:
             stats.executed(size, call.times.queue_seconds, call.times.compute_seconds)
-            if traceparent:
-                stats.traced_execution(now, call.times, traceparent)
+            if span is not None:
+                stats.traced_execution(now, call.times, span)
             share = 1 / size
             traffic.executed += 1
             traffic.executions += share

@@ -35,7 +35,8 @@ def printed(exemplar: Exemplar | None, unit: float = 1.0) -> samples.Exemplar | 
     """As it is printed, with its value divided by `unit`."""
     if exemplar is None:
         return None
-    labels = {"trace_id": exemplar.traceparent[3:35], "span_id": exemplar.traceparent[36:52]}
+    _, trace_id, span_id, _ = exemplar.span.response_traceparent.split("-")
+    labels = {"trace_id": trace_id, "span_id": span_id}
     return samples.Exemplar(labels, exemplar.value / unit, exemplar.time)
 
 

@@ -11,12 +11,12 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from triglot.telemetry.spans.otlp import Envelope, rejected_spans
+from triglot.telemetry.spans.otlp import Envelope, Row, encode, rejected_spans
 from triglot.telemetry.spans.settings import GRPC, OTLP, SpanSettings
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ RETRYABLE_CODES = (
     "RESOURCE_EXHAUSTED",
 )
 """OTLP 1.7, "Failures"."""
+MOST_BYTES = 2**21
+"""Of spans in one request: collectors take 4 MiB."""
 CLOSE_SECONDS = 5.0
 """For what waits when the server stops."""
 
@@ -80,31 +82,25 @@ class Exporter:
         self.counts = SpanCounts()
         self._settings = settings
         self._make_sender = make_sender
-        self._queue: deque[tuple[bytes, int]] = deque()
-        self._put = self._taken = 0
+        self._queue: deque[Row] = deque()
         self._news = threading.Event()
         self._closing = threading.Event()
         self._given_up = False
         self._thread: threading.Thread | None = None
         self._failing = False
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the queue takes no more spans."""
-        return self._put - self._taken >= self._settings.queue_size
-
-    def put(self, spans: bytes, count: int) -> None:
-        """Have so many spans sent; returns at once."""
-        if self.is_full:
-            self.counts.queue_full += count
+    def put(self, *spans: Row) -> None:
+        """Have them sent; returns at once."""
+        queue, settings = self._queue, self._settings
+        if len(queue) >= settings.queue_size:
+            self.counts.queue_full += len(spans)
             return
         if self._thread is None:
             # A daemon: a collector that hangs must not keep a stopped server alive.
             self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
             self._thread.start()
-        self._queue.append((spans, count))
-        self._put += count
-        if self._put - self._taken >= self._settings.batch_size and not self._news.is_set():
+        queue.extend(spans)
+        if len(queue) >= settings.batch_size and not self._news.is_set():
             self._news.set()
 
     def close(self) -> None:
@@ -116,8 +112,7 @@ class Exporter:
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
             self._given_up = True
-            left = self._put - self._taken
-            log.warning("%d spans or more were not exported before the server stopped", left)
+            log.warning("%d spans or more were not exported before the server stopped", len(self._queue))
         self._thread = None
 
     # --- on the thread ---
@@ -140,14 +135,16 @@ class Exporter:
     def _send_all(self, sender: Sender) -> None:
         """All that waits, a batch at a time; a rest that makes no batch, too."""
         while self._queue:
-            parts, count = [], 0
-            while self._queue and count < self._settings.batch_size:
-                spans, more = self._queue.popleft()
-                parts.append(spans)
-                count += more
-            self._send(sender, b"".join(parts), count)
-            # Spans that are being sent have their place in the queue still: memory stays bounded.
-            self._taken += count
+            rows = [self._queue.popleft() for _ in range(min(len(self._queue), self._settings.batch_size))]
+            self._encode_and_send(sender, rows)
+
+    def _encode_and_send(self, sender: Sender, rows: Sequence[Row]) -> None:
+        spans = encode(rows, time.time_ns() - int(time.perf_counter() * 1e9))
+        if len(spans) > MOST_BYTES and len(rows) > 1:
+            self._encode_and_send(sender, rows[: len(rows) // 2])
+            self._encode_and_send(sender, rows[len(rows) // 2 :])
+        else:
+            self._send(sender, spans, len(rows))
 
     def _send(self, sender: Sender, spans: bytes, count: int) -> None:
         until = time.monotonic() + self._settings.timeout
@@ -174,10 +171,8 @@ class Exporter:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _lose_all(self) -> None:
-        while self._queue:
-            _, count = self._queue.popleft()
-            self._taken += count
-            self.counts.export_failed += count
+        self.counts.export_failed += len(self._queue)
+        self._queue.clear()
 
     def _complain(self, why: str) -> None:
         """Once, until spans are taken again."""

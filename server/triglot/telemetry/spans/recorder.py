@@ -9,7 +9,6 @@ one batch share one more span, which links to each of theirs; it belongs to the 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,15 +27,12 @@ from triglot.telemetry.spans.otlp import (
     IS_REMOTE,
     SAMPLED,
     SERVER,
+    Row,
     Value,
     attributes,
     constant,
     link,
-    parent_field,
-    span,
-    text_attribute,
     text_field,
-    trace_field,
 )
 
 ERRORS = frozenset(
@@ -50,10 +46,10 @@ ERRORS = frozenset(
     )
 )
 """Codes that are the server's errors (semantic conventions for gRPC)."""
-LONGEST_NAME = 128
-"""Characters of a model's name, which may be a client's invention."""
-OFFSET_SECONDS = 1.0
-"""How long the difference between the clocks is used."""
+LONGEST_NAME, LONGEST_ID, LONGEST_PATH = 128, 256, 256
+"""Characters of a model's name, a request's id and a path, which may be a client's inventions."""
+CALL, QUEUE, COMPUTE = 1, 2, 3
+"""The last bits of the ids of a call's spans."""
 MOST_LINKS = 128
 """Members that a batch's span links to (OTEL_SPAN_LINK_COUNT_LIMIT's default)."""
 
@@ -98,59 +94,41 @@ class HttpCircumstances:
 
 
 class CallSpan:
-    """The span of a call that has not ended, and what its children need to know."""
+    """The span of a call that has not ended, and what its children need to know.
 
-    __slots__ = ("_id", "_recorder", "batch", "flags", "http", "parent_id", "state", "times", "trace_id")
+    `trace` is the id of its trace in hex; `parent` its parent's id, 0 for none. A call has up to three spans,
+    whose ids differ in the last bits.
+    """
+
+    __slots__ = ("_recorder", "batch", "flags", "http", "id", "parent", "state", "times", "trace")
 
     def __init__(
-        self,
-        recorder: SpanRecorder,
-        times: CallTimes,
-        trace_id: bytes,
-        parent_id: bytes = b"",
-        flags: int = SAMPLED,
-        state: str = "",
+        self, recorder: SpanRecorder, times: CallTimes, trace: str, parent: int, flags: int, state: str
     ) -> None:
         self._recorder = recorder
         self.times = times
-        self.trace_id = trace_id
-        self.parent_id = parent_id
+        self.trace = trace
+        self.parent = parent
         self.flags = flags
         self.state = state
-        # A call has three spans, which the last byte tells apart.
-        self._id = random.getrandbits(56).to_bytes(7)
+        self.id = random.getrandbits(62) << 2 | CALL
         self.batch: BatchSpan | None = None
         self.http: HttpCircumstances | None = None
 
     @property
-    def span_id(self) -> bytes:
-        """Of the call itself."""
-        return self._id + b"\x01"
-
-    @property
-    def queue_id(self) -> bytes:
-        """Of its time in the queue."""
-        return self._id + b"\x02"
-
-    @property
-    def compute_id(self) -> bytes:
-        """Of its time on the model."""
-        return self._id + b"\x03"
-
-    @property
-    def child_parent_id(self) -> bytes:
+    def child_parent(self) -> int:
         """What is the parent of spans on its behalf: its time on the model, once that has begun."""
-        return self.compute_id if self.times.began else self.span_id
+        return self.id ^ CALL ^ COMPUTE if self.times.began else self.id
 
     @property
     def traceparent(self) -> str:
         """See `Span`."""
-        return f"00-{self.trace_id.hex()}-{self.child_parent_id.hex()}-01"
+        return f"00-{self.trace}-{self.child_parent:016x}-01"
 
     @property
     def response_traceparent(self) -> str:
         """See `Span`."""
-        return f"00-{self.trace_id.hex()}-{self.span_id.hex()}-01"
+        return f"00-{self.trace}-{self.id:016x}-01"
 
     def begin_http(self, verb: str, route: str, path: str) -> None:
         """See `Span`."""
@@ -172,38 +150,36 @@ class CallSpan:
 class BatchSpan:
     """The span of a batch that has not ended."""
 
-    __slots__ = ("_links", "_parent_id", "_recorder", "batch", "id", "state", "trace_id")
+    __slots__ = ("_links", "_parent", "_recorder", "batch", "id", "state", "trace")
 
     def __init__(self, recorder: SpanRecorder, first: CallSpan, spans: Sequence[CallSpan]) -> None:
         self._recorder = recorder
-        self._parent_id = first.span_id
-        self._links = b"".join([link(one.trace_id, one.span_id) for one in spans[:MOST_LINKS]])
-        self.trace_id = first.trace_id
+        self._parent = first.id
+        self._links = b"".join([link(one.trace, one.id) for one in spans[:MOST_LINKS]])
+        self.trace = first.trace
         self.state = first.state
-        self.id = random.getrandbits(64).to_bytes(8)
+        self.id = random.getrandbits(62) << 2 | CALL
         self.batch = None
 
     @property
-    def child_parent_id(self) -> bytes:
+    def child_parent(self) -> int:
         """What is the parent of spans on its behalf."""
         return self.id
 
     @property
     def traceparent(self) -> str:
         """See `Span`."""
-        return f"00-{self.trace_id.hex()}-{self.id.hex()}-01"
+        return f"00-{self.trace}-{self.id:016x}-01"
 
     response_traceparent = traceparent
 
     def end(self, model: str, version: int, began: float, ended: float, size: int, rows: int) -> None:
         """On the loop: so many requests, of so many inferences, were executed between these instants."""
-        recorder = self._recorder
         named = constant("batch", INTERNAL, *_model(model, version))
         counts = attributes((("triglot.batch.size", size), ("triglot.batch.rows", rows)))
         rest = named + counts + self._links
-        start, end = recorder.nanoseconds(began), recorder.nanoseconds(ended)
-        parent = parent_field(self._parent_id)
-        recorder.put(span(trace_field(self.trace_id), self.id, parent, rest, start, end, _LOCAL), 1)
+        if (exporter := self._recorder.exporter) is not None:
+            exporter.put((rest, b"", self.trace, self.id, self._parent, _LOCAL, began, ended))
 
 
 class SpanRecorder:
@@ -218,8 +194,6 @@ class SpanRecorder:
         self._by_parent = self._propagate = True
         self._sample_root = of_ratio(1.0)
         self._scheme = "http"
-        self._offset_ns = 0
-        self._offset_until = 0.0
 
     def start(
         self,
@@ -244,93 +218,57 @@ class SpanRecorder:
         """The call begins: it gets its `span`, or none. `internal`: a model makes it."""
         above = call.span
         if above is not None:
-            call.span = CallSpan(self, call.times, above.trace_id, above.child_parent_id, _LOCAL, above.state)
+            call.span = CallSpan(self, call.times, above.trace, above.child_parent, _LOCAL, above.state)
         elif not internal and call.operation is _INFER:
             parent, state = (call.context or call.received_context) if self._propagate else NO_CONTEXT
             if parent and is_valid(parent):
-                self._continue(call, parent, state)
+                if is_sampled(parent) if self._by_parent else self._sample_root(int(parent[3:35], 16)):
+                    state = "" if len(state) > MAX_TRACESTATE else state
+                    above_id = int(parent[36:52], 16)
+                    call.span = CallSpan(self, call.times, parent[3:35], above_id, _REMOTE, state)
             else:
                 number = random.getrandbits(128) or 1
                 if self._sample_root(number):
-                    call.span = CallSpan(self, call.times, number.to_bytes(16))
-
-    def _continue(self, call: Call, parent: str, state: str) -> None:
-        """A trace that the client has begun; its `traceparent` is valid."""
-        if self._by_parent:
-            if not is_sampled(parent):
-                return
-        elif not self._sample_root(int(parent[3:35], 16)):
-            return
-        trace_id, parent_id = bytes.fromhex(parent[3:35]), bytes.fromhex(parent[36:52])
-        if len(state) > MAX_TRACESTATE:
-            state = ""
-        call.span = CallSpan(self, call.times, trace_id, parent_id, _REMOTE, state)
+                    call.span = CallSpan(self, call.times, f"{number:032x}", 0, SAMPLED, "")
 
     def end(self, call: Call, endpoint: Endpoint, code: Code, started: float, ended: float) -> None:
         """The call, which has a span, was received and over at these instants of `time.perf_counter`."""
         own, exporter, times = call.span, self.exporter, call.times
         if not isinstance(own, CallSpan) or own.times is not times or exporter is None:
             return  # It is that of the call on whose behalf this one was made.
-        queued, began = times.queued, times.began
-        count = 1 + (queued > 0.0) + (began > 0.0)
-        if exporter.is_full:
-            exporter.counts.queue_full += count
-            return
-        if ended > self._offset_until:
-            self._set_offset()
-        offset = self._offset_ns
-        start_ns, end_ns = int(started * 1e9) + offset, int(ended * 1e9) + offset
-        trace, span_id = trace_field(own.trace_id), own.span_id
-        described = self._described(call, own, endpoint, code)
-        spans = span(trace, span_id, parent_field(own.parent_id), described, start_ns, end_ns, own.flags)
-        parent = parent_field(span_id)
+        trace, own_id, began = own.trace, own.id, times.began
+        rest = self._described(call, own, endpoint, code)
+        text = call.request_id[:LONGEST_ID].encode(errors="replace") if call.request_id else b""
+        spans: list[Row] = [(rest, text, trace, own_id, own.parent, own.flags, started, ended)]
         # Code on a thread may say that it began after the loop has ended the call.
-        began_ns = min(int(began * 1e9) + offset, end_ns) if began else end_ns
-        if queued:
-            entered_ns = began_ns - int(times.queue_seconds * 1e9) if began else int(queued * 1e9) + offset
-            entered_ns = min(max(entered_ns, start_ns), began_ns)
-            spans += span(trace, own.queue_id, parent, _QUEUE, entered_ns, began_ns, _LOCAL)
+        left = min(began, ended) if began else ended
+        if times.queued:
+            entered = began - times.queue_seconds if began else times.queued
+            entered = min(max(entered, started), left)
+            spans.append((_QUEUE, b"", trace, own_id ^ CALL ^ QUEUE, own_id, _LOCAL, entered, left))
         if began:
             # What was done to the inputs before they waited is no part of it.
             joining = times.input_seconds - max(0.0, began - times.queue_seconds - started)
             done = began + max(0.0, joining) + times.compute_seconds + times.output_seconds
             rest = _compute(call.model_name[:LONGEST_NAME], call.model_version)
             if (batch := own.batch) is not None:
-                rest += link(batch.trace_id, batch.id)
-            done_ns = max(began_ns, min(int(done * 1e9) + offset, end_ns))
-            spans += span(trace, own.compute_id, parent, rest, began_ns, done_ns, _LOCAL)
-        exporter.put(spans, count)
+                rest += link(batch.trace, batch.id)
+            done = max(left, min(done, ended))
+            spans.append((rest, b"", trace, own_id ^ CALL ^ COMPUTE, own_id, _LOCAL, left, done))
+        exporter.put(*spans)
 
     def _described(self, call: Call, own: CallSpan, endpoint: Endpoint, code: Code) -> bytes:
         """Name, kind, attributes, status and state of the call's span."""
-        model, version, http = call.model_name[:LONGEST_NAME], call.model_version, own.http
-        who = model, version, call.peer, call.client
+        who = call.model_name[:LONGEST_NAME], call.model_version, call.peer, call.client
+        http = own.http
         if endpoint.internal:
             described = _of_model_call(endpoint.method, code, *who)
         elif http is not None:
             described = _of_http(http.verb, http.route, http.status, self._scheme, endpoint.protocol, code, *who)
-            described += _path(http.path)
+            described += _path(http.path[:LONGEST_PATH])
         else:
             described = _of_rpc(endpoint.rpc, endpoint.protocol, code, *who)
-        if call.request_id:
-            described += _request_id(call.request_id)
         return described + text_field(3, own.state) if own.state else described
-
-    def put(self, spans: bytes, count: int) -> None:
-        """Have them exported."""
-        if self.exporter is not None:
-            self.exporter.put(spans, count)
-
-    def nanoseconds(self, instant: float) -> int:
-        """Since the epoch, of an instant of `time.perf_counter`."""
-        if instant > self._offset_until:
-            self._set_offset()
-        return int(instant * 1e9) + self._offset_ns
-
-    def _set_offset(self) -> None:
-        now = time.perf_counter()
-        self._offset_ns = time.time_ns() - int(now * 1e9)
-        self._offset_until = now + OFFSET_SECONDS
 
     def close(self) -> None:
         """Record no more, and have what waits exported; blocks for a few seconds at most."""
@@ -341,11 +279,15 @@ class SpanRecorder:
 
 _INFER = Operation.INFER
 _QUEUE = constant("queue", INTERNAL)
-_request_id, _path = text_attribute("triglot.request.id"), text_attribute("url.path")
 Pairs = tuple[tuple[str, Value], ...]
 
 
 # What is the same from call to call is encoded once.
+
+
+@lru_cache(maxsize=1024)
+def _path(path: str) -> bytes:
+    return attributes((("url.path", path),))
 
 
 @lru_cache(maxsize=1024)
