@@ -64,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def export(request: bytes, _: grpc.ServicerContext) -> bytes:
         nonlocal counted
-        time.sleep(arguments.delay)
+        time.sleep(arguments.delay)  # Is what makes it slow.
         counted += spans_in(request)
         arguments.counted.write_text(str(counted))
         return b""

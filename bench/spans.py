@@ -67,6 +67,8 @@ class Collector:
         self._folder, self._core, self._delay = folder, core, delay
         self._stack = stack
         self._running = ExitStack()
+        self._before = 0
+        """Spans of its earlier lives."""
         stack.callback(self.stop)
 
     def start(self) -> None:
@@ -90,8 +92,6 @@ class Collector:
     def stop(self) -> None:
         """Take none any more."""
         self._running.close()
-
-    _before = 0
 
     @property
     def received(self) -> int:

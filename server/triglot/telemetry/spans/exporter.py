@@ -151,7 +151,7 @@ class Exporter:
         pause = FIRST_PAUSE
         while True:
             try:
-                rejected = sender.send(spans, max(0.001, until - time.monotonic()))
+                rejected = min(count, sender.send(spans, max(0.001, until - time.monotonic())))
                 self.counts.exported += count - rejected
                 self.counts.rejected += rejected
                 if rejected:
