@@ -279,3 +279,15 @@ def test_a_collector_that_hangs_does_not_keep_the_server(monkeypatch: pytest.Mon
         exporter.close()
         received.gate.set()
     assert not [one for one in threading.enumerate() if one.name == "spans" and not one.daemon]
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_certificate_that_is_missing(protocol: str, caplog: pytest.LogCaptureFixture) -> None:
+    exporter = exporting("https://127.0.0.1:1/v1/traces", protocol=protocol, certificate="/none/ca.pem")
+    for number in range(1, 4):
+        exporter.put(one_span(number))
+    exporter.close()
+    assert exporter.counts.export_failed == 3
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert line.startswith("spans are lost: cannot export them to https://127.0.0.1:1")
+    assert "FileNotFoundError" in line

@@ -60,6 +60,20 @@ class Sender(Protocol):
         """No more will be sent."""
 
 
+class NoSender:
+    """In place of one that cannot be made, since a certificate's file is missing, for one."""
+
+    def __init__(self, error: Exception) -> None:
+        self._text = f"{type(error).__name__}: {error}"
+
+    def send(self, _: bytes, __: float) -> int:
+        """See `Sender`."""
+        raise ExportFailed(self._text, again=False)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class SpanCounts:
     """What became of spans. Each number is changed on one thread only."""
 
@@ -118,9 +132,11 @@ class Exporter:
     # --- on the thread ---
 
     def _run(self) -> None:
-        sender: Sender | None = None
         try:
             sender = self._make_sender()
+        except Exception as error:
+            sender = NoSender(error)
+        try:
             while not (self._closing.is_set() and not self._queue):
                 self._news.wait(self._settings.delay)
                 self._news.clear()
@@ -129,8 +145,7 @@ class Exporter:
             log.exception("no more spans are exported")
         finally:
             self._lose_all()
-            if sender is not None:
-                sender.close()
+            sender.close()
 
     def _send_all(self, sender: Sender) -> None:
         """All that waits, a batch at a time; a rest that makes no batch, too."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -63,7 +62,6 @@ def attributes(pairs: Mapping[str, Value] | Iterable[tuple[str, Value]]) -> byte
     return b"".join([b"\x4a" + sized(attribute(key, value)) for key, value in items])
 
 
-@lru_cache(maxsize=4096)
 def constant(name: str, kind: int, *pairs: tuple[str, Value]) -> bytes:
     """The fields `name`, `kind` and `attributes`."""
     return text_field(5, name) + bytes((0x30, kind)) + attributes(pairs)

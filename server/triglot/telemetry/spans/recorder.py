@@ -175,7 +175,7 @@ class BatchSpan:
 
     def end(self, model: str, version: int, began: float, ended: float, size: int, rows: int) -> None:
         """On the loop: so many requests, of so many inferences, were executed between these instants."""
-        named = constant("batch", INTERNAL, *_model(model, version))
+        named = _on_model("batch", model, version)
         counts = attributes((("triglot.batch.size", size), ("triglot.batch.rows", rows)))
         rest = named + counts + self._links
         if (exporter := self._recorder.exporter) is not None:
@@ -250,7 +250,7 @@ class SpanRecorder:
             # What was done to the inputs before they waited is no part of it.
             joining = times.input_seconds - max(0.0, began - times.queue_seconds - started)
             done = began + max(0.0, joining) + times.compute_seconds + times.output_seconds
-            rest = _compute(call.model_name[:LONGEST_NAME], call.model_version)
+            rest = _on_model("compute", call.model_name[:LONGEST_NAME], call.model_version)
             if (batch := own.batch) is not None:
                 rest += link(batch.trace, batch.id)
             done = max(left, min(done, ended))
@@ -291,8 +291,8 @@ def _path(path: str) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def _compute(name: str, version: int) -> bytes:
-    return constant("compute", INTERNAL, *_model(name, version))
+def _on_model(what: str, name: str, version: int) -> bytes:
+    return constant(what, INTERNAL, *_model(name, version))
 
 
 @lru_cache(maxsize=4096)
