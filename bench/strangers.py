@@ -21,6 +21,10 @@ READY = "ready"
 PAUSE = 0.1
 """Seconds from a refusal until the same one comes again."""
 NICE = 19
+SECONDS = 60
+"""Their coming and their leaving may take so long."""
+LEAST_CALLS = 2
+"""Each calls at least so often before it leaves: it comes again."""
 
 
 class Stranger(H2Connection):
@@ -30,6 +34,7 @@ class Stranger(H2Connection):
         super().__init__(framed_requests([Request(body)]), 1, headers)
         self.refused = 0
         self.failure = ""
+        self.came_again = asyncio.Event()
 
     def come(self) -> None:
         """Call, and when that has been refused, again."""
@@ -42,10 +47,13 @@ class Stranger(H2Connection):
         if call is not None:
             self.sending.remove(call)
             self.refused += 1
+            if self.refused == LEAST_CALLS:
+                self.came_again.set()
             asyncio.get_running_loop().call_later(PAUSE, self.come)
 
     def _abort(self, text: str) -> None:
         self.failure = self.failure or text
+        self.came_again.set()
         super()._abort(text)
 
 
@@ -64,6 +72,8 @@ async def _come(port: int, path: str) -> str:
         stranger.come()
     print(READY, flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
+    for stranger in strangers:
+        await stranger.came_again.wait()
     failures = [stranger.failure for stranger in strangers if stranger.failure]
     await close(*strangers)
     if failures:
@@ -88,11 +98,12 @@ async def strangers(port: int, path: str, cores: frozenset[int]) -> AsyncIterato
     assert process.stdout is not None
     refused = Refused()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(SECONDS):
             if (await process.stdout.readline()).decode().strip() != READY:
                 raise BenchError("the strangers did not come")
         yield refused
-        said = (await process.communicate(b""))[0].decode().strip()
+        async with asyncio.timeout(SECONDS):
+            said = (await process.communicate(b""))[0].decode().strip()
         if not said.isdecimal():
             raise BenchError(f"strangers: {said}")
         refused.calls = int(said)

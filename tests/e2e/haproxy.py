@@ -94,7 +94,7 @@ async def gateway(folder: Path, *, other_protocol: str = "h2") -> AsyncIterator[
     environment = clean_environment(LD_LIBRARY_PATH=str(program.parent / "lib"))
     process = await asyncio.create_subprocess_exec(str(program), "-db", "-f", str(file), env=environment)
     try:
-        await until(lambda: process.returncode is not None or is_listening(port))
+        await until(lambda: process.returncode is not None or (admin.exists() and is_listening(port)))
         assert process.returncode is None, "HAProxy has ended"
         yield Gateway(port, admin)
     finally:
