@@ -16,7 +16,7 @@ from triglot.telemetry.spans.recorder import CallSpan, SpanRecorder
 
 NOW = 1.7e9 - 1.7e9 % 12
 """The start of a slot."""
-SPAN = CallSpan(SpanRecorder(), CallTimes(), "ab" * 16, 0, 1, "")
+SPAN = CallSpan(SpanRecorder(), CallTimes(), "ab" * 16, "", 1, "")
 
 
 @given(st.lists(st.floats(0, 9e8), min_size=1, max_size=300), st.integers(0, 10_000))

@@ -29,8 +29,9 @@ from protocol_clients.abortable import CLIENTS, Attempt, Client, Request
 from span_receivers import SERVER, Span, spans_of
 from triglot.core.permission import EVERYTHING
 from triglot.telemetry.spans.exporter import Exporter
-from triglot.telemetry.spans.otlp import Envelope, Row, encode
+from triglot.telemetry.spans.otlp import Envelope
 from triglot.telemetry.spans.recorder import of_ratio
+from triglot.telemetry.spans.rows import Row, encode
 from triglot.telemetry.spans.settings import SpanSettings
 from versions import OLD_AIOHTTP
 from waiting import until
@@ -167,9 +168,9 @@ class KeptSpans(Exporter):
         self._envelope = Envelope({}, "triglot", "")
         server.telemetry.spans.start(self, of_ratio(1.0))
 
-    def put(self, *spans: Row) -> None:
+    def put(self, row: Row) -> None:
         """See the base class."""
-        self._kept += spans
+        self._kept.append(row)
 
     def spans(self) -> list[Span]:
         """All that have ended."""

@@ -130,7 +130,7 @@ async def test_the_trace_context_of_a_call(tmp_path: Path, infer: str, read: str
         call = Call(read_metadata=lambda: [("Traceparent", sent), ("tracestate", "a=1")])
         assert await one.say(context, call) == str((sent, "a=1"))
         call.times.started(0.0)
-        call.span = CallSpan(SpanRecorder(), call.times, "ab" * 16, 0, 1, "b=2")
+        call.span = CallSpan(SpanRecorder(), call.times, "ab" * 16, "", 1, "b=2")
         own = call.span.traceparent
         assert await one.say(context, call) == str((own, "b=2"))
         assert await one.say(context, Call()) == str(("", ""))

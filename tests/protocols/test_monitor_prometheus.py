@@ -19,7 +19,6 @@ from prometheus_client.samples import Exemplar as ParsedExemplar
 from triglot.core.call import Call
 from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
-from triglot.core.histogram import Exemplar
 from triglot.dataplane.control import Reports
 from triglot.protocols.monitor.prometheus import BATCH_LIMITS, PrometheusText, render_reports
 from triglot.telemetry.merging import growing
@@ -225,7 +224,7 @@ def parsed(text: str) -> Iterable[Metric]:
 
 def record(telemetry: Telemetry, seconds: float, trace: str = "", code: Code = Code.OK, batch: int = 1) -> None:
     call = call_of("m", 2, batch)
-    call.span = CallSpan(SpanRecorder(), call.times, trace, 0, 1, "") if trace else None
+    call.span = CallSpan(SpanRecorder(), call.times, trace, "", 1, "") if trace else None
     telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).record(call, code, seconds, 0.0, 0, 0)
 
 
@@ -253,8 +252,9 @@ def test_who_asks_for_the_older_format_gets_the_same_as_without_them(telemetry: 
     prints = PrometheusText(telemetry)
     own = [line for line in prints.render([], "")[0].splitlines() if b"triglot_request" in line]
     kept = telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).calls()
+    span = CallSpan(SpanRecorder(), CallTimes(), TRACE, "", 1, "")
     for _, stats in kept:
-        stats.latency.add_exemplar(Exemplar(1.0, 20_000.0, CallSpan(SpanRecorder(), CallTimes(), TRACE, 0, 1, "")))
+        stats.latency.exemplars = [(1.0, 20_000.0, span)] * len(stats.latency.counts)
     assert own == [line for line in prints.render([], "")[0].splitlines() if b"triglot_request" in line]
     assert TRACE.encode() in prints.render([], OPEN_METRICS)[0]
 

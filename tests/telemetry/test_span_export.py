@@ -15,8 +15,9 @@ import pytest
 from process import FREE_PORTS, SECONDS, Triglot, unused_ports
 from span_receivers import SERVER, Received, grpc_receiver, http_receiver
 from triglot.telemetry.spans.exporter import Exporter, exporter_of
-from triglot.telemetry.spans.otlp import Row, constant
+from triglot.telemetry.spans.otlp import constant
 from triglot.telemetry.spans.recorder import of_ratio
+from triglot.telemetry.spans.rows import Row
 from triglot.telemetry.spans.settings import SpanSettings, settings_of
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -25,7 +26,7 @@ Receiver = Callable[[], AbstractContextManager[tuple[str, Received]]]
 
 
 def one_span(number: int) -> Row:
-    return (constant("one", 2), b"", "ab" * 16, number, 0, 1, 1.0, 2.0)
+    return (constant("one", 2), b"", b"", b"", "ab" * 16, "", number, 1, 1.0, 2.0, 0, 0, 0, 0, 0, 0, 1)
 
 
 def infer(port: int, traceparent: str = "") -> None:
@@ -265,7 +266,8 @@ def test_a_collector_that_takes_a_part() -> None:
     with grpc_receiver() as (url, received):
         received.rejects = 2
         exporter = exporting(url)
-        exporter.put(one_span(1), one_span(2), one_span(3))
+        for number in (1, 2, 3):
+            exporter.put(one_span(number))
         exporter.close()
         assert (exporter.counts.exported, exporter.counts.rejected) == (1, 2)
 

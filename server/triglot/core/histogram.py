@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from triglot.core.trace_context import Span
 
@@ -12,18 +11,14 @@ LATENCY_LIMITS = tuple(10 * 1.8**power for power in range(33))
 """Upper limits of the buckets of times, in microseconds (tfs 4.7)."""
 
 
-class Exemplar(NamedTuple):
-    """A value of a histogram, when it came in seconds since the epoch, and the span of its call."""
-
-    time: float
-    value: float
-    span: Span
+Exemplar = tuple[float, float, Span]
+"""When a value came, in seconds since the epoch; the value; the span of its call."""
 
 
 class Histogram:
-    """How many values fell below each limit, and their sum. By default of times, in microseconds.
+    """Counts of values by bucket, and their sum. The default limits are for times in microseconds.
 
-    `exemplars`: of each bucket the latest value of a call that was traced; None where none was.
+    `exemplars` holds the latest value of a sampled call for each bucket, or None. It is None until the first one.
     """
 
     __slots__ = ("counts", "exemplars", "limits", "sum")
@@ -34,24 +29,23 @@ class Histogram:
         self.sum = 0.0
         self.exemplars: list[Exemplar | None] | None = None
 
-    def add(self, value: float) -> None:
-        """One more value."""
-        self.counts[bisect_left(self.limits, value)] += 1
+    def add(self, value: float, span: Span | None = None, now: float = 0.0) -> None:
+        """Add one value. With the `span` of its call it becomes the bucket's exemplar, of the time `now`."""
+        bucket = bisect_left(self.limits, value)
+        self.counts[bucket] += 1
         self.sum += value
+        if span is not None:
+            if self.exemplars is None:
+                self.exemplars = [None] * len(self.counts)
+            self.exemplars[bucket] = (now, value, span)
 
     def add_many(self, value: float, count: int) -> None:
-        """The same value so many times."""
+        """Add the same value `count` times."""
         self.counts[bisect_left(self.limits, value)] += count
         self.sum += value * count
 
-    def add_exemplar(self, exemplar: Exemplar) -> None:
-        """Keep it as the latest of its bucket; its value has been added."""
-        if self.exemplars is None:
-            self.exemplars = [None] * len(self.counts)
-        self.exemplars[bisect_left(self.limits, exemplar.value)] = exemplar
-
     def merge(self, other: Histogram) -> None:
-        """Take in the values of another one with the same limits."""
+        """Add the values of another histogram with the same limits."""
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
         self.sum += other.sum
         if other.exemplars is not None:
@@ -60,13 +54,13 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values there are."""
+        """The number of values."""
         return sum(self.counts)
 
 
 def latest(exemplars: Iterable[Exemplar | None]) -> Exemplar | None:
-    """The latest one; None where there is none."""
-    return max((one for one in exemplars if one is not None), key=lambda one: one.time, default=None)
+    """Returns the latest exemplar, or None if there is none."""
+    return max((one for one in exemplars if one is not None), key=lambda one: one[0], default=None)
 
 
 def rank(ordered: Sequence[float], share: int) -> float:

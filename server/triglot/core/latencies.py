@@ -10,7 +10,7 @@ from math import ceil, nan, sqrt
 from time import perf_counter
 
 from triglot.core.call_times import CallTimes
-from triglot.core.histogram import Exemplar, Histogram
+from triglot.core.histogram import Histogram
 from triglot.core.trace_context import Span
 
 DEFAULT_BUCKETS = (100.0, 500.0, 2000.0, 5000.0)
@@ -98,10 +98,7 @@ class Latencies:
             seconds -= perf_counter() - times.responded
         elif well and self._decoupled:
             return
-        value = max(0.0, seconds) * 1e3
-        self.first_response.add(value)
-        if span is not None:
-            self.first_response.add_exemplar(Exemplar(now, value, span))
+        self.first_response.add(max(0.0, seconds) * 1e3, span, now)
 
     def succeeded(self, times: CallTimes, seconds: float, now: float) -> None:
         """A request went well, and took so many seconds in all."""

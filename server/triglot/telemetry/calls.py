@@ -14,9 +14,8 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from triglot.core.call import Call
-from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
-from triglot.core.histogram import Exemplar, Histogram, rank
+from triglot.core.histogram import Histogram, rank
 from triglot.core.operation import ADMINISTRATION, Operation
 from triglot.core.permission import EVERYTHING
 from triglot.core.trace_context import TRACEPARENT, TRACESTATE, Span
@@ -76,20 +75,16 @@ class CallStats:
         self.bytes_in = self.bytes_out = 0
         self.used = 0.0
 
-    def executed(self, size: int, queue_seconds: float, compute_seconds: float) -> None:
-        """One call was executed, in a batch of `size`."""
+    def executed(
+        self, size: int, queue_seconds: float, compute_seconds: float, span: Span | None = None, now: float = 0.0
+    ) -> None:
+        """Count a call that was executed in a batch of `size`; see `Histogram.add` for its `span`."""
         if self.queue is None or self.compute is None:
             self.queue, self.compute = Histogram(), Histogram()
-        self.queue.add(queue_seconds * 1e6)
-        self.compute.add(compute_seconds * 1e6)
+        self.queue.add(queue_seconds * 1e6, span, now)
+        self.compute.add(compute_seconds * 1e6, span, now)
         self.batches[size] = self.batches.get(size, 0) + 1
         self.shares += compute_seconds * 1e6 / size
-
-    def traced_execution(self, now: float, times: CallTimes, span: Span) -> None:
-        """The call that was just counted as executed has a span."""
-        for histogram, seconds in ((self.queue, times.queue_seconds), (self.compute, times.compute_seconds)):
-            if histogram is not None:
-                histogram.add_exemplar(Exemplar(now, seconds * 1e6, span))
 
     def merge(self, other: CallStats) -> None:
         """Take in the calls of another one of the same endpoint."""
@@ -332,12 +327,11 @@ class Endpoint:
         stats = self._calls.get((call.model_name, call.model_version, code))
         if stats is None:
             stats = self._stats(call, code)
-        stats.latency.add(seconds * 1e6)
+        span = call.span
+        stats.used = now = time.time()
+        stats.latency.add(seconds * 1e6, span, now)
         stats.bytes_in += bytes_in
         stats.bytes_out += bytes_out
-        stats.used = now = time.time()
-        if (span := call.span) is not None:
-            stats.latency.add_exemplar(Exemplar(now, seconds * 1e6, span))
         traffic = self._traffic
         if traffic is None:
             return
@@ -355,9 +349,7 @@ class Endpoint:
             traffic.failures += 1
             model.failures += 1
         if size := call.times.batch_size:
-            stats.executed(size, call.times.queue_seconds, call.times.compute_seconds)
-            if span is not None:
-                stats.traced_execution(now, call.times, span)
+            stats.executed(size, call.times.queue_seconds, call.times.compute_seconds, span, now)
             share = 1 / size
             traffic.executed += 1
             traffic.executions += share

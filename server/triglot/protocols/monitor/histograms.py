@@ -35,9 +35,9 @@ def printed(exemplar: Exemplar | None, unit: float = 1.0) -> samples.Exemplar | 
     """As it is printed, with its value divided by `unit`."""
     if exemplar is None:
         return None
-    _, trace_id, span_id, _ = exemplar.span.response_traceparent.split("-")
-    labels = {"trace_id": trace_id, "span_id": span_id}
-    return samples.Exemplar(labels, exemplar.value / unit, exemplar.time)
+    time, value, span = exemplar
+    _, trace_id, span_id, _ = span.response_traceparent.split("-")
+    return samples.Exemplar({"trace_id": trace_id, "span_id": span_id}, value / unit, time)
 
 
 def number(value: float) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from triglot.telemetry.spans.otlp import Envelope, Row, encode, rejected_spans
+from triglot.telemetry.spans.otlp import Envelope, rejected_spans
+from triglot.telemetry.spans.rows import SPANS, Row, encode
 from triglot.telemetry.spans.settings import GRPC, OTLP, SpanSettings
 
 log = logging.getLogger(__name__)
@@ -100,21 +101,27 @@ class Exporter:
         self._news = threading.Event()
         self._closing = threading.Event()
         self._given_up = False
+        self._put = 0
+        """Spans of all rows that were ever in the queue. Changed by `put` only."""
+        self._taken = 0
+        """Spans of all rows that have left it. Changed on the thread only."""
         self._thread: threading.Thread | None = None
         self._failing = False
 
-    def put(self, *spans: Row) -> None:
-        """Have them sent; returns at once."""
-        queue, settings = self._queue, self._settings
-        if len(queue) >= settings.queue_size:
-            self.counts.queue_full += len(spans)
+    def put(self, row: Row) -> None:
+        """Queue the spans of a row, or count them as lost where the queue is full. Never blocks."""
+        settings = self._settings
+        waiting = self._put - self._taken
+        if waiting >= settings.queue_size:
+            self.counts.queue_full += row[SPANS]
             return
         if self._thread is None:
             # A daemon: a collector that hangs must not keep a stopped server alive.
             self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
             self._thread.start()
-        queue.extend(spans)
-        if len(queue) >= settings.batch_size and not self._news.is_set():
+        self._put += row[SPANS]
+        self._queue.append(row)
+        if waiting >= settings.batch_size and not self._news.is_set():
             self._news.set()
 
     def close(self) -> None:
@@ -126,7 +133,7 @@ class Exporter:
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
             self._given_up = True
-            log.warning("%d spans or more were not exported before the server stopped", len(self._queue))
+            log.warning("%d spans or more were not exported before the server stopped", self._put - self._taken)
         self._thread = None
 
     # --- on the thread ---
@@ -148,10 +155,19 @@ class Exporter:
             sender.close()
 
     def _send_all(self, sender: Sender) -> None:
-        """All that waits, a batch at a time; a rest that makes no batch, too."""
+        """Send everything in the queue, a batch at a time; the last one may be small."""
         while self._queue:
-            rows = [self._queue.popleft() for _ in range(min(len(self._queue), self._settings.batch_size))]
-            self._encode_and_send(sender, rows)
+            self._encode_and_send(sender, self._batch())
+
+    def _batch(self) -> Sequence[Row]:
+        """Takes rows from the queue. Their spans fill no more than a batch, unless one row's alone do."""
+        rows: list[Row] = []
+        queue, count, most = self._queue, 0, self._settings.batch_size
+        while queue and (not rows or count + queue[0][SPANS] <= most):
+            rows.append(queue.popleft())
+            count += rows[-1][SPANS]
+        self._taken += count
+        return rows
 
     def _encode_and_send(self, sender: Sender, rows: Sequence[Row]) -> None:
         spans = encode(rows, time.time_ns() - int(time.perf_counter() * 1e9))
@@ -159,7 +175,7 @@ class Exporter:
             self._encode_and_send(sender, rows[: len(rows) // 2])
             self._encode_and_send(sender, rows[len(rows) // 2 :])
         else:
-            self._send(sender, spans, len(rows))
+            self._send(sender, spans, sum([row[SPANS] for row in rows]))
 
     def _send(self, sender: Sender, spans: bytes, count: int) -> None:
         until = time.monotonic() + self._settings.timeout
@@ -186,8 +202,8 @@ class Exporter:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _lose_all(self) -> None:
-        self.counts.export_failed += len(self._queue)
-        self._queue.clear()
+        while self._queue:
+            self.counts.export_failed += self._queue.popleft()[SPANS]
 
     def _complain(self, why: str) -> None:
         """Once, until spans are taken again."""

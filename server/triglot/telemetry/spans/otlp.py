@@ -1,21 +1,11 @@
-"""Spans as protobuf bytes (OTLP 1: opentelemetry/proto/trace/v1/trace.proto, collector/trace/v1).
-
-What is the same for many spans, names and attributes, is encoded once. The rest, ids and times, has the same size
-in each of them, so that spans which differ in nothing else are the rows of one array.
-"""
+"""Encodes OTLP's messages (OTLP 1: opentelemetry/proto/trace/v1/trace.proto, collector/trace/v1)."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable, Iterator, Mapping
 
 INTERNAL, SERVER = 1, 2
 """Kinds of spans."""
-SAMPLED, HAS_IS_REMOTE, IS_REMOTE = 0x001, 0x100, 0x200
 ERROR = b"\x7a\x02\x18\x02"
 """The field `status` with the code ERROR."""
 SCHEMA = "https://opentelemetry.io/schemas/1.45.0"
@@ -23,11 +13,6 @@ SCHEMA = "https://opentelemetry.io/schemas/1.45.0"
 MASK = 2**64 - 1
 """Negative numbers are varints of 64 bits."""
 Value = str | int
-Row = tuple[bytes, bytes, str, int, int, int, float, float]
-"""A span: its constant fields (see `constant`), a text or nothing for the attribute `TEXT`, the trace's id in hex,
-its own id and its parent's (0: none), flags, start and end as instants of `time.perf_counter`."""
-TEXT = "triglot.request.id"
-Bytes = NDArray[np.uint8]
 
 
 def varint(number: int) -> bytes:
@@ -70,59 +55,6 @@ def constant(name: str, kind: int, *pairs: tuple[str, Value]) -> bytes:
 def link(trace_id: str, span_id: int) -> bytes:
     """A field `links`; the trace's id in hex."""
     return b"\x6a" + sized(b"\x0a\x10" + bytes.fromhex(trace_id) + b"\x12\x08" + span_id.to_bytes(8))
-
-
-def encode(rows: Iterable[Row], offset: int) -> bytes:
-    """Fields `spans` of ScopeSpans. `offset`: ns from the instants' zero to that of the epoch."""
-    alike: defaultdict[tuple[bytes, int, bool], list[Row]] = defaultdict(list)
-    for row in rows:
-        alike[row[0], len(row[1]), row[4] != 0].append(row)
-    return b"".join([_encode_alike(some, offset) for some in alike.values()])
-
-
-def _encode_alike(rows: Sequence[Row], offset: int) -> bytes:
-    """Of those that have the same constant fields, texts of the same length, and a parent or none."""
-    (rest, *_), texts, traces, ids, parents, flags, starts, ends = zip(*rows, strict=True)
-    pieces = [b"\x0a\x10", _from_hex(traces), b"\x12\x08", _fixed(ids, ">u8"), rest]
-    if parents[0]:
-        pieces += [b"\x22\x08", _fixed(parents, ">u8")]
-    if texts[0]:
-        # A KeyValue, as `attribute` makes it.
-        size = len(texts[0])
-        value = b"\x0a" + varint(size)
-        key = text_field(1, TEXT) + b"\x12" + varint(len(value) + size) + value
-        pieces += [b"\x4a" + varint(len(key) + size) + key, _rows(b"".join(texts), len(rows))]
-    pieces += [b"\x39", _nanoseconds(starts, offset), b"\x41", _nanoseconds(ends, offset)]
-    pieces += [b"\x85\x01", _fixed(flags, "<u4")]
-    size = sum([len(one) if isinstance(one, bytes) else one.shape[1] for one in pieces])
-    return _joined([b"\x12" + varint(size), *pieces], len(rows))
-
-
-def _joined(pieces: Sequence[bytes | Bytes], count: int) -> bytes:
-    """So many rows, each of these pieces: bytes that are the same in all of them, or bytes of each."""
-    columns = [_rows(one, 1) if isinstance(one, bytes) else one for one in pieces]
-    joined = np.empty((count, sum([one.shape[1] for one in columns])), np.uint8)
-    at = 0
-    for column in columns:
-        joined[:, at : at + column.shape[1]] = column
-        at += column.shape[1]
-    return joined.tobytes()
-
-
-def _rows(data: bytes, count: int) -> Bytes:
-    return np.frombuffer(data, np.uint8).reshape(count, -1)
-
-
-def _from_hex(texts: Sequence[str]) -> Bytes:
-    return _rows(bytes.fromhex("".join(texts)), len(texts))
-
-
-def _fixed(numbers: Any, dtype: str) -> Bytes:
-    return np.array(numbers, dtype).view(np.uint8).reshape(len(numbers), -1)
-
-
-def _nanoseconds(instants: Sequence[float], offset: int) -> Bytes:
-    return _fixed((np.array(instants) * 1e9).astype(np.int64) + offset, "<i8")
 
 
 class Envelope:

@@ -22,18 +22,15 @@ from triglot.core.trace_context import MAX_TRACESTATE, NO_CONTEXT, is_sampled, i
 from triglot.telemetry.spans.exporter import Exporter
 from triglot.telemetry.spans.otlp import (
     ERROR,
-    HAS_IS_REMOTE,
     INTERNAL,
-    IS_REMOTE,
-    SAMPLED,
     SERVER,
-    Row,
     Value,
     attributes,
     constant,
     link,
     text_field,
 )
+from triglot.telemetry.spans.rows import CALL, COMPUTE, HAS_IS_REMOTE, IS_REMOTE, LOCAL, SAMPLED
 
 ERRORS = frozenset(
     (
@@ -48,13 +45,11 @@ ERRORS = frozenset(
 """Codes that are the server's errors (semantic conventions for gRPC)."""
 LONGEST_NAME, LONGEST_ID, LONGEST_PATH = 128, 256, 256
 """Characters of a model's name, a request's id and a path, which may be a client's inventions."""
-CALL, QUEUE, COMPUTE = 1, 2, 3
-"""The last bits of the ids of a call's spans."""
 MOST_LINKS = 128
 """Members that a batch's span links to (OTEL_SPAN_LINK_COUNT_LIMIT's default)."""
 
 _REMOTE = SAMPLED | HAS_IS_REMOTE | IS_REMOTE
-_LOCAL = SAMPLED | HAS_IS_REMOTE
+_random_bits = random.getrandbits
 
 SampleRoot = Callable[[int], bool]
 """Whether a trace with this id, which begins here, is recorded."""
@@ -96,14 +91,14 @@ class HttpCircumstances:
 class CallSpan:
     """The span of a call that has not ended, and what its children need to know.
 
-    `trace` is the id of its trace in hex; `parent` its parent's id, 0 for none. A call has up to three spans,
-    whose ids differ in the last bits.
+    `trace` and `parent` are the ids of its trace and its parent in hex, the latter "" for none. A call has up to
+    three spans, whose ids differ in the last bits.
     """
 
     __slots__ = ("_recorder", "batch", "flags", "http", "id", "parent", "state", "times", "trace")
 
     def __init__(
-        self, recorder: SpanRecorder, times: CallTimes, trace: str, parent: int, flags: int, state: str
+        self, recorder: SpanRecorder, times: CallTimes, trace: str, parent: str, flags: int, state: str
     ) -> None:
         self._recorder = recorder
         self.times = times
@@ -111,7 +106,7 @@ class CallSpan:
         self.parent = parent
         self.flags = flags
         self.state = state
-        self.id = random.getrandbits(62) << 2 | CALL
+        self.id = _random_bits(62) << 2 | CALL
         self.batch: BatchSpan | None = None
         self.http: HttpCircumstances | None = None
 
@@ -150,15 +145,17 @@ class CallSpan:
 class BatchSpan:
     """The span of a batch that has not ended."""
 
-    __slots__ = ("_links", "_parent", "_recorder", "batch", "id", "state", "trace")
+    __slots__ = ("_links", "_parent", "_recorder", "batch", "id", "link", "state", "trace")
 
     def __init__(self, recorder: SpanRecorder, first: CallSpan, spans: Sequence[CallSpan]) -> None:
         self._recorder = recorder
-        self._parent = first.id
+        self._parent = f"{first.id:016x}"
         self._links = b"".join([link(one.trace, one.id) for one in spans[:MOST_LINKS]])
         self.trace = first.trace
         self.state = first.state
-        self.id = random.getrandbits(62) << 2 | CALL
+        self.id = _random_bits(62) << 2 | CALL
+        self.link = link(self.trace, self.id)
+        """Of its members' spans to this one."""
         self.batch = None
 
     @property
@@ -179,7 +176,8 @@ class BatchSpan:
         counts = attributes((("triglot.batch.size", size), ("triglot.batch.rows", rows)))
         rest = named + counts + self._links
         if (exporter := self._recorder.exporter) is not None:
-            exporter.put((rest, b"", self.trace, self.id, self._parent, _LOCAL, began, ended))
+            ids = self.trace, self._parent, self.id, LOCAL
+            exporter.put((rest, b"", b"", b"", *ids, began, ended, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1))
 
 
 class SpanRecorder:
@@ -218,44 +216,46 @@ class SpanRecorder:
         """The call begins: it gets its `span`, or none. `internal`: a model makes it."""
         above = call.span
         if above is not None:
-            call.span = CallSpan(self, call.times, above.trace, above.child_parent, _LOCAL, above.state)
+            call.span = CallSpan(self, call.times, above.trace, f"{above.child_parent:016x}", LOCAL, above.state)
         elif not internal and call.operation is _INFER:
             parent, state = (call.context or call.received_context) if self._propagate else NO_CONTEXT
             if parent and is_valid(parent):
                 if is_sampled(parent) if self._by_parent else self._sample_root(int(parent[3:35], 16)):
-                    state = "" if len(state) > MAX_TRACESTATE else state
-                    above_id = int(parent[36:52], 16)
-                    call.span = CallSpan(self, call.times, parent[3:35], above_id, _REMOTE, state)
+                    if len(state) > MAX_TRACESTATE:
+                        state = ""
+                    call.span = CallSpan(self, call.times, parent[3:35], parent[36:52], _REMOTE, state)
             else:
-                number = random.getrandbits(128) or 1
+                number = _random_bits(128) or 1
                 if self._sample_root(number):
-                    call.span = CallSpan(self, call.times, f"{number:032x}", 0, SAMPLED, "")
+                    call.span = CallSpan(self, call.times, f"{number:032x}", "", SAMPLED, "")
 
     def end(self, call: Call, endpoint: Endpoint, code: Code, started: float, ended: float) -> None:
         """The call, which has a span, was received and over at these instants of `time.perf_counter`."""
         own, exporter, times = call.span, self.exporter, call.times
         if not isinstance(own, CallSpan) or own.times is not times or exporter is None:
             return  # It is that of the call on whose behalf this one was made.
-        trace, own_id, began = own.trace, own.id, times.began
-        rest = self._described(call, own, endpoint, code)
-        text = call.request_id[:LONGEST_ID].encode(errors="replace") if call.request_id else b""
-        spans: list[Row] = [(rest, text, trace, own_id, own.parent, own.flags, started, ended)]
-        # Code on a thread may say that it began after the loop has ended the call.
-        left = min(began, ended) if began else ended
-        if times.queued:
-            entered = began - times.queue_seconds if began else times.queued
-            entered = min(max(entered, started), left)
-            spans.append((_QUEUE, b"", trace, own_id ^ CALL ^ QUEUE, own_id, _LOCAL, entered, left))
-        if began:
-            # What was done to the inputs before they waited is no part of it.
-            joining = times.input_seconds - max(0.0, began - times.queue_seconds - started)
-            done = began + max(0.0, joining) + times.compute_seconds + times.output_seconds
-            rest = _on_model("compute", call.model_name[:LONGEST_NAME], call.model_version)
-            if (batch := own.batch) is not None:
-                rest += link(batch.trace, batch.id)
-            done = max(left, min(done, ended))
-            spans.append((rest, b"", trace, own_id ^ CALL ^ COMPUTE, own_id, _LOCAL, left, done))
-        exporter.put(*spans)
+        request_id = call.request_id
+        batch, queued, began = own.batch, times.queued, times.began
+        row = (
+            self._described(call, own, endpoint, code),
+            request_id[:LONGEST_ID].encode(errors="replace") if request_id else b"",
+            _on_model("compute", call.model_name[:LONGEST_NAME], call.model_version) if began else b"",
+            batch.link if batch is not None and began else b"",
+            own.trace,
+            own.parent,
+            own.id,
+            own.flags,
+            started,
+            ended,
+            queued,
+            began,
+            times.queue_seconds,
+            times.input_seconds,
+            times.compute_seconds,
+            times.output_seconds,
+            1 + (queued > 0) + (began > 0),
+        )
+        exporter.put(row)
 
     def _described(self, call: Call, own: CallSpan, endpoint: Endpoint, code: Code) -> bytes:
         """Name, kind, attributes, status and state of the call's span."""
@@ -278,7 +278,6 @@ class SpanRecorder:
 
 
 _INFER = Operation.INFER
-_QUEUE = constant("queue", INTERNAL)
 Pairs = tuple[tuple[str, Value], ...]
 
 
