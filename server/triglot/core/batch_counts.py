@@ -1,4 +1,4 @@
-"""What became of the batches that a part of the server forms."""
+"""Counts of the batches that a schedule forms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
 class BatchCounts:
-    """One thread at a time counts, any may read."""
+    """Written by one thread at a time, readable on any."""
 
     def __init__(self) -> None:
         self._closed: dict[str, int] = {}
@@ -19,13 +19,13 @@ class BatchCounts:
         self._rows = 0
 
     def add(self, reason: str, requests: int, rows: int) -> None:
-        """A batch was closed for this reason."""
+        """Count a batch that was closed for this reason."""
         self._closed[reason] = self._closed.get(reason, 0) + 1
         self._requests += requests
         self._rows += rows
 
     def readings(self, labels: Mapping[str, str] = NO_LABELS) -> Iterator[Reading]:
-        """What was executed, and why it was not joined with more; all have these labels, too."""
+        """Yield the counts of batches by the reason for closing them, and of their requests, with these labels."""
         for reason, count in list(self._closed.items()):
             text = "Batches, by the reason why they were closed."
             yield Reading("batches_closed", text, count, {**labels, "reason": reason}, counter=True)

@@ -1,8 +1,8 @@
-"""Memory that is used again for one batch's inputs after the other.
+"""Pool of buffers that are reused for the inputs of one batch after another.
 
-Strategy: a buffer is free when nothing but its pool refers to it. Every view of an array keeps a reference to the
-array that owns the memory, so whatever a model keeps or returns of its inputs keeps the buffer from being used
-again, and CPython's count of references says so at once. One thread uses a pool.
+Strategy: a buffer is free when only its pool refers to it. Every view of an array keeps a reference to the array
+that owns the memory, so whatever a model keeps or returns of its inputs keeps the buffer from being reused, and
+CPython's reference counts show that at once. A pool is used by one thread.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from triglot.core.tensor import Array, element_count
 
 MOST_BUFFERS = 16
-"""Buffers that a pool keeps; when all are in use, others are made for one batch only."""
+"""Most buffers that a pool keeps; when all are in use, further ones serve one batch only."""
 IDLE_TURNS = 64
-"""A buffer that was passed over so often is given back to the system."""
+"""Allocations after which an unused buffer is freed."""
 SMALLEST = 4096
 
 
@@ -35,14 +35,14 @@ class Buffers:
     def __init__(self) -> None:
         self._buffers: list[_Buffer] = []
         self._turn = 0
-        # Measured, since interpreters differ in what they count for the measuring itself.
+        # Measured, since interpreters differ in how many references the call itself adds.
         self._unshared = _references(_Buffer(np.empty(0, np.uint8), 0))
 
     def __len__(self) -> int:
         return len(self._buffers)
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """An array that nobody else has, of whatever values."""
+        """Return an uninitialised array that shares no memory with any other in use."""
         size = element_count(shape) * dtype.itemsize
         return self._owner(size)[:size].view(dtype).reshape(shape)
 
@@ -53,7 +53,7 @@ class Buffers:
             fits = size <= one.owner.size and (best is None or one.owner.size < best.owner.size)
             if fits and _references(one) == self._unshared:
                 best = one
-        # A buffer that is much too large would be kept alive by small tensors.
+        # Small tensors would keep a buffer alive that is far too large for them.
         if best is None or best.owner.size > 4 * max(size, SMALLEST):
             best = self._make(size)
         best.used = self._turn

@@ -1,4 +1,4 @@
-"""A call: what a model may ask of the request that it runs for, and what came of it."""
+"""`Call`, the context of one request as its model sees it, with what telemetry records about it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from triglot.core.types import NO_INPUT_PARAMETERS, Exchange, InputParameters, P
 Metadata = Iterable[tuple[str, str | bytes]]
 INFER = Operation.INFER
 REQUEST_ID = "x-request-id"
-"""The header with the name of a request that has none in its body."""
+"""Header with the id of a request whose body has none."""
 MAX_MODEL_CALLS = 16
-"""Models that may call each other in a row; the models of an ensemble's steps are called by it."""
+"""Longest chain of models that call each other; an ensemble calls the models of its steps."""
 
 
 def _no_metadata() -> Metadata:
@@ -31,7 +31,7 @@ def _no_metadata() -> Metadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """What a model's own code asks of another model: see `Call.infer` and, of a `stream`, `Call.infer_stream`."""
+    """A model's call of another model: see `Call.infer` and, with `stream`, `Call.infer_stream`."""
 
     model: str
     inputs: Mapping[str, Any]
@@ -45,7 +45,7 @@ class ModelCall:
 
 @dataclass(frozen=True, slots=True)
 class ModelTask:
-    """What a model's own code asks about another model, or has done with it, as an administrator could."""
+    """A model's request for the readiness of another model, or to load or unload it, as an administrator could."""
 
     action: Literal["ready", "load", "unload"]
     model: str
@@ -55,35 +55,35 @@ class ModelTask:
 
 
 Reach = Callable[["Call", Any], Any]
-"""Runs a `ModelCall`, or a `ModelTask`, on behalf of a call: what `Call.infer` returns."""
+"""Runs a `ModelCall` or a `ModelTask` on behalf of a call, and returns what `Call.infer` returns."""
 
 
 def no_models(_: Call, __: object) -> Any:
-    """Of a call that no server has admitted."""
+    """The `Reach` of a call that no server has admitted. Raises `RuntimeError`."""
     raise RuntimeError("cannot call other models: this call does not run in a server")
 
 
 class Call:
-    """One call's own circumstances, as a model may ask for them.
+    """The context of one request: what its model may read, and what telemetry records.
 
-    `deadline` is a `time.monotonic()` instant, or None. `size`: bytes of the request as it came; 0: it came over
-    no protocol, as a warm-up, or a model's own call. `borrows`: inputs are memory that somebody else may
-    still change. `signature_name` is the one of the model's signatures that is called. `parameters` are the
-    request's, and `input_parameters` those of its inputs that mean nothing to the server. `read_metadata` gives
-    gRPC metadata or HTTP headers; few calls look at them, so they are read when asked for. `peer`: the client's
-    address; "" where it has none, and in a process of a model's.
+    For the model: `deadline` is a `time.monotonic()` instant, or None. `size` is the request's length in bytes as
+    received, 0 for calls that came over no protocol (warm-up, a model's own call). `borrows`: the inputs lie in
+    memory that another process may still change. `signature_name` names the signature that is called. `parameters`
+    are the request's, and `input_parameters` those of its inputs that the server does not interpret.
+    `read_metadata` returns gRPC metadata or HTTP headers; few calls need them, so they are read on demand. `peer`
+    is the client's address, "" where it has none, and in a model's own process.
 
-    `operation` is what it is for; `permission` says who makes it, and which models it is for.
-    `outlet` is where `respond` and `finish` go, once somebody reads.
+    `operation` is the kind of call; `permission` identifies the client and lists the models that it may use.
+    `outlet` takes what `respond` and `finish` send, once a reader is connected. `scheduling` holds the request's
+    priority, queue timeout and sequence. `members` are the calls that are executed together: only this one, unless
+    this is a `BatchCall`.
 
-    `scheduling` is what the request says of priorities, its time in the queue, and its sequence. `members` are the
-    calls that are executed together: itself alone, unless this is a `BatchCall`.
-
-    For the telemetry: the model and version that were called (0: none), what came of it where the answer itself
-    says so, and its `times`. `subject`: the model that an administrative call is about. `counted`: its end will be
-    counted, as that of a warm-up is not; then `statistics` are its model's. `trace`: the trace of the call, or of
-    the call on whose behalf it is made. `span`: its OpenTelemetry span, None where it is not sampled; `context`:
-    what `received_context` gives, None before somebody looks.
+    For telemetry:
+    `model_name` and `model_version` (0: none) that were called; `outcome`, the status code where the response
+    itself states one; and `times`. `subject` is the model that an administrative call is about. `counted`: the end
+    of the call is counted, unlike that of a warm-up; then `statistics` are those of its model. `trace` is the
+    Triton trace of the call, or of the call on whose behalf it is made. `span` is its OpenTelemetry span, None if
+    not sampled; `context` caches `received_context`, None until it is first read.
     """
 
     __slots__ = (
@@ -156,38 +156,38 @@ class Call:
 
     @property
     def metadata(self) -> dict[str, str | bytes]:
-        """gRPC metadata or HTTP headers, names in lower case; of a repeated name the last value."""
+        """gRPC metadata or HTTP headers with names in lower case; the last value of a repeated name."""
         return {name.lower(): value for name, value in self._read_metadata()}
 
     @property
     def received_context(self) -> tuple[str, str]:
-        """`traceparent` and `tracestate` as the client has sent them, valid or not; "" for what it has not."""
+        """`traceparent` and `tracestate` as the client sent them, valid or not; "" for each that is missing."""
         if self.context is None:
             self.context = received_context(self._read_metadata())
         return self.context
 
     @property
     def traceparent(self) -> str:
-        """What calls on behalf of this one send as `traceparent` (W3C Trace Context); "" where it has none.
+        """`traceparent` to send with calls on behalf of this one (W3C Trace Context); "" if there is none.
 
-        Of a sampled call its own span, of others what the client has sent, if that is valid.
+        That of its own span if the call is sampled, else what the client sent, if that is valid.
         """
         return checked(self.received_context)[0] if self.span is None else self.span.traceparent
 
     @property
     def tracestate(self) -> str:
-        """What they send as `tracestate`: what the client has sent."""
+        """`tracestate` to send with calls on behalf of this one: what the client sent."""
         return checked(self.received_context)[1] if self.span is None else self.span.state
 
     @property
     def log_ids(self) -> tuple[str, str]:
-        """What lines of logs say of it: its id, or else its header `x-request-id`, and its `traceparent`."""
+        """Request id (or the header `x-request-id`) and `traceparent`, which log records carry."""
         named = self.request_id or self.metadata.get(REQUEST_ID, "")
         return named if isinstance(named, str) else "", self.traceparent
 
     @property
     def client(self) -> str:
-        """The name of the client that makes the call, as the access file calls it; "" where nobody is asked."""
+        """Name of the client in the access file; "" if access is not controlled."""
         return self.permission.client
 
     @property
@@ -202,7 +202,7 @@ class Call:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more: the caller left, or its deadline passed."""
+        """Whether the result is no longer needed: the client cancelled or disconnected, or the deadline passed."""
         return self._cancelled or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     @property
@@ -211,9 +211,9 @@ class Call:
         return (self,)
 
     def respond(self, answer: Any) -> bool:
-        """Send one answer of a streaming call, from any thread; blocks while the reader is slow.
+        """Send one response of a streaming call, from any thread; blocks while the reader is slow.
 
-        False when nobody reads any more.
+        Returns False once the stream is closed.
         """
         return self.outlet.respond(answer)
 
@@ -231,23 +231,23 @@ class Call:
         signature_name: str = "",
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> Any:
-        """The outputs by name of another model of this server, as arrays; no `outputs` means all.
+        """Return the outputs of another model of this server as arrays by name; no `outputs` means all.
 
-        `async def` code awaits it; other code is held up until they are there. The other call has this one's
-        deadline, ends when this one is cancelled, and, without `parameters`, has this one's. Raises `ServingError`
-        as a client would get it.
+        `async def` code awaits the result; other code blocks until it is there. The nested call has this call's
+        deadline, is cancelled with it and, without `parameters`, has its parameters. Raises `ServingError` as a
+        client would receive it.
         """
         return self.reach(self, ModelCall(model, inputs, version, outputs, signature_name, parameters))
 
     def infer_stream(self, model: str, inputs: Mapping[str, Any], **options: Any) -> Any:
-        """The answers of a decoupled model one by one, with the `options` of `infer`; of another, its one answer.
+        """Iterate over the responses of a decoupled model, with the `options` of `infer`; other models give one.
 
-        `async def` code iterates over them with `async for`, other code with `for`.
+        `async def` code uses `async for`, other code `for`.
         """
         return self.reach(self, ModelCall(model, inputs, stream=True, **options))
 
     def child(self) -> Call:
-        """A call of its own for one of several requests that came on this one."""
+        """Return a new call for one of several requests that arrived on this call."""
         child = Call(self.deadline, self._read_metadata, self.peer)
         child._limited_by = self._limited_by
         child.operation, child.permission = self.operation, self.permission
@@ -255,45 +255,45 @@ class Call:
         return child
 
     def apart(self) -> Call:
-        """A call of the same model's own, on behalf of no request, that reaches other models; nothing ends it."""
+        """Return a call for the model's work outside any request, which may call models; nothing cancels it."""
         call = Call()
         call.reach = getattr(self.reach, "apart", self.reach)
         call.model_name, call.model_version = self.model_name, self.model_version
         return call
 
     def limit(self, seconds: float, source: str) -> None:
-        """Let it end in so many seconds at the latest; `source` is what says so, for the error's text."""
+        """Set the deadline to `seconds` from now, if that is earlier; the error names `source` as its origin."""
         deadline = time.monotonic() + seconds
         if self.deadline is None or deadline < self.deadline:
             self.deadline, self._limited_by = deadline, source
 
     def overdue(self, when: str) -> DeadlineExceeded:
-        """The error of a call whose deadline passed `when` something was the case."""
+        """Return the error for a deadline that passed; `when` completes the text."""
         return DeadlineExceeded(f"{self._limited_by or 'the deadline'} passed {when}")
 
     def cancel(self) -> None:
-        """Say that the caller is gone."""
+        """Mark the call as cancelled, and notify the followers."""
         self._cancelled = True
-        # A stream and its call would keep each other.
+        # The stream and the call would keep each other alive.
         self.outlet = CLOSED
         followers, self._followers = self._followers, None
         for end in followers or ():
             end()
 
     def follow(self, end: Callable[[], object]) -> None:
-        """On the loop: have `end` called when this, or one of its members, is cancelled."""
+        """Call `end` when this call, or one of its members, is cancelled. On the event loop."""
         self._followers = [*(self._followers or ()), end]
 
     def unfollow(self, end: Callable[[], object]) -> None:
-        """Take `follow` back."""
+        """Undo `follow`."""
         self._followers = [one for one in self._followers or () if one is not end] or None
 
 
 class BatchCall(Call):
-    """Several calls that are executed together; the model answers for all of them at once.
+    """Several calls that a model executes together.
 
-    `deadline` is the last one of theirs, None if one has none; `cancelled` when all are. What is the same for all
-    of them, the signature and, for a model that takes the call, the parameters, is the first one's.
+    `deadline` is the latest one of its members', None if one has none; `cancelled` once all are. What all of them
+    share, the signature and, for a model that takes the call, the parameters, is taken from the first.
     """
 
     __slots__ = ("_members",)
@@ -305,7 +305,7 @@ class BatchCall(Call):
         self._members = members
         self.request_id = first.request_id
         self.signature_name = first.signature_name
-        # Its time in the queue, for one, was one member's.
+        # Scheduling parameters (a queue timeout, say) belong to that member alone.
         self.parameters = own_parameters(first.parameters)
         self.input_parameters = first.input_parameters
         self.reach = first.reach
@@ -321,16 +321,16 @@ class BatchCall(Call):
         return self._members
 
     def follow(self, end: Callable[[], object]) -> None:
-        """As of one call."""
+        """Call `end` when one of the members is cancelled."""
         for member in self._members:
             member.follow(end)
 
     def unfollow(self, end: Callable[[], object]) -> None:
-        """As of one call."""
+        """Undo `follow`."""
         for member in self._members:
             member.unfollow(end)
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for any of the answers."""
+        """Whether all of the members are cancelled."""
         return all(member.cancelled for member in self._members)

@@ -1,4 +1,4 @@
-"""How far a call came, and how long each part of it took."""
+"""`CallTimes`: how far a call got, and how long each stage took."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import time
 
 
 class CallTimes:
-    """Of one call; whoever runs the model says when it has `started`, `waited` and `ended`.
+    """Times of one call; what runs the model calls `started`, `waited` and `ended`.
 
-    `queued`: it came into the queue at this instant of `time.perf_counter`; 0: it did not. `batch_size`: how many
-    requests were executed together; 0: it was not executed. `rows`: how many inferences it was. Seconds that the
-    request waited, was made the model's input, ran, and was made an answer. The model `began` at this instant of
-    `time.perf_counter`, and `runs_since` then; 0: it does not run. `cache_hit`: what the response cache had, None
-    where it was not asked. `responded`: when a stream had its first response; 0: it had none.
+    `queued`: the `time.perf_counter` instant at which it was queued; 0: it was not. `batch_size`: how many
+    requests were executed together; 0: it was not executed. `rows`: how many inferences it was. `queue_seconds`,
+    `input_seconds`, `compute_seconds` and `output_seconds`: time in the queue, for making the model's input, in
+    the model, and for making the response. `began`: the `time.perf_counter` instant at which the model started;
+    `runs_since`: the same while it runs, else 0. `cache_hit`: the result of the response cache's lookup, None
+    without one. `responded`: when a stream sent its first response; 0: it sent none.
     """
 
     __slots__ = (
@@ -38,27 +39,27 @@ class CallTimes:
         self.began = self.runs_since = self.responded = 0.0
 
     def started(self, queued: float, batch_size: int = 1) -> None:
-        """The model begins with so many requests; since `queued`, of `time.perf_counter`, this one has waited."""
+        """Record the model's start with `batch_size` requests; `queued` is when this one was (`perf_counter`)."""
         self.batch_size = batch_size
         self.runs_since = self.began = time.perf_counter()
         self.queue_seconds += self.runs_since - queued
 
     def waited(self, since: float) -> None:
-        """From `since` until now it waited for its turn although it had started."""
+        """Count the time from `since` until now as queue time, although the call had started."""
         seconds = time.perf_counter() - since
         self.queue_seconds += seconds
         self.runs_since += seconds
         self.began += seconds
 
     def ended(self, joining: float = 0.0, splitting: float = 0.0) -> float:
-        """The model has ended, or nobody waits for it any more; how many seconds it has run.
+        """Record the end, of the model or by cancellation; return the seconds that the model ran.
 
-        Of the time since `started`, as much as `joining` went by before it, and `splitting` after it.
+        Of the time since `started`, `joining` seconds went into making the input, and `splitting` into the output.
         """
         if not self.began:
             return 0.0
         seconds = time.perf_counter() - self.began - joining - splitting
-        if self.runs_since:  # Else that has been said.
+        if self.runs_since:  # Else the end was already recorded.
             self.runs_since = 0.0
             self.input_seconds += joining
             self.compute_seconds += seconds

@@ -1,4 +1,4 @@
-"""Checks of what a model's author writes into a value: each raises `ValueError`, which names the field."""
+"""Checks of the fields that a model's author writes: each raises a `ValueError` that names the field."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def expected(field: str, what: str, value: object) -> ValueError:
-    """The error for a field: what it should be, and what came."""
+    """Return the error for a field: what was expected, and the value given."""
     return ValueError(f"{field}: expected {what}, got {value!r}")
 
 
 @contextmanager
 def within(field: str) -> Iterator[None]:
-    """What the block's checks say of a field is said of it as one of `field`."""
+    """Prefix the field names in the block's errors with `field`."""
     try:
         yield
     except ValueError as error:
@@ -23,7 +23,7 @@ def within(field: str) -> Iterator[None]:
 
 
 def count(field: str, value: object, least: int = 0, most: float = math.inf) -> None:
-    """For anything but an integer within the bounds."""
+    """Require an integer within the bounds."""
     if type(value) is not int:
         raise expected(field, "an integer", value)
     if not least <= value <= most:
@@ -31,7 +31,7 @@ def count(field: str, value: object, least: int = 0, most: float = math.inf) -> 
 
 
 def number(field: str, value: object, least: float, most: float, unit: str = "") -> None:
-    """For anything but a number within the bounds."""
+    """Require a number within the bounds."""
     if type(value) is not int and type(value) is not float:
         raise expected(field, unit or "a number", value)
     if not least <= value <= most:
@@ -39,38 +39,38 @@ def number(field: str, value: object, least: float, most: float, unit: str = "")
 
 
 def flag(field: str, value: object) -> None:
-    """For anything but True and False."""
+    """Require True or False."""
     if type(value) is not bool:
         raise expected(field, "True or False", value)
 
 
 def name(field: str, value: object) -> None:
-    """For anything but a text that is not empty."""
+    """Require a non-empty string."""
     if not isinstance(value, str) or not value:
         raise expected(field, "a name", value)
 
 
 def choice(field: str, value: object, choices: Collection[str]) -> None:
-    """For anything but one of the choices."""
+    """Require one of the choices."""
     if not isinstance(value, str) or value not in choices:
         raise expected(field, f"one of {', '.join(choices)}", value)
 
 
 def kind(field: str, value: object, *classes: type) -> None:
-    """For anything but an object of one of the classes."""
+    """Require an instance of one of the classes."""
     if not isinstance(value, classes):
         raise expected(field, " or ".join(one.__name__ for one in classes), value)
 
 
 def items(field: str, value: Any, what: str) -> tuple[Any, ...]:
-    """The elements of a list. Texts and mappings are none."""
+    """Return the elements of a list (any iterable but strings, bytes and mappings) as a tuple."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise expected(field, f"a list of {what}", value)
     return tuple(value)
 
 
 def sizes(field: str, value: Any) -> tuple[int, ...]:
-    """The integers of a list, each at least 1; ascending, and each once."""
+    """Return the integers of a list, each at least 1, sorted and without duplicates."""
     found = items(field, value, "integers")
     for at, size in enumerate(found):
         count(f"{field}[{at}]", size, 1)
@@ -78,7 +78,7 @@ def sizes(field: str, value: Any) -> tuple[int, ...]:
 
 
 def dims(field: str, value: Any, *, any_size: bool) -> tuple[int, ...]:
-    """The dims of a list, each at least 1, or -1 with `any_size`."""
+    """Return the dims of a list, each at least 1, or -1 with `any_size`."""
     found = items(field, value, "dims")
     for at, dim in enumerate(found):
         if not any_size or type(dim) is not int or dim != -1:
@@ -87,7 +87,7 @@ def dims(field: str, value: Any, *, any_size: bool) -> tuple[int, ...]:
 
 
 def different(field: str, names: Iterable[str]) -> None:
-    """For a name that is there twice."""
+    """Require unique names."""
     seen: set[str] = set()
     for one in names:
         if one in seen:

@@ -1,4 +1,4 @@
-"""Errors of CUDA after which a process can use no GPU any more, as PyTorch and CuPy word them."""
+"""Recognises CUDA errors after which the process can use no GPU again, by the texts of PyTorch and CuPy."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LOST = re.compile(
     r"uncorrectable ECC error encountered|uncorrectable NVLink error detected during the execution)",
     re.MULTILINE,
 )
-"""The texts of cudaGetErrorString for those that every later call gets, too."""
+"""The texts of `cudaGetErrorString` for sticky errors, which every later CUDA call returns as well."""
 
 
 def cuda_loss(error: BaseException | None) -> str:
-    """Why the process has lost CUDA, by an error or what that comes from; "" where it has not."""
+    """Return the CUDA error by which the process lost its GPUs, from an error or its causes; "" if it did not."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if found := _LOST.search(text_of(error)):

@@ -1,4 +1,4 @@
-"""The calls that the running code works for: what it logs has their ids."""
+"""Context variable with the calls that the running code serves: its log records carry their ids."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextvars import ContextVar, Token
 from triglot.core.call import Call
 
 CURRENT_CALLS: ContextVar[Sequence[Call]] = ContextVar("triglot_current_calls", default=())
-"""Those that are executed now; none outside of a model's code."""
+"""The calls that are executed now; empty outside of a model's code."""
 
 
 class RunningFor(list[Call]):
-    """Within the block this thread or task, and what it starts with its context, works for these calls.
+    """Context manager: within it this thread or task, and what inherits its context, serves these calls.
 
-    It is emptied at the end: a task that the code has left running works for no call any more, and keeps none.
-    Code that runs in steps of a generator enters and leaves with each, and ends once.
+    It is emptied at the end: a task that the code leaves running then serves no call, and keeps none alive. Code
+    that runs in steps of a generator calls `enter` and `leave` for each, and `end` once.
     """
 
     __slots__ = ("_token",)
@@ -29,17 +29,17 @@ class RunningFor(list[Call]):
         self.end()
 
     def enter(self) -> None:
-        """The code runs."""
+        """Set the calls: the code runs."""
         self._token = CURRENT_CALLS.set(self)
 
     def leave(self) -> None:
-        """It does not, until it is entered again or ended."""
+        """Reset them, until the code is entered again or ended."""
         try:
             CURRENT_CALLS.reset(self._token)
         except (RuntimeError, ValueError):
-            pass  # It was left before, or the garbage collector closes a coroutine whose context is gone.
+            pass  # Already left, or the garbage collector closes a coroutine whose context is gone.
 
     def end(self) -> None:
-        """It has ended."""
+        """Forget the calls: the code has ended."""
         self.clear()
         self.leave()

@@ -1,4 +1,4 @@
-"""A stream of requests and answers, as a row may have it from its transport: without a wait for each of them."""
+"""`Duplex`, a transport's bidirectional stream for rows that need no coroutine switch per message."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import AsyncIterator, Callable
 
 
 class Duplex(ABC):
-    """Requests as they come, and the way out for answers. On the loop.
+    """Incoming requests, and the way to send responses. On the event loop.
 
-    Either it is iterated over, or it is listened to. Answers leave by `offer`, or as those of any stream.
+    A row either iterates over it or calls `listen`. Responses are sent by `offer`, or yielded as on any stream.
     """
 
     @property
     @abstractmethod
     def ended(self) -> bool:
-        """Whether there are no requests any more, and will be none."""
+        """Whether all requests were taken, and no more can arrive."""
 
     @abstractmethod
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """The requests. Raises `ServingError`."""
+        """Iterate over the requests. Raises `ServingError`."""
 
     @abstractmethod
     def listen(self, came: Callable[[], None]) -> None:
-        """Have `came` called when there is something to take, or the end: once for all that came together."""
+        """Call `came` when `take` has something, or at the end: once for all requests that arrived together."""
 
     @abstractmethod
     def take(self) -> bytes | None:
-        """The next request, if it is there. Raises `ServingError`."""
+        """Return the next request, or None if none has arrived. Raises `ServingError`."""
 
     @abstractmethod
     def offer(self, answers: deque[bytes]) -> None:
-        """Send as many as can leave at once, none while another answer is on its way; they are taken out."""
+        """Send and remove as many as can be sent at once; none while another response is being sent."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Nobody listens any more."""
+        """End `listen`."""

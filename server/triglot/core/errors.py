@@ -1,4 +1,4 @@
-"""The one error tree, with gRPC's status numbers; only a transport turns them into its own terms."""
+"""The error tree, with gRPC's status codes; only transports map them to their own statuses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", bound=BaseException)
 
 MAX_MESSAGE = 4096
-"""Characters of a text that reach a client."""
+"""Longest error text sent to a client, in characters."""
 RETRY_AFTER_SECONDS = 1.0
-"""When to come again, where a request that comes too many is told so."""
+"""When to retry a request that was rejected because a limit was reached."""
 
 
 class Code(enum.IntEnum):
@@ -39,21 +39,21 @@ class Code(enum.IntEnum):
 
 
 class ServingError(Exception):
-    """An error with a text that the client may read.
+    """An error with a text that is safe to send to the client.
 
-    `code` is the class's own unless another is given. `retry_after` (seconds) tells the client when the same
-    call has a chance again.
+    `code` is the class's unless another is given. `retry_after` is the time in seconds after which a retry may
+    succeed.
     """
 
     code: Code = Code.UNKNOWN
     is_refusal = False
-    """Whether it says that the client may not make the call."""
+    """Whether the client was refused the call: authentication, permissions or quotas."""
 
     def __init__(self, message: str, *, code: Code | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
         if code is not None:
             self.code = code
-        # A text may quote what a client or a model wrote, at any length; every protocol sends UTF-8.
+        # The text may quote input of any length from a client or a model; every protocol sends UTF-8.
         self.message = message[:MAX_MESSAGE].encode(errors="replace").decode()
         self.retry_after = retry_after
 
@@ -75,50 +75,50 @@ class ModelNotFound(NotFound):
 
 
 class Unauthenticated(ServingError):
-    """The client has not said who it is, or in vain."""
+    """The client sent no credentials, or invalid ones."""
 
     code = Code.UNAUTHENTICATED
     is_refusal = True
 
 
 class PermissionDenied(ServingError):
-    """The call is right, and not for this client to make."""
+    """The client may not make this call."""
 
     code = Code.PERMISSION_DENIED
     is_refusal = True
 
 
 class FailedPrecondition(ServingError):
-    """The call is right, the state of the server is not."""
+    """The call is valid, but the server is not in the state that it requires."""
 
     code = Code.FAILED_PRECONDITION
 
 
 class PayloadTooLarge(ServingError):
-    """The message is larger than the server takes."""
+    """The message exceeds the server's size limit."""
 
     code = Code.RESOURCE_EXHAUSTED
 
 
 class QueueFull(ServingError):
-    """A bound on the requests that wait, or on their bytes, is reached: the model's or the server's."""
+    """A limit on queued requests, or on their bytes, is reached: the model's or the server's."""
 
     code = Code.RESOURCE_EXHAUSTED
 
 
 class QuotaExceeded(QueueFull):
-    """The client makes more calls than it may."""
+    """The client exceeded its own limit on calls."""
 
     is_refusal = True
 
 
 def queue_full(what: str) -> QueueFull:
-    """The error of a request that comes too many; `what` there is already."""
+    """Return the error for a request beyond a limit; `what` describes the requests that fill it."""
     return QueueFull(f"Exceeds maximum queue size: {what}", retry_after=RETRY_AFTER_SECONDS)
 
 
 class Unimplemented(ServingError):
-    """The server, or this model, does not offer the call."""
+    """The server or the model does not support the call."""
 
     code = Code.UNIMPLEMENTED
 
@@ -130,31 +130,31 @@ class Internal(ServingError):
 
 
 class Unavailable(ServingError):
-    """Not now: loading, unloading or shutting down. The call is safe to repeat."""
+    """Temporarily unavailable: loading, unloading or shutting down. The call is safe to repeat."""
 
     code = Code.UNAVAILABLE
 
 
 class RestrictedCall(Unavailable):
-    """The call lacks the header that a group of Triton's needs; this is what Triton answers over gRPC."""
+    """The call lacks the header that its restricted group requires; Triton returns this status over gRPC."""
 
     is_refusal = True
 
 
 class DeadlineExceeded(ServingError):
-    """The call's deadline passed while it waited or ran, or it waited longer than its queue's policy lets it."""
+    """The deadline passed while the call was queued or running, or its queue timeout expired."""
 
     code = Code.DEADLINE_EXCEEDED
 
 
 class Cancelled(ServingError):
-    """The caller went away."""
+    """The client cancelled the call or disconnected."""
 
     code = Code.CANCELLED
 
 
 class ModelLoadError(Exception):
-    """A model cannot be loaded; the text says which file and why, `code` what kind of failure it is."""
+    """A model cannot be loaded; the text names the file and the reason, `code` the kind of failure."""
 
     def __init__(self, message: str, code: Code = Code.UNKNOWN) -> None:
         super().__init__(message)
@@ -162,7 +162,7 @@ class ModelLoadError(Exception):
 
 
 class NeedsProcess(ModelLoadError):
-    """The model's class says that its instances are processes, which load it themselves."""
+    """The model's class requires instances in processes of their own, which load the model themselves."""
 
 
 class MissingDependency(ModelLoadError):
@@ -170,24 +170,24 @@ class MissingDependency(ModelLoadError):
 
 
 def own_copy(error: ServingError) -> ServingError:
-    """Another error that says the same, without the frames that this one came through.
+    """Return an equal error without a traceback.
 
-    An exception belongs to one call: it collects the frames that it comes through, and its text is completed.
+    An exception belongs to one call: it collects the frames that it passes, and its text is completed on the way.
     """
-    # Not the class's own `__new__`, which may ask for other arguments.
+    # Not the class's own `__new__`, which may require other arguments.
     copy = Exception.__new__(type(error), *error.args)
     copy.__dict__.update(error.__dict__)
     return copy
 
 
 def without_frames(error: E) -> E:
-    """The error itself, to be kept: its frames hold the request, and maybe what keeps the error."""
+    """Drop an error's traceback and context, to keep it: frames keep the request, or the error's owner, alive."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
 
 
 def text_of(error: BaseException) -> str:
-    """`str(error)`, or why there is none: the class may have code of its own for it."""
+    """Return `str(error)`, or a substitute if the class's own `__str__` raises."""
     try:
         return str(error)
     except BaseException as failure:
@@ -195,12 +195,12 @@ def text_of(error: BaseException) -> str:
 
 
 def is_serving_error(error: BaseException) -> TypeGuard[ServingError]:
-    """Whether a client can be told it as it is: a model's own class may lack a text, or a failure's code."""
+    """Whether an error can be sent as it is: a model's own class may lack a text, or a failure's code."""
     if not isinstance(error, ServingError):
         return False
     try:
         code, text, hint = (getattr(error, name, None) for name in ("code", "message", "retry_after"))
-    except Exception:  # The class has code of its own for them.
+    except Exception:  # The class defines them in code of its own.
         return False
     is_failure = isinstance(code, Code) and code is not Code.OK
     return is_failure and isinstance(text, str) and (hint is None or _is_finite(hint))
@@ -211,21 +211,21 @@ def _is_finite(value: object) -> bool:
 
 
 def outcome(error: BaseException) -> Code:
-    """The code that a client is told of an exception."""
+    """Return the status code that a client gets for an exception."""
     if is_serving_error(error):
         return error.code
     return Code.INTERNAL if isinstance(error, Exception) else Code.CANCELLED
 
 
 def refusal_of(error: BaseException) -> str:
-    """The text of a refusal; "" for other errors."""
+    """Return the text of a refusal (`is_refusal`), "" for other errors."""
     return error.message if isinstance(error, ServingError) and error.is_refusal else ""
 
 
 def as_serving_error(error: BaseException, what: str) -> ServingError:
-    """What a client is told of an exception: our own as they are, any other as INTERNAL with an id.
+    """Return what a client gets for an exception: a `ServingError` as it is, any other as INTERNAL with an id.
 
-    The trace of the latter goes to the log under that id and never to the client.
+    The traceback of the latter is logged with that id and never sent.
     """
     if is_serving_error(error):
         return error

@@ -1,4 +1,4 @@
-"""Distributions: histograms with fixed limits and examples of their values, and ranks of sorted values."""
+"""Distributions: histograms with fixed bucket limits and exemplars, and ranks of sorted values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from triglot.core.trace_context import Span
 
 LATENCY_LIMITS = tuple(10 * 1.8**power for power in range(33))
-"""Upper limits of the buckets of times, in microseconds (tfs 4.7)."""
+"""Upper limits of the buckets for durations, in microseconds (tfs 4.7)."""
 
 
 Exemplar = tuple[float, float, Span]
@@ -64,5 +64,5 @@ def latest(exemplars: Iterable[Exemplar | None]) -> Exemplar | None:
 
 
 def rank(ordered: Sequence[float], share: int) -> float:
-    """The smallest of the ascending values that `share` ten-thousandths of them do not exceed; there is one."""
+    """Return the quantile `share`, in ten-thousandths, of ascending values, of which there is at least one."""
     return ordered[max(0, -(-len(ordered) * share // 10_000) - 1)]

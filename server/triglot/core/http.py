@@ -1,4 +1,4 @@
-"""An HTTP request and its answer, as plain values: for routes, and for models that speak HTTP themselves."""
+"""HTTP requests and responses as plain values: for routes, and for models that handle HTTP themselves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from triglot.core.scattered import Scattered
 
 @dataclass(slots=True)
 class HttpRequest:
-    """A REST request: `path` holds the decoded variables of the route's path, header names are lower case.
+    """A REST request: `path` holds the decoded variables of the route's path; header names are lower case.
 
-    `verb` and `target` (path and query) are as they were sent, `remote` is the client's address, if it has one.
-    `permission` is its call's, for codecs that ask for a model before the call begins.
+    `verb` and `target` (path and query) are as sent; `remote` is the client's address, "" if it has none.
+    `permission` is that of the call, for codecs that look up a model before the call begins.
     """
 
     path: Mapping[str, str]
@@ -29,7 +29,7 @@ class HttpRequest:
 
 @dataclass(slots=True)
 class HttpResponse:
-    """A REST answer; `headers` are pairs where a name comes several times."""
+    """A REST response; `headers` are pairs if names repeat."""
 
     body: bytes | Scattered
     status: int = 200
@@ -43,12 +43,12 @@ def _no_work(_: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HttpStream:
-    """An answer in pieces. Closed when the client leaves.
+    """A response in pieces. Closed when the client disconnects.
 
-    `encode` makes of each of the `answers` a chunk, which is sent at once, as one chunk of a chunked body; b"" is
-    left out. It may run off the loop: `answer_size` tells how many bytes of text it has to print, about. `waits`:
-    the headers go with the first chunk, so that an error before it has a status, and so has a `ServingError` that
-    is the first of the answers.
+    `encode` turns each of the `answers` into a chunk, which is sent at once, as one chunk of a chunked body; b""
+    is skipped. It may run off the event loop, which `answer_size` decides: an estimate of the bytes of text that
+    it prints. `waits`: the headers are sent with the first chunk, so that an error before it, or a `ServingError`
+    as the first of the answers, has a status.
     """
 
     answers: AsyncGenerator[Any, None]

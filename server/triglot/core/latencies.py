@@ -1,4 +1,4 @@
-"""How long the requests of one version took, as Triton's histogram and summaries have it (spec 6)."""
+"""Latency distributions of one version: Triton's histogram and summaries (spec 6)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from triglot.core.histogram import Histogram
 from triglot.core.trace_context import Span
 
 DEFAULT_BUCKETS = (100.0, 500.0, 2000.0, 5000.0)
-"""Upper limits of the buckets of times to the first response, in milliseconds, as Triton's."""
+"""Triton's upper limits of the buckets for the time to the first response, in milliseconds."""
 SUMMARY_LIMITS = tuple(1.02**power for power in range(1047))
-"""From a microsecond to 16 minutes: the middle of a bucket is no more than 1 % off what is in it."""
+"""Upper bucket limits from a microsecond to 16 minutes: a bucket's middle is within 1 % of its values."""
 SLOT_SECONDS, SLOTS = 12, 5
-"""The window of a summary's quantiles: the last slots, of which one is not over yet, as in Triton."""
+"""The window of a summary's quantiles: the latest slots, with the current, unfinished one, as in Triton."""
 REQUEST, QUEUE, INPUT, INFER, OUTPUT = "request", "queue", "compute_input", "compute_infer", "compute_output"
 CACHE_HIT, CACHE_MISS = "cache_hit", "cache_miss"
 
 
 class Summary:
-    """How many values there were, their sum, and quantiles of those of the last 48 to 60 s; in microseconds."""
+    """Count and sum of all values, and quantiles of those of the last 48 to 60 s; in microseconds."""
 
     __slots__ = ("_slots", "count", "sum")
 
@@ -34,7 +34,7 @@ class Summary:
         self._slots: deque[tuple[int, Histogram]] = deque(maxlen=SLOTS)
 
     def add(self, value: float, now: float) -> None:
-        """One more value, at `now`, in seconds since the epoch."""
+        """Add a value at `now`, in seconds since the epoch."""
         self.count += 1
         self.sum += value
         slot = int(now // SLOT_SECONDS)
@@ -43,9 +43,9 @@ class Summary:
         self._slots[-1][1].add(value)
 
     def quantiles(self, shares: Sequence[float], now: float) -> list[float]:
-        """The values that these shares of the window's do not exceed, within 1 % or a microsecond.
+        """Return the quantiles of the window for these shares, within 1 % or a microsecond.
 
-        NaN: there are none. May be asked on any thread.
+        NaN if the window is empty. May be called on any thread.
         """
         slot = int(now // SLOT_SECONDS)
         window = Histogram(SUMMARY_LIMITS)
@@ -57,7 +57,7 @@ class Summary:
 
 
 def _middle(bucket: int) -> float:
-    """Of a bucket of `SUMMARY_LIMITS`; NaN behind the last."""
+    """Return the middle of a bucket of `SUMMARY_LIMITS`; NaN beyond the last."""
     if bucket > len(SUMMARY_LIMITS):
         return nan
     if bucket == len(SUMMARY_LIMITS):
@@ -67,12 +67,12 @@ def _middle(bucket: int) -> float:
 
 
 class Latencies:
-    """Of one version, from its load on.
+    """Latencies of one version since its load.
 
-    `first_response`: times from the request to the first response, in milliseconds, over these `buckets`; None
-    without. `summaries` by what they are of; none without `quantiles`. `decoupled`: a request may have no
-    response. `cached`: there is a response cache; as in Triton, the summaries are then of its hits and misses, and
-    not of whole requests.
+    `first_response`: a histogram with these `buckets` of the times from request to first response, in
+    milliseconds; None without buckets. `summaries` by stage; none without `quantiles`. `decoupled`: a request may
+    have no response. `cached`: there is a response cache; as in Triton, the summaries are then those of its hits
+    and misses instead of whole requests.
     """
 
     __slots__ = ("_decoupled", "first_response", "quantiles", "summaries")
@@ -88,9 +88,9 @@ class Latencies:
         self.summaries = {name: Summary() for name in names}
 
     def responded(self, times: CallTimes, seconds: float, now: float, span: Span | None, *, well: bool) -> None:
-        """A request that took so many seconds in all has ended; `span`: its own, if it has one.
+        """Add a request that ended after `seconds` in total; `span` is its own, if it has one.
 
-        An error is a response, too.
+        An error counts as a response, too.
         """
         if self.first_response is None:
             return
@@ -101,7 +101,7 @@ class Latencies:
         self.first_response.add(max(0.0, seconds) * 1e3, span, now)
 
     def succeeded(self, times: CallTimes, seconds: float, now: float) -> None:
-        """A request went well, and took so many seconds in all."""
+        """Add a successful request that took `seconds` in total."""
         if not self.summaries:
             return
         parts = {REQUEST: seconds, QUEUE: times.queue_seconds}

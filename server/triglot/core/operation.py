@@ -1,4 +1,4 @@
-"""What calls are for: who may do what is said in these, never in paths."""
+"""Operations: the kinds of calls that permissions are granted for. A permission never depends on a path."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Mapping
 
 
 class Operation(enum.Enum):
-    """What a row's calls are for. The value is the operation's name in files, logs and errors."""
+    """The kind of a row's calls. The value is its name in the access file, logs and errors."""
 
-    __hash__ = object.__hash__  # Of the one object that each is: Enum's own takes ten times as long.
+    __hash__ = object.__hash__  # Members are singletons; Enum's own hash takes ten times as long.
 
     PUBLIC = "public"
-    """What is the same for everybody, and says nothing of the server: files of web pages, the verbs of a path."""
+    """The same for every client, and discloses nothing about the server: files of web pages, OPTIONS requests."""
     HEALTH = "health"
     METADATA = "metadata"
-    """What the server and its models are: protocols, versions, signatures, states."""
+    """About the server and its models: protocols, versions, signatures, states."""
     MODEL_CONFIG = "model-config"
     MODEL_INDEX = "model-index"
     STATISTICS = "statistics"
     METRICS = "metrics"
-    """What all models do, together: the page for Prometheus and the monitor page."""
+    """Metrics of all models together: the page for Prometheus and the monitor page."""
     SHARED_MEMORY_STATUS = "shared-memory-status"
     TRACE_STATUS = "trace-status"
     LOG_STATUS = "log-status"
@@ -30,15 +30,15 @@ class Operation(enum.Enum):
     TRACE = "trace-settings"
     LOG = "log-settings"
     GRPS_STATE = "grps-state"
-    """Online and Offline."""
+    """grps' Online and Offline."""
 
 
 ADMINISTRATION = frozenset(
     (Operation.MODEL_CONTROL, Operation.SHARED_MEMORY, Operation.TRACE, Operation.LOG, Operation.GRPS_STATE)
 )
-"""What changes the server."""
+"""Operations that change the server."""
 INSPECTION = frozenset(Operation) - ADMINISTRATION - {Operation.PUBLIC, Operation.HEALTH, Operation.INFER}
-"""What is read of the server."""
+"""Operations that only read the server's state."""
 TRITON_GROUPS: Mapping[str, frozenset[Operation]] = {
     "health": frozenset((Operation.HEALTH,)),
     "metadata": frozenset((Operation.METADATA,)),
@@ -57,4 +57,4 @@ OPERATION_NAMES: Mapping[str, frozenset[Operation]] = {
     "inspect": INSPECTION,
     "administer": ADMINISTRATION,
 }
-"""What a file may call one or several operations."""
+"""Names that the access file may use, each for one operation or several."""

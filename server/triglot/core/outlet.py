@@ -1,4 +1,4 @@
-"""Where the answers of a streaming call go that a model sends by itself."""
+"""Interface to send responses of a streaming call that a model pushes with `Call.respond`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 
 class Outlet(Protocol):
-    """Of one call; any thread may use it."""
+    """Sink for the responses of one call; may be used on any thread."""
 
     def respond(self, answer: Any) -> bool:
-        """Send one answer; blocks while the reader is slow. False when nobody reads any more."""
+        """Send one response; blocks while the reader is slow. Returns False once the stream is closed."""
 
     def finish(self) -> None:
-        """No more answers come."""
+        """End the stream: no more responses follow."""
 
 
 class _Closed:
@@ -24,4 +24,4 @@ class _Closed:
 
 
 CLOSED: Outlet = _Closed()
-"""Of a call that takes no such answers, or no more."""
+"""Outlet of a call that takes no pushed responses, or no longer takes them."""

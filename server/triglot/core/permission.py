@@ -1,4 +1,4 @@
-"""What one client may do with one kind of operation, as the checks on a call's way need it."""
+"""Permissions: which models a client may use with one kind of operation, as every request is checked."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from triglot.core.errors import PermissionDenied
 from triglot.core.operation import Operation
 
 MOST_KNOWN_MODELS = 1024
-"""Names of models that were matched, and are remembered."""
+"""Matched model names that one permission caches."""
 ALL_MODELS = ("*",)
 WITHDRAWN = "the client's permission was withdrawn"
-"""What an open stream is told that ends for it."""
+"""Error text of an open stream that a withdrawn permission ends."""
 End = Callable[[], object]
 Value = TypeVar("Value")
 
 
 class ClientLimits(Protocol):
-    """How many calls a client may make: all of its credentials share them."""
+    """Limits on a client's calls, shared by all of its credentials."""
 
     def enter(self) -> None:
-        """One more call begins. Raises `QueueFull`, which says when to come again."""
+        """Count a call that begins. Raises `QueueFull` with the time after which to retry."""
 
     def count(self) -> None:
-        """As `enter`, for one more request of an open call, which nobody has to `leave`."""
+        """Count one more request of an open call as `enter` does, without a `leave` to follow."""
 
     def leave(self) -> None:
-        """A call has ended."""
+        """Count the end of a call."""
 
 
 class Permission:
-    """What a credential gives for one operation: the models, by patterns as those of file names.
+    """What a credential grants for one operation: models, by glob patterns (`fnmatch`).
 
-    `client` is the name for logs, metrics and models: "" where nobody is asked. `group`: the name that metrics
-    use, the issuer's of those that a token names. `limits`: None without any. Once it is `withdrawn`, open streams
-    have been ended, and no call begins.
+    `client` is the name for logs, metrics and models, "" if access is not controlled. `group` is the name in
+    metrics; for clients that a token names, the issuer's. `limits` is None if there are none. Once `withdrawn`,
+    its open streams have been ended, and no call begins.
     """
 
     __slots__ = ("_known", "_models", "_streams", "client", "covers_all", "group", "limits", "withdrawn")
@@ -55,12 +55,12 @@ class Permission:
         self.withdrawn = False
         self._models = models
         self.covers_all = "*" in models
-        """Whether it is for every model: what shows all of them at once is for no other client."""
+        """Whether all models are covered: responses about all models at once need that."""
         self._known: dict[str, bool] = {}
         self._streams: set[End] = set()
 
     def covers(self, model: str) -> bool:
-        """Whether it is for this model, which may not exist."""
+        """Whether this model, which may not exist, is covered."""
         if self.covers_all:
             return True
         known = self._known.get(model)
@@ -71,43 +71,43 @@ class Permission:
         return known
 
     def covered(self, of_models: Mapping[str, Value]) -> dict[str, Value]:
-        """Of what is said of models, by their names, that of those which it is for."""
+        """Return the items of the covered models; the keys are model names."""
         return {model: value for model, value in of_models.items() if self.covers(model)}
 
     def check_model(self, model: str) -> None:
-        """Raises `PermissionDenied`, whether there is such a model or not."""
+        """Raise `PermissionDenied` if the model is not covered, whether it exists or not."""
         if not (self.covers_all or self.covers(model)):
             raise PermissionDenied(f"{self.who} may not use model '{model}'")
 
     def check_all_models(self) -> None:
-        """Raises `PermissionDenied` unless it is for every model."""
+        """Raise `PermissionDenied` unless all models are covered."""
         if not self.covers_all:
             raise PermissionDenied(f"{self.who} may use some models only, and this is about all of them")
 
     def enter(self) -> ClientLimits | None:
-        """One more call begins; who is to be told when it has ended. Raises `QueueFull`."""
+        """Count a call that begins; return the limits on which to call `leave` at its end. Raises `QueueFull`."""
         if self.limits is not None:
             self.limits.enter()
         return self.limits
 
     def count(self) -> None:
-        """One more request of an open call. Raises `QueueFull`."""
+        """Count one more request of an open call. Raises `QueueFull`."""
         if self.limits is not None:
             self.limits.count()
 
     @property
     def who(self) -> str:
-        """The client, for errors."""
+        """The client's description in error texts."""
         return f"client '{self.client}'" if self.client else "a client without credentials"
 
     def renew(self, other: Permission) -> None:
-        """What the file says now."""
+        """Take over what the reloaded access file grants."""
         self.client, self.group, self.limits = other.client, other.group, other.limits
         self._models, self.covers_all = other._models, other.covers_all
         self._known.clear()
 
     def withdraw(self) -> None:
-        """The file does not give it any more: end the open streams."""
+        """Revoke it, since the access file no longer grants it, and end the open streams."""
         self.withdrawn = True
         self._models, self.covers_all = (), False
         self._known.clear()
@@ -116,20 +116,20 @@ class Permission:
 
     @property
     def is_followed(self) -> bool:
-        """Whether there are open streams."""
+        """Whether open streams use it."""
         return bool(self._streams)
 
     def follow(self, end: End) -> None:
-        """Have `end` called when it is withdrawn."""
+        """Call `end` when it is withdrawn."""
         self._streams.add(end)
 
     def unfollow(self, end: End) -> None:
-        """Take `follow` back."""
+        """Undo `follow`."""
         self._streams.discard(end)
 
 
 class OperationDenied(PermissionDenied):
-    """The client may not make such calls; `permission`, which gives nothing, says who it is."""
+    """The client may not use this operation; `permission`, which covers nothing, identifies the client."""
 
     def __init__(self, operation: Operation, client: str, group: str) -> None:
         super().__init__(f"client '{client}' may not use {operation.value}")
@@ -137,4 +137,4 @@ class OperationDenied(PermissionDenied):
 
 
 EVERYTHING = Permission()
-"""Of calls that nobody checks: those of the server and its models, and all where no file says who may do what."""
+"""Permission of calls that are not checked: the server's and its models' own, and all without an access file."""

@@ -1,4 +1,4 @@
-"""What a part of the server says of itself to whoever watches: counters and gauges, read when asked for."""
+"""`Reading`, one value of a metric that a part of the server reports: counters and gauges, read on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 class Reading:
     """One value of one metric of one version of a model.
 
-    `name` without the server's prefix and, of a `counter` (it only grows), without `_total`; base units.
+    `name` is without the server's prefix and, for a `counter` (it only grows), without `_total`; in base units.
     """
 
     name: str

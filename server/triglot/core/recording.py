@@ -1,4 +1,4 @@
-"""How a model's requests are recorded."""
+"""`Recording`, the settings by which a model's requests are recorded to files."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """`prefix` is the path that the names of the files begin with.
+    """Where, and how many of, a model's requests are recorded.
 
-    `rate`, from 0 to 1, is the share of the requests that are recorded, each chosen by chance.
+    `prefix` is the common path prefix of the files. `rate`, from 0 to 1, is the share of the requests that are
+    recorded, chosen at random.
     """
 
     prefix: str

@@ -1,4 +1,4 @@
-"""What a request says of its own scheduling, by parameters (spec 2.5)."""
+"""Scheduling parameters of a request: priority, timeout, sequence (spec 2.5)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """What a request says of its scheduling (spec 2.5). `timeout` is in seconds, 0: none.
+    """A request's scheduling parameters (spec 2.5). `timeout` is in seconds, 0: none.
 
-    `sequence_id` 0 and "": it belongs to no sequence.
+    `sequence_id` 0 or "": the request belongs to no sequence.
     """
 
     priority: int = 0
@@ -26,7 +26,7 @@ class Scheduling:
 
 
 PLAIN = Scheduling()
-"""Of a request that says nothing."""
+"""Scheduling of a request without such parameters."""
 _MAX_ID = 2**64 - 1
 _SCHEDULING = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end")
 _NOT_THE_MODELS = frozenset(
@@ -35,9 +35,10 @@ _NOT_THE_MODELS = frozenset(
 
 
 def scheduling_of(parameters: Mapping[str, object], otherwise: Scheduling = PLAIN) -> Scheduling:
-    """What a request's parameters say (spec 2.5), or `otherwise`; `timeout` is in microseconds there.
+    """Return the scheduling that a request's parameters ask for, or `otherwise` (spec 2.5).
 
-    Raises `InvalidArgument` for a parameter of another type, or out of range.
+    The parameter `timeout` is in microseconds. Raises `InvalidArgument` for a parameter of the wrong type, or out
+    of range.
     """
     if not any(name in parameters for name in _SCHEDULING):
         return otherwise
@@ -51,7 +52,7 @@ def scheduling_of(parameters: Mapping[str, object], otherwise: Scheduling = PLAI
 
 
 def own_parameters(parameters: Mapping[str, T]) -> dict[str, T]:
-    """What of a request's parameters is for the model's own code."""
+    """Return the parameters that are passed to the model: those that the server does not interpret."""
     return {name: value for name, value in parameters.items() if name not in _NOT_THE_MODELS}
 
 

@@ -1,4 +1,4 @@
-"""What runs a call without a coroutine: begun once, ended by a callback."""
+"""Interfaces of calls that run without a coroutine: started once, ended by a callback."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any, Protocol
 from triglot.core.errors import ServingError
 
 Defer = Callable[[Callable[[], None]], object]
-"""Runs a function a little later on the loop: its `call_soon`."""
+"""Runs a function soon, on the event loop, as `call_soon` does."""
 
 
 class Cancellable(Protocol):
-    """Something that was started. On the loop."""
+    """A running operation. On the event loop."""
 
     def cancel(self) -> object:
-        """Nobody waits for it any more: end it as soon as its code lets it."""
+        """Cancel it: its result is no longer needed. It ends as soon as its code allows."""
 
 
 class Running(Cancellable, Protocol):
-    """What runs a call, as tasks do."""
+    """A running call, with the methods of `asyncio.Task` that its owner needs."""
 
     def cancelling(self) -> int:
-        """How often it was cancelled and has not ended yet."""
+        """Return the number of pending cancellations, as `asyncio.Task.cancelling` does."""
 
     def done(self) -> bool:
         """Whether it has ended."""
 
     def add_done_callback(self, callback: Callable[[Any], object], /) -> object:
-        """Call it with this when it has ended; it has not."""
+        """Call `callback` with this object once it has ended; it has not ended yet."""
 
 
 class Outcome(Protocol):
-    """How a request ended: with an `answer`, with an `error`, or `cancelled`."""
+    """The outcome of a request: an `answer`, an `error`, or `cancelled`."""
 
     answer: Any
     error: ServingError | None
@@ -42,11 +42,11 @@ class Outcome(Protocol):
 
 
 class OnLoop(Cancellable, Protocol):
-    """Something that was started, and may run code on the loop."""
+    """A running operation that may have code running on the event loop."""
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """What runs code on the loop."""
+        """The task that runs its code on the loop, if any."""
 
     @property
     def over(self) -> bool:
@@ -54,21 +54,21 @@ class OnLoop(Cancellable, Protocol):
 
 
 async def cancel(running: OnLoop) -> None:
-    """Cancel it, and wait for its code on the loop."""
+    """Cancel it, and wait until its code on the loop has ended."""
     running.cancel()
     while not running.over and (task := running.task) is not None:
         with suppress(asyncio.CancelledError):
             await asyncio.wait([task])
             break
-        running.cancel()  # Again, since code of users may have swallowed the first one.
+        running.cancel()  # Again, since user code may have suppressed the first cancellation.
 
 
 Done = Callable[[Any], None]
-"""Takes the `Outcome` of a request, on the loop, once; maybe before what started it returns."""
+"""Receives the `Outcome` of a request, on the loop, once; maybe before the call that starts it returns."""
 
 
 def raise_error(outcome: Outcome) -> None:
-    """Raise its error, if it has one, which it then has no more: the error's frames may hold the outcome."""
+    """Raise and remove the outcome's error, if there is one: the error's frames may refer to the outcome."""
     if outcome.error is None:
         return
     error, outcome.error = outcome.error, None

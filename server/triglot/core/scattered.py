@@ -1,4 +1,4 @@
-"""Large answers: pieces that are sent one after the other, without being joined."""
+"""`Scattered`, a large response as pieces that are sent one after the other, without joining them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from triglot.core.tensor import byte_length
 
 SCATTER_BYTES = 64 * 1024
-"""Smaller arrays are copied in less time than their pieces take."""
+"""Smaller arrays are quicker to copy than to send as a piece."""
 SMALL_BYTES = 4 * 1024
-"""Up to this size of all of an answer, one more copy costs nothing."""
+"""Up to this total size of a response, one more copy costs nothing."""
 
 
 class Scattered:
-    """Bytes in pieces: `bytes`, and views of bytes that nobody writes to."""
+    """Bytes in pieces: `bytes`, and views of memory that is not written to."""
 
     __slots__ = ("pieces", "size")
 
@@ -27,7 +27,7 @@ class Scattered:
             if byte_length(piece) < SCATTER_BYTES:
                 small.append(piece)
                 continue
-            # Not cast from the array's own type: memoryview knows few of them.
+            # Not cast from the array's own type: memoryview supports few of them.
             view = piece.reshape(-1).view(np.uint8).data if isinstance(piece, np.ndarray) else piece
             self.pieces += b"".join(small), view
             small = []

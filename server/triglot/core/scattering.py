@@ -1,9 +1,9 @@
-"""Which arrays of an answer may be sent from where they lie, as pieces of a `Scattered`.
+"""Decides which arrays of a response may be sent from where they are, as pieces of a `Scattered`.
 
-Strategy: what leaves so must not change until it has left, and a model may write its next answer into the arrays
-of its last one. So an array is sent from where it lies only where nobody is left who could write to it: it is laid
-over a request's bytes, or CPython's count of references says that the model has kept neither it nor its memory.
-Any other is copied, as small ones are.
+Strategy: memory must not change until it is sent, and a model may write its next response into the arrays of the
+last one. So an array is sent in place only if no code is left that could write to it: it is a view of the
+request's bytes, or CPython's reference counts show that the model has kept neither it nor its memory. Any other
+array is copied, as small ones are.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from triglot.core.scattered import SCATTER_BYTES
 from triglot.core.types import InferenceResponse, OutputTensor
 
 OF_THE_CALL = 1
-"""Once, a model's answer is the result of the future, or the execution, that its call has waited for."""
+"""References to a model's answer besides the response's: the future, or the execution, that its call awaits."""
 
 
 def may_scatter(response: InferenceResponse) -> bool:
-    """Whether there is an array that is worth it, and none that may change while it is sent.
+    """Whether there is an array large enough to send in place, and none that may change meanwhile.
 
-    To be asked before anything else refers to the arrays.
+    Must be called before anything else refers to the arrays.
     """
     found = False
     for output in response.outputs:
@@ -44,10 +44,10 @@ def _stays(output: OutputTensor, response: InferenceResponse) -> bool:
 
 
 def _is_let_go(output: OutputTensor, response: InferenceResponse) -> bool:
-    """Whether the model has kept nothing of it; no name here may refer to the array."""
+    """Whether the model has kept no reference to it; no variable here may refer to the array."""
     if response.answer is None or _answer_references(response) > _UNSHARED_ANSWER + OF_THE_CALL:
         return False
-    # The model's dict, which is still there, has the array once, and so has the output.
+    # The model's dict, which still exists, refers to the array once, and so does the output.
     if _references(output) > _UNSHARED:
         return False
     return output.array.base is None or _owner_references(output) <= _UNSHARED_OWNER
@@ -59,7 +59,7 @@ def _references(output: OutputTensor) -> int:
 
 def _owner_references(output: OutputTensor) -> int:
     owner = output.array.base
-    # What is no array may share its memory with whomever it likes.
+    # An object that is not an array may share its memory with any other.
     return sys.getrefcount(owner) if type(owner) is np.ndarray and owner.base is None else sys.maxsize
 
 
@@ -68,9 +68,9 @@ def _answer_references(response: InferenceResponse) -> int:
 
 
 def _unshared() -> tuple[int, int, int]:
-    """What is counted for what a model has made and let go: an answer, an array, the owner of an array's memory.
+    """Return the reference counts of what a model made and did not keep: an answer, an array, the memory's owner.
 
-    Measured, since interpreters differ in what they count for the measuring itself.
+    Measured, since interpreters differ in how many references the call itself adds.
     """
     response = InferenceResponse("m", "1", "", [], answer={"y": np.empty(2)[:1]})
     output = OutputTensor("y", "FP64", response.answer["y"])  # type: ignore[index]  # The dict above.

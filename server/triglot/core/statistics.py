@@ -1,4 +1,4 @@
-"""What is counted of one loaded version of a model (spec 5.9)."""
+"""Counters of one loaded version of a model (spec 5.9)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from triglot.core.tensor import Array
 from triglot.core.trace_context import Span
 
 MOST_RESPONSES = 1000
-"""Responses of a stream that are told apart by their index; further ones are counted with this one."""
+"""Responses of a stream that are counted by their index; further ones are counted with this index."""
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
-"""Why requests fail, in Triton's words (spec 6)."""
+"""Reasons of failed requests, in Triton's terms (spec 6)."""
 _GIVEN_UP = (Code.CANCELLED, Code.DEADLINE_EXCEEDED)
 _NO_ROOM = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
 
 
 class Duration:
-    """How often something happened, and how many seconds it took in all."""
+    """A count of events and their total time in seconds."""
 
     __slots__ = ("count", "seconds")
 
@@ -29,13 +29,13 @@ class Duration:
         self.seconds = seconds
 
     def add(self, seconds: float) -> None:
-        """Once more."""
+        """Count one event."""
         self.count += 1
         self.seconds += seconds
 
 
 class Executions:
-    """The executions of one batch size."""
+    """Executions with the same batch size."""
 
     __slots__ = ("count", "infer_seconds", "input_seconds", "output_seconds")
 
@@ -45,7 +45,7 @@ class Executions:
 
 
 class Responses:
-    """The responses with one index, over all calls of a decoupled model."""
+    """Responses with the same index, over all calls of a decoupled model."""
 
     __slots__ = ("cancel", "empty_response", "fail", "infer", "output", "success")
 
@@ -59,11 +59,11 @@ class Responses:
 
 
 class Statistics:
-    """Of one version from its load to its end: a version that is loaded again begins at zero.
+    """Statistics of one version from its load to its end: a version that is loaded again starts at zero.
 
-    Requests are counted by the telemetry when they end, executions by the engine when the model has ended, both on
-    the event loop; may be read on any thread. Times are in seconds, and of a request's success.
-    `batched`: the first dim of the inputs is the batch. `composed`: other models do the work.
+    Telemetry counts requests when they end, the server counts executions when the model has ended, both on the
+    event loop; may be read on any thread. Times are in seconds, and are those of successful requests. `batched`:
+    the first dim of the inputs is the batch. `composed`: other models do the work (an ensemble).
     """
 
     __slots__ = (
@@ -96,31 +96,31 @@ class Statistics:
         self.queue_seconds = self.input_seconds = self.infer_seconds = self.output_seconds = 0.0
         self.failures = dict.fromkeys(REASONS, 0)
         self.batches: dict[int, Executions] = {}
-        """Executions by how many rows they had."""
+        """Executions by their number of rows."""
         self.responses: dict[int, Responses] = {}
-        """By index; of decoupled models."""
+        """Responses by index; for decoupled models."""
         self.latencies: Latencies | None = None
-        """Where more is kept of them than sums."""
+        """Distributions, where more than sums is kept."""
 
     @property
     def queue(self) -> Duration:
-        """From the queue to the execution; also of what the response cache answered."""
+        """Time from the queue to the execution; includes requests answered from the response cache."""
         return Duration(self.success.count, self.queue_seconds)
 
     @property
     def computed(self) -> int:
-        """Requests that went well, and that the response cache did not answer."""
+        """Successful requests that the response cache did not answer."""
         return self.success.count - self.hit.count
 
     def rows(self, inputs: Mapping[str, Array]) -> int:
-        """How many inferences an execution of these is."""
+        """Return how many inferences an execution with these inputs is."""
         if self._batched:
             for array in inputs.values():
                 return array.shape[0] if array.ndim else 1
         return 1
 
     def executed(self, rows: int, infer: float, joining: float = 0.0, splitting: float = 0.0) -> None:
-        """One execution has ended, well or not."""
+        """Count an execution that ended, successfully or not."""
         self.execution_count += 1
         executions = self.batches.get(rows)
         if executions is None:
@@ -131,14 +131,14 @@ class Statistics:
         executions.output_seconds += splitting
 
     def executed_alone(self, times: CallTimes, inputs: Mapping[str, Array], seconds: float) -> None:
-        """The execution of one request has ended, well or not; unless its turn never came."""
+        """Count the execution of a single request, successful or not, if it started."""
         if times.batch_size:
             rows = self.rows(inputs)
             times.rows += rows
             self.executed(rows, seconds)
 
     def ended(self, times: CallTimes, code: Code, seconds: float, now: float, span: Span | None = None) -> None:
-        """A request has ended at `now`, in seconds since the epoch; `span`: its own, if it has one."""
+        """Count a request that ended at `now`, in seconds since the epoch; `span` is its own, if it has one."""
         if code is not Code.OK:
             self._failed(times, code, seconds, now, span)
             return
@@ -158,7 +158,7 @@ class Statistics:
         self.output_seconds += times.output_seconds
 
     def _failed(self, times: CallTimes, code: Code, seconds: float, now: float, span: Span | None) -> None:
-        """Who was refused for what the request says has not failed, nor who found the queue full."""
+        """Count a failed request. One that was invalid, or found the queue full, is no failed inference."""
         if not (times.batch_size or times.queued or code in _GIVEN_UP):
             self.failures[REJECTED] += code in _NO_ROOM
             return
@@ -172,13 +172,13 @@ class Statistics:
         if code is Code.CANCELLED:
             return CANCELED
         if not times.batch_size:
-            return REJECTED  # It waited for too long.
+            return REJECTED  # Its queue timeout expired.
         if code is Code.DEADLINE_EXCEEDED:
             return CANCELED
         return OTHER if self._composed else BACKEND
 
     def response(self, index: int) -> Responses:
-        """What is counted of the responses with this index."""
+        """Return the counters of the responses with this index."""
         index = min(index, MOST_RESPONSES)
         responses = self.responses.get(index)
         if responses is None:

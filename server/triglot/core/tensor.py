@@ -1,7 +1,7 @@
 """Datatypes, and tensors as bytes.
 
-Strategy: a numeric tensor is never copied on its way in. Its array is laid over the bytes of the request, is
-read-only, and may be unaligned (numpy copes). BYTES elements become `bytes` objects in an object array.
+Strategy: a numeric input is never copied. Its array is a read-only view of the request's bytes, and may be
+unaligned (numpy handles that). BYTES elements become `bytes` objects in an object array.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Buffer = bytes | bytearray | memoryview
 
 MAX_ARRAY_BYTES = 2**63 - 1
 LONG_BYTES = 64 * 1024
-"""BYTES tensors of this length and more are taken apart on a thread."""
+"""BYTES tensors of this length in bytes and more are unpacked on a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataType:
-    """One datatype: KServe V2's (spec 2.1), and the complex ones, which TensorFlow Serving has besides.
+    """A datatype of KServe V2 (spec 2.1), or one of the complex ones, which only TensorFlow Serving has.
 
-    `itemsize` is in bytes and 0 for BYTES, whose elements vary in length.
+    `itemsize` is in bytes, and 0 for BYTES, whose elements vary in length.
     """
 
     name: str
@@ -67,15 +67,15 @@ _BY_DTYPE = {row.dtype: row.name for row in DATATYPES.values()}
 
 
 class Typed(Protocol):
-    """What has a dtype."""
+    """An object with a numpy dtype."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of its elements."""
+        """The dtype of the elements."""
 
 
 def datatype_of(array: Typed) -> str:
-    """The datatype that an array travels as; text, bytes and object arrays are BYTES.
+    """Return the datatype name for an array's dtype; text, bytes and object arrays are BYTES.
 
     Raises `TypeError` for a dtype that no protocol has a name for (dates, structures).
     """
@@ -88,17 +88,17 @@ def datatype_of(array: Typed) -> str:
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """The product of the dims; 1 for a scalar. The dims are already known to be >= 0."""
+    """Return the product of the dims, 1 for a scalar. The dims are already known to be >= 0."""
     return math.prod(shape)
 
 
 def is_addressable(shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
-    """Whether an array of this shape can be described at all; a zero dim does not make up for huge ones."""
+    """Whether numpy can describe an array of this shape; zero dims are skipped, so they do not hide huge ones."""
     return math.prod(dim for dim in shape if dim) * dtype.itemsize <= MAX_ARRAY_BYTES
 
 
 def array_over(data: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
-    """A read-only array laid over little-endian `data`, whose length already fits `shape`."""
+    """Return a read-only view of little-endian `data`, whose length already matches `shape`."""
     array: Array = np.ndarray(shape, dtype, data)
     if array.flags.writeable:
         array.flags.writeable = False
@@ -106,13 +106,13 @@ def array_over(data: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> Arra
 
 
 class BytesFramingError(InvalidArgument):
-    """A BYTES tensor's lengths and bytes do not fit together; the text does not name the tensor."""
+    """A BYTES tensor's length prefixes and data do not match; the text does not name the tensor."""
 
 
 def unpack_bytes(data: Buffer, count: int) -> list[bytes]:
-    """The elements of a raw BYTES tensor: each a uint32 little-endian length, then its bytes (spec 2.1).
+    """Return the elements of a raw BYTES tensor: each a uint32 little-endian length, then its bytes (spec 2.1).
 
-    Raises `BytesFramingError` before anything is kept when there are not exactly `count` elements.
+    Raises `BytesFramingError` unless there are exactly `count` elements.
     """
     size = len(data)
     if count > size // 4:
@@ -136,7 +136,7 @@ def unpack_bytes(data: Buffer, count: int) -> list[bytes]:
 
 
 def bytes_elements(array: Array) -> list[bytes]:
-    """The elements of a BYTES array in row-major order; text is UTF-8, other objects their `str`."""
+    """Return the elements of a BYTES array in row-major order; text becomes UTF-8, other objects their `str`."""
     return [
         item if type(item) is bytes else item.encode() if type(item) is str else _bytes_of(item)
         for item in array.ravel().tolist()
@@ -150,7 +150,7 @@ def _bytes_of(item: object) -> bytes:
 
 
 def pack_bytes(elements: Iterable[bytes]) -> bytes:
-    """The raw form of a BYTES tensor."""
+    """Return the raw form of a BYTES tensor: the inverse of `unpack_bytes`."""
     parts: list[bytes] = []
     for element in elements:
         parts.append(len(element).to_bytes(4, "little"))
@@ -159,29 +159,29 @@ def pack_bytes(elements: Iterable[bytes]) -> bytes:
 
 
 def object_array(elements: list[bytes], shape: Sequence[int]) -> Array:
-    """`elements` as an object array of `shape`; numpy never looks into them."""
+    """Return `elements` as an object array of `shape`, without letting numpy convert them."""
     array = np.empty(len(elements), dtype=object)
     array[:] = elements
     return array.reshape(shape)
 
 
 def native(array: Array) -> Array:
-    """The array in row-major layout and this machine's byte order: itself where that is already so."""
+    """Return the array in row-major layout and native byte order: itself if it already is."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def raw_buffer(array: Array) -> Buffer | Array:
-    """The little-endian, row-major bytes of an array: its own memory where that is already so."""
+    """Return an array's little-endian, row-major bytes: its own memory if it already has that layout."""
     kind = array.dtype.kind
     if kind in "OSUT":
         return pack_bytes(bytes_elements(array))
     array = native(array)
-    # A custom dtype (BF16) has no buffer format of its own.
+    # A custom dtype (BF16) does not support the buffer protocol.
     return array.view(np.uint16) if kind == "V" else array
 
 
 def byte_length(buffer: Buffer | Array) -> int:
-    """The length in bytes of what `raw_buffer` gives."""
+    """Return the length in bytes of what `raw_buffer` returns."""
     return buffer.nbytes if isinstance(buffer, np.ndarray | memoryview) else len(buffer)

@@ -1,4 +1,4 @@
-"""Deadlines of many calls, most of which end before theirs: the loop has one timer for all of them."""
+"""Timer wheel for the deadlines of many calls, most of which end early: one timer of the loop serves them all."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 TICKS = 256
-"""Of a second."""
+"""Ticks per second."""
 LEAST_SECONDS = 0.001
-"""What the loop's timers are good for."""
+"""Shortest delay of the loop's timers, in seconds: their resolution."""
 STALE_TICKS = 1024
-"""As many ticks may wait, besides twice those that have entries, for which there is nothing to do any more."""
+"""Stale ticks that the heap may hold, besides twice the number of ticks with entries, before it is rebuilt."""
 
 
 class Expiring(Protocol):
-    """What has a deadline. Equal to nothing but itself."""
+    """An entry with a deadline; compared by identity."""
 
     def expire(self) -> object:
-        """The deadline has passed."""
+        """Handle the passed deadline."""
 
 
 class TimerWheel:
-    """Calls `expire` of each entry that is not discarded, at its deadline or up to a tick later. On the loop.
+    """Calls `expire` of entries that were not discarded, at their deadline or up to a tick later. On the loop.
 
-    Strategy: a timer of the loop's own, made and cancelled, costs as much as a small model. Here, an entry is
+    Strategy: creating and cancelling a timer of the loop costs as much as running a small model. Here an entry is
     added to the set of its tick, and discarded from it.
     """
 
@@ -37,17 +37,17 @@ class TimerWheel:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._slots: dict[int, set[Expiring]] = {}
-        """The entries of each tick; no set is empty."""
+        """Entries by tick; no set is empty."""
         self._due: list[int] = []
-        """A heap of the ticks that have, or had, entries."""
+        """Heap of the ticks that have, or had, entries."""
         self._armed = 0
-        """The tick that the loop's timer waits for; 0: none."""
+        """Tick that the loop's timer is set to; 0: none."""
 
     def __len__(self) -> int:
         return sum(map(len, self._slots.values()))
 
     def add(self, entry: Expiring, deadline: float) -> int:
-        """Have it expire at `deadline`, of `time.monotonic`; the tick, for `discard`."""
+        """Schedule `entry.expire` for `deadline`, a `time.monotonic` instant; returns the tick for `discard`."""
         tick = int(deadline * TICKS) + 1
         slot = self._slots.get(tick)
         if slot is None:
@@ -60,7 +60,7 @@ class TimerWheel:
         return tick
 
     def discard(self, entry: Expiring, tick: int) -> None:
-        """It has ended, or it expires just now."""
+        """Remove an entry that has ended; does nothing if it is expiring just now."""
         slot = self._slots.get(tick)
         if slot is None:
             return
@@ -77,7 +77,7 @@ class TimerWheel:
 
     def _ring(self, tick: int) -> None:
         if tick != self._armed:
-            return  # An earlier one came meanwhile, and looks at all that is due.
+            return  # An earlier timer was set meanwhile, and handles all that is due.
         self._armed = 0
         due, slots = self._due, self._slots
         now = int(monotonic() * TICKS)
@@ -86,7 +86,7 @@ class TimerWheel:
                 for entry in slots.pop(heappop(due), ()):
                     try:
                         entry.expire()
-                    except Exception:  # The others are due, too.
+                    except Exception:  # The other entries are due, too.
                         log.exception("the handler of a deadline failed")
         finally:
             while due and due[0] not in slots:

@@ -1,4 +1,4 @@
-"""W3C Trace Context: what ties the spans of one request together across processes (w3.org/TR/trace-context)."""
+"""W3C Trace Context: links the spans of one request across processes (w3.org/TR/trace-context)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 MAX_TRACESTATE = 512
-"""Characters that have to be passed on; a longer text is not."""
+"""Longest `tracestate` that is passed on, in characters; the standard requires no more."""
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 LENGTH = 55
 
@@ -17,50 +17,52 @@ NO_CONTEXT = ("", "")
 
 
 class Batch(Protocol):
-    """The span of requests that a model executes together."""
+    """The span of a batch: requests that a model executes together."""
 
     @property
     def traceparent(self) -> str:
-        """What calls on their behalf send."""
+        """`traceparent` to send with calls on behalf of the batch."""
 
     def end(self, model: str, version: int, began: float, ended: float, size: int, rows: int, /) -> None:
-        """On the event loop: so many requests, of so many inferences, ran between these instants of
-        `time.perf_counter`."""
+        """End the span: `size` requests with `rows` inferences ran from `began` to `ended`.
+
+        The instants are those of `time.perf_counter`. On the event loop.
+        """
 
 
 class Span(Protocol):
-    """The span of a sampled call. `batch`: that of the batch which it is executed in."""
+    """The span of a sampled call. `batch` is the span of the batch that it is executed in."""
 
     batch: Any
 
     @property
     def trace(self) -> str:
-        """The id of its trace, in hex."""
+        """Trace id in hex."""
 
     @property
     def child_parent(self) -> int:
-        """The id of the parent of spans on its behalf."""
+        """Span id that is the parent of spans on behalf of this call."""
 
     @property
     def traceparent(self) -> str:
-        """What calls on its behalf send."""
+        """`traceparent` to send with calls on behalf of this one."""
 
     @property
     def response_traceparent(self) -> str:
-        """What its caller is told."""
+        """`traceparent` to return to the client."""
 
     @property
     def state(self) -> str:
-        """What is sent as `tracestate`."""
+        """`tracestate` to send."""
 
     def begin_http(self, verb: str, route: str, path: str, /) -> None:
-        """It came over HTTP: for this route, a template of paths, with this path, without a query."""
+        """Record the HTTP request: its verb, its route's path template, and its path without the query."""
 
     def end_http(self, status: int, /) -> None:
-        """The response's status."""
+        """Record the response's HTTP status."""
 
     def begin_batch(self, spans: Any, /) -> Any:
-        """The `Batch` of the calls with these spans, this one the first. May run on any thread."""
+        """Return the `Batch` of the calls with these spans, this one the first. May run on any thread."""
 
 
 def is_valid(traceparent: str) -> bool:
@@ -76,12 +78,12 @@ def is_valid(traceparent: str) -> bool:
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether who sends a valid one records the trace."""
+    """Whether the sampled flag of a valid `traceparent` is set."""
     return traceparent[LENGTH - 1] in "13579bdf"
 
 
 def received_context(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[str, str]:
-    """`traceparent` and `tracestate` as they came; both "" without the first. Of several parents, the last."""
+    """Return `traceparent` (the last one sent) and `tracestate` as received; both "" without a `traceparent`."""
     parent = ""
     states: list[str] = []
     for name, value in metadata:
@@ -94,7 +96,7 @@ def received_context(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[str, 
 
 
 def checked(context: tuple[str, str]) -> tuple[str, str]:
-    """What of it may be passed on: nothing without a valid `traceparent`, and no `tracestate` that is too long."""
+    """Return what may be passed on: nothing without a valid `traceparent`, no `tracestate` that is too long."""
     parent, state = context
     if not parent or not is_valid(parent):
         return NO_CONTEXT

@@ -1,4 +1,4 @@
-"""The values that travel between the layers."""
+"""Values that pass between the layers: tensors, requests and responses, independent of any protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triglot.core.tensor import DATATYPES, Array, Buffer
 
 ParameterValue = bool | int | float | str
 InputParameters = Mapping[str, Mapping[str, ParameterValue]]
-"""Parameters of single inputs, by the input's name."""
+"""Parameters of single inputs, by input name."""
 NO_INPUT_PARAMETERS: InputParameters = MappingProxyType({})
 
 
@@ -21,9 +21,9 @@ NO_INPUT_PARAMETERS: InputParameters = MappingProxyType({})
 class TensorSpec:
     """A named input or output of a model.
 
-    `shape` is what the model's array looks like; -1 stands for any size, None for any rank. With
-    `max_batch_size` > 0 the first dim is the batch and must be -1. An `optional` input may be left out of a
-    request: `infer` is then given none.
+    `shape` is the shape of the model's array; -1 stands for any size, None for any rank. With `max_batch_size` > 0
+    the first dim is the batch and must be -1. A request may omit an `optional` input; `infer` then does not get
+    it.
 
     Raises `ValueError` for an unknown datatype or a dim below -1.
     """
@@ -50,7 +50,7 @@ class TensorSpec:
 
 @dataclass(slots=True)
 class InputTensor:
-    """A tensor as it came: `data` is raw little-endian bytes, or a flat array of its elements."""
+    """An input tensor as received: `data` is raw little-endian bytes, or a flat array of the elements."""
 
     name: str
     datatype: str
@@ -60,7 +60,7 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True)
 class RegionSlice:
-    """`size` bytes at `offset` of a region of shared memory that a client has registered."""
+    """`size` bytes at `offset` of a registered shared-memory region."""
 
     region: str
     offset: int
@@ -69,7 +69,8 @@ class RegionSlice:
 
 @dataclass(frozen=True, slots=True)
 class OutputWish:
-    """An output is wanted as its `classes` highest values, as texts, or bytes in a `region`; 0, None: neither."""
+    """How an output is requested: as its `classes` highest values in text form (0: as a tensor), and in a
+    shared-memory `region` (None: in the response)."""
 
     classes: int = 0
     region: RegionSlice | None = None
@@ -77,7 +78,7 @@ class OutputWish:
 
 @dataclass(frozen=True, slots=True)
 class TensorOptions:
-    """Where inputs are, by their place in the request, and what becomes of outputs, by name (spec 2.6)."""
+    """Shared-memory regions of inputs, by position in the request, and options of outputs, by name (spec 2.6)."""
 
     inputs: Mapping[int, RegionSlice]
     outputs: Mapping[str, OutputWish]
@@ -85,12 +86,12 @@ class TensorOptions:
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """One request for one model, in no protocol's terms. An empty version or signature means the default one.
+    """One request for one model, independent of the protocol. An empty version or signature means the default one.
 
-    `lenient_shapes`: the model gets the inputs in whatever shapes they have, as in TensorFlow Serving (tfs 0.9).
-    `options`: of single tensors, where there are any; inputs in a region have no data before it is read.
-    `input_parameters`: the inputs' own parameters, where there are any that mean nothing to the server.
-    `method`: what the answer is made of the outputs for, as of signatures: predict, classify or regress.
+    `lenient_shapes`: the model gets inputs of any shape, as in TensorFlow Serving (tfs 0.9). `options`: those of
+    single tensors, if any; inputs in shared memory have no data until it is read. `input_parameters`: the
+    parameters of single inputs that the server does not interpret, if any. `method` is the signature method by
+    which the response is formed: predict, classify or regress.
     """
 
     model_name: str
@@ -108,7 +109,7 @@ class InferenceRequest:
 
 @dataclass(slots=True)
 class OutputTensor:
-    """An output; `datatype` is the signature's. BYTES may be an array of objects or of numpy's text dtypes."""
+    """An output; `datatype` is the signature's. BYTES may be an object array or one of numpy's text dtypes."""
 
     name: str
     datatype: str
@@ -116,9 +117,9 @@ class OutputTensor:
 
 
 class Answer(dict[str, Any]):
-    """What a model may answer with in place of a plain dict: outputs by name, and `parameters` of the response.
+    """A model's response with more than a dict can say: outputs by name, and `parameters` of the response.
 
-    `final`: a decoupled model says with it that no further answer follows. `partial`: outputs may be missing.
+    `final`: no further response follows, for decoupled models. `partial`: outputs may be missing.
     """
 
     __slots__ = ("final", "parameters", "partial")
@@ -139,12 +140,12 @@ class Answer(dict[str, Any]):
 
 @dataclass(slots=True)
 class InferenceResponse:
-    """What one execution gave.
+    """The response of one execution.
 
-    `final`: its model says that no further answer follows. `placed`: the outputs that are in a region of shared
-    memory already, and leave without their data. `typed`: elements are wanted in typed fields, where the protocol
-    has such. `answer`: what a model on a thread returned; while it is here, counts of references tell who else has
-    its arrays.
+    `final`: no further response follows. `placed`: names of the outputs that were written to shared memory, and
+    are sent without data. `typed`: elements go into typed fields, where the protocol has them. `answer`: the
+    object that a model on a thread returned; while it is referenced here, reference counts tell who else has its
+    arrays.
     """
 
     model_name: str
@@ -159,16 +160,16 @@ class InferenceResponse:
 
 
 class HttpChunk(bytes):
-    """An answer of a stream that goes over HTTP as it is."""
+    """A response of an HTTP stream that is sent unchanged."""
 
 
 @dataclass(slots=True)
 class Exchange:
     """A grps call, for a model that takes whole messages (`Model.takes_messages`).
 
-    `message` is a serialized GrpsMessage. The model answers with one; when `streaming`, it gives any number of
-    them to `Call.respond` instead, and `HttpChunk`s in customised HTTP. `http` is the request of customised HTTP,
-    in which `message` is empty, and `http_response` is where the model leaves its answer (grps 3.6).
+    `message` is a serialized GrpsMessage. The model returns one; when `streaming`, it passes any number of them
+    to `Call.respond` instead, or `HttpChunk`s in customised HTTP. `http` is the request of customised HTTP, where
+    `message` is empty, and `http_response` is where the model puts its response (grps 3.6).
     """
 
     message: bytes
