@@ -28,22 +28,22 @@ def may_scatter(response: InferenceResponse) -> bool:
     found = False
     for output in response.outputs:
         if output.array.nbytes >= SCATTER_BYTES:
-            if not _stays(output, response):
+            if not _may_send_in_place(output, response):
                 return False
             found = True
     return found
 
 
-def _stays(output: OutputTensor, response: InferenceResponse) -> bool:
+def _may_send_in_place(output: OutputTensor, response: InferenceResponse) -> bool:
     if output.array.flags.writeable:
-        return _is_let_go(output, response)
+        return _is_unshared(output, response)
     base: Any = output.array.base
     while type(base) is np.ndarray and not base.flags.writeable and base.base is not None:
         base = base.base
     return isinstance(base, bytes) or (isinstance(base, memoryview) and base.readonly)
 
 
-def _is_let_go(output: OutputTensor, response: InferenceResponse) -> bool:
+def _is_unshared(output: OutputTensor, response: InferenceResponse) -> bool:
     """Whether the model has kept no reference to it; no variable here may refer to the array."""
     if response.answer is None or _answer_references(response) > _UNSHARED_ANSWER + OF_THE_CALL:
         return False

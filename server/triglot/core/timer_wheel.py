@@ -73,9 +73,9 @@ class TimerWheel:
 
     def _arm(self, tick: int) -> None:
         self._armed = tick
-        self._loop.call_later(max(LEAST_SECONDS, tick / TICKS - monotonic()), self._ring, tick)
+        self._loop.call_later(max(LEAST_SECONDS, tick / TICKS - monotonic()), self._fire, tick)
 
-    def _ring(self, tick: int) -> None:
+    def _fire(self, tick: int) -> None:
         if tick != self._armed:
             return  # An earlier timer was set meanwhile, and handles all that is due.
         self._armed = 0

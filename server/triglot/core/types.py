@@ -69,8 +69,11 @@ class RegionSlice:
 
 @dataclass(frozen=True, slots=True)
 class OutputWish:
-    """How an output is requested: as its `classes` highest values in text form (0: as a tensor), and in a
-    shared-memory `region` (None: in the response)."""
+    """Options of a requested output.
+
+    `classes`: how many of its highest values are wanted, in text form; 0: the tensor. `region`: where it is to be
+    written in shared memory; None: into the response.
+    """
 
     classes: int = 0
     region: RegionSlice | None = None

@@ -1,8 +1,8 @@
-"""Small requests are parsed once for each layout: what they are besides their tensors' values.
+"""Cache of parsed small requests by layout: everything in a message but its tensors' values.
 
-Strategy: names, dtypes and shapes repeat from request to request, values do not. `split` cuts a message into its
-layout and its values; a layout that is known makes a request of the values, and nothing is parsed. What cannot be
-split, or is not known yet, is decoded as a whole.
+Strategy: names, dtypes and shapes repeat from request to request, values do not. `split` separates a message's
+layout from its values; a known layout builds the request from the values without parsing. A message that cannot be
+split, or whose layout is new, is decoded as a whole.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ R = TypeVar("R")
 
 MAX_LAYOUTS = 1024
 MAX_LAYOUT_BYTES = 2048
-"""A longer layout is not kept."""
+"""Longest layout that is cached, in bytes."""
 Values = Sequence[bytes]
 Make = Callable[[Values], R]
-"""The request of these values, in the order of the bytes."""
+"""Builds a request from the values, in the order in which they are in the message."""
 Rules = Mapping[int, "Rules | None"]
-"""Which fields are cut, by their tags of one byte: None for the whole value, or the rules of the message in it."""
+"""Fields to cut, by their one-byte tags: None for the whole value, or the rules of the submessage in it."""
 
 
 class Layouts(Generic[R]):
-    """Layouts that are known: the oldest goes when there are too many. On the loop."""
+    """Cache of layouts, first in, first out. On the event loop."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, R] = {}
 
     def get(self, key: bytes) -> R | None:
-        """What is kept for this layout."""
+        """Return what is cached for this layout, if anything."""
         return self._known.get(key)
 
     def put(self, key: bytes, layout: R) -> None:
-        """Keep it."""
+        """Cache it, unless its key is too long."""
         if len(key) > MAX_LAYOUT_BYTES:
             return
         if len(self._known) >= MAX_LAYOUTS:
@@ -44,10 +44,10 @@ class Layouts(Generic[R]):
 
 
 class LayoutDecoder(Generic[R]):
-    """`decode` for messages below `small` bytes, by their layouts. On the loop.
+    """A `decode` function that parses the layout of messages below `small` bytes once. On the event loop.
 
-    `learn` gives what makes the request of other values, of a message that was decoded; None where values decide
-    about more than themselves.
+    `learn` returns the function that builds requests of a decoded message's layout from other values, or None if
+    values determine more than themselves.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LayoutDecoder(Generic[R]):
         self._layouts: Layouts[Make[R]] = Layouts()
 
     def __call__(self, data: bytes) -> R:
-        """The request of `data`; raises as `decode`."""
+        """Return the request of `data`; raises as `decode`."""
         if len(data) >= self._small or (parts := split(data, self._rules)) is None:
             return self._decode(data)
         key, values = parts
@@ -74,9 +74,9 @@ class LayoutDecoder(Generic[R]):
 
 
 def split(data: bytes, rules: Rules) -> tuple[bytes, list[bytes]] | None:
-    """A message without the values that `rules` cut, and these values; None for one that is unusual or damaged.
+    """Return a message without the values that `rules` cut, and these values; None if it is unusual or damaged.
 
-    Two messages without their values are equal only if they mean the same but for the values.
+    Two messages with equal layouts differ in these values only.
     """
     kept: list[bytes] = []
     values: list[bytes] = []
@@ -91,7 +91,7 @@ def split(data: bytes, rules: Rules) -> tuple[bytes, list[bytes]] | None:
 def _split(
     data: bytes, at: int, end: int, rules: Rules, kept: list[bytes], values: list[bytes], since: int
 ) -> int:
-    """Appends what the message from `at` to `end` is made of; up to which place all has been appended."""
+    """Append the parts of the message between `at` and `end`; return the offset up to which all were appended."""
     while at < end:
         tag = data[at]
         kind = tag & 0x87
@@ -123,7 +123,7 @@ def _split(
 
 
 def long_length(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """A length of two to four bytes, and the place after it. Raises `ValueError` for a longer one."""
+    """Read a length of two to four bytes, and the offset after it. Raises `ValueError` for a longer one."""
     size = shift = 0
     for place in range(at, at + 4):
         byte = data[place]

@@ -1,4 +1,4 @@
-"""What is offered: the rows of every protocol that the configuration names."""
+"""Builds the rows of all protocols that the configuration enables: gRPC services and REST routes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SCHEMAS = {
     **grps_api.SCHEMAS,
     **monitor_api.SCHEMAS,
 }
-"""What operations of the OpenAPI document may refer to."""
+"""The schemas that operations of the OpenAPI document refer to."""
 ALIVE = HttpResponse(b'{"status": "alive"}')
 Rows = tuple[list[Service], list[Route]]
 
@@ -67,10 +67,11 @@ def rows(
     regions: Regions | None = None,
     grpc_port: Callable[[], int] = int,
 ) -> Rows:
-    """The gRPC services and the REST routes, health and reflection among them.
+    """Return the gRPC services and the REST routes, including health, reflection, metrics and the OpenAPI
+    document.
 
-    `about` is the text of grps' ServerMetadata; without one it is made. `regions`: without them shared memory is
-    not open. `grpc_port` gives the port of gRPC, 0 without one, when the server has started.
+    `about` is the text of grps' ServerMetadata; if empty, it is generated. Without `regions` shared memory is
+    disabled. `grpc_port` returns the gRPC port once the server has started, 0 if there is none.
     """
     regions = regions or Regions()
     served = config.protocol_names
@@ -104,7 +105,7 @@ def rows(
     if "grps" in served:
         grps, paths = _grps(dataplane, config, about, limits)
         services += grps
-        # Before all others: a project's own path may be one of theirs.
+        # Before all others: a grps project's path may equal one of theirs, and then takes precedence.
         routes = paths + routes
     routes += _monitor(dataplane, telemetry, config, grpc_port)
     health_names += [service.name for service in services]
@@ -114,7 +115,7 @@ def rows(
 
 
 def _first_of_each(routes: list[Route]) -> list[Route]:
-    """Of several rows for the same requests the first one: paths of the configuration may be some of ours."""
+    """Return the first route of each verb and path: paths of the configuration may equal built-in ones."""
     firsts: dict[tuple[str, str], Route] = {}
     for route in routes:
         firsts.setdefault((route.verb, route.path), route)
@@ -122,7 +123,7 @@ def _first_of_each(routes: list[Route]) -> list[Route]:
 
 
 def _extensions(dataplane: DataPlane, limits: JsonLimits, logs: LogSettings) -> list[Extension]:
-    """Triton's extensions of KServe V2."""
+    """Return Triton's extensions of KServe V2."""
     return [
         ModelConfigs(dataplane),
         ModelStatistics(dataplane),
@@ -153,7 +154,7 @@ def _tfserving(
 def _grps(dataplane: DataPlane, config: Config, about: str, limits: JsonLimits) -> Rows:
 
     def described(permission: Permission) -> str:
-        # A text of the configuration tells of all models.
+        # The configured text describes all models.
         all_of_it = about if permission.covers_all else ""
         return all_of_it or server_text(config.server_name, dataplane, permission)
 
@@ -172,11 +173,11 @@ def _grps(dataplane: DataPlane, config: Config, about: str, limits: JsonLimits) 
 def _monitor(
     dataplane: DataPlane, telemetry: Telemetry, config: Config, grpc_port: Callable[[], int]
 ) -> list[Route]:
-    """Metrics, and the page at `/`; TensorFlow Serving alone has a 404 there."""
+    """Return the metrics routes and the page at `/`; TensorFlow Serving alone answers 404 there."""
     served = config.protocol_names
     about = About(
         config.server_name,
-        # In customised HTTP a grps project reads its requests itself.
+        # In customised HTTP a grps project parses its requests itself.
         [name for name in PROTOCOLS if name in served and not (name == "grps" and config.grps_customized_body)],
         grpc_port,
         tls=bool(config.tls_certificate),
@@ -192,7 +193,7 @@ def _monitor(
 
 
 def _and_openapi(routes: list[Route], dataplane: DataPlane, config: Config) -> list[Route]:
-    """The routes and their OpenAPI document; TensorFlow Serving alone has none."""
+    """Add the routes of the OpenAPI document; TensorFlow Serving alone has none."""
     if config.protocol_names == {"tfserving"}:
         return routes
     address = _rest_address(config)
@@ -200,13 +201,16 @@ def _and_openapi(routes: list[Route], dataplane: DataPlane, config: Config) -> l
 
 
 def _rest_address(config: Config) -> str:
-    """Where a client of this machine finds REST, for examples; the usual port where any free one is taken."""
+    """Return the REST address for examples, as seen from this machine.
+
+    The default port if any free one is used.
+    """
     port = config.rest_port or Config().rest_port
     return f"{'https' if config.tls_certificate else 'http'}://{config.local_address(port)}"
 
 
 def _page_or_liveness(page: Route) -> Route:
-    """The page for browsers, and KServe V1's liveness for everybody else."""
+    """Return a route with the page for browsers, and KServe V1's liveness for all other clients."""
 
     read = page.call
     assert read is not None

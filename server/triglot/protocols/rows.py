@@ -1,7 +1,7 @@
-"""What every protocol hands to the transports: rows. Nothing here performs I/O.
+"""Rows: the table entries by which a protocol describes its RPCs and REST routes to the transports. No I/O.
 
-A `Method` is one RPC, a `Route` one REST operation on the same calls. A transport turns bytes into a row's
-call and its answer into bytes, and knows nothing else of a protocol.
+A `Method` is one RPC, a `Route` one REST operation on the same calls. A transport passes a row the bytes of a
+request and sends the bytes of its response; it knows nothing else about a protocol.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from triglot.protocols.openapi.operation import ApiOperation
 
 _PATTERN = re.compile(r":[^{}]*}")
 MAX_CONTROL_BYTES = 1024 * 1024
-"""The largest request that names things and holds no tensor."""
+"""Largest request in bytes without tensors: names, settings and the like."""
 
 
 class Kind(enum.Enum):
-    """How many messages go each way."""
+    """Streaming kind of an RPC: how many messages go each way."""
 
     UNARY = "unary"
     SERVER_STREAM = "server stream"
@@ -36,39 +36,43 @@ class Kind(enum.Enum):
 
 
 class Inferring(Protocol):
-    """What a row calls whose requests run a model once. On the loop."""
+    """Runs a model once for each request of a row, without a coroutine. On the event loop."""
 
     def submit(self, request: Any, call: Call, done: Done, defer: Defer | None = None, /) -> OnLoop:
-        """Run it; `done` is called with its `Outcome`, maybe before this returns. Raises `ServingError`."""
+        """Start the request; `done` gets its `Outcome`, maybe before this returns. Raises `ServingError`."""
 
     def answer(self, outcome: Any, request: Any, /) -> Any:
-        """What the row encodes of an outcome without an error."""
+        """Return what the row's `encode` takes, from an outcome without an error."""
 
     def map_error(self, error: ServingError, outcome: Any, request: Any, /) -> ServingError:
-        """The outcome's error in the protocol's words. Not raised: frames that it came through would keep it."""
+        """Return an outcome's error as the protocol words it.
+
+        Returned, not raised: a traceback would keep it alive.
+        """
 
 
 def _status_only(_: ServingError) -> None:
-    """An error is gRPC's status, and no answer."""
+    """Encode no body: the error is gRPC's status only."""
 
 
 def no_work(_: Any) -> int:
-    """The size of what costs nothing to encode, or to decode."""
+    """Estimate the cost of encoding or decoding as 0."""
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One RPC: `decode` the request, `call`, `encode` each answer.
+    """One RPC: `decode` the request, `call`, `encode` each response.
 
-    UNARY: `call(request, call)` is awaited, or, where a model answers, `inference` runs it without a coroutine.
-    SERVER_STREAM: `call` returns an async iterator of answers.
-    BIDI_STREAM: it is given an async iterator of requests, a `Duplex` where `decode` is `bytes`, and returns one
-    of answers.
-    `answer_size` tells how many bytes `encode` has to work through one by one, about: it may run off the loop.
-    `decode_size` tells the same of `decode`, and is asked for large requests only. `scatter` does what `encode`
-    does, without a copy of large arrays, for transports that can send pieces. `details` makes of an error's
-    text what the client sees. `encode_error` makes an answer of an error, where messages of a protocol have them.
+    UNARY: `call(request, call)` is awaited, or `inference` runs a model's request without a coroutine.
+    SERVER_STREAM: `call` returns an async iterator of responses.
+    BIDI_STREAM: `call` gets an async iterator of requests, a `Duplex` if `decode` is `bytes`, and returns an async
+    iterator of responses.
+
+    `answer_size` and `decode_size` estimate how many bytes `encode` and `decode` process one by one; if many, the
+    codec runs off the event loop. `decode_size` is called for large requests only. `scatter` is `encode` without a
+    copy of large arrays, for transports that can send pieces. `details` turns an error's text into what the client
+    sees. `encode_error` encodes an error as a response, in protocols whose messages can hold one.
     """
 
     name: str
@@ -87,7 +91,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A gRPC service by its full name; `protocol` is what the telemetry counts its calls under."""
+    """A gRPC service by its full name; telemetry counts its calls under `protocol`."""
 
     name: str
     methods: tuple[Method, ...]
@@ -95,15 +99,15 @@ class Service:
 
 
 class DamagedBody(InvalidArgument):
-    """The request's body is not what its Content-Encoding says."""
+    """The request's body does not decompress as its Content-Encoding says."""
 
 
 class InflatedTooLarge(PayloadTooLarge):
-    """The request's body is inflated to more than the route takes."""
+    """The request's decompressed body exceeds the route's limit."""
 
 
 def content_coding(header: str) -> str:
-    """The coding of a Content-Encoding header, as HTTP defines it."""
+    """Return the coding named by a Content-Encoding header, in lower case, without HTTP's legacy prefix `x-`."""
     return header.strip().lower().removeprefix("x-") or "identity"
 
 
@@ -122,22 +126,24 @@ def _template(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One REST operation. `path` has `{name}` or `{name:regex}` variables; the verb "*" is any.
+    """One REST operation. `path` has `{name}` or `{name:regex}` variables; the verb "*" matches any.
 
-    `call(request, call)` is awaited, or, where a model answers, `inference` runs the request without a coroutine.
-    `encode` is given the answer and the decoded request. Both codec functions may run off the event loop:
-    `text_size` and `answer_size` tell how many bytes of text they have to parse and print, about.
-    `body_limit` gives the largest body, compressed or not, for a request with these headers; None: the server's.
-    `limit_option` is the server's option that it comes from, if there is one.
-    Answers of `compress_from` bytes and more are compressed as the client likes it best; None: none are.
-    `coding` reads the Content-Encoding header; a compressed body may grow to `inflate_limit`, or `body_limit`.
-    `encode_error` gives an error the protocol's own form; without it, it is `{"error": TEXT}` with the usual
-    status. `headers` are those of every answer, errors among them. `any_origin`: web pages of any origin may call
-    it. The telemetry counts calls under `protocol` and `method`, and those that cannot be understood under the
-    model that the path's variable `model` names, or `model_of` finds.
-    `documented` are its operations in the OpenAPI document: one, or several where it takes its paths apart itself;
-    none for a row that only refuses what no other one takes. `of_model` gives that of a single model, if it has
-    one, or, without a path, examples for the row's own; the server's address may stand in it.
+    `call(request, call)` is awaited, or `inference` runs a model's request without a coroutine. `encode` gets the
+    answer and the decoded request. `text_size` and `answer_size` estimate how many bytes of text `decode` parses
+    and `encode` prints; if many, the codec runs off the event loop.
+
+    `body_limit` returns the largest body in bytes, compressed or not, for a request with these headers; None: the
+    server's limit. `limit_option` names the server's option that sets it, if there is one.
+    Responses of `compress_from` bytes and more are compressed in the coding that the client prefers; None: never.
+    `coding` parses the Content-Encoding header; a compressed body may grow to `inflate_limit`, or `body_limit`.
+    `encode_error` encodes an error in the protocol's form; the default is `{"error": TEXT}` with the usual status.
+    `headers` are added to every response, also to errors. `any_origin` allows CORS requests from any origin.
+
+    Telemetry counts calls under `protocol` and `method`, and those that cannot be decoded under the model in the
+    path's variable `model`, or returned by `model_of`. `documented` are the row's operations in the OpenAPI
+    document: one, or several if it parses its paths itself; none for a row that only rejects unmatched requests.
+    `of_model` returns the operation of a single model, if it has one, or, with an empty path, examples for the
+    row's own operation; its second argument is the server's address.
     """
 
     verb: str
@@ -165,10 +171,10 @@ class Route:
 
     @property
     def template(self) -> str:
-        """The path without what variables have to match."""
+        """The path with its variables, without their regular expressions."""
         return _template(self.path)
 
     @property
     def method(self) -> str:
-        """What the telemetry calls it: its name, or its path's template."""
+        """The row's name in telemetry: `name`, or the path's template."""
         return self.name or self.template

@@ -1,9 +1,9 @@
-"""Protobuf bytes: cut the bulky fields out, count the rest, join without a copy.
+"""Protobuf wire format: cut out bulky fields, enforce count limits before parsing, encode without copies.
 
-Strategy: tensors never enter a protobuf object. `scan` walks the fields of a message once, gives the bulky
-ones back as views of the message's own bytes, and everything else as a small message for protobuf to parse.
-On the way it counts what an attacker would repeat: a few bytes on the wire can become forty times as many in
-parsed objects, so the limits hold before protobuf sees a large message.
+Strategy: tensors never enter a protobuf object. `scan` walks the fields of a message once, returns the bulky ones
+as views of the message's bytes, and everything else as a small message for protobuf to parse. It also counts what
+an attacker would repeat: a few bytes on the wire can become forty times as many in parsed objects, so the limits
+are enforced before protobuf sees a large message.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from triglot.protocols.rows import MAX_CONTROL_BYTES
 VARINT, FIXED64, LENGTH, GROUP_START, GROUP_END, FIXED32 = range(6)
 MAX_GROUP_DEPTH = 100
 MAX_FIELDS = 32 * 1024
-"""Fields that are looked at in one message; an honest one has some hundreds."""
+"""Fields that are scanned in one message; a legitimate one has some hundreds."""
 SHORT = 5
-"""Bytes that a tag or a length may take."""
+"""Most bytes of the varint of a tag or a length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `count` of something called `name`."""
+    """A limit: at most `count` of what `name` says."""
 
     name: str
     count: int
@@ -38,8 +38,8 @@ class Limit:
 class MessageRules:
     """What `scan` does with a message's fields, by field number.
 
-    `cut`: length-delimited fields to take out. `repeats`: how often a field may occur. `varints`: how many
-    numbers a repeated varint field may hold, packed or not. `nested`: rules for the message in a field.
+    `cut`: length-delimited fields to cut out. `repeats`: how often a field may occur. `varints`: how many
+    numbers a repeated varint field may hold, packed or not. `nested`: rules for the submessage in a field.
     """
 
     cut: frozenset[int] = frozenset()
@@ -49,7 +49,7 @@ class MessageRules:
 
 
 def limit_error(limit: Limit) -> InvalidArgument:
-    """The one text for all count limits."""
+    """Return the error for an exceeded limit."""
     return InvalidArgument(f"the request has more than {limit.count} {limit.name}")
 
 
@@ -58,7 +58,7 @@ def _malformed(what: str, at: int) -> InvalidArgument:
 
 
 def read_varint(data: bytes | memoryview, at: int, end: int, longest: int = 10) -> tuple[int, int]:
-    """The number of `longest` bytes at most that starts at `at`, and the place after it.
+    """Read the varint of at most `longest` bytes at `at`; return its value and the offset after it.
 
     Raises `InvalidArgument`.
     """
@@ -73,11 +73,11 @@ def read_varint(data: bytes | memoryview, at: int, end: int, longest: int = 10) 
 
 
 class TooManyFields(InvalidArgument):
-    """A message has more fields than are looked at."""
+    """A message has more fields than `scan` allows."""
 
 
 class _Budget:
-    """Counts the fields of a message, those of its inner messages among them: each costs the same time."""
+    """Counts the fields of a message and its submessages: each costs the same time."""
 
     __slots__ = ("_most", "left")
 
@@ -85,14 +85,14 @@ class _Budget:
         self._most = self.left = most
 
     def spend(self) -> None:
-        """One more field. Raises `TooManyFields`."""
+        """Count one more field. Raises `TooManyFields`."""
         self.left -= 1
         if self.left < 0:
             raise TooManyFields(f"the request has more than {self._most} protobuf fields")
 
 
 def _skip(data: memoryview, wire_type: int, number: int, at: int, end: int, budget: _Budget) -> int:
-    """The place after a field that is not length-delimited."""
+    """Return the offset after a field that is not length-delimited. Raises `InvalidArgument`."""
     if wire_type == VARINT:
         after = read_varint(data, at, end)[1]
     elif wire_type == FIXED32:
@@ -132,9 +132,9 @@ def _skip_group(data: memoryview, number: int, at: int, end: int, budget: _Budge
 
 
 def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int, int]]:
-    """(number, wire type, start, end) of each field's value in the message that stands from `at` to `end`.
+    """Yield (number, wire type, start, end) for the value of each field of the message between `at` and `end`.
 
-    The message is known to be valid.
+    The message must be valid.
     """
     view = memoryview(data)
     end = len(data) if end is None else end
@@ -152,14 +152,14 @@ def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[i
 
 
 def rest_size(data: bytes, cut: int) -> int:
-    """The bytes of a message without those of one of its length-delimited fields. Raises `InvalidArgument`."""
+    """Return a message's size without the given length-delimited field. Raises `InvalidArgument`."""
     found = [end - start for number, kind, start, end in fields(data) if number == cut and kind == LENGTH]
     return len(data) - sum(found)
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A field that was taken out: its number, where it begins, and where its payload does."""
+    """A cut field: its number, and the offsets of the field, of its payload, and of its end."""
 
     number: int
     field_start: int
@@ -170,10 +170,9 @@ class Cut:
 def scan(
     data: bytes | memoryview, rules: MessageRules, max_fields: int = MAX_FIELDS
 ) -> tuple[bytes, list[tuple[int, memoryview]]]:
-    """The message without its cut fields, and the cut fields' numbers and payloads in their order.
+    """Return the message without its cut fields, and the cut fields' numbers and payloads in order.
 
-    Raises `InvalidArgument` when the bytes are no message, or hold more of something than the rules allow, and
-    `TooManyFields`.
+    Raises `InvalidArgument` for invalid bytes, or counts beyond the rules' limits, and `TooManyFields`.
     """
     view = memoryview(data)
     cuts: list[Cut] = []
@@ -221,12 +220,12 @@ def _scan(data: memoryview, at: int, end: int, rules: MessageRules, cuts: list[C
 
 
 def _count_packed(payload: memoryview, enough: int) -> int:
-    # A number takes ten bytes at most, and only its last one is below 0x80.
+    # A varint has at most ten bytes, and only its last one is below 0x80.
     return sum(byte < 0x80 for byte in payload[: 10 * (enough + 1)])
 
 
 def parse(message_class: Any, data: bytes) -> Any:
-    """The message that `data` holds. Raises `InvalidArgument`."""
+    """Parse a message. Raises `InvalidArgument`."""
     try:
         return message_class.FromString(data)
     except DecodeError as error:
@@ -236,25 +235,25 @@ def parse(message_class: Any, data: bytes) -> Any:
 
 
 def parse_control(message_class: Any, data: bytes) -> Any:
-    """A request that names things and holds no tensor. Raises `InvalidArgument`."""
+    """Parse a request without tensors, of at most `MAX_CONTROL_BYTES`. Raises `InvalidArgument`."""
     check_control_size(len(data))
     return parse(message_class, data)
 
 
 def check_control_size(size: int, more: str = "") -> None:
-    """Raises `InvalidArgument` for a request that names things in more bytes than that takes, and says `more`."""
+    """Raise `InvalidArgument` for a request without tensors that is too large; `more` completes the text."""
     if size > MAX_CONTROL_BYTES:
         raise InvalidArgument(f"the request has {size} bytes, the limit is {MAX_CONTROL_BYTES}{more}")
 
 
 def serialize(message: Any) -> bytes:
-    """The bytes of a message."""
+    """Return a message's bytes."""
     encoded: bytes = message.SerializeToString()
     return encoded
 
 
 def varint(value: int) -> bytes:
-    """The encoding of a number >= 0."""
+    """Return the varint encoding of a number >= 0."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -265,5 +264,5 @@ def varint(value: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def length_prefix(number: int, length: int) -> bytes:
-    """What stands before `length` bytes of field `number`."""
+    """Return the tag and length that precede `length` bytes of field `number`."""
     return varint(number << 3 | LENGTH) + varint(length)

@@ -1,4 +1,4 @@
-"""ModelStatistics of several workers, added up (spec 3.12)."""
+"""Sums the ModelStatistics of several workers (spec 3.12)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LATEST = "last_inference"
 
 
 def merged(replies: Iterable[pb.ModelStatisticsResponse]) -> pb.ModelStatisticsResponse:
-    """One entry for each version, in the order of the first reply that has it."""
+    """Return one entry per version, in the order of the first reply that has it."""
     found: dict[tuple[str, str], pb.ModelStatistics] = {}
     for reply in replies:
         for stats in reply.model_stats:
@@ -41,7 +41,7 @@ def _add(there: pb.ModelStatistics, more: pb.ModelStatistics) -> None:
 
 
 def _add_numbers(there: Any, more: Any) -> None:
-    """Add every number of a message, those of the messages in it, too; but not what it is about."""
+    """Add all numbers of a message and of its submessages, except `batch_size`, which is a key."""
     for field in there.DESCRIPTOR.fields:
         if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
             if more.HasField(field.name):

@@ -1,4 +1,4 @@
-"""Classification: the highest values of an output as texts (spec 2.7). Pure functions."""
+"""Classification: the highest values of an output in text form (spec 2.7). Pure functions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from triglot.core.tensor import Array, element_count, native, object_array
 from triglot.core.types import OutputTensor
 
 MAX_ELEMENTS = 1_000_000
-"""Of an output that is to be classified."""
+"""Largest output, in elements, that is classified."""
 
 
 def classify(output: OutputTensor, classes: int, labels: Sequence[bytes], *, batched: bool) -> OutputTensor:
-    """The `classes` highest values, highest first, each as VALUE:INDEX or VALUE:INDEX:LABEL.
+    """Return the `classes` highest values, highest first, each as VALUE:INDEX or VALUE:INDEX:LABEL.
 
-    Of a model that batches, those of each row: BYTES [batch, k], else BYTES [k]; there are as many values as dims
-    besides the batch make. Of equal values the one of the lower index comes first, and NaN comes last.
+    For a model that batches, those of each row as BYTES [batch, k], else BYTES [k]; k is at most the number of
+    elements without the batch dim. Equal values are ordered by index, and NaN comes last.
 
-    Raises `InvalidArgument` for FP16, BF16, BOOL, BYTES and what is no number besides, and for an output of more
+    Raises `InvalidArgument` for FP16, BF16, BOOL, BYTES and other non-numeric types, and for an output of more
     than `MAX_ELEMENTS`.
     """
     array = output.array
@@ -42,12 +42,12 @@ def classify(output: OutputTensor, classes: int, labels: Sequence[bytes], *, bat
 
 
 def _highest(values: Array, count: int) -> Array:
-    """The indices of the `count` highest values of each row, highest first."""
+    """Return the indices of the `count` highest values of each row, highest first."""
     keys = _descending(values)
     if not keys.size or not count:
         return np.empty((len(values), count), np.intp)
     if count < values.shape[1]:
-        # All that is before the last one that counts, and of its equals those of the lowest indices.
+        # All that are before the last one chosen, and of those equal to it the ones with the lowest indices.
         last = np.partition(keys, count - 1, axis=1)[:, count - 1 : count]
         before, equal = keys < last, keys == last
         room = count - before.sum(axis=1, keepdims=True)
@@ -60,12 +60,12 @@ def _highest(values: Array, count: int) -> Array:
 
 
 def _descending(values: Array) -> Array:
-    """Integers that are in the opposite order of the values; those of NaN are the largest."""
+    """Return integers in the opposite order of the values; those of NaN are the largest."""
     if values.dtype.kind != "f":
         return ~values
     integer = np.dtype(f"i{values.itemsize}")
     largest = np.iinfo(integer).max
-    # IEEE 754: the bits of positive numbers are in order, those of negative ones in the opposite; -0 is made 0.
+    # IEEE 754: as integers, the bits of positive numbers ascend, those of negative ones descend; -0 becomes 0.
     bits: Array = (values + values.dtype.type(0)).view(integer)
     keys: Array = ~np.where(bits < 0, bits ^ largest, bits)
     keys[np.isnan(values)] = largest

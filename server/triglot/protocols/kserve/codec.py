@@ -33,14 +33,20 @@ from triglot.core.types import (
     TensorOptions,
 )
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.kserve.parameters import REGION, own_of_input, region_of, set_parameters, wish_of
+from triglot.protocols.kserve.parameters import (
+    REGION,
+    model_parameters_of,
+    output_options_of,
+    region_of,
+    set_parameters,
+)
 from triglot.protocols.wire import Limit, MessageRules, length_prefix, limit_error, parse, scan, serialize
 
 SCAN_FROM_BYTES = 32 * 1024
-"""Below this, protobuf is quicker than cutting; what it can be made to allocate is forty times as much."""
+"""Below this size protobuf is quicker than cutting; what it can be made to allocate is forty times as much."""
 
 BYTES_WORK = 16
-"""An element of a BYTES tensor takes as long as so many bytes of text."""
+"""Cost of an element of a BYTES tensor, in bytes of text."""
 MAX_INPUTS = Limit("inputs", 1024)
 MAX_OUTPUTS = Limit("requested outputs", 1024)
 MAX_RAW = Limit("raw_input_contents", 1024)
@@ -57,7 +63,7 @@ Layout = tuple[tuple[str, str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class StreamError:
-    """An error that is sent in band: the request that failed, as far as it was understood."""
+    """An error to send in band, with the request that failed, as far as it could be decoded."""
 
     request: InferenceRequest
     error: ServingError
@@ -104,7 +110,7 @@ _DATATYPE_OF_CONTENTS = {
 
 
 def decode_infer(data: bytes) -> InferenceRequest:
-    """The request of a serialized ModelInferRequest; raw tensors of a large one are views of `data`.
+    """Return the request of a serialized ModelInferRequest; raw tensors of a large one are views of `data`.
 
     Raises `InvalidArgument`.
     """
@@ -121,7 +127,7 @@ def decode_infer(data: bytes) -> InferenceRequest:
 
 
 def identify(data: bytes) -> InferenceRequest:
-    """The model and id of a request that `decode_infer` refuses, as far as they can be read."""
+    """Return model and id, as far as they can be decoded, of a request that `decode_infer` rejects."""
     try:
         message = parse(pb.ModelInferRequest, data if len(data) < SCAN_FROM_BYTES else scan(data, _INFER_RULES)[0])
     except InvalidArgument:
@@ -130,7 +136,7 @@ def identify(data: bytes) -> InferenceRequest:
 
 
 def _check_counts(message: pb.ModelInferRequest) -> None:
-    """The limits of `_INFER_RULES`, on a message that was small enough to parse first."""
+    """Enforce the limits of `_INFER_RULES` on a message that was small enough to parse first."""
     counts = [
         (len(message.inputs), MAX_INPUTS),
         (len(message.outputs), MAX_OUTPUTS),
@@ -182,7 +188,7 @@ def _request_of(message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Inferen
     if message.outputs:
         request.outputs = [output.name for output in message.outputs]
         for output in message.outputs:
-            if output.parameters and (wish := _decode_wish(output)) is not None:
+            if output.parameters and (wish := _decode_output_options(output)) is not None:
                 wishes[output.name] = wish
     if regions or wishes:
         request.options = TensorOptions(regions, wishes)
@@ -196,27 +202,27 @@ def _decode_region(tensor: pb.ModelInferRequest.InferInputTensor, model: str) ->
             f"'{tensor.name}' for model '{model}'"
         )
     region = region_of(_values(tensor.parameters), f"input '{tensor.name}'")
-    assert region is not None  # Its key is there.
+    assert region is not None  # The caller found its key.
     return region
 
 
-def _decode_wish(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> OutputWish | None:
-    return wish_of(_values(output.parameters), f"output '{output.name}'", fewest=1)
+def _decode_output_options(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> OutputWish | None:
+    return output_options_of(_values(output.parameters), f"output '{output.name}'", least=1)
 
 
 def _own_parameters(inputs: Iterable[pb.ModelInferRequest.InferInputTensor]) -> InputParameters | None:
-    of_inputs = ((one.name, own_of_input(_values(one.parameters))) for one in inputs if one.parameters)
+    of_inputs = ((one.name, model_parameters_of(_values(one.parameters))) for one in inputs if one.parameters)
     return {name: own for name, own in of_inputs if own} or None
 
 
 def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
-    """A tensor's parameters; one without a value is ""."""
+    """Return a tensor's parameters; one without a value is ""."""
     choices = ((key, one, one.WhichOneof("parameter_choice")) for key, one in parameters.items())
     return {key: getattr(one, choice) if choice else "" for key, one, choice in choices}
 
 
 def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
-    """The request's parameters. Raises `InvalidArgument` for one without a value."""
+    """Return a request's parameters. Raises `InvalidArgument` for one without a value."""
     values: dict[str, ParameterValue] = {}
     for key, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -230,7 +236,7 @@ def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, 
 
 
 def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) -> Array:
-    """The elements of typed contents as a flat array, checked against the datatype's range."""
+    """Return the elements of typed contents as a flat array, checked against the datatype's range."""
     datatype = DATATYPES.get(tensor.datatype)
     wanted = _CONTENTS_FIELD.get(tensor.datatype)
     contents = tensor.contents
@@ -241,7 +247,7 @@ def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) 
                 f"'{_DATATYPE_OF_CONTENTS.get(filled.name, filled.name)}', expected datatype '{tensor.datatype}'"
             )
     if datatype is None or wanted is None:
-        # No typed field exists for it: without elements it is whatever the shape says.
+        # No typed field exists for the datatype: valid only if the shape has no elements.
         return np.empty(0, np.uint8 if datatype is None else datatype.dtype)
     elements = getattr(contents, wanted)
     if wanted == "bytes_contents":
@@ -260,22 +266,22 @@ def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) 
 
 
 def encode_infer(response: InferenceResponse) -> bytes:
-    """A serialized ModelInferResponse: every output is raw (spec 0.1), joined from the arrays' own memory.
+    """Return a serialized ModelInferResponse: all outputs are raw (spec 0.1), copied once from the arrays' memory.
 
-    Of a `typed` response they are all `contents`, unless a datatype has no field there.
+    In a `typed` response all outputs are `contents`, unless a datatype has no field there.
     """
     return small_answer(response) or b"".join(infer_pieces(response))
 
 
 def scatter_infer(response: InferenceResponse) -> bytes | Scattered:
-    """As `encode_infer`; large arrays stay where they are."""
+    """Return what `encode_infer` does, but with large arrays sent in place."""
     if (small := small_answer(response)) is not None:
         return small
     return Scattered(infer_pieces(response)) if may_scatter(response) else encode_infer(response)
 
 
 def packing_size(response: InferenceResponse | StreamError) -> int:
-    """What `encode_infer` has to work through element by element, in bytes of text, about."""
+    """Estimate what `encode_infer` packs element by element, in bytes of text."""
     if isinstance(response, StreamError):
         return 0
     size = 0
@@ -286,7 +292,7 @@ def packing_size(response: InferenceResponse | StreamError) -> int:
 
 
 def encode_stream_infer(answer: InferenceResponse | StreamError) -> bytes:
-    """A serialized ModelStreamInferResponse."""
+    """Return a serialized ModelStreamInferResponse."""
     if isinstance(answer, StreamError):
         request = answer.request
         message = pb.ModelStreamInferResponse(error_message=answer.error.message)
@@ -309,7 +315,7 @@ def infer_pieces(response: InferenceResponse) -> list[Any]:
             tuple([(output.name, output.datatype, output.array.shape) for output in outputs]),
         )
     ]
-    # Protobuf takes fields in any order: the head stays the same from call to call.
+    # Protobuf allows fields in any order: so the head is the same from call to call, and cached.
     if response.id:
         request_id = response.id.encode()
         pieces += length_prefix(ID, len(request_id)), request_id
@@ -351,7 +357,7 @@ def _response_parameters(values: Mapping[str, ParameterValue]) -> bytes:
     if len(values) == 1:
         [(key, value)] = values.items()
         if isinstance(value, bool):
-            return _response_flag(key, value)  # Every answer of a stream has one.
+            return _response_flag(key, value)  # Every response of a stream has one.
     extra = pb.ModelInferResponse()
     encode_parameters(values, extra.parameters)
     return serialize(extra)
@@ -365,7 +371,7 @@ def _response_flag(key: str, value: bool) -> bytes:
 
 
 def encode_parameters(values: Mapping[str, ParameterValue], into: Any) -> None:
-    """Write parameters into a message's map."""
+    """Write parameters into a message's map field."""
     for key, value in values.items():
         if isinstance(value, bool):
             into[key].bool_param = value
@@ -378,9 +384,10 @@ def encode_parameters(values: Mapping[str, ParameterValue], into: Any) -> None:
 
 
 def small_answer(response: InferenceResponse, *, final: bool | None = None) -> bytes | None:
-    """The ModelInferResponse of an answer; with `final` the ModelStreamInferResponse, which says whether it is so.
+    """Return a small response's ModelInferResponse or, with `final`, its ModelStreamInferResponse with that flag.
 
-    None for one with parameters of its own, with BYTES or typed outputs, without tensors, or of more bytes.
+    Returns None for one with parameters of its own, with BYTES or typed outputs, without tensors, or of more than
+    `SMALL_BYTES`.
     """
     if (framing := _framing_of(response, final)) is None:
         return None
@@ -396,7 +403,7 @@ def small_answer(response: InferenceResponse, *, final: bool | None = None) -> b
 
 
 def _framing_of(response: InferenceResponse, final: bool | None) -> tuple[int, bytes, tuple[bytes, ...]] | None:
-    """See `_framing`; None for what is no small answer."""
+    """Return the response's `_framing`, None if it is not a small response."""
     if response.parameters or response.placed or response.typed:
         return None
     layout = []
@@ -414,9 +421,9 @@ def _framing_of(response: InferenceResponse, final: bool | None) -> tuple[int, b
 def _framing(
     model_name: str, model_version: str, final: bool | None, layout: Layout
 ) -> tuple[int, bytes, tuple[bytes, ...]]:
-    """The size of the ModelInferResponse, what stands before it, and before the data of each output.
+    """Return the size of the ModelInferResponse, its prefix, and the bytes before the data of each output.
 
-    A size of 0: there is none.
+    The size is 0 if there are no outputs.
     """
     response = pb.ModelInferResponse(model_name=model_name, model_version=model_version)
     if final is not None:
@@ -434,5 +441,5 @@ def _framing(
 
 
 def _head(final: bool | None, size: int) -> bytes:
-    """What stands before a ModelInferResponse of so many bytes."""
+    """Return the prefix of a ModelInferResponse of `size` bytes: that of the stream message around it, if any."""
     return b"" if final is None else length_prefix(_INFER_RESPONSE, size)

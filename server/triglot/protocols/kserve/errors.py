@@ -1,4 +1,4 @@
-"""How KServe V2 words the errors that every protocol shares."""
+"""KServe V2's form of errors that all protocols share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from triglot.model.validation import InvalidRequest
 
 
 def name_request(error: ServingError, request_id: str) -> ServingError:
-    """The error of a request that did not fit or was refused begins with the request's id (spec 1.5)."""
+    """Prefix the text of an invalid or rejected request's error with the request's id (spec 1.5)."""
     if isinstance(error, InvalidRequest | QueueFull):
         error.message = f"[request id: {request_id or '<id_unknown>'}] {error.message}"
     return error

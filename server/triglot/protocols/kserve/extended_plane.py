@@ -1,9 +1,9 @@
-"""Requests with options of single tensors: in regions of shared memory, or classified (spec 2.6, 2.7).
+"""Inference with tensor options: tensors in shared memory, and classification (spec 2.6, 2.7).
 
-Strategy: this stands in front of the data plane, for such requests only. Inputs are copied out of their regions
-before the model sees them: whatever their owner does to a region later, a model, a batch or a cache has what was
-there when the request came. Only a model that says that it can do with less reads large ones where they are.
-Outputs are copied into their regions when the answer is complete.
+Strategy: this wraps the data plane, for such requests only. Inputs are copied out of their regions before the
+model sees them: whatever a client does to a region later, a model, a batch or a cache has the data of the time of
+the request. Only for a model that declares it safe (`inputs_in_place`), large inputs are read in place. Outputs
+are copied into their regions when the response is complete.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from triglot.protocols.kserve.regions import Checkout, Region, Regions
 from triglot.scheduling.servable import Servable
 
 OFF_LOOP_BYTES = 2 * 1024 * 1024
-"""To copy more takes longer than the way to a thread and back."""
+"""To copy more bytes takes longer than switching to a thread and back."""
 ONE_CORE_BYTES = 16 * 1024 * 1024
-"""The same where a thread would only run in place of the loop, not beside it; it is held up for 1 to 2 ms."""
+"""The same on a single CPU, where a thread does not run in parallel to the loop; blocks it for 1 to 2 ms."""
 ELEMENT_WORK = 1024
-"""An element that is looked at, or printed, for itself takes as long as so many bytes that are copied."""
+"""Cost of processing or printing a single element, in bytes copied."""
 _LENT = ("FP16", "FP32", "FP64", "BF16")
-"""Integers and booleans are often indices, which are checked and then used; texts are taken apart."""
+"""Datatypes lent in place. Integers and booleans are often indices, checked before use; BYTES are unpacked."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What becomes of an output; the region stays open as long as somebody has it."""
+    """Destination of an output; keeps the region open while the request runs."""
 
     wish: OutputWish
     region: Region | None
@@ -54,7 +54,7 @@ Targets = Mapping[str, _Target]
 
 
 class ExtendedPlane:
-    """`infer` and `infer_stream` as the `DataPlane` has them."""
+    """`infer` and `infer_stream` with the `DataPlane`'s interface. On the event loop."""
 
     def __init__(self, dataplane: DataPlane, regions: Regions) -> None:
         self._dataplane = dataplane
@@ -62,17 +62,20 @@ class ExtendedPlane:
         self._most_on_loop = ONE_CORE_BYTES if len(usable_cpus()) == 1 else OFF_LOOP_BYTES
 
     async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
-        """As `DataPlane.infer`. Raises `NotFound` for a region, too, and whatever else is wrong with it."""
+        """Run as `DataPlane.infer`.
+
+        Raises also `NotFound` for an unknown region, and as `Regions` and `Region`.
+        """
         call.model_name, call.request_id = request.model_name, request.id
         with self._dataplane.servable_of(call.permission, request) as servable:
             targets, _sources = self._targets(request), self._sources(request)
             checkouts = await self._read(servable, request, call, targets if _may_borrow(servable) else None)
-            with _returned(checkouts):
+            with _checked(checkouts):
                 response = await self._dataplane.infer_on(servable, request, call)
                 return await self._finished(servable, targets, response, checkouts)
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
-        """As `DataPlane.infer_stream`; in a region, every answer takes the place of the one before."""
+        """Run as `DataPlane.infer_stream`; in a region, every response overwrites the previous one."""
         call.model_name, call.request_id = request.model_name, request.id
         with self._dataplane.servable_of(call.permission, request) as servable:
             targets, _sources = self._targets(request), self._sources(request)
@@ -82,22 +85,28 @@ class ExtendedPlane:
                     yield await self._finished(servable, targets, response)
 
     def _targets(self, request: InferenceRequest) -> Targets:
-        """What the answers need."""
-        assert request.options is not None  # Else it would not be here.
+        """Return the destinations of outputs with options, by name. Raises as `Regions.find`."""
+        assert request.options is not None  # Callers pass only requests with options.
         return {
             name: _Target(wish, None if wish.region is None else self._regions.find(wish.region))
             for name, wish in request.options.outputs.items()
         }
 
     def _sources(self, request: InferenceRequest) -> Sequence[tuple[int, Region, RegionSlice]]:
-        """Which inputs come from where. Regions stay registered as long as somebody has this."""
+        """Return inputs in shared memory: position, region and slice.
+
+        The regions stay open as long as this exists.
+        """
         assert request.options is not None
         return [(at, self._regions.find(place), place) for at, place in request.options.inputs.items()]
 
     async def _read(
         self, servable: Servable, request: InferenceRequest, call: Call, beside: Targets | None = None
     ) -> Sequence[Checkout]:
-        """Fill the inputs that are in regions; with `beside`, they may be lent where no target is."""
+        """Fill the inputs from their regions.
+
+        With `beside`, lend those that are in none of these targets' regions.
+        """
         sources = self._sources(request)
         size = sum(place.size for _, _, place in sources)
         self._regions.check_total(size)
@@ -107,7 +116,7 @@ class ExtendedPlane:
         for at, region, place in sources:
             if not _can_fit(request.inputs[at], place.size):
                 request.inputs[at].data = np.broadcast_to(np.uint8(0), place.size).data
-                continue  # Whoever checks it says what is wrong; nothing is copied for that.
+                continue  # The validator reports what is wrong; nothing is copied for that.
             lends = beside is not None and request.inputs[at].datatype in _LENT and region.file not in written
             if lends and (checkout := region.lend(place.offset, place.size)) is not None:
                 request.inputs[at].data = checkout.data
@@ -119,13 +128,13 @@ class ExtendedPlane:
             reads.append(partial(region.read, memory, place.offset))
         # Requests of a sequence must not overtake each other on a thread.
         work = sum(place.size for _, _, place in sources) - sum(len(checkout.data) for checkout in checkouts)
-        await self._run(work if servable.sequences is None else 0, partial(_all, reads))
+        await self._run(work if servable.sequences is None else 0, partial(_run_all, reads))
         return checkouts
 
     async def _finished(
         self, servable: Servable, targets: Targets, response: InferenceResponse, checkouts: Sequence[Checkout] = ()
     ) -> InferenceResponse:
-        """The answer, its outputs where they are wanted and as they are wanted."""
+        """Return the response with its outputs converted, and moved, as requested."""
         work = sum(_work(output, targets.get(output.name), checkouts) for output in response.outputs)
         await self._run(work, partial(_finish, servable, targets, response, checkouts))
         return response
@@ -138,19 +147,19 @@ class ExtendedPlane:
 
 
 def _may_borrow(servable: Servable) -> bool:
-    """Whether nobody looks at the inputs when the answer is there, nor compares them with others'."""
+    """Whether nothing reads the inputs once the response exists, or compares them with other requests' inputs."""
     return servable.model.inputs_in_place and servable.sequences is None and servable.answers is None
 
 
 @contextmanager
-def _returned(checkouts: Iterable[Checkout]) -> Iterator[None]:
-    """Raises as `Checkout.check` where a part was gone meanwhile, whatever came of that."""
+def _checked(checkouts: Iterable[Checkout]) -> Iterator[None]:
+    """Context manager that raises as `Checkout.check` if lent memory was lost, whatever the model made of it."""
     try:
         yield
     except ServingError:
-        _all(checkout.check for checkout in checkouts)
+        _run_all(checkout.check for checkout in checkouts)
         raise
-    _all(checkout.check for checkout in checkouts)
+    _run_all(checkout.check for checkout in checkouts)
 
 
 def _is_lent(array: Array, checkouts: Iterable[Checkout]) -> bool:
@@ -158,20 +167,20 @@ def _is_lent(array: Array, checkouts: Iterable[Checkout]) -> bool:
 
 
 def _can_fit(tensor: InputTensor, size: int) -> bool:
-    """Whether a tensor of this shape and datatype may have so many bytes."""
+    """Whether a tensor of this shape and datatype can have `size` bytes."""
     datatype = DATATYPES.get(tensor.datatype)
     if datatype is None or any(dim < 0 for dim in tensor.shape):
         return False
     return datatype.dtype.hasobject or size == element_count(tensor.shape) * datatype.itemsize
 
 
-def _all(functions: Iterable[Callable[[], None]]) -> None:
+def _run_all(functions: Iterable[Callable[[], None]]) -> None:
     for function in functions:
         function()
 
 
 def _work(output: OutputTensor, target: _Target | None, checkouts: Iterable[Checkout]) -> int:
-    """What there is to do with an output, in bytes to copy, about."""
+    """Estimate the work for an output, in bytes to copy."""
     if target is None:
         return output.array.nbytes if _is_lent(output.array, checkouts) else 0
     by_element = target.region is None or output.datatype == "BYTES"
@@ -181,13 +190,16 @@ def _work(output: OutputTensor, target: _Target | None, checkouts: Iterable[Chec
 def _finish(
     servable: Servable, targets: Targets, response: InferenceResponse, checkouts: Sequence[Checkout]
 ) -> None:
-    """Raises `Internal` for an output that is larger than its place, before any is written (spec 2.6)."""
+    """Convert and write the outputs.
+
+    Raises `Internal`, before any is written, if one exceeds its slice (spec 2.6).
+    """
     writes = []
-    # The outputs themselves may be in the response cache.
+    # The response's outputs are changed, not the arrays, which may be in the response cache.
     for at, output in enumerate(response.outputs):
         target = targets.get(output.name)
         if (target is None or target.region is None) and _is_lent(output.array, checkouts):
-            # Whoever prints, sorts or sends it needs what stays as it is.
+            # Printing, sorting and sending need data that does not change.
             output.array = output.array.copy()
         if target is None:
             continue
@@ -203,7 +215,7 @@ def _finish(
                 f"should be at least {len(data)} bytes to hold the results"
             )
         writes.append((output.name, partial(target.region.write, data, place.offset)))
-    _all(write for _, write in writes)
+    _run_all(write for _, write in writes)
     response.placed = frozenset(name for name, _ in writes)
 
 

@@ -1,4 +1,4 @@
-"""What each of Triton's extensions of the protocol adds to the foundation's calls."""
+"""`Extension`, the interface of Triton's extensions of the protocol, and the REST paths of models."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from triglot.protocols.rows import Method, Route
 MODEL = "/v2/models/{model}"
 VERSION = MODEL + "/versions/{version:[0-9]+}"
 MODEL_PATHS = (MODEL, VERSION)
-"""Where REST finds a model, and a version of it (spec 3.1)."""
+"""REST paths of a model and of a version (spec 3.1)."""
 
 
 class Extension(Protocol):
-    """Calls that belong together, by gRPC and by REST."""
+    """The calls of one extension, by gRPC and by REST."""
 
     names: Sequence[str]
-    """What the server's metadata calls it (spec 3.2); empty: nothing there."""
+    """The extension's names in the server's metadata (spec 3.2); empty if it has none there."""
 
     def methods(self) -> Sequence[Method]:
-        """The rows of GRPCInferenceService."""
+        """Return the rows of GRPCInferenceService."""
         ...
 
     def routes(self) -> Sequence[Route]:
-        """The rows of the REST interface."""
+        """Return the rows of the REST interface."""
         ...

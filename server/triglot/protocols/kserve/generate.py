@@ -1,8 +1,8 @@
-"""Triton's generate calls over REST, and MLServer's stream of answers, which are events (spec 3.8).
+"""Triton's generate routes, and MLServer's infer_stream, whose responses are server-sent events (spec 3.8).
 
-Strategy: a stream's headers wait for its first answer, so that an error before it has a status of its own. What
-goes wrong once the request has been taken is an event like the answers, first or last. A slow client holds the
-model up.
+Strategy: a stream's headers wait for its first response, so that an error before it gets a status of its own. Once
+execution has started, an error is an event like the responses, first or last. A slow client applies back-pressure
+to the model.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ Answers = AsyncGenerator[InferenceResponse, None]
 
 
 class NotOneResponse(Unimplemented):
-    """The model has answered a call that takes one response with none, or with several.
+    """The model gave no response, or several, to a call that takes one.
 
-    Like a decoupled model that is asked by infer: nobody has failed, the model is to be asked another way.
+    Like a decoupled model's error for infer: nothing failed, the model needs another route.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class NotOneResponse(Unimplemented):
 
 
 class Generate:
-    """The calls, and their rows; Triton's metadata has no name for them."""
+    """The calls, and their rows. Triton's metadata lists no extension for them."""
 
     names: Sequence[str] = ()
 
@@ -64,11 +64,11 @@ class Generate:
         self._limits = limits
 
     def methods(self) -> Sequence[Method]:
-        """None: these are calls of REST."""
+        """Return no rows: the calls are REST only."""
         return ()
 
     def routes(self) -> Sequence[Route]:
-        """Each with and without a version."""
+        """Return the rows, each with and without a version."""
         return [
             row(path)
             for path in MODEL_PATHS
@@ -114,7 +114,7 @@ class Generate:
             Operation.INFER,
             self._decode_infer,
             self._stream_infer,
-            lambda answers, asked: _stream(answers, partial(_infer_body, asked)),
+            lambda answers, rest: _stream(answers, partial(_infer_body, rest)),
             text_size=json_length,
             body_limit=partial(body_limit, self._limits),
             limit_option=SIZE_OPTION,
@@ -123,22 +123,22 @@ class Generate:
         )
 
     def _decode(self, http: HttpRequest) -> InferenceRequest:
-        """Raises as `decode_generate`; which model it is comes first."""
+        """Decode a body. Raises as `decode_generate`, after errors for an unknown or unavailable model."""
         name, version = http.path["model"], http.path.get("version", "")
         servable = self._dataplane.servable(http.permission, name, version)
         return decode_generate(bytes(http.body), name, version, partial(_signature, servable), self._limits)
 
     def _decode_infer(self, http: HttpRequest) -> RestInfer:
         self._dataplane.servable(http.permission, http.path["model"], http.path.get("version", ""))
-        asked = decode_infer(http, self._limits)
-        if asked.binary_by_default or asked.binary_outputs:
+        rest = decode_infer(http, self._limits)
+        if rest.binary_by_default or rest.binary_outputs:
             raise InvalidArgument("events are JSON: binary outputs are not supported")
-        if asked.request.options is not None:
+        if rest.request.options is not None:
             raise InvalidArgument("infer_stream supports neither shared memory nor classification; use infer")
-        return asked
+        return rest
 
     async def generate(self, request: InferenceRequest, call: Call) -> InferenceResponse:
-        """The one answer. Raises `NotOneResponse`, and `ServingError` as `DataPlane.infer`."""
+        """Return the only response. Raises `NotOneResponse`, and `ServingError` as `DataPlane.infer`."""
         only: InferenceResponse | None = None
         async with aclosing(self._answers(request, call)) as answers:
             async for response in answers:
@@ -150,13 +150,13 @@ class Generate:
         return only
 
     async def stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[Any, None]:
-        """The answers, of which none has been asked for yet; an error of the execution is the last of them."""
-        return self._with_last_word(request, call)
+        """Return the response iterator, not started yet; an error during execution is its last item."""
+        return self._responses_then_error(request, call)
 
-    async def _stream_infer(self, asked: RestInfer, call: Call) -> AsyncGenerator[Any, None]:
-        return self._with_last_word(asked.request, call)
+    async def _stream_infer(self, rest: RestInfer, call: Call) -> AsyncGenerator[Any, None]:
+        return self._responses_then_error(rest.request, call)
 
-    async def _with_last_word(self, request: InferenceRequest, call: Call) -> AsyncGenerator[Any, None]:
+    async def _responses_then_error(self, request: InferenceRequest, call: Call) -> AsyncGenerator[Any, None]:
         begun = False
         try:
             async with aclosing(self._answers(request, call)) as answers:
@@ -170,7 +170,7 @@ class Generate:
             yield as_serving_error(error, "generate_stream")
 
     async def _answers(self, request: InferenceRequest, call: Call) -> Answers:
-        """What the model answers, be it decoupled or not."""
+        """Yield the responses of the model, decoupled or not."""
         call.model_name, call.request_id = request.model_name, request.id
         try:
             with self._dataplane.servable_of(call.permission, request) as servable:
@@ -185,7 +185,7 @@ class Generate:
 
 
 def _signature(servable: Servable, name: str) -> Signature:
-    """Raises `InvalidRequest`."""
+    """Return a signature by name. Raises `InvalidRequest`."""
     found = servable.signatures.get(name or servable.default_signature)
     if found is None:
         raise InvalidRequest(
@@ -195,7 +195,7 @@ def _signature(servable: Servable, name: str) -> Signature:
 
 
 def identity_only(header: str) -> str:
-    """The coding of a body that is not to be compressed (spec 3.8). Raises `InvalidArgument`."""
+    """Return the coding of a body that must not be compressed (spec 3.8). Raises `InvalidArgument`."""
     coding = content_coding(header)
     if coding != "identity":
         raise InvalidArgument(f"Content-Encoding '{coding}' is not supported by generate, expected identity")
@@ -204,13 +204,13 @@ def identity_only(header: str) -> str:
 
 @dataclass(slots=True)
 class _Events:
-    """Prints answers as events; `begun` when one has been, and errors are events, too."""
+    """Encodes responses as events; once one was encoded (`begun`), errors become events as well."""
 
     encode: Callable[[InferenceResponse], bytes]
     begun: bool = False
 
     def __call__(self, answer: InferenceResponse | ServingError) -> bytes:
-        """Raises what `encode` raises for the first answer."""
+        """Return an event. Raises as `encode` for the first response."""
         if isinstance(answer, ServingError):
             return encode_event(encode_error(answer.message))
         try:
@@ -227,8 +227,8 @@ def _stream(answers: AsyncGenerator[Any, None], encode: Callable[[InferenceRespo
     return HttpStream(answers, EVENTS, _Events(encode), _printing_size, waits=True)
 
 
-def _infer_body(asked: RestInfer, response: InferenceResponse) -> bytes:
-    return bytes(encode_infer(response, asked).body)
+def _infer_body(rest: RestInfer, response: InferenceResponse) -> bytes:
+    return bytes(encode_infer(response, rest).body)
 
 
 def _printing_size(answer: InferenceResponse | ServingError) -> int:

@@ -1,4 +1,4 @@
-"""Triton's generate calls: flat JSON ⇄ requests and responses (spec 3.8). Pure functions."""
+"""Triton's generate routes: flat JSON ⇄ requests and responses (spec 3.8). Pure functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from triglot.protocols.wire import limit_error
 
 ID, PARAMETERS, SIGNATURE = "id", "parameters", "signature_name"
 _STRING = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:)?', re.DOTALL)
-"""A string, and what makes it a member's name."""
+"""A JSON string, and the colon that makes it a member's name."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
@@ -37,11 +37,10 @@ def decode_generate(
     signature_of: Callable[[str], Signature],
     limits: JsonLimits = DEFAULT_LIMITS,
 ) -> InferenceRequest:
-    """The request of a body: a member that is called like an input is that input, any other one is a parameter.
+    """Return the request of a body: a member with the name of an input is that input, any other a parameter.
 
-    The members of `parameters` count like those around it. `signature_of` gives the signature of a name, "" being
-    the default one.
-    Raises `InvalidArgument`, `PayloadTooLarge` beyond `limits`, and what `signature_of` raises.
+    The members of `parameters` count like those around it. `signature_of` returns the signature of a name, ""
+    being the default one. Raises `InvalidArgument`, `PayloadTooLarge` beyond `limits`, and as `signature_of`.
     """
 
     def read(members: dict[str, Any]) -> InferenceRequest:
@@ -57,7 +56,7 @@ def decode_generate(
                 reader.add(key, value)
         for key, value in nested.items():
             reader.add(key, value)
-        _check_twice(body, len(members) + len(nested), signature)
+        _check_duplicates(body, len(members) + len(nested), signature)
         request = InferenceRequest(model_name, model_version, reader.id, reader.inputs)
         if EMPTY_FINAL in reader.parameters:
             raise InvalidArgument(f"parameter '{EMPTY_FINAL}' is not allowed over HTTP")
@@ -78,12 +77,15 @@ def _check_inputs(signature: Signature, model_name: str) -> None:
         )
 
 
-def _check_twice(body: bytes, members: int, signature: Signature) -> None:
-    """Raises `InvalidArgument` for a key that stands twice, of which parsers keep the last; `members` are left."""
-    if body.count(b":") == members:  # No string has one, and no key was lost.
+def _check_duplicates(body: bytes, members: int, signature: Signature) -> None:
+    """Raise `InvalidArgument` for a repeated key, of which parsers keep the last.
+
+    `members` is how many they kept.
+    """
+    if body.count(b":") == members:  # No string has a colon, and no key was dropped.
         return
     names = (json.loads(b'"%b"' % string[1]) for string in _STRING.finditer(body) if string[2])
-    # Of one more than are left, one stands twice.
+    # Among one more name than were kept, one is a duplicate.
     for name, count in Counter(islice(names, members + 1)).items():
         if count > 1:
             what = "input" if name in signature.input_rules else "parameter"
@@ -159,9 +161,9 @@ def _input(name: str, datatype: str, declared: Any, value: Any) -> InputTensor:
 
 
 def shape_for(count: int, declared: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """The shape that `count` elements have: the innermost -1 is what the fixed dims leave, any other -1 is 1.
+    """Return the shape of `count` elements: the innermost -1 is what the fixed dims leave, any other -1 is 1.
 
-    Raises `InvalidArgument` when no shape has as many elements.
+    Raises `InvalidArgument` if no such shape has that many elements.
     """
     fixed = 1
     for dim in declared:
@@ -177,7 +179,7 @@ def shape_for(count: int, declared: tuple[int, ...], name: str) -> tuple[int, ..
 
 
 def encode_generate(response: InferenceResponse) -> bytes:
-    """One object with the response's parameters and outputs by name; an output of one element is that element.
+    """Return an object with the response's parameters and outputs by name; an output of one element is a scalar.
 
     Raises `InvalidArgument` for an output that has no JSON form.
     """
@@ -201,12 +203,12 @@ def _value(output: OutputTensor) -> Sequence[Buffer]:
 
 
 def encode_error(text: str) -> bytes:
-    """What an event of a stream tells of an error."""
+    """Return the data of an error event."""
     return orjson.dumps({"error": text})
 
 
 def encode_event(data: bytes) -> bytes:
-    """A server-sent event, of JSON on one line."""
+    """Return a server-sent event with JSON on one line."""
     return b"data: " + data + b"\n\n"
 
 

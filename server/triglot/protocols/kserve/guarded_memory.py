@@ -1,7 +1,7 @@
-"""Memory that is mapped from a file which others may make smaller at any time.
+"""Memory mapped from a file that other processes may truncate at any time.
 
-Strategy: it is read and written as fast as memory is. Nothing is taken for good of which a part of the file was
-gone, and a mapping of which a part was found gone is used no more: there are zeros in its place by then.
+Strategy: reads and writes have the speed of memory. A copy during which a part of the file was missing is
+discarded, and so is the mapping: by then it has zeros in place of that part.
 """
 
 from __future__ import annotations
@@ -15,46 +15,47 @@ from triglot.platform.bus_errors import BusErrors, Guarded, bus_errors
 from triglot.platform.mapping import map_file, unmap
 
 _PIECE = 16 * 1024 * 1024
-"""So much is copied at a time, and is what a part that is gone may cost in memory."""
+"""Bytes copied at a time: the most memory that a missing part may cost."""
 _STRIDE = 768 * 1024
-"""From 1 MiB on, glibc's `memmove` takes another way, which is slower on AMD's processors."""
+"""From 1 MiB on, glibc's `memmove` uses another method, which is slower on AMD processors."""
 
 
 class GuardedMemory:
     """`size` bytes from the start of an open file. Any thread may use it.
 
-    Raises `OSError` where the file cannot be mapped, or nobody can be told of a part that is gone.
+    Raises `OSError` if the file cannot be mapped, or missing parts cannot be detected.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._errors = bus_errors()
         self._guarded = self._errors.guard(map_file(descriptor, size), size)
-        # At the process's end it goes by itself, and a thread may still use it.
-        weakref.finalize(self, _let_go, self._errors, self._guarded).atexit = False
+        # The kernel unmaps it at the process's exit, when a thread may still use it.
+        weakref.finalize(self, _unmap, self._errors, self._guarded).atexit = False
 
     @property
     def lost(self) -> bool:
-        """Whether a part was found gone: it is of no use any more."""
+        """Whether a part was found missing: the mapping is then unusable."""
         return self._guarded.lost
 
     @property
     def usable(self) -> bool:
-        """Whether it can be touched: nothing was lost, and who touches what is gone lives on."""
+        """Whether it may be accessed: nothing was lost, and access to missing parts is handled."""
         return not self.lost and self._errors.in_place()
 
     def view(self, at: int, size: int) -> memoryview:
-        """What is at `at`, read-only, for as long as anybody refers to it; of what is gone there are zeros.
+        """Return the bytes at `at`, read-only, valid as long as anything refers to them; missing parts read as
+        zeros.
 
-        What was done with it is worth nothing when the memory is `lost` by then. Look at `usable` before.
+        Results from them are invalid if the memory is `lost` afterwards. Check `usable` before.
         """
         return np.asarray(_Part(self, self._guarded.address + at, size)).data
 
     def read(self, into: memoryview, at: int) -> bool:
-        """Fill `into` with what is at `at`; whether all was there. Of the file's last page that is all."""
+        """Fill `into` from `at`; return whether all was there. The file's last page counts as whole."""
         return self._copy(_address(into), self._guarded.address + at, len(into))
 
     def write(self, data: memoryview, at: int) -> bool:
-        """Put `data` at `at`; whether all was there."""
+        """Write `data` at `at`; return whether all was there."""
         return self._copy(self._guarded.address + at, _address(data), len(data))
 
     def _copy(self, to: int, source: int, size: int) -> bool:
@@ -64,21 +65,21 @@ class GuardedMemory:
             end = min(piece + _PIECE, size)
             for at in range(piece, end, _STRIDE):
                 ctypes.memmove(to + at, source + at, min(_STRIDE, end - at))
-            # Another thread may have found out, and what was copied may be memory that is nobody's.
+            # Another thread may have lost a part meanwhile, which was then replaced by private memory.
             if self.lost:
                 return False
         return True
 
 
 class _Part:
-    """An array of bytes for numpy, which keeps the memory as long as the array is there."""
+    """Array interface for numpy that keeps the memory mapped as long as the array exists."""
 
     def __init__(self, memory: GuardedMemory, address: int, size: int) -> None:
         self._memory = memory
         self.__array_interface__ = {"version": 3, "data": (address, True), "typestr": "|u1", "shape": (size,)}
 
 
-def _let_go(errors: BusErrors, guarded: Guarded) -> None:
+def _unmap(errors: BusErrors, guarded: Guarded) -> None:
     errors.forget(guarded)
     unmap(guarded.address, guarded.size)
 

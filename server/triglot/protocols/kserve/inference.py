@@ -1,4 +1,4 @@
-"""KServe V2's requests with one answer, and their errors in the protocol's words."""
+"""Runs KServe V2's requests with one response, and maps their errors to the protocol's texts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from triglot.protocols.kserve.parameters import wants_typed
 
 
 class UnaryInference:
-    """See `Inferring`. `endpoint` is what the error of a decoupled model calls the way that the request came.
+    """An `Inferring`. `endpoint` names the route in the error of a decoupled model.
 
-    `typed`: outputs are `contents` where a request does not say.
+    `typed`: the default for outputs as `contents`, for requests without that parameter.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The elements of tensors ⇄ JSON (spec 2.1, 3.7)."""
+"""Tensor elements ⇄ JSON (spec 2.1, 3.7)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NO_JSON = ("FP16", "BF16", "COMPLEX64", "COMPLEX128")
 def elements_of_json(
     data: Any, datatype_name: str, shape: tuple[int, ...], what: str, key: str = "'data' of "
 ) -> Array:
-    """The elements of a JSON `data` array as a flat array; nesting is not compared with the shape.
+    """Return the elements of a JSON `data` array as a flat array; nesting is not compared with the shape.
 
-    `key` and `what`: where they come from, for the text of an error.
+    `key` and `what` name the data's place in the request in error texts.
 
-    Raises `InvalidArgument` for an element that the datatype does not take (spec 2.1) or a wrong count.
+    Raises `InvalidArgument` for an element that the datatype does not allow (spec 2.1), or a wrong count.
     """
     datatype = DATATYPES.get(datatype_name)
     if datatype is None:
@@ -45,7 +45,7 @@ def elements_of_json(
 
 
 def _convert_large(data: LargeArray, datatype: DataType, what: str) -> Array:
-    """Raises `TypeError` or `ValueError` for anything but numbers that fit 64 bits; `read_body` knows further."""
+    """Raise `TypeError` or `ValueError` for anything but numbers of 64 bits: `read_body` then parses in full."""
     kind = datatype.dtype.kind
     if kind == "f":
         return _narrowed_floats(data.numbers("d"), datatype)
@@ -89,7 +89,7 @@ def _convert(values: list[Any], datatype: DataType, what: str) -> Array:
 
 
 def _narrowed_floats(numbers: Array, datatype: DataType) -> Array:
-    # A number beyond FP32 becomes infinite, as it does for Triton.
+    # A number beyond FP32's range becomes infinite, as in Triton.
     with np.errstate(over="ignore"):
         return numbers.astype(datatype.dtype, copy=False)
 
@@ -116,7 +116,10 @@ def _element_error(
 
 
 def json_of_elements(output: OutputTensor) -> list[Buffer]:
-    """The pieces of an output's JSON `data`, a flat array. Raises `InvalidArgument` for what has no JSON form."""
+    """Return the pieces of an output's JSON `data`, a flat array.
+
+    Raises `InvalidArgument` if it has no JSON form.
+    """
     if output.datatype in NO_JSON:
         raise InvalidArgument(
             f"output '{output.name}': {output.datatype} has no JSON form; request it as binary data"

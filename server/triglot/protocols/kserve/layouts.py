@@ -1,7 +1,7 @@
-"""ModelInfer requests by their layouts: everything but their id, parameters and raw tensors is parsed once.
+"""Decoder for ModelInfer requests that parses all but their id, parameters and raw tensors once per layout.
 
-Strategy: what differs from call to call is in three of a request's fields. These are cut out; what is left is the
-key of the layout. See `protocols.layouts`.
+Strategy: only three of a request's fields differ from call to call. These are cut out; the rest is the key of the
+layout. See `protocols.layouts`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from triglot.protocols.layouts import Layouts, long_length
 from triglot.protocols.wire import LENGTH, MAX_FIELDS, limit_error, parse
 
 VIEW_FROM_BYTES = 16 * 1024
-"""Tensors of larger messages are views of it; of smaller ones, copies are quicker."""
+"""Tensors of larger messages are views of the message; in smaller ones, copies are quicker."""
 _ID, _PARAMETERS, _RAW = (number << 3 | LENGTH for number in (ID, REQUEST_PARAMETERS, RAW_INPUTS))
 _Bytes = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What requests have in common. `inputs`: name, datatype, shape, and whether its data is a raw tensor."""
+    """What requests of a layout share. `inputs`: name, datatype, shape, and whether the data is a raw tensor."""
 
     model_name: str
     model_version: str
@@ -44,17 +44,17 @@ class _Layout:
 
 
 class InferDecoder:
-    """`codec.decode_infer`, which parses a layout once. On the loop."""
+    """`codec.decode_infer` that parses each layout once. On the event loop."""
 
     def __init__(self) -> None:
         self._layouts: Layouts[_Layout] = Layouts()
 
     def __call__(self, data: bytes) -> InferenceRequest:
-        """The request of a serialized ModelInferRequest. Raises `InvalidArgument`."""
+        """Return the request of a serialized ModelInferRequest. Raises `InvalidArgument`."""
         try:
             key, request_id, parameters, raw = _cut(data)
         except (IndexError, ValueError):
-            return decode_infer(data)  # It says what is wrong, if anything is.
+            return decode_infer(data)  # It raises a precise error if the message is invalid.
         layout = self._layouts.get(key)
         if layout is None:
             request = decode_infer(data)
@@ -86,9 +86,9 @@ class InferDecoder:
 
 
 def _cut(data: bytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
-    """The key of the layout, the id, the fields that hold parameters, and the raw tensors.
+    """Return the layout's key, the id, the fields that hold parameters, and the raw tensors.
 
-    Raises `IndexError` or `ValueError` for what is unusual or damaged.
+    Raises `IndexError` or `ValueError` for an unusual or damaged message.
     """
     end = len(data)
     whole = data if end < VIEW_FROM_BYTES else memoryview(data)
@@ -126,7 +126,7 @@ def _cut(data: bytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
 
 
 def _layout_of(request: InferenceRequest, raw_count: int) -> _Layout | None:
-    """None for a request that has more to it than can be remembered: typed contents, inputs' own parameters."""
+    """Return the layout, None if it cannot be cached: with typed contents, or parameters of single inputs."""
     in_regions = {} if request.options is None else request.options.inputs
     if request.input_parameters is not None or len(request.inputs) - len(in_regions) != raw_count:
         return None

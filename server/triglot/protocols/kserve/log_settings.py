@@ -36,7 +36,7 @@ class LogSetting:
         control.register_action(LOG_SETTINGS, self._change)
 
     async def change(self, changes: Changes, call: Call) -> dict[str, Value]:
-        """All settings as they are then (spec 3.11). They are changed for all models.
+        """Change settings, for all models, and return all settings as they are then (spec 3.11).
 
         Raises as `LogSettings.update`.
         """
@@ -49,11 +49,11 @@ class LogSetting:
         self._logs.update(changes)
 
     def methods(self) -> list[Method]:
-        """The row of GRPCInferenceService."""
+        """Return the row of GRPCInferenceService."""
         return [Method("LogSettings", Kind.UNARY, Operation.LOG, _decode, self.change, _encode)]
 
     def routes(self) -> list[Route]:
-        """The rows of the REST interface."""
+        """Return the rows of the REST interface."""
         return [
             Route("GET", PATH, Operation.LOG_STATUS, lambda _: {}, self.change, _encode_rest, documented=(LOG,)),
             Route("POST", PATH, Operation.LOG, _decode_rest, self.change, _encode_rest, documented=(SET_LOG,)),

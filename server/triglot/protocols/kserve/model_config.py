@@ -22,7 +22,7 @@ from triglot.repository.config.completed import completed
 
 
 class ModelConfigs:
-    """The complete configuration of every model that serves, configured by its user or not."""
+    """The complete configurations of ready models, including defaults."""
 
     names: Sequence[str] = ("model_configuration",)
 
@@ -30,17 +30,20 @@ class ModelConfigs:
         self._dataplane = dataplane
 
     async def model_config(self, request: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
-        """Raises `ModelNotFound`, `InvalidArgument` for a bad version, and `Unavailable`."""
+        """Return a model's configuration.
+
+        Raises `ModelNotFound`, `InvalidArgument` for a bad version, `Unavailable`.
+        """
         loaded = self._dataplane.loaded_from(call.permission, request.name, request.version)
         return pb.ModelConfigResponse(config=completed(loaded))
 
     def methods(self) -> Sequence[Method]:
-        """The row of GRPCInferenceService."""
+        """Return the row of GRPCInferenceService."""
         decode = partial(parse_control, pb.ModelConfigRequest)
         return [Method("ModelConfig", Kind.UNARY, Operation.MODEL_CONFIG, decode, self.model_config, serialize)]
 
     def routes(self) -> Sequence[Route]:
-        """The rows of the REST interface."""
+        """Return the rows of the REST interface."""
         return [
             Route(
                 "GET",

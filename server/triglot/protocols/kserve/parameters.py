@@ -1,4 +1,4 @@
-"""Parameters of requests and of their tensors: the reserved ones and their types (spec 2.5, 2.6)."""
+"""Parameters of requests and of their tensors: the reserved keys and their types (spec 2.5, 2.6)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ BINARY_SIZE = "binary_data_size"
 _OF_INPUTS = (REGION, REGION_SIZE, REGION_OFFSET, BINARY_SIZE)
 
 
-def own_of_input(parameters: Mapping[str, ParameterValue]) -> dict[str, ParameterValue]:
-    """Those of an input's parameters that mean something to the model alone."""
+def model_parameters_of(parameters: Mapping[str, ParameterValue]) -> dict[str, ParameterValue]:
+    """Return those of an input's parameters that the server does not interpret: they are the model's."""
     return {key: value for key, value in parameters.items() if key not in _OF_INPUTS}
 
 
 def set_parameters(request: InferenceRequest, parameters: dict[str, ParameterValue]) -> None:
-    """Give a request its parameters; `signature_name` is a choice of ours among the model's signatures.
+    """Set a request's parameters, and the signature that Triglot's parameter `signature_name` selects.
 
     Raises `InvalidArgument` for a reserved key with a value of the wrong type, or an unknown `triton_` key.
     """
@@ -47,7 +47,7 @@ def set_parameters(request: InferenceRequest, parameters: dict[str, ParameterVal
                 raise InvalidArgument("parameter 'headers': the name is reserved")
             continue
         types, expected = reserved
-        # True is an int to Python, but not to the protocol.
+        # True is an int in Python, but not in the protocol.
         fits = isinstance(value, types) and (bool in types or not isinstance(value, bool))
         if not fits or (key in _UNSIGNED and isinstance(value, int) and value < 0):
             raise InvalidArgument(f"parameter '{key}': expected {expected}, got {value!r}")
@@ -56,12 +56,12 @@ def set_parameters(request: InferenceRequest, parameters: dict[str, ParameterVal
 
 
 def wants_typed(request: InferenceRequest, default: bool) -> bool:
-    """Whether outputs over gRPC are to be `contents` instead of raw: as a parameter of ours says, or `default`."""
+    """Whether gRPC outputs are to be `contents` instead of raw: as Triglot's parameter says, else `default`."""
     return bool(request.parameters.get(TYPED, default))
 
 
 def region_of(parameters: Mapping[str, ParameterValue], what: str) -> RegionSlice | None:
-    """The place in shared memory that a tensor's parameters name, if any; `what` is how messages call the tensor.
+    """Return the shared-memory slice that a tensor's parameters name, if any; error texts call the tensor `what`.
 
     Raises `InvalidArgument` for one without a size, and for a value of the wrong type.
     """
@@ -79,13 +79,13 @@ def region_of(parameters: Mapping[str, ParameterValue], what: str) -> RegionSlic
     )
 
 
-def wish_of(parameters: Mapping[str, ParameterValue], what: str, *, fewest: int = 0) -> OutputWish | None:
-    """What the parameters of a requested output ask for, if anything; `fewest`: classes that may be said.
+def output_options_of(parameters: Mapping[str, ParameterValue], what: str, *, least: int = 0) -> OutputWish | None:
+    """Return the options in a requested output's parameters, if any; `least` is the smallest count of classes.
 
     Raises `InvalidArgument` as `region_of`.
     """
     region = region_of(parameters, what)
-    classes = _unsigned(parameters, CLASSIFICATION, what, fewest) if CLASSIFICATION in parameters else 0
+    classes = _unsigned(parameters, CLASSIFICATION, what, least) if CLASSIFICATION in parameters else 0
     if region is None and not classes:
         return None
     if region is not None and classes:

@@ -1,4 +1,4 @@
-"""Raw binary requests over REST: the body is one tensor's bytes, and nothing else (spec 3.3)."""
+"""Raw binary requests over REST: the body is the bytes of one tensor (spec 3.3)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def is_raw(http: HttpRequest) -> bool:
 
 
 def decode_raw(http: HttpRequest, signature: Signature) -> RestInfer:
-    """The request whose body is the model's one input, a batch of one; all outputs are wanted as binary data.
+    """Return the request whose body is the model's only input, as a batch of one; all outputs are binary data.
 
-    Raises `InvalidArgument` unless the signature has one input, whose shape the number of bytes decides.
+    Raises `InvalidArgument` unless the signature has one input whose shape follows from the number of bytes.
     """
     model = http.path["model"]
     if len(signature.inputs) != 1:
@@ -47,7 +47,7 @@ def decode_raw(http: HttpRequest, signature: Signature) -> RestInfer:
 
 
 def _concrete(dims: Sequence[int], elements: int, what: str) -> tuple[int, ...]:
-    """The dims, the one of any size so large that there are as many elements; whether they fit is seen later."""
+    """Return the dims with the size of the dynamic one derived; whether the data fits is checked later."""
     unknown = [at for at, dim in enumerate(dims) if dim < 0]
     if not unknown:
         return tuple(dims)

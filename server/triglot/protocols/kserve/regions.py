@@ -1,9 +1,9 @@
-"""Regions of system shared memory that clients have registered (spec 2.6, 3.10).
+"""Regions of system shared memory that clients register (spec 2.6, 3.10).
 
-Strategy: a region is a file that another process may make smaller at any time. The kernel copies small tensors
-and says when there is less than there was. Large ones are copied through a mapping, or lent; where a part of that
-was gone, the kernel is asked after all, and knows why. A region stays open as long as anybody refers to it: those
-of requests that run outlive their unregistering, and are listed until then, as in Triton.
+Strategy: a region is a file that another process may truncate at any time. Small tensors are copied by system
+calls, which report how much there was. Large ones are copied through a mapping, or lent; if a part of that was
+missing, a system call is made after all, for its error. A region stays open as long as anything refers to it:
+those used by running requests outlive their unregistering, and are listed until then, as in Triton.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from triglot.core.types import RegionSlice
 from triglot.protocols.kserve.guarded_memory import GuardedMemory
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Where Linux has POSIX shared memory."""
+"""Linux's directory of POSIX shared memory."""
 RESERVED = ("/triton_python_backend_shm_region_", "/sem.")
-"""What the keys of others' memory begin with: Triton's own, and POSIX semaphores."""
+"""Prefixes of keys that are in use otherwise: Triton's own regions, and POSIX semaphores."""
 MAX_REGIONS = 512
-"""Each is a file descriptor, of which many systems give a process 1024."""
+"""Each region is a file descriptor, of which many systems allow a process 1024."""
 LONGEST_NAME = 255
 LARGEST = 2**64 - 1
-"""What fits into the numbers of Triton's."""
+"""Largest value of Triton's uint64 fields."""
 QUICK_BYTES = 128 * 1024
 """From this size on copying through a mapping is quicker."""
 REUSED_BYTES = 64 * 1024 * 1024
 """Memory for larger tensors is not kept for the next request."""
 _BYTE = np.dtype(np.uint8)
-# A lease of somebody else's must not hold the opening up, nor a pipe.
+# Opening must not block, on another process's lease or on a pipe.
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 @dataclass(slots=True)
 class Checkout:
-    """A part of a region, which its owner may still change.
+    """A lent part of a region, which its client may still change.
 
-    `check` raises `InvalidArgument` when it is, or was, not there any more.
+    `check` raises `InvalidArgument` if the memory is, or was, missing.
     """
 
     data: memoryview
@@ -55,9 +55,9 @@ class Checkout:
 
 
 class Region:
-    """`size` bytes at `offset` of the object `key`. Any thread may read and write.
+    """`size` bytes at `offset` of the shared-memory object `key`. Any thread may read and write.
 
-    `file` is the same for all regions of one object.
+    `file` (device and inode) is the same for all regions of one object.
     """
 
     def __init__(self, name: str, key: str, offset: int, size: int, descriptor: int) -> None:
@@ -72,8 +72,8 @@ class Region:
         self._memory: GuardedMemory | None = None
         self._lends = True
 
-    def _quick(self, size: int) -> GuardedMemory | None:
-        """What copies so much sooner than a system call."""
+    def _mapping_for(self, size: int) -> GuardedMemory | None:
+        """Return the mapping if it copies this size faster than a system call does, else None."""
         if size < QUICK_BYTES:
             return None
         if self._memory is None or self._memory.lost:
@@ -83,7 +83,7 @@ class Region:
         return self._memory
 
     def check(self, offset: int, size: int) -> None:
-        """Raises `InvalidArgument` for a place that is not in the region."""
+        """Raise `InvalidArgument` for a slice that is not within the region."""
         if offset >= self.size:
             raise InvalidArgument(
                 f"Invalid offset for shared memory region: '{self.name}': it has {self.size} bytes, got "
@@ -101,8 +101,8 @@ class Region:
             )
 
     def lend(self, offset: int, size: int) -> Checkout | None:
-        """What is at `offset`, which was checked, as it lies there; None where it is to be read."""
-        memory = self._quick(size) if self._lends else None
+        """Return the checked slice in place, or None if it has to be read."""
+        memory = self._mapping_for(size) if self._lends else None
         if memory is None or not memory.usable:
             return None
         return Checkout(memory.view(self.offset + offset, size), partial(self._check_range, memory, offset + size))
@@ -111,7 +111,7 @@ class Region:
         if self.offset + end > os.fstat(self._descriptor).st_size:
             raise self._has_shrunk(end)
         if memory.lost:
-            # The kernel may still read what cannot be touched.
+            # The kernel may still be able to read pages that cannot be mapped.
             self._lends = False
             raise InvalidArgument(
                 f"shared memory region '{self.name}': expected {end} bytes, got fewer: its object was truncated, "
@@ -119,37 +119,40 @@ class Region:
             )
 
     def read(self, into: memoryview, offset: int) -> None:
-        """Fill `into` with what is at `offset`, which was checked.
+        """Fill `into` from `offset`, which was checked.
 
-        Raises `InvalidArgument` when the object has become too small.
+        Raises `InvalidArgument` if the object has become too small.
         """
         place = self.offset + offset
-        memory = self._quick(len(into))
+        memory = self._mapping_for(len(into))
         if memory is None or not memory.read(into, place):
             self._read_by_calls(into, offset)
-        # The rest of its last page is there, too, as zeros.
+        # In a mapping the rest of the last page is readable, too, as zeros.
         if place + len(into) > os.fstat(self._descriptor).st_size:
             raise self._has_shrunk(offset + len(into))
 
     def _read_by_calls(self, into: memoryview, offset: int) -> None:
         at = 0
         while at < len(into):
-            # The system gives at most 2 GiB at a time.
+            # A system call transfers at most 2 GiB.
             count = os.preadv(self._descriptor, [into[at:]], self.offset + offset + at)
             if not count:
                 raise self._has_shrunk(offset + len(into))
             at += count
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Put `data` at `offset`, which was checked. Raises `ServingError` when it has no room there any more."""
+        """Write `data` at `offset`, which was checked.
+
+        Raises `ServingError` if there is no room for it any longer.
+        """
         self._check_room(data, offset)
-        memory = self._quick(len(data))
+        memory = self._mapping_for(len(data))
         if memory is None or not memory.write(data, self.offset + offset):
             self._check_room(data, offset)
             self._write_by_calls(data, offset)
 
     def _check_room(self, data: memoryview, offset: int) -> None:
-        # Who makes it smaller from now on gets back what it had, at most.
+        # If a client truncates the object from here on, it gets back at most what it had.
         if self.offset + offset + len(data) > os.fstat(self._descriptor).st_size:
             raise self._has_shrunk(offset + len(data))
 
@@ -158,7 +161,7 @@ class Region:
         try:
             while at < len(data):
                 at += os.pwrite(self._descriptor, data[at:], self.offset + offset + at)
-        except OSError as error:  # There may be less memory than objects promise.
+        except OSError as error:  # The file system may have less memory than the files' sizes promise.
             raise ServingError(
                 f"shared memory region '{self.name}' cannot be written: {error.strerror}",
                 code=Code.RESOURCE_EXHAUSTED,
@@ -173,9 +176,10 @@ class Region:
 
 
 class Regions:
-    """All regions, by name. Belongs to the event loop.
+    """All regions by name. On the event loop.
 
-    `prefix`: what keys must begin with; "/" allows every key, and "" none at all. `most_bytes`: of one request.
+    `prefix`: the prefix that keys must have; "/" allows every key, "" disables shared memory. `most_bytes`: the
+    limit on one request's inputs in shared memory.
     """
 
     def __init__(self, prefix: str = "", most_bytes: int = 2**31 - 1) -> None:
@@ -183,11 +187,11 @@ class Regions:
         self.most_bytes = most_bytes
         self._regions: dict[str, Region] = {}
         self._unregistered = weakref.WeakValueDictionary[str, Region]()
-        """Those that requests still use."""
+        """Unregistered regions that requests still use."""
         self._buffers = Buffers()
 
     def register(self, name: str, key: str, offset: int, size: int) -> None:
-        """Raises `ServingError` for a name that is taken, and for what is no memory that may be had."""
+        """Register a region. Raises `ServingError` for a name in use, and for an object that may not be used."""
         if name in self._regions:
             raise ServingError(f"shared memory region '{name}' already in manager", code=Code.ALREADY_EXISTS)
         if not 0 < len(name) <= LONGEST_NAME:
@@ -201,7 +205,7 @@ class Regions:
         try:
             descriptor = os.open(path, _FLAGS)
         except (OSError, ValueError):
-            # No more is said: who asks may not be allowed to know what there is.
+            # No reason is given: the client may not be allowed to know which files exist.
             raise _refusal(name, f"Unable to open shared memory region: '{key}'") from None
         try:
             _check(descriptor, name, key, offset, size)
@@ -211,7 +215,7 @@ class Regions:
         self._regions[name] = Region(name, key, offset, size, descriptor)
 
     def _path(self, name: str, key: str) -> Path:
-        # glibc's shm_open does the same: many clients leave the slash out.
+        # As in glibc's `shm_open`: many clients omit the slash.
         slashed = "/" + key.removeprefix("/")
         if "/" in key[1:] or key in ("", "/") or slashed in ("/.", "/.."):
             raise _refusal(name, f"key: expected '/NAME', got '{key}'")
@@ -227,8 +231,8 @@ class Regions:
         return SHARED_MEMORY / slashed[1:]
 
     def find(self, place: RegionSlice) -> Region:
-        """The region of a place. Raises `NotFound`, and `InvalidArgument` for a place that is not in it."""
-        # As in Triton, one that is used may be used by more.
+        """Return the region of a slice. Raises `NotFound`, and `InvalidArgument` for a slice not within it."""
+        # As in Triton, an unregistered region can be used as long as other requests use it.
         region = self._regions.get(place.region) or self._unregistered.get(place.region)
         if region is None:
             raise NotFound(f"Unable to find shared memory region: '{place.region}'")
@@ -236,7 +240,7 @@ class Regions:
         return region
 
     def check_total(self, size: int) -> None:
-        """Raises `PayloadTooLarge` for inputs that are together larger than a request may be."""
+        """Raise `PayloadTooLarge` for inputs that together exceed a request's limit."""
         if size > self.most_bytes:
             raise PayloadTooLarge(
                 f"the request's inputs in shared memory have {size} bytes, the limit is {self.most_bytes}; see "
@@ -244,7 +248,7 @@ class Regions:
             )
 
     def registered(self, name: str = "") -> list[Region]:
-        """The region of this name, or all of them, with those that requests still use. Raises `NotFound`."""
+        """Return the region of this name, or all, including those that requests still use. Raises `NotFound`."""
         there = {**self._unregistered, **self._regions}
         if not name:
             return list(there.values())
@@ -253,7 +257,7 @@ class Regions:
         return [there[name]]
 
     def unregister(self, name: str = "") -> None:
-        """Forget the region of this name, if there is one, or all of them."""
+        """Unregister the region of this name, if there is one, or all regions."""
         for gone in [name] if name else list(self._regions):
             if (region := self._regions.pop(gone, None)) is not None:
                 self._unregistered[gone] = region
@@ -261,14 +265,14 @@ class Regions:
             self._buffers = Buffers()
 
     def memory(self, size: int) -> memoryview:
-        """So many bytes, of whatever values, to read into; kept for others as long as there are regions."""
+        """Return `size` uninitialised bytes to read into; the pool is kept as long as there are regions."""
         if LONG_BYTES <= size <= REUSED_BYTES:
             return self._buffers.empty((size,), _BYTE).data
         return np.empty(size, _BYTE).data
 
 
 def _check(descriptor: int, name: str, key: str, offset: int, size: int) -> None:
-    """Raises `ServingError` for what is no memory, or too little."""
+    """Raise `ServingError` for a file that is not shared memory, or too small."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise _refusal(name, f"Unable to open shared memory region: '{key}'")

@@ -32,10 +32,10 @@ from triglot.protocols.kserve.json_elements import elements_of_json, json_of_ele
 from triglot.protocols.kserve.parameters import (
     BINARY_SIZE,
     REGION,
-    own_of_input,
+    model_parameters_of,
+    output_options_of,
     region_of,
     set_parameters,
-    wish_of,
 )
 from triglot.protocols.wire import Limit, limit_error
 
@@ -43,24 +43,24 @@ HEADER_NAME, BINARY = "Inference-Header-Content-Length", "application/octet-stre
 HEADER_LENGTH = HEADER_NAME.lower()
 _INTEGERS = {int}
 _SCALARS = (int, float, str)
-"""What a parameter can be; Python's booleans are ints."""
+"""Types of a parameter's value; Python's booleans are ints."""
 
 
 @dataclass(slots=True)
 class RestInfer:
-    """A request, and how each of its outputs is to be written."""
+    """A request, and which of its outputs are to be binary."""
 
     request: InferenceRequest
     binary_outputs: frozenset[str]
     binary_by_default: bool
 
     def wants_binary(self, output: str) -> bool:
-        """Whether `output` leaves as raw bytes; a listed output decides for itself (spec 3.3)."""
+        """Whether `output` is sent as raw bytes; for a requested output its own parameter decides (spec 3.3)."""
         return output in self.binary_outputs if self.request.outputs else self.binary_by_default
 
 
 def decode_infer(http: HttpRequest, limits: JsonLimits = DEFAULT_LIMITS) -> RestInfer:
-    """The request of an infer body. Binary tensors are views of the body.
+    """Return the request of an infer body. Binary tensors are views of the body.
 
     Raises `InvalidArgument`, and `PayloadTooLarge` for JSON beyond `limits`.
     """
@@ -71,14 +71,14 @@ def decode_infer(http: HttpRequest, limits: JsonLimits = DEFAULT_LIMITS) -> Rest
 
 
 def body_limit(limits: JsonLimits, headers: Mapping[str, str]) -> int | None:
-    """The largest body in bytes: without binary tensors it is all JSON. None: as the server says."""
+    """Return the largest body in bytes: without binary tensors, that of JSON. None: the server's limit."""
     return None if HEADER_LENGTH in headers else limits.size
 
 
 def json_length(http: HttpRequest) -> int:
-    """How many bytes of the body are JSON; 0 in a raw request only, which has none.
+    """Return how many bytes of the body are JSON; 0 only in a raw binary request.
 
-    Raises `InvalidArgument` for a header that cannot be true.
+    Raises `InvalidArgument` for an invalid header.
     """
     size = len(http.body)
     text = http.headers.get(HEADER_LENGTH)
@@ -91,7 +91,7 @@ def json_length(http: HttpRequest) -> int:
 
 
 class _Reader:
-    """Reads one body; `_at` is where the next binary tensor begins."""
+    """Reads one body; `_at` is the offset of the next binary tensor."""
 
     def __init__(self, http: HttpRequest, json_length: int) -> None:
         self._model = http.path["model"]
@@ -123,7 +123,7 @@ class _Reader:
         return RestInfer(request, frozenset(self._binary_outputs), default)
 
     def _parameters(self, request: InferenceRequest, body: dict[str, Any]) -> bool:
-        """Gives the request its parameters; whether outputs are wanted as binary."""
+        """Set the request's parameters; return whether outputs are binary by default."""
         set_parameters(request, _parameters(body, "the request"))
         if "triton_enable_empty_final_response" in request.parameters:
             raise InvalidArgument("parameter 'triton_enable_empty_final_response' is not allowed over HTTP")
@@ -138,10 +138,10 @@ class _Reader:
         parameters = _parameters(tensor, what) if "parameters" in tensor else {}
         if not parameters and data is not None:
             return InputTensor(name, datatype, shape, elements_of_json(data, datatype, shape, what))
-        if own := own_of_input(parameters):
+        if own := model_parameters_of(parameters):
             self._own_parameters[name] = own
         given: list[str] = [key for key in (REGION, BINARY_SIZE) if key in parameters]
-        # KServe's client sends a null beside the size of an empty binary tensor.
+        # KServe's client sends null data with the size of an empty binary tensor.
         given += ["data"] if data is not None else []
         if len(given) != 1:
             raise InvalidArgument(
@@ -177,7 +177,7 @@ class _Reader:
         wanted = parameters.get("binary_data", False)
         if not isinstance(wanted, bool):
             raise InvalidArgument(f"{what}: binary_data must be true or false, got {wanted!r}")
-        if (wish := wish_of(parameters, what)) is not None:
+        if (wish := output_options_of(parameters, what)) is not None:
             if wanted and wish.region is not None:
                 raise InvalidArgument(f"{what}: binary_data true and '{REGION}' are mutually exclusive, got both")
             self._wishes[name] = wish
@@ -245,7 +245,7 @@ def _parameters(owner: Mapping[str, Any], what: str) -> dict[str, ParameterValue
 
 
 def text_size(response: InferenceResponse, wanted: RestInfer) -> int:
-    """How many bytes of the outputs have to be printed, or packed."""
+    """Estimate how many bytes of the outputs have to be printed, or packed element by element."""
     size = packing_size(response)
     for output in response.outputs:
         if output.name not in response.placed and not wanted.wants_binary(output.name):
@@ -254,7 +254,8 @@ def text_size(response: InferenceResponse, wanted: RestInfer) -> int:
 
 
 def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse:
-    """The answer: JSON, followed by the outputs that were asked for as binary (spec 3.3). Large parts stay apart.
+    """Return the response: JSON, followed by the outputs requested as binary (spec 3.3). Large parts are not
+    copied.
 
     Raises `InvalidArgument` for an output that has no JSON form.
     """
@@ -291,13 +292,13 @@ def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse
 
 @lru_cache(maxsize=256)
 def _response_head(model_name: str, model_version: str) -> bytes:
-    """The answer's first members, without what closes it."""
+    """Return the start of the JSON object, without its closing brace."""
     return _dumps({"model_name": model_name, "model_version": model_version})[:-1]
 
 
 @lru_cache(maxsize=1024)
 def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    """An output's first members, without what closes it."""
+    """Return the start of an output's JSON object, without its closing brace."""
     return _dumps({"name": name, "datatype": datatype, "shape": shape})[:-1]
 
 

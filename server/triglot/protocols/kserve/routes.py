@@ -1,4 +1,4 @@
-"""KServe V2's REST routes: the calls of `service`, with JSON on both sides (spec 3.1, 3.2, 3.6)."""
+"""KServe V2's REST routes: the calls of `service`, with JSON requests and responses (spec 3.1, 3.2, 3.6)."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from triglot.protocols.rows import MAX_CONTROL_BYTES, Route
 from triglot.protocols.wire import check_control_size
 
 REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
-"""One that is named is refused (spec 3.1)."""
-HTTP_DOOR = "HTTP end point"
+"""REST paths of the repository calls; a repository's name is rejected (spec 3.1)."""
+HTTP_ENDPOINT = "HTTP end point"
 COMPRESS_FROM_BYTES = 1024
-"""Below this, an answer fits the packet that it needs anyway."""
+"""Smaller responses fit into one packet anyway."""
 _Answered = tuple[InferenceResponse, RestInfer]
-"""An answer, and how it is wanted."""
+"""A response, and the request that says how to encode it."""
 
 
 def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[Route]:
-    """The rows of the REST interface."""
+    """Return the rows of the REST interface."""
 
     def decode(http: HttpRequest) -> RestInfer:
-        # Which model it is comes first: the body may be wrong because the model is another.
+        # The model is looked up first: the body may be wrong because the model's name is.
         signature = service.require_model(http.permission, http.path["model"], http.path.get("version", ""))
         return decode_raw(http, signature) if is_raw(http) else decode_infer(http, limits)
 
@@ -149,17 +149,17 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
                 limit_option=SIZE_OPTION,
                 compress_from=COMPRESS_FROM_BYTES,
                 name="infer",
-                inference=RestInference(service.inference(HTTP_DOOR)),
+                inference=RestInference(service.inference(HTTP_ENDPOINT)),
                 documented=(api.INFER,),
                 of_model=api.infer_of if path == MODEL else None,
             ),
         ]
-    # Before those of models: one that is called "stats" is not to be had (spec 3.1).
+    # Extensions first: a model named "stats" cannot be reached (spec 3.1).
     return [route for extension in service.extensions for route in extension.routes()] + rows
 
 
 class RestInference:
-    """See `Inferring`: the `inference` of gRPC, for requests that say how their answers are wanted."""
+    """An `Inferring` for REST: the `inference` of gRPC, for requests that say how to encode their responses."""
 
     def __init__(self, inference: UnaryInference) -> None:
         self._inference = inference
@@ -194,7 +194,7 @@ def _named(request_class: Any, http: HttpRequest) -> Any:
 
 
 def _decode_index(http: HttpRequest) -> pb.RepositoryIndexRequest:
-    # An empty body is what tritonclient sends.
+    # tritonclient sends an empty body.
     ready = read_body(bytes(http.body) or b"{}", "", lambda body: body.get("ready", False))
     if not isinstance(ready, bool):
         raise InvalidArgument(f"'ready' must be true or false, got {type_name(ready)}")
@@ -210,7 +210,7 @@ def _encode_index(reply: pb.RepositoryIndexResponse, _: Any) -> HttpResponse:
 
 
 def _decode_change(request_class: Any, http: HttpRequest) -> Any:
-    """Raises `InvalidArgument` for other keys than `parameters`, and for these unless texts and truth values."""
+    """Decode a load or unload. Raises `InvalidArgument` for unexpected keys or types of parameters."""
     request = request_class(repository_name=http.path.get("repository", ""), model_name=http.path["model"])
     fields = read_body(bytes(http.body) or b"{}", "", dict)
     parameters = fields.pop("parameters", {})
@@ -228,7 +228,7 @@ def _decode_change(request_class: Any, http: HttpRequest) -> Any:
             setattr(request.parameters[key], "bool_param" if isinstance(value, bool) else "string_param", value)
         except binascii.Error as error:
             raise InvalidArgument(f"parameter '{key}': expected base64, got something else: {error}") from None
-        except ValueError:  # JSON knows texts that UTF-8 does not.
+        except ValueError:  # JSON can hold strings that are not valid UTF-8.
             raise InvalidArgument(f"parameter '{key}' has a lone surrogate, expected Unicode text") from None
     return request
 
@@ -241,7 +241,7 @@ def _change_limit(max_upload: int, headers: Mapping[str, str]) -> int:
 
 
 def _encode_changed(verb: str, name: str, _: Any) -> HttpResponse:
-    """KServe's answer; Triton's has no body, and its clients look at none (spec 3.9)."""
+    """Encode KServe's response; Triton's has no body, and its clients do not read one (spec 3.9)."""
     return HttpResponse(orjson.dumps({"name": name, verb: True}))
 
 
@@ -258,7 +258,7 @@ def _encode_live(reply: pb.ServerLiveResponse, _: Any) -> HttpResponse:
 
 
 def _encode_ready(reply: pb.ServerReadyResponse, _: Any) -> HttpResponse:
-    # "ready" is KServe's key, "live" what the protocol's own text says (spec 3.6).
+    # "ready" is KServe's key, "live" the one in the protocol's text (spec 3.6).
     body = orjson.dumps({"ready": reply.ready, "live": True})
     return HttpResponse(body, status=200 if reply.ready else 503)
 

@@ -1,4 +1,4 @@
-"""KServe V2's calls, and the rows that offer them over gRPC (spec 1.1, 1.5, 2.8)."""
+"""KServe V2's calls, and its gRPC rows (spec 1.1, 1.5, 2.8)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CONFIG = "config"
 FILE_PREFIX = "file:"
 UNLOAD_DEPENDENTS = "unload_dependents"
 OIP_PLATFORMS = {"onnxruntime_onnx": "onnx_onnxv1", "pytorch_libtorch": "pytorch_torchscript"}
-"""What the Open Inference Protocol's list of platforms calls those that Triton calls otherwise."""
+"""The Open Inference Protocol's names of platforms that Triton names differently."""
 NO_FILES = "models are loaded from the repository only; --allow-model-upload allows files in requests"
 
 
@@ -69,7 +69,7 @@ class KServe:
         typed_contents: bool = False,
     ) -> None:
         self.max_upload = max_upload
-        """Bytes that a request to load a model may have where it brings the model's files; 0: it may not."""
+        """Largest request in bytes that loads a model from files in it; 0: uploads are disabled."""
         self.extensions = extensions
         self._dataplane = dataplane
         self._extended = ExtendedPlane(dataplane, regions or Regions())
@@ -80,7 +80,7 @@ class KServe:
         self._streamed = telemetry.endpoint(PROTOCOL, "GRPC", "ModelStreamInfer", inference=True)
 
     async def server_live(self, _: pb.ServerLiveRequest, __: Call) -> pb.ServerLiveResponse:
-        """A server that answers is live."""
+        """Return that the server is live: it answers."""
         return pb.ServerLiveResponse(live=True)
 
     async def server_ready(self, _: pb.ServerReadyRequest, __: Call) -> pb.ServerReadyResponse:
@@ -88,7 +88,10 @@ class KServe:
         return pb.ServerReadyResponse(ready=self._dataplane.ready)
 
     async def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
-        """An unknown model is not ready, rather than an error (spec 0.11). Raises `InvalidArgument`."""
+        """Return whether the model is ready; an unknown one is not, without an error (spec 0.11).
+
+        Raises `InvalidArgument`.
+        """
         try:
             ready = await self._dataplane.check_ready(call.permission, request.name, request.version)
             return pb.ModelReadyResponse(ready=ready)
@@ -96,13 +99,16 @@ class KServe:
             return pb.ModelReadyResponse(ready=False)
 
     async def require_model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyRequest:
-        """REST's form of `model_ready` (spec 3.6). Raises `ModelNotFound`, and `Unavailable` when not ready."""
+        """Return the request of a ready model, for REST (spec 3.6). Raises `ModelNotFound`, or `Unavailable`."""
         if not await self._dataplane.check_ready(call.permission, request.name, request.version):
             raise Unavailable(f"model '{request.name}' is not ready")
         return request
 
     def require_model(self, permission: Permission, name: str, version: str) -> Signature:
-        """Its signature. Raises `ModelNotFound`, `InvalidArgument` or `Unavailable` when none could be called."""
+        """Return a model's signature.
+
+        Raises `ModelNotFound`, `InvalidArgument` or `Unavailable` if it has none ready.
+        """
         return self._dataplane.servable(permission, name, version).signature
 
     async def model_names(self, _: None, call: Call) -> list[str]:
@@ -110,12 +116,12 @@ class KServe:
         return self._dataplane.model_names(call.permission)
 
     async def server_metadata(self, _: pb.ServerMetadataRequest, __: Call) -> pb.ServerMetadataResponse:
-        """Only extensions that work are named: clients act on them (spec 3.2)."""
+        """Return the server's metadata, with the extensions that are enabled: clients rely on them (spec 3.2)."""
         names = [*EXTENSIONS, *(name for extension in self.extensions for name in extension.names)]
         return pb.ServerMetadataResponse(name=self._server_name, version=__version__, extensions=names)
 
     async def model_metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
-        """Raises `ModelNotFound`, `InvalidArgument` or `Unavailable`."""
+        """Return a model's metadata. Raises `ModelNotFound`, `InvalidArgument` or `Unavailable`."""
         model = self._dataplane.metadata(call.permission, request.name, request.version)
         return pb.ModelMetadataResponse(
             name=model.name,
@@ -126,13 +132,13 @@ class KServe:
         )
 
     def inference(self, endpoint: str) -> UnaryInference:
-        """How requests of a route are run once; `endpoint` is what the error of a decoupled model calls it."""
+        """Return the runner of a route's requests; `endpoint` names the route in a decoupled model's error."""
         return UnaryInference(self._dataplane, self._extended, endpoint, typed=self._typed)
 
     def infer_stream(self, requests: Duplex, call: Call) -> AsyncGenerator[bytes, None]:
-        """ModelStreamInfer; requests come undecoded, since one that cannot be decoded is answered in band.
+        """Run ModelStreamInfer; requests are decoded here, since one that cannot be decoded gets an error in band.
 
-        The answers are encoded, and counted with their requests.
+        The responses that it yields are encoded, and counted with their requests.
         """
         end_on_error = call.metadata.get("triton_grpc_error") == "true"
         asked = StreamRequests(
@@ -147,9 +153,10 @@ class KServe:
         return InferStream(asked).run(requests)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
-        """Every version of every wanted model with its state, and what could be loaded (spec 3.9).
+        """Return every version of the configured models with its state, and the models that could be loaded (spec
+        3.9).
 
-        A wanted model without a version has no version here, either, and a reason.
+        A configured model of which no version is known is listed without one, with a reason.
         """
         _refuse_repository(request.repository_name)
         response = pb.RepositoryIndexResponse()
@@ -167,7 +174,10 @@ class KServe:
         return response
 
     async def load_model(self, request: pb.RepositoryModelLoadRequest, call: Call) -> str:
-        """The model's name, when it serves (spec 3.9). Raises `ServingError`: see `Manager.load_model`."""
+        """Load a model; return its name once it serves (spec 3.9).
+
+        Raises `ServingError` as `Manager.load_model`.
+        """
         name = call.subject = _model_to_change(request)
         parameters = dict(request.parameters)
         sent = {key: parameters.pop(key) for key in sorted(parameters) if key.startswith(FILE_PREFIX)}
@@ -183,14 +193,14 @@ class KServe:
         return name
 
     async def unload_model(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> str:
-        """The model's name, when it takes no calls any more (spec 3.9). Raises as `Manager.unload_model`."""
+        """Unload a model; return its name once it takes no calls (spec 3.9). Raises as `Manager.unload_model`."""
         name = call.subject = _model_to_change(request)
         dependents = _parameter(request.parameters, UNLOAD_DEPENDENTS, "bool_param")
         await self._dataplane.unload_model(call.permission, name, dependents=bool(dependents))
         return name
 
     def grpc_service(self) -> Service:
-        """The rows of GRPCInferenceService; an RPC without one answers UNIMPLEMENTED."""
+        """Return the rows of GRPCInferenceService; an RPC without a row answers UNIMPLEMENTED."""
         health, metadata, infer = Operation.HEALTH, Operation.METADATA, Operation.INFER
         return Service(
             SERVICE,
@@ -230,18 +240,21 @@ class KServe:
 
 
 def _model_to_change(request: RepositoryChange) -> str:
-    """The model that is to be loaded or unloaded. Raises `InvalidArgument` or `Unimplemented`."""
+    """Return the model to load or unload. Raises `InvalidArgument` or `Unimplemented`."""
     if request.model_name:
         _refuse_repository(request.repository_name)
         return request.model_name
     if not request.repository_name:
         raise InvalidArgument("expected a model name, got none")
-    # KServe's own stubs send the model's name in the place of the repository's (spec 0.15).
+    # KServe's own stubs send the model's name in the repository's field (spec 0.15).
     return request.repository_name
 
 
 def _parameter(parameters: Mapping[str, pb.ModelRepositoryParameter], key: str, field: str) -> Any:
-    """The one parameter that there may be, or None. Raises `InvalidArgument` for another, or another kind."""
+    """Return the value of the only parameter allowed, or None.
+
+    Raises `InvalidArgument` for another or another type.
+    """
     for other in sorted(parameters):
         if other != key:
             raise InvalidArgument(f"unexpected parameter '{other}', expected '{key}'")
@@ -261,14 +274,14 @@ def _refuse_repository(name: str) -> None:
 
 
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
-    # No dim at all would say that it is a scalar; for any rank V2 has no word.
+    # An empty shape would mean a scalar; V2 has no notation for any rank.
     shape = (-1,) if spec.shape is None else spec.shape
     return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype, shape=shape)
 
 
 def _change(name: str, request_class: Any, call: Any, max_upload: int = 0) -> Method:
     def decode(data: bytes) -> Any:
-        if not max_upload:  # Else the transport's limit is the limit.
+        if not max_upload:  # Else the transport's limit applies.
             check_control_size(len(data), f": {NO_FILES}")
         return parse(request_class, data)
 
@@ -276,7 +289,7 @@ def _change(name: str, request_class: Any, call: Any, max_upload: int = 0) -> Me
 
 
 def _encode_changed(name: str) -> bytes:
-    """Triton's reply has no fields; KServe's says which model was changed, and that it was (spec 1.6)."""
+    """Encode the reply. Triton's has no fields; KServe's has the model's name and a success flag (spec 1.6)."""
     encoded = name.encode()
     return length_prefix(1, len(encoded)) + encoded + b"\x10\x01"
 

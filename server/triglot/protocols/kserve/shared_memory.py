@@ -1,7 +1,7 @@
-"""The calls that register shared memory, by gRPC and by REST (spec 1.3, 3.1, 3.10).
+"""Calls that register shared memory, by gRPC and by REST (spec 1.3, 3.1, 3.10).
 
-As in Triton, all clients share one namespace: whoever knows, or lists, the name of a region can use, replace or
-unregister it. Regions belong to no model: who may use some models only may do so, too.
+As in Triton, all clients share one namespace: a client that knows, or lists, the name of a region can use, replace
+or unregister it. Regions belong to no model, so clients that may use only some models may do this, too.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from triglot.protocols.openapi.operation import ApiOperation
 from triglot.protocols.rows import Kind, Method, Route
 from triglot.protocols.wire import parse_control, serialize
 
-CLOSED = "system shared memory is disabled; enable it with the server's option shared_memory_prefix"
+DISABLED = "system shared memory is disabled; enable it with the server's option shared_memory_prefix"
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a client says of the region that it registers."""
+    """A client's request to register a region."""
 
     name: str
     key: str
@@ -40,7 +40,7 @@ class Registration:
 
 
 class SystemSharedMemory:
-    """Registers regions, where the server's configuration opens shared memory."""
+    """Registers regions, if the server's configuration enables shared memory."""
 
     def __init__(self, regions: Regions, control: Control) -> None:
         self._regions = regions
@@ -50,31 +50,31 @@ class SystemSharedMemory:
         self.names: Sequence[str] = ("system_shared_memory",) if regions.prefix else ()
 
     async def status(self, name: str, _: Call) -> list[Region]:
-        """The region of this name, or all of them. Raises `NotFound`."""
+        """Return the region of this name, or all regions. Raises `NotFound`."""
         return self._regions.registered(name)
 
     async def register(self, region: Registration, _: Call) -> None:
-        """Raises `Unimplemented` where shared memory is not open, and as `Regions.register`."""
-        self._require_open()
+        """Register a region. Raises `Unimplemented` if shared memory is disabled, and as `Regions.register`."""
+        self._require_enabled()
         await self._control.act(REGISTER, asdict(region))
 
     async def _register(self, region: Arguments) -> None:
         self._regions.register(region["name"], region["key"], region["offset"], region["byte_size"])
 
     async def unregister(self, name: str, _: Call) -> None:
-        """Forget the region of this name, or all of them; one that is not there is no error."""
-        self._require_open()
+        """Unregister the region of this name, or all regions; an unknown name is no error."""
+        self._require_enabled()
         await self._control.act(UNREGISTER, {"name": name})
 
     async def _unregister(self, arguments: Arguments) -> None:
         self._regions.unregister(arguments["name"])
 
-    def _require_open(self) -> None:
+    def _require_enabled(self) -> None:
         if not self._regions.prefix:
-            raise Unimplemented(CLOSED)
+            raise Unimplemented(DISABLED)
 
     def methods(self) -> Sequence[Method]:
-        """The rows of GRPCInferenceService."""
+        """Return the rows of GRPCInferenceService."""
         return [
             _method("SystemSharedMemoryStatus", _name, self.status, _encode_status),
             _method("SystemSharedMemoryRegister", _registration, self.register, _nothing),
@@ -82,7 +82,7 @@ class SystemSharedMemory:
         ]
 
     def routes(self) -> Sequence[Route]:
-        """The rows of the REST interface."""
+        """Return the rows of the REST interface."""
         return _routes(
             "systemsharedmemory",
             self.status,
@@ -95,25 +95,25 @@ class SystemSharedMemory:
 
 
 class CudaSharedMemory:
-    """The answers of a server without GPUs: nothing can be registered, and so nothing is."""
+    """CUDA shared memory of a server without GPU support: nothing can be registered, so status lists nothing."""
 
     names: Sequence[str] = ()
 
     async def status(self, name: str, _: Call) -> list[Region]:
-        """None. Raises `NotFound` for a name."""
+        """Return no regions. Raises `NotFound` for a name."""
         if name:
             raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
         return []
 
     async def register(self, name: str, _: Call) -> None:
-        """Raises `InvalidArgument`."""
+        """Raise `InvalidArgument`: GPUs are not supported."""
         raise InvalidArgument(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
 
     async def unregister(self, name: str, _: Call) -> None:
-        """There is nothing to forget."""
+        """Do nothing: no region can be registered."""
 
     def methods(self) -> Sequence[Method]:
-        """The rows of GRPCInferenceService."""
+        """Return the rows of GRPCInferenceService."""
         return [
             _method("CudaSharedMemoryStatus", _name, self.status, _no_status),
             _method("CudaSharedMemoryRegister", _name, self.register, _nothing),
@@ -121,7 +121,7 @@ class CudaSharedMemory:
         ]
 
     def routes(self) -> Sequence[Route]:
-        """The rows of the REST interface."""
+        """Return the rows of the REST interface."""
         return _routes(
             "cudasharedmemory",
             self.status,

@@ -31,7 +31,7 @@ PATHS = ("/v2/models/stats", *(f"{path}/stats" for path in MODEL_PATHS))
 
 
 class ModelStatistics:
-    """What was counted of every version that serves, since it was loaded."""
+    """The statistics of every ready version since it was loaded."""
 
     names: Sequence[str] = ("statistics",)
 
@@ -40,10 +40,11 @@ class ModelStatistics:
         dataplane.control.register_report(STATISTICS, self._report)
 
     async def statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
-        """Of one version, or without a version of all, or without a name of all models that the client may ask of.
+        """Return the statistics of one version, of all versions of a model, or of all models that the client may
+        use.
 
-        Raises `ModelNotFound`, `InvalidArgument` for a version that is no integer and for a model of which none
-        serves, and `Unavailable` for a version that does not serve beside others.
+        Raises `ModelNotFound`, `InvalidArgument` for a version that is not an integer and for a model without a
+        ready version, and `Unavailable` for a version that is not ready while others are.
         """
         servables = self._servables(call.permission, request.name, request.version)
         own = pb.ModelStatisticsResponse(model_stats=map(_message, servables))
@@ -56,7 +57,7 @@ class ModelStatistics:
         return pb.ModelStatisticsResponse(model_stats=covered)
 
     async def _report(self, arguments: Arguments) -> str:
-        """What this process has counted; of a model that it does not have, nothing."""
+        """Return this process's statistics for other workers; empty for a model that it does not have."""
         try:
             servables = self._servables(EVERYTHING, arguments["name"], arguments["version"])
         except ServingError:
@@ -69,7 +70,7 @@ class ModelStatistics:
         serving = [one.servable for one in known if one.state is State.READY and one.servable is not None]
         if name:
             if known and not serving:
-                raise InvalidArgument(f"requested model '{name}' is not available")  # The words of spec 1.5.
+                raise InvalidArgument(f"requested model '{name}' is not available")  # The text in spec 1.5.
             servable = self._dataplane.servable(permission, name, version)
             if version:
                 return [servable]
@@ -78,12 +79,12 @@ class ModelStatistics:
         return serving
 
     def methods(self) -> Sequence[Method]:
-        """The row of GRPCInferenceService."""
+        """Return the row of GRPCInferenceService."""
         decode = partial(parse_control, pb.ModelStatisticsRequest)
         return [Method("ModelStatistics", Kind.UNARY, Operation.STATISTICS, decode, self.statistics, serialize)]
 
     def routes(self) -> Sequence[Route]:
-        """The rows of the REST interface."""
+        """Return the rows of the REST interface."""
         return [
             Route(
                 "GET", path, Operation.STATISTICS, _decode, self.statistics, _encode, documented=(api.STATISTICS,)
@@ -97,7 +98,7 @@ def _decode(http: HttpRequest) -> pb.ModelStatisticsRequest:
 
 
 def _encode(reply: pb.ModelStatisticsResponse, _: Any) -> HttpResponse:
-    """With every key and integers as such: clients look at them without asking."""
+    """Encode the reply as JSON with every key, and integers as numbers: clients rely on both."""
     return HttpResponse(orjson.dumps(json_object(reply)))
 
 
@@ -152,5 +153,5 @@ def _total(duration: Duration) -> pb.StatisticDuration:
 
 
 def _duration(count: int, seconds: float) -> pb.StatisticDuration:
-    # Differences of clock readings: rounding may leave less than nothing.
+    # From differences of clock readings, whose rounding may give less than 0.
     return pb.StatisticDuration(count=count, ns=max(0, round(seconds * 1e9)))

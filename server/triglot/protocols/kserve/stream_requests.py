@@ -1,4 +1,4 @@
-"""The requests of a ModelStreamInfer call: each from its bytes to those of its answers (spec 2.8)."""
+"""The requests of a ModelStreamInfer call: each from its bytes to those of its responses (spec 2.8)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from triglot.telemetry.calls import Endpoint, Observation
 WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
-class Place:
-    """A request's place in the line, with its answer once that is there; an error ends the call."""
+class ResponseSlot:
+    """A request's slot in the order of responses; holds its encoded response, or the error that ends the call."""
 
     __slots__ = ("answer",)
 
@@ -41,74 +41,75 @@ class Place:
         self.answer: bytes | ServingError | None = None
 
 
-class Apart(Protocol):
-    """Where the answers go of requests that stand in no line."""
+class ResponseSink(Protocol):
+    """Sink for the responses of a request that keep no order with other requests' responses."""
 
     async def put(self, answer: bytes | ServingError, /) -> None:
-        """One of them; waits until there is room."""
+        """Send one response, or the error that ends the call; waits until there is room."""
 
-    def left(self) -> None:
-        """A request that stepped out has been answered."""
+    def finish(self) -> None:
+        """Note that all responses of the request were sent."""
 
 
-class Line(Apart, Protocol):
-    """Where a stream's answers go, and what runs for it."""
+class StreamOutput(ResponseSink, Protocol):
+    """Sink for a stream's responses, and owner of what runs for it. On the event loop."""
 
     def defer(self, work: Callable[[], None], /) -> None:
-        """Do it when all requests have begun that are there."""
+        """Call `work` once all requests that have arrived are started."""
 
-    def begin(self, work: Coroutine[Any, Any, None], never_began: Callable[[], None], /) -> None:
-        """Begin it soon; it raises nothing. `never_began` is called in its place where it is cancelled before."""
+    def start_task(self, work: Coroutine[Any, Any, None], never_began: Callable[[], None], /) -> None:
+        """Run `work`, which raises nothing, as a task. If it is cancelled before it starts, call `never_began`."""
 
-    def runs(self, one: Cancellable, /) -> None:
-        """It runs from now on."""
+    def track(self, one: Cancellable, /) -> None:
+        """Register a running request."""
 
-    def ended(self, one: Any, /) -> None:
-        """It runs no more."""
+    def untrack(self, one: Any, /) -> None:
+        """Remove a request that has ended."""
 
-    def say(self, place: Place, answer: bytes | ServingError, /) -> None:
-        """The answer to the request at this place, or what ends the call."""
+    def set_response(self, slot: ResponseSlot, answer: bytes | ServingError, /) -> None:
+        """Set the response to the request of this slot, or the error that ends the call."""
 
-    def step_out(self, place: Place, /) -> None:
-        """The request keeps no order: its answers are `put`, until it has `left`."""
+    def release_slot(self, slot: ResponseSlot, /) -> None:
+        """Free the slot: the request's responses are `put` without an order, until it has called `finish`."""
 
 
-class _InSequence:
-    """`Apart` for a request of a sequence: after the answers to the one before it (spec 2.8 leaves it open).
+class _SequenceSink:
+    """`ResponseSink` for a request of a sequence: its responses follow those of the request before it.
 
-    They were made in this order; what runs for each request may take them in another one.
+    The spec leaves that order open (spec 2.8). Responses are made in this order, but the tasks that send them may
+    run in another one.
     """
 
-    def __init__(self, line: Line, before: _InSequence | None) -> None:
-        self._line = line
+    def __init__(self, output: StreamOutput, before: _SequenceSink | None) -> None:
+        self._output = output
         self._before = before
         self._over = asyncio.Event()
 
     @property
-    def before(self) -> _InSequence | None:
-        """The last one before it that is being answered: one without answers may be over sooner."""
+    def before(self) -> _SequenceSink | None:
+        """The previous request that is still being answered, skipping those that have ended."""
         while self._before is not None and self._before._over.is_set():
             self._before = self._before._before
         return self._before
 
     async def put(self, answer: bytes | ServingError, /) -> None:
-        """See `Apart`."""
+        """See `ResponseSink`."""
         while (before := self.before) is not None:
             await before._over.wait()
-        await self._line.put(answer)
+        await self._output.put(answer)
 
-    def left(self) -> None:
-        """See `Apart`."""
-        self._before = self.before  # Of those that are over, none is kept for those after it.
+    def finish(self) -> None:
+        """See `ResponseSink`."""
+        self._before = self.before  # Requests that have ended must not be kept by those after them.
         self._over.set()
-        self._line.left()
+        self._output.finish()
 
 
 class StreamRequests:
-    """Runs the requests of one call, as `decode` reads them, and has `endpoint` count them.
+    """Runs the requests of one call, and counts them with `endpoint`. On the event loop.
 
-    `extended` runs those with options of single tensors. `end_on_error`: an execution's first error ends the call
-    instead of being sent in band.
+    `decode` decodes a request; `extended` runs those with options of single tensors. `end_on_error`: an
+    execution's first error ends the call instead of being sent in band.
     """
 
     def __init__(
@@ -129,12 +130,12 @@ class StreamRequests:
         self._endpoint = endpoint
         self._end_on_error = end_on_error
         self.typed = typed
-        """Outputs are `contents` where a request does not say."""
-        self._sequences: dict[tuple[str, Any], _InSequence] = {}
-        """The last request of each that is being answered."""
+        """Default for outputs as `contents`, for requests without that parameter."""
+        self._sequences: dict[tuple[str, Any], _SequenceSink] = {}
+        """The last request of each sequence that is being answered, by model and sequence id."""
 
-    def begin(self, data: bytes, place: Place, line: Line) -> None:
-        """Run one request; it may be answered when this returns."""
+    def begin(self, data: bytes, slot: ResponseSlot, output: StreamOutput) -> None:
+        """Start one request; it may be answered when this returns."""
         call = self._call.child()
         call.size = len(data)
         observed = Observation(self._endpoint, call, call.size)
@@ -147,54 +148,55 @@ class StreamRequests:
             observed.decoded()
             servable = self._dataplane.servable_of(call.permission, request)
             if servable.decoupled:
-                line.step_out(place)
-                line.begin(
-                    self._answer_apart(request, line, call, observed), partial(_never_began, line, observed)
+                output.release_slot(slot)
+                output.start_task(
+                    self._answer_decoupled(request, output, call, observed),
+                    partial(_never_began, output, observed),
                 )
                 return
-            one = _OneAnswer(self, request, place, line, call, observed)
+            one = _UnaryRequest(self, request, slot, output, call, observed)
             if request.options is not None:
-                one.runs(Awaited(self._extended.infer(request, call), one.done))
+                one.submitted(Awaited(self._extended.infer(request, call), one.done))
             else:
-                one.runs(self._dataplane.submit(servable, request, call, one.done, line.defer))
+                one.submitted(self._dataplane.submit(servable, request, call, one.done, output.defer))
         except Exception as error:
-            line.say(place, self.failed(error, request or identify(data), call, observed))
+            output.set_response(slot, self.failed(error, request or identify(data), call, observed))
 
     @contextmanager
-    def _apart(self, request: InferenceRequest, line: Line) -> Iterator[Apart]:
-        """Where its answers go, until they have."""
+    def _sink(self, request: InferenceRequest, output: StreamOutput) -> Iterator[ResponseSink]:
+        """Context manager for the sink of a request's responses."""
         sequence = request.parameters.get("sequence_id")
         if not sequence:
-            yield line
+            yield output
             return
         key = request.model_name, sequence
-        turn = self._sequences[key] = _InSequence(line, self._sequences.get(key))
+        sequenced = self._sequences[key] = _SequenceSink(output, self._sequences.get(key))
         try:
-            yield turn
+            yield sequenced
         finally:
-            if self._sequences[key] is turn:
+            if self._sequences[key] is sequenced:
                 del self._sequences[key]
-                if turn.before is not None:
-                    self._sequences[key] = turn.before
+                if sequenced.before is not None:
+                    self._sequences[key] = sequenced.before
 
-    async def _answer_apart(
-        self, request: InferenceRequest, line: Line, call: Call, observed: Observation
+    async def _answer_decoupled(
+        self, request: InferenceRequest, output: StreamOutput, call: Call, observed: Observation
     ) -> None:
-        """Of a decoupled model. Raises nothing."""
-        with self._apart(request, line) as apart:
+        """Answer a request to a decoupled model. Raises nothing."""
+        with self._sink(request, output) as sink:
             try:
-                await self._answer_each(request, apart, call, observed)
+                await self._answer_each(request, sink, call, observed)
                 observed.end(Code.OK)
             except asyncio.CancelledError as error:
                 observed.end(outcome(error))
             except Exception as error:
                 with suppress(asyncio.CancelledError):
-                    await apart.put(self.failed(error, request, call, observed))
+                    await sink.put(self.failed(error, request, call, observed))
             finally:
-                apart.left()
+                sink.finish()
 
     async def _answer_each(
-        self, request: InferenceRequest, apart: Apart, call: Call, observed: Observation
+        self, request: InferenceRequest, sink: ResponseSink, call: Call, observed: Observation
     ) -> None:
         ended = False
         plane = self._dataplane if request.options is None else self._extended
@@ -204,21 +206,21 @@ class StreamRequests:
                     raise Internal(f"model '{response.model_name}' sent a response after its final response")
                 ended = response.final
                 response.typed = wants_typed(request, self.typed)
-                await apart.put(await _encoded_sized(response, observed, final=ended))
+                await sink.put(await _encoded_sized(response, observed, final=ended))
         if not ended and request.parameters.get(WANTS_EMPTY_FINAL):
             end = InferenceResponse(request.model_name, request.model_version, request.id, [])
-            await apart.put(_encoded(end, observed, final=True))
+            await sink.put(_encoded(end, observed, final=True))
 
     def failed(
         self, error: Exception, request: InferenceRequest, call: Call, observed: Observation
     ) -> bytes | ServingError:
-        """The answer that tells of an error, or what ends the call."""
-        # A function of its own: a frame that the error came through would keep it, and it the frame.
+        """Return the encoded response for an error, or the error that ends the call."""
+        # A separate function: in the frame that the error passed, a variable for it would be a reference cycle.
         code, refusal = outcome(error), refusal_of(error)
         call.model_name, call.request_id = request.model_name, request.id
         failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
         observed.answered()
-        # Only an execution ends the call: what no queue has taken is told in band, whatever the code (spec 2.8).
+        # Only an execution's error ends the call: rejections are sent in band, whatever the code (spec 2.8).
         if self._end_on_error and (call.times.queued or call.times.began):
             observed.end(code, refusal)
             return failure
@@ -228,43 +230,43 @@ class StreamRequests:
         return encoded
 
 
-class _OneAnswer:
-    """A request with one answer, until that is in its place in the line."""
+class _UnaryRequest:
+    """A request with one response, until that is set in its slot."""
 
-    __slots__ = ("_call", "_line", "_observed", "_place", "_request", "_requests", "_running")
+    __slots__ = ("_call", "_observed", "_output", "_request", "_requests", "_running", "_slot")
 
     def __init__(
         self,
         requests: StreamRequests,
         request: InferenceRequest,
-        place: Place,
-        line: Line,
+        slot: ResponseSlot,
+        output: StreamOutput,
         call: Call,
         observed: Observation,
     ) -> None:
         self._requests = requests
         self._request = request
-        self._place = place
-        self._line: Line | None = line
+        self._slot = slot
+        self._output: StreamOutput | None = output
         self._call = call
         self._observed = observed
         self._running: Cancellable | None = None
 
-    def runs(self, running: Cancellable) -> None:
-        """It was submitted; it may have ended."""
-        if self._line is not None:
+    def submitted(self, running: Cancellable) -> None:
+        """Note that the request was submitted; it may already have ended."""
+        if self._output is not None:
             self._running = running
-            self._line.runs(self)
+            self._output.track(self)
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Cancel the request."""
         if self._running is not None:
             self._running.cancel()
 
     def done(self, ended: Outcome) -> None:
         """See `Done`."""
         if ended.cancelled:
-            self._leave()
+            self._end_cancelled()
             return
         error, ended.error = ended.error, None
         if error is not None:
@@ -273,8 +275,8 @@ class _OneAnswer:
         response: InferenceResponse = ended.answer
         response.typed = wants_typed(self._request, self._requests.typed)
         if packing_size(response) > LONG_BYTES:
-            assert self._line is not None
-            self._line.begin(self._encode_long(response), self._leave)
+            assert self._output is not None
+            self._output.start_task(self._encode_long(response), self._end_cancelled)
             return
         try:
             encoded = _encoded(response, self._observed, final=True)
@@ -287,16 +289,16 @@ class _OneAnswer:
         try:
             self._send(await _encoded_sized(response, self._observed, final=True))
         except asyncio.CancelledError:
-            self._leave()
+            self._end_cancelled()
         except Exception as error:
             self._fail(error)
 
-    def _leave(self) -> None:
+    def _end_cancelled(self) -> None:
         self._observed.end(Code.CANCELLED)
         self._end(None)
 
     def _send(self, encoded: bytes) -> None:
-        # Before the client hears of it, so that who asks next finds it counted.
+        # Before it is sent, so that the client's next request finds it counted.
         self._observed.end(Code.OK)
         self._end(encoded)
 
@@ -304,20 +306,20 @@ class _OneAnswer:
         self._end(self._requests.failed(error, self._request, self._call, self._observed))
 
     def _end(self, answer: bytes | ServingError | None) -> None:
-        line, self._line, self._running = self._line, None, None
-        assert line is not None
+        output, self._output, self._running = self._output, None, None
+        assert output is not None
         if answer is not None:
-            line.say(self._place, answer)
-        line.ended(self)
+            output.set_response(self._slot, answer)
+        output.untrack(self)
 
 
-def _never_began(line: Line, observed: Observation) -> None:
+def _never_began(output: StreamOutput, observed: Observation) -> None:
     observed.end(Code.CANCELLED)
-    line.left()
+    output.finish()
 
 
 def _encoded(response: InferenceResponse, observed: Observation, *, final: bool) -> bytes:
-    """Encoded as soon as it is there, while it is known whose answer it is."""
+    """Encode a response at once, while `observed` times this request."""
     observed.answered()
     encoded = small_answer(response, final=final)
     if encoded is None:
@@ -328,7 +330,7 @@ def _encoded(response: InferenceResponse, observed: Observation, *, final: bool)
 
 
 async def _encoded_sized(response: InferenceResponse, observed: Observation, *, final: bool) -> bytes:
-    """As `_encoded`; on a thread where the elements take long to pack."""
+    """Encode as `_encoded`; on a thread if packing the elements takes long."""
     if packing_size(response) > LONG_BYTES:
         return await asyncio.to_thread(_encoded, response, observed, final=final)
     return _encoded(response, observed, final=final)

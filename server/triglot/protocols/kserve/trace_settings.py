@@ -1,4 +1,4 @@
-"""TraceSetting, and its REST routes: what is traced of which requests (spec 1.3, 3.11)."""
+"""TraceSetting, and its REST routes: which requests are traced, and how (spec 1.3, 3.11)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from triglot.protocols.wire import parse_control, serialize
 from triglot.telemetry.trace_settings import LEVEL
 
 PATHS = ("/v2/trace/setting", *[f"{path}/trace/setting" for path in MODEL_PATHS])
-"""A version's settings are its model's, as in Triton."""
+"""REST paths. A version's settings are its model's, as in Triton."""
 Settings = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceChange:
-    """New values by key, None to take one back; `model` is empty for the server's. `version`: one of the model's
-    that there has to be."""
+    """New values by key, None to reset one. `model` is empty for the server's settings.
+
+    `version`: a version that the model has to have, if not empty.
+    """
 
     model: str = ""
     version: str = ""
@@ -39,7 +41,7 @@ class TraceChange:
 
 
 class TraceSetting:
-    """The settings of the server, and of single models, by gRPC and by REST."""
+    """The trace settings of the server and of single models, by gRPC and by REST."""
 
     names: Sequence[str] = ("trace",)
 
@@ -48,9 +50,9 @@ class TraceSetting:
         dataplane.control.register_action(TRACE_SETTINGS, self._change)
 
     async def change(self, change: TraceChange, call: Call) -> Settings:
-        """All settings as they are then (spec 3.11). Those of the server are changed for all models.
+        """Change settings, and return all settings as they are then (spec 3.11). The server's apply to all models.
 
-        Raises `ModelNotFound`, and `InvalidArgument` and `Unimplemented` for what cannot be set.
+        Raises `ModelNotFound`, and `InvalidArgument` and `Unimplemented` for settings that cannot be changed.
         """
         call.subject = change.model
         if change.model:
@@ -60,7 +62,7 @@ class TraceSetting:
         elif change.settings:
             call.permission.check_all_models()
         if change.version:
-            # Raises where there is none.
+            # Raises if there is no such version.
             self._dataplane.model_ready(call.permission, change.model, change.version)
         if change.settings:
             arguments = {"model": change.model, "settings": change.settings}
@@ -71,11 +73,11 @@ class TraceSetting:
         self._dataplane.tracer.update(arguments["settings"], arguments["model"])
 
     def methods(self) -> list[Method]:
-        """The row of GRPCInferenceService."""
+        """Return the row of GRPCInferenceService."""
         return [Method("TraceSetting", Kind.UNARY, Operation.TRACE, _decode, self.change, _encode)]
 
     def routes(self) -> list[Route]:
-        """The rows of the REST interface."""
+        """Return the rows of the REST interface."""
         return [
             Route(verb, path, operation, decode, self.change, _encode_rest, documented=(documented,))
             for path in PATHS
@@ -108,9 +110,9 @@ def _decode_post(http: HttpRequest) -> TraceChange:
 
 
 def read_settings(http: HttpRequest, read: Any) -> dict[str, Any]:
-    """What `read(key, value)` makes of the settings in a body, None where they are null.
+    """Return the settings in a body, each converted by `read(key, value)`, or None if it is null.
 
-    Raises `InvalidArgument` for a body that is no JSON object, an empty one among them.
+    Raises `InvalidArgument` for a body that is not a JSON object, including an empty one.
     """
     if not http.body:
         raise InvalidArgument("the request has no body, expected a JSON object of settings")
@@ -125,7 +127,7 @@ def _texts(key: str, value: Any) -> tuple[str, ...] | None:
 
 
 def _text(key: str, value: Any) -> str:
-    # Triton's own are texts; who writes a number means it.
+    # Triton's clients send strings; a number is accepted as well.
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
