@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triglot.protocols.tfserving.codec import ModelSpec
-from triglot.protocols.tfserving.rest_paths import LONGEST_KEPT, VersionTooLarge, call_in, model_in
+from triglot.protocols.tfserving.rest_paths import LONGEST_KEPT, VersionTooLarge, model_of_path, parse_call
 
 LONG = "m" * LONGEST_KEPT
 TOO_LARGE = "9" * 20
@@ -27,14 +27,14 @@ TOO_LARGE = "9" * 20
 )
 def test_calls(path: str, call: tuple[str, ModelSpec] | None, *, again: bool) -> None:
     if again:
-        call_in(path)
-    assert call_in(path) == call
+        parse_call(path)
+    assert parse_call(path) == call
 
 
 def test_a_version_too_large_is_told_each_time() -> None:
     for _ in range(2):
         with pytest.raises(VersionTooLarge, match=f"Failed to parse version: {TOO_LARGE}"):
-            call_in(f"/v1/models/m/versions/{TOO_LARGE}:predict")
+            parse_call(f"/v1/models/m/versions/{TOO_LARGE}:predict")
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_a_version_too_large_is_told_each_time() -> None:
     ],
 )
 def test_models(path: str, model: str) -> None:
-    assert model_in(path) == model_in(path) == model
+    assert model_of_path(path) == model_of_path(path) == model

@@ -1,4 +1,4 @@
-"""AI Platform's `projects.predict` and Vertex AI's routes: the same models, asked with instances (tfs 7)."""
+"""AI Platform's `projects.predict` and Vertex AI's routes: the same models, called with instances (tfs 7)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from triglot.scheduling.servable import Servable
 
 PROJECT_MODEL = "/v1/projects/{project:[^/:]+}/models/{model:[^/:]+}"
 BARE_PLATFORMS = ("sklearn", "xgboost")
-"""AI Platform answers these with bare values, whatever their instances are (tfs 7.3)."""
+"""AI Platform answers for these with bare values, whatever the form of their instances (tfs 7.3)."""
 EVERY_MODEL = "*"
 WRAPPER, WRAPPED_DATA = "httpBody", "data"
 _STANDARD_BASE64 = str.maketrans("-_", "+/")
@@ -66,24 +66,24 @@ class UnknownResource(NotFound):
 
 
 class RoutineFailed(Internal):
-    """What a prediction routine says of its failure, for the client as it is."""
+    """A custom prediction routine's error, whose text is sent to the client unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictCall:
-    """A request as its version reads it: tensors of one of its signatures, or JSON for a model that speaks it."""
+    """A request decoded for a version: tensors of one of its signatures, or JSON for a model that takes JSON."""
 
     inputs: list[InputTensor]
     signature_name: str = ""
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
     speaks_json: bool = False
     named: bool = False
-    """Whether each prediction is an object by output name, even of one output."""
+    """Whether each prediction is an object by output name, even for a single output."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that was decoded for a version; `find` and `decode` are for the version that runs it."""
+class DecodedRequest:
+    """A request decoded for a version; `find` and `decode` do it again for the version that runs it."""
 
     find: Callable[[], Servable]
     decode: Callable[[Servable], PredictCall]
@@ -93,18 +93,18 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What a version gave for a request, as it understood it."""
+    """A version's response, with the request as decoded for it."""
 
     request: PredictCall
     response: InferenceResponse
 
 
 class AIPlatform:
-    """Takes requests apart and runs them.
+    """Parses requests and runs them.
 
-    A single output is bare values, as AI Platform's documents say; where the instances are objects by input name,
-    so are the predictions, as its first runtime gave them. `named`: the models, "*" for all, whose predictions
-    are objects in any case.
+    A single output is bare values, as AI Platform documents; if the instances are objects by input name, so are
+    the predictions, as in its first runtime. `named` lists models, "*" for all, whose predictions are always
+    objects.
     """
 
     def __init__(
@@ -114,17 +114,17 @@ class AIPlatform:
         self.limits = limits
         self._named = named
 
-    def decode_project(self, http: HttpRequest) -> Asked:
-        """A call of a project's model. Raises `UnknownResource` and `InvalidArgument`."""
+    def decode_project(self, http: HttpRequest) -> DecodedRequest:
+        """Decode a call of a project's model. Raises `UnknownResource` and `InvalidArgument`."""
         name = http.path["model"]
         find = partial(self._find, http.permission, name, http.path.get("version", ""))
         named = name in self._named or EVERY_MODEL in self._named
         body = _unwrapped(bytes(http.body), self.limits)
-        return _asked(find, partial(_decode, body, self.limits, named=named))
+        return _decoded_request(find, partial(_decode, body, self.limits, named=named))
 
-    def decode_vertex(self, http: HttpRequest) -> Asked:
-        """A call of the one model that is served. Raises `Unavailable` and `InvalidArgument`."""
-        return _asked(
+    def decode_vertex(self, http: HttpRequest) -> DecodedRequest:
+        """Decode a call of the server's only model. Raises `Unavailable` and `InvalidArgument`."""
+        return _decoded_request(
             partial(self._find_only, http.permission),
             partial(_decode, bytes(http.body), self.limits, of_vertex=True),
         )
@@ -136,7 +136,7 @@ class AIPlatform:
         return self._dataplane.servable(permission, names[0])
 
     def _find(self, permission: Permission, name: str, version: str) -> Servable:
-        """A version's name is a label, or else its number."""
+        """Return a model's version, which is named by a label, or else by its number. Raises `UnknownResource`."""
         resource = f"models/{name}" + (f"/versions/{version}" if version else "")
         try:
             if version:
@@ -148,13 +148,13 @@ class AIPlatform:
         except (ModelNotFound, InvalidArgument, Unavailable):
             raise UnknownResource(f"The model resource '{resource}' was not found, or is not ready.") from None
 
-    async def predict(self, asked: Asked, call: Call) -> Predicted:
-        """Raises `ServingError`."""
-        with asked.find() as servable:
-            request = asked.decoded
-            if servable is not asked.servable:
-                # Another version takes the calls since the body was decoded.
-                request = await self._dataplane.off_loop(partial(asked.decode, servable))
+    async def predict(self, received: DecodedRequest, call: Call) -> Predicted:
+        """Run a request. Raises `ServingError`."""
+        with received.find() as servable:
+            request = received.decoded
+            if servable is not received.servable:
+                # Another version serves the calls since the body was decoded.
+                request = await self._dataplane.off_loop(partial(received.decode, servable))
             inference = InferenceRequest(
                 servable.name,
                 inputs=request.inputs,
@@ -170,14 +170,14 @@ class AIPlatform:
                 raise
 
     async def require_ready(self, _: HttpRequest, __: Call) -> None:
-        """Raises `Unavailable`."""
+        """Raise `Unavailable` unless the server is ready."""
         if not self._dataplane.ready:
             raise Unavailable("the server is not ready")
 
 
-def _asked(find: Callable[[], Servable], decode: Callable[[Servable], PredictCall]) -> Asked:
+def _decoded_request(find: Callable[[], Servable], decode: Callable[[Servable], PredictCall]) -> DecodedRequest:
     servable = find()
-    return Asked(find, decode, servable, decode(servable))
+    return DecodedRequest(find, decode, servable, decode(servable))
 
 
 def _decode(
@@ -210,9 +210,9 @@ def _decode(
 
 
 def _unwrapped(body: bytes, limits: JsonLimits) -> bytes:
-    """The request itself, which generated clients of the API send in an HttpBody. Raises `InvalidArgument`.
+    """Return the request in a body, which generated clients of the API send in an HttpBody.
 
-    Its `data` are base64, or the JSON as it is; without `data` the request stands in its place.
+    Its `data` are base64, or plain JSON; without `data` the HttpBody is the request. Raises `InvalidArgument`.
     """
     if not _IS_WRAPPED.match(body):
         return body
@@ -242,7 +242,7 @@ def _json_call(servable: Servable, values: dict[str, Any], *, of_vertex: bool) -
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """Raises `InvalidArgument` for parameters that are no object."""
+    """Return parameters as a dict. Raises `InvalidArgument` if they are not an object."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -251,9 +251,9 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _parameters(body: bytes, limits: JsonLimits, *, of_vertex: bool) -> dict[str, ParameterValue]:
-    """Keyword arguments for the model: Vertex has them in `parameters`, AI Platform beside `instances`."""
+    """Return the model's keyword arguments: from `parameters` for Vertex AI, else from beside `instances`."""
     try:
-        values, _ = parse_large(body, limits)  # The body has been read, lists and all.
+        values, _ = parse_large(body, limits)  # The body was already read and checked.
     except (ValueError, RuntimeError):
         values = read_object(body, limits)
     keywords = _object(values.get(PARAMETERS)) if of_vertex else values
@@ -261,7 +261,7 @@ def _parameters(body: bytes, limits: JsonLimits, *, of_vertex: bool) -> dict[str
 
 
 def _explain(body: bytes, limits: JsonLimits, signature: Signature) -> None:
-    """Raises `InvalidArgument` in AI Platform's words when names are what is wrong (tfs 7.3)."""
+    """Raise `InvalidArgument` with AI Platform's text if names are wrong (tfs 7.3)."""
     names = set(signature.input_rules)
     required = {spec.name for spec in signature.inputs if not spec.optional}
     try:
@@ -280,7 +280,7 @@ def _explain(body: bytes, limits: JsonLimits, signature: Signature) -> None:
 
 
 def ai_platform_routes(platform: AIPlatform) -> list[Route]:
-    """`projects.predict`, with and without a version."""
+    """Return `projects.predict`, with and without a version."""
     return [
         _route(path, platform.decode_project, platform, encode_platform_error, api.PROJECT, "projects.predict")
         for path in (f"{PROJECT_MODEL}:predict", f"{PROJECT_MODEL}/versions/{{version:[^/:]+}}:predict")
@@ -288,7 +288,7 @@ def ai_platform_routes(platform: AIPlatform) -> list[Route]:
 
 
 def vertex_routes(platform: AIPlatform, predict_route: str, health_route: str) -> list[Route]:
-    """The routes that Vertex AI names in the container's environment; none for an empty path."""
+    """Return the routes that Vertex AI names in the container's environment; none for an empty path."""
     routes = []
     if predict_route:
         routes.append(_route(predict_route, platform.decode_vertex, platform, encode_detail, api.VERTEX))
@@ -310,7 +310,7 @@ def vertex_routes(platform: AIPlatform, predict_route: str, health_route: str) -
 
 def _route(
     path: str,
-    decode: Callable[[HttpRequest], Asked],
+    decode: Callable[[HttpRequest], DecodedRequest],
     platform: AIPlatform,
     encode_error: Callable[[ServingError], HttpResponse],
     documented: ApiOperation,
@@ -343,8 +343,10 @@ def _encode_health(_: Any, __: Any) -> HttpResponse:
 
 
 def encode_platform_error(error: ServingError) -> HttpResponse:
-    """A failed prediction as AI Platform words it; a model that is not there, or not for the client, in
-    Google's form (tfs 7.3)."""
+    """Encode an error: a failed prediction's in AI Platform's form; an unknown or forbidden model's in Google's.
+
+    See tfs 7.3.
+    """
     if isinstance(error, UnknownResource | PermissionDenied):
         status = status_of(error)
         body = {"error": {"code": status, "message": error.message, "status": error.code.name}}
@@ -357,5 +359,5 @@ def encode_platform_error(error: ServingError) -> HttpResponse:
 
 
 def encode_detail(error: ServingError) -> HttpResponse:
-    """An error as Vertex AI's own prediction containers give it (tfs 7.7)."""
+    """Encode an error as Vertex AI's own prediction containers do (tfs 7.7)."""
     return HttpResponse(orjson.dumps({"detail": error.message}), status_of(error))

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's batching parameters, as what our models are batched by (tfs 6.5). Pure functions."""
+"""TensorFlow Serving's batching parameters as `DynamicBatching` (tfs 6.5). Pure functions."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from triglot.model.signature import Signature, shape_text
 from triglot.pb.tfserving.option_files_pb2 import BatchingParameters
 
 PER_MODEL_FILE = "batching_params.pbtxt"
-"""Parameters of one version, in its folder."""
+"""File with the parameters of one version, in its folder."""
 MAX_BATCH_SIZE = 1000
 MAX_ENQUEUED_BATCHES = 10
-"""TensorFlow Serving's own, where a file does not say it."""
+"""TensorFlow Serving's defaults."""
 MAX_THREADS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """How models are batched, and with how many threads; 0: nothing is said."""
+    """Batching of models, and their number of threads; 0: not given."""
 
     batching: DynamicBatching
     threads: int = 0
 
 
 def parameters_of(message: BatchingParameters, source: str) -> Parameters:
-    """What a message says. Raises `InvalidArgument`, which names the `source` and the key."""
+    """Return a message's parameters. Raises `InvalidArgument`, which names the `source` and the field."""
     try:
         return Parameters(_batching(message), _number(message, "num_batch_threads", 0, 1, MAX_THREADS))
     except ValueError as error:
@@ -86,29 +86,29 @@ def _check_allowed(allowed: list[int], largest: int, execution: int) -> None:
 
 
 def batch(model: Model, parameters: Parameters) -> list[str]:
-    """Have a model's requests joined, unless it says itself how they are to be. Returns why some are not.
+    """Enable batching for a model, unless it configures its own. Returns the reasons why requests are not batched.
 
-    Signatures whose tensors do not all begin with a dim of any size run one by one, as do models that answer with
-    streams, or whose tensors are not known.
+    Signatures whose tensors do not all begin with a dim of any size run unbatched, as do models that return
+    streams, or do not declare their tensors.
     """
     if model.dynamic_batching is not None or model.sequence_batching is not None:
         return []
-    if reason := _alone(model):
+    if reason := _model_reason(model):
         return [reason]
     signatures = signatures_of(model)
-    notes = {name: note for name, signature in signatures.items() if (note := _without_batch(signature))}
+    notes = {name: note for name, signature in signatures.items() if (note := _signature_reason(signature))}
     joined = [name for name in signatures if name not in notes]
     if joined:
         own = _within(parameters.batching, model.max_batch_size)
         model.dynamic_batching = replace(own, signatures=joined if notes else ())
-        # The author of Python code says how many threads it bears.
+        # The author of Python code decides how many threads it supports.
         if parameters.threads and not model.places_instances and model.platform != "python":
             model.instances = parameters.threads
     return [f"signature {name!r}: {note}" for name, note in notes.items()]
 
 
-def _alone(model: Model) -> str:
-    """Why no requests of this model can be joined, or ""."""
+def _model_reason(model: Model) -> str:
+    """Return why none of this model's requests can be batched, or ""."""
     if is_decoupled(model.infer):
         return "the model returns streams"
     if model.any_tensors or model.takes_messages or model.speaks_json:
@@ -116,8 +116,8 @@ def _alone(model: Model) -> str:
     return ""
 
 
-def _without_batch(signature: Signature) -> str:
-    """Which of its tensors cannot be joined, or ""."""
+def _signature_reason(signature: Signature) -> str:
+    """Return which of its tensors cannot be batched, or ""."""
     return next(_fixed("input", signature), "") or next(_fixed("output", signature), "") or _empty(signature)
 
 
@@ -132,7 +132,7 @@ def _empty(signature: Signature) -> str:
 
 
 def _within(batching: DynamicBatching, largest: int) -> DynamicBatching:
-    """The batching for a model that takes no more than so many rows; 0: any number."""
+    """Return the batching for a model of at most `largest` rows; 0: any number."""
     if not largest or largest >= batching.max_batch_size:
         return batching
     execution = min(batching.max_execution_size, largest)

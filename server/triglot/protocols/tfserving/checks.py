@@ -1,4 +1,4 @@
-"""What TensorFlow Serving checks of a Predict call, in its order and words (tfs 3.2)."""
+"""TensorFlow Serving's checks of a Predict call, in its order and with its texts (tfs 3.2)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from triglot.protocols.tfserving.tensor import dtype_name
 
 
 def listed(names: Collection[str]) -> str:
-    """A set of names as some messages show it."""
+    """Return a set of names in the form of some messages."""
     return ",".join(sorted(names))
 
 
 def braced(names: Collection[str]) -> str:
-    """A set of names as the other messages show it."""
+    """Return a set of names in the form of the other messages."""
     return f"{{{listed(names)}}}"
 
 
 def check_predict(
     request: PredictRequest, signature: Signature, define: Callable[[], signature_pb2.SignatureDef]
 ) -> None:
-    """Raises `InvalidArgument` for the first thing that does not fit the signature; shapes are not looked at.
+    """Raise `InvalidArgument` for the first mismatch with the signature; shapes are not checked.
 
-    `define` gives the signature's definition, for the messages that name its tensors.
+    `define` returns the signature's definition, for texts that name its tensors.
     """
     rules = signature.input_rules
     sent = {tensor.name for tensor in request.inputs}
@@ -39,7 +39,7 @@ def check_predict(
 
 
 def check_datatypes(inputs: Iterable[InputTensor], signature: Signature) -> None:
-    """Raises `InvalidArgument` for the first of these inputs, of the signature's, that has another datatype."""
+    """Raise `InvalidArgument` for the first of the signature's inputs that has a wrong datatype."""
     rules = signature.input_rules
     wrong = {tensor.name: tensor for tensor in inputs if tensor.datatype != rules[tensor.name].spec.datatype}
     if wrong:

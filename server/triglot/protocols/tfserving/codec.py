@@ -44,9 +44,9 @@ from triglot.protocols.wire import (
 )
 
 SCAN_FROM_BYTES = 32 * 1024
-"""Below this, protobuf is quicker than cutting."""
+"""Below this size protobuf is quicker than cutting."""
 ELEMENT_WORK = 16
-"""An element that is encoded by itself takes as long as so many bytes of text."""
+"""Cost of encoding a single element, in bytes of text."""
 MAX_INPUTS = Limit("inputs", 1024)
 MAX_FILTER = Limit("names in output_filter", 1024)
 _INPUTS, _OUTPUT_FILTER = 2, 3
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Which model a call is for: its `version`, or the one with the `label`, or the latest that is available."""
+    """The model that a call is for: a `version`, a version's `label`, or the latest version that is available."""
 
     name: str
     version: int | None = None
@@ -69,7 +69,7 @@ class ModelSpec:
 
 @dataclass(slots=True)
 class PredictRequest:
-    """A Predict call. `spec` is None when it has none; `unreadable` says what is wrong with inputs, by name."""
+    """A Predict call. `spec` is None if it has none; `unreadable` has the errors of invalid inputs, by name."""
 
     spec: ModelSpec | None
     inputs: list[InputTensor] = field(default_factory=list)
@@ -78,23 +78,23 @@ class PredictRequest:
 
 
 def decode_spec(message: Any) -> ModelSpec | None:
-    """The `model_spec` of a request."""
+    """Return the `model_spec` of a request, None if it has none."""
     if not message.HasField("model_spec"):
         return None
     return read_spec(message.model_spec)
 
 
 def read_spec(spec: model_pb2.ModelSpec) -> ModelSpec:
-    """The values of a ModelSpec message."""
+    """Return the values of a ModelSpec message."""
     version = spec.version.value if spec.HasField("version") else None
     label = spec.version_label if spec.HasField("version_label") else None
     return ModelSpec(spec.name, version, label, spec.signature_name)
 
 
 def decode_predict(data: bytes) -> PredictRequest:
-    """The request of a serialized PredictRequest; large tensors are views of `data`.
+    """Return the request of a serialized PredictRequest; large tensors are views of `data`.
 
-    Raises `InvalidArgument`. A tensor that cannot be read is kept for later: which model it is comes first.
+    Raises `InvalidArgument`, but not for a tensor that cannot be read: an error about the model comes first.
     """
     if len(data) < SCAN_FROM_BYTES:
         message = parse(predict_pb2.PredictRequest, data)
@@ -115,9 +115,9 @@ def _request(message: predict_pb2.PredictRequest) -> PredictRequest:
 
 
 def _entry(entry: memoryview) -> tuple[str, bytes | memoryview] | None:
-    """The name and the serialized TensorProto of an entry of the map.
+    """Return the name and the serialized TensorProto of a map entry.
 
-    None for one with anything else in it: protobuf takes it for an unknown field.
+    None for one with other fields: protobuf treats it as an unknown field.
     """
     rest, parts = scan(entry, _ENTRY_RULES, FEW_FIELDS)
     values = [payload for number, payload in parts if number == _VALUE]
@@ -128,7 +128,7 @@ def _entry(entry: memoryview) -> tuple[str, bytes | memoryview] | None:
             "the request is not a valid protobuf message: an input's name is not UTF-8"
         ) from None
     if len(values) > 1 or rest:
-        # Each is a message by itself, and not only all together, and where nobody reads it, too.
+        # Each part has to be valid on its own, not only all merged, even in an entry that is dropped.
         for value in values:
             parse(TensorValues, bytes(value))
     return None if rest else (names[-1] if names else "", values[0] if len(values) == 1 else b"".join(values))
@@ -140,7 +140,7 @@ def _add_inputs(
     most_filled = MAX_FILLED_BYTES // max(1, len(tensors))
     inputs: dict[str, InputTensor] = {}
     for name, tensor in tensors:
-        # Of a name that comes twice, protobuf keeps the last.
+        # Of a repeated name, protobuf keeps the last entry.
         inputs.pop(name, None)
         request.unreadable.pop(name, None)
         try:
@@ -151,7 +151,7 @@ def _add_inputs(
 
 
 def decoding_size(data: bytes) -> int:
-    """What `decode_predict` reads one by one of a large message, in bytes. Raises `InvalidArgument`."""
+    """Estimate what `decode_predict` reads one by one of a large message, in bytes. Raises `InvalidArgument`."""
     rest, entries = scan(data, _RULES)
     named = [named for _, entry in entries if (named := _entry(entry))]
     return len(rest) + sum([element_bytes(tensor) for _, tensor in named])
@@ -159,7 +159,7 @@ def decoding_size(data: bytes) -> int:
 
 _DTYPE, _SHAPE = 1, 2
 _VALUES = {TENSOR_CONTENT: "", FLOAT_VAL: "FP32", DOUBLE_VAL: "FP64"}
-"""The fields whose bytes are the array's, and the datatype that each is for; "" is any."""
+"""Fields whose bytes are the array's memory, with the datatype that each is for; "" is any."""
 
 
 def _tag(number: int) -> int:
@@ -170,14 +170,14 @@ _CUT: Rules = {_tag(_INPUTS): {_tag(_VALUE): {_tag(number): None for number in _
 
 
 class PredictDecoder(LayoutDecoder[PredictRequest]):
-    """`decode_predict`, which parses the layout of small messages once."""
+    """`decode_predict` that parses the layout of small messages once."""
 
     def __init__(self) -> None:
         super().__init__(decode_predict, _CUT, _learn, SCAN_FROM_BYTES)
 
 
 def _learn(data: bytes, request: PredictRequest) -> Make[PredictRequest] | None:
-    """When each input has all of its bytes in one piece."""
+    """Return a builder if each input has all of its bytes in one piece."""
     if request.unreadable or not request.inputs:
         return None
     by_name = {tensor.name: tensor for tensor in request.inputs}
@@ -204,7 +204,7 @@ def _learn(data: bytes, request: PredictRequest) -> Make[PredictRequest] | None:
 
 
 def _plain_tensor(data: bytes, start: int, end: int, by_name: Mapping[str, InputTensor]) -> InputTensor | None:
-    """The input of a map entry; None when its bytes are not in one piece, or not any bytes will do."""
+    """Return the input of a map entry; None unless its data is one piece, in which any bytes are valid."""
     entry = {(number, kind): slice(first, last) for number, kind, first, last in fields(data, start, end)}
     if len(list(fields(data, start, end))) != 2 or entry.keys() != {(_KEY, LENGTH), (_VALUE, LENGTH)}:
         return None
@@ -222,7 +222,7 @@ def _plain_tensor(data: bytes, start: int, end: int, by_name: Mapping[str, Input
 
 
 def _byte_size(tensor: InputTensor) -> int:
-    """The bytes of a tensor that may hold any; 0 when what they are matters."""
+    """Return a tensor's size in bytes; 0 for a datatype in which not all bytes are valid."""
     datatype = DATATYPES.get(tensor.datatype)
     if datatype is None or tensor.datatype == "BOOL":
         return 0
@@ -230,14 +230,14 @@ def _byte_size(tensor: InputTensor) -> int:
 
 
 def encode_predict(response: InferenceResponse, signature_name: str, *, as_content: bool = False) -> bytes:
-    """A serialized PredictResponse, joined from the arrays' own memory where the field's bytes are theirs."""
+    """Return a serialized PredictResponse, copied once from the arrays' memory where the field has that form."""
     return b"".join(_pieces(response, signature_name, as_content))
 
 
 def encode_predict_request(
     spec: model_pb2.ModelSpec, inputs: Sequence[OutputTensor], output_filter: Sequence[str]
 ) -> bytes:
-    """A serialized PredictRequest, of tensors as `tensor_content` where they can be."""
+    """Return a serialized PredictRequest, with tensors as `tensor_content` where possible."""
     pieces = [serialize(predict_pb2.PredictRequest(model_spec=spec, output_filter=output_filter))]
     for tensor in inputs:
         pieces += _tensor_pieces(tensor, _INPUTS, as_content=True)
@@ -247,7 +247,7 @@ def encode_predict_request(
 def scatter_predict(
     response: InferenceResponse, signature_name: str, *, as_content: bool = False
 ) -> bytes | Scattered:
-    """As `encode_predict`; large arrays stay where they are."""
+    """Return what `encode_predict` does, but with large arrays sent in place."""
     scatters = may_scatter(response)
     pieces = _pieces(response, signature_name, as_content)
     return Scattered(pieces) if scatters else b"".join(pieces)
@@ -262,7 +262,7 @@ def _pieces(response: InferenceResponse, signature_name: str, as_content: bool) 
 
 
 def _tensor_pieces(tensor: OutputTensor, entry: int, *, as_content: bool) -> list[Any]:
-    """An entry of the map of tensors that the field `entry` is."""
+    """Return the pieces of an entry of the map field `entry`."""
     array, datatype = tensor.array, tensor.datatype
     field = memory_field(datatype, as_content=as_content)
     if field is None:
@@ -279,7 +279,7 @@ def _memory_entry_head(entry: int, name: str, datatype: str, shape: tuple[int, .
 
 
 def _entry_head(entry: int, name: str, size: int) -> bytes:
-    """What stands before a TensorProto of `size` bytes in a map of tensors."""
+    """Return the bytes before a TensorProto of `size` bytes in a map field."""
     encoded = name.encode()
     key = length_prefix(_KEY, len(encoded)) + encoded
     value = length_prefix(_VALUE, size)
@@ -292,12 +292,12 @@ def _encoded_spec(name: str, version: int, signature_name: str) -> bytes:
 
 
 def spec_message(name: str, version: int, signature_name: str = "") -> model_pb2.ModelSpec:
-    """What replies say about the model: the version that answered, never its label."""
+    """Return the ModelSpec of replies: the version that answered, never its label."""
     return model_pb2.ModelSpec(name=name, version={"value": version}, signature_name=signature_name)
 
 
 def encoding_size(response: InferenceResponse) -> int:
-    """What `encode_predict` has to work through element by element, in bytes of text, about."""
+    """Estimate what `encode_predict` processes element by element, in bytes of text."""
     size = 0
     for output in response.outputs:
         if output.datatype not in JOINED:

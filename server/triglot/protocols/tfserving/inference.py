@@ -1,4 +1,4 @@
-"""Classify and Regress: examples in, labels and scores or numbers out (tfs 3.3). Pure functions."""
+"""Classify and Regress: examples ⇄ labels and scores, or numbers (tfs 3.3). Pure functions."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _INPUT, _EXAMPLES, _CONTEXT = 2, 1, 2
 _PLAIN, _WITH_CONTEXT = 1, 2
 MAX_EXAMPLES = 1024 * 1024
 MAX_REPEATED_BYTES = 64 * 1024 * 1024
-"""The most that a context may take in all examples together."""
+"""Most bytes of a context, copied into all examples, in total."""
 Define = Callable[[], signature_pb2.SignatureDef]
 Classes = list[tuple[bytes, float]]
-"""The classes of one example: label and score."""
+"""Label and score of each class of one example."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExamplesRequest:
-    """A Classify or Regress call: serialized `tensorflow.Example` messages, the context in each of them."""
+    """A Classify or Regress call: serialized `tensorflow.Example` messages, each with the context merged in."""
 
     spec: ModelSpec | None
     examples: list[bytes]
@@ -37,20 +37,20 @@ class ExamplesRequest:
 
 @dataclass(frozen=True, slots=True)
 class MultiRequest:
-    """A MultiInference call: (model, method name) of each task, and the examples that all of them share."""
+    """A MultiInference call: (model, method name) of each task, and the examples that all tasks share."""
 
     tasks: list[tuple[ModelSpec, str]]
     examples: list[bytes]
 
 
 def decode_examples(request_class: Any, data: bytes) -> ExamplesRequest:
-    """The request of a serialized ClassificationRequest or RegressionRequest. Raises `InvalidArgument`."""
+    """Return the request of a serialized ClassificationRequest or RegressionRequest. Raises `InvalidArgument`."""
     rest, cuts = scan(data, MessageRules(cut=frozenset({_INPUT})))
     return ExamplesRequest(decode_spec(parse(request_class, rest)), _examples(cuts))
 
 
 def decode_multi(data: bytes) -> MultiRequest:
-    """The request of a serialized MultiInferenceRequest. Raises `InvalidArgument`."""
+    """Return the request of a serialized MultiInferenceRequest. Raises `InvalidArgument`."""
     rest, cuts = scan(data, MessageRules(cut=frozenset({_INPUT})))
     message = parse(pb.MultiInferenceRequest, rest)
     tasks = [(decode_spec(task) or ModelSpec(""), task.method_name) for task in message.tasks]
@@ -58,13 +58,13 @@ def decode_multi(data: bytes) -> MultiRequest:
 
 
 def _examples(cuts: list[tuple[int, memoryview]]) -> list[bytes]:
-    """The examples of an Input as they were sent, never parsed; what a context holds, an example may override."""
+    """Return an Input's serialized examples, each after the context, whose features an example may override."""
     kinds = scan(b"".join([payload for _, payload in cuts]), MessageRules(cut=frozenset({_PLAIN, _WITH_CONTEXT})))[
         1
     ]
     if not kinds:
         return []
-    # Of a oneof the last member counts, in all its parts.
+    # The last member of a oneof counts, with all its parts.
     kind = kinds[-1][0]
     start = max([at + 1 for at, (number, _) in enumerate(kinds) if number != kind], default=0)
     whole = b"".join([payload for _, payload in kinds[start:]])
@@ -80,20 +80,20 @@ def _examples(cuts: list[tuple[int, memoryview]]) -> list[bytes]:
 
 
 def encode_examples(spec: model_pb2.ModelSpec, examples: Sequence[bytes]) -> bytes:
-    """A serialized ClassificationRequest or RegressionRequest; they have the same fields."""
+    """Return a serialized ClassificationRequest or RegressionRequest; they have the same fields."""
     listed = b"".join([length_prefix(_EXAMPLES, len(example)) + example for example in examples])
     kind = length_prefix(_PLAIN, len(listed)) + listed
     return serialize(pb.ClassificationRequest(model_spec=spec)) + length_prefix(_INPUT, len(kind)) + kind
 
 
 def check_examples(examples: Sequence[bytes]) -> None:
-    """Raises `InvalidArgument` when there are none."""
+    """Raise `InvalidArgument` if there are none."""
     if not examples:
         raise InvalidArgument("Input is empty.")
 
 
 def classify_outputs(signature: Signature, define: Define) -> list[str]:
-    """The outputs to ask for. Raises `InvalidArgument` for a signature that cannot classify."""
+    """Return the outputs to request. Raises `InvalidArgument` for a signature that cannot classify."""
     _check_one_input(signature)
     if len(signature.outputs) not in (1, 2):
         raise InvalidArgument(f"Expected one or two output Tensors, found {len(signature.outputs)}")
@@ -108,7 +108,7 @@ def classify_outputs(signature: Signature, define: Define) -> list[str]:
 
 
 def regress_outputs(signature: Signature, define: Define) -> list[str]:
-    """The output to ask for. Raises `InvalidArgument` for a signature that cannot regress."""
+    """Return the output to request. Raises `InvalidArgument` for a signature that cannot regress."""
     _check_one_input(signature)
     if len(signature.outputs) != 1:
         raise InvalidArgument("Expected one output Tensor.")
@@ -135,7 +135,7 @@ def _type_error(what: str, wanted: str, output: OutputTensor, gap: str = " ") ->
 
 
 def classifications(outputs: Sequence[OutputTensor], count: int) -> list[Classes]:
-    """The classes of each of `count` examples. Raises `InvalidArgument` for outputs that do not fit."""
+    """Return the classes of each of `count` examples. Raises `InvalidArgument` for outputs that do not fit."""
     by_name = {output.name: output for output in outputs}
     classes, scores = by_name.get(CLASSES), by_name.get(SCORES)
     for name, output, datatype, type_text in (
@@ -167,7 +167,10 @@ def _check_classes(name: str, output: OutputTensor, datatype: str, type_text: st
 
 
 def regressions(outputs: Sequence[OutputTensor], count: int) -> Array:
-    """The FP32 number of each of `count` examples. Raises `InvalidArgument` for an output that does not fit."""
+    """Return the FP32 number of each of `count` examples.
+
+    Raises `InvalidArgument` for an output that does not fit.
+    """
     output = outputs[0]
     shape = output.array.shape
     if len(shape) != 1 and (len(shape) != 2 or shape[1] != 1):
@@ -183,7 +186,7 @@ def regressions(outputs: Sequence[OutputTensor], count: int) -> Array:
 
 
 def classification_message(examples: Sequence[Classes]) -> pb.ClassificationResult:
-    """The result as a message; a label that is no UTF-8 loses what is not."""
+    """Return the result message; bytes of a label that are not UTF-8 are replaced."""
     message = pb.ClassificationResult()
     for classes in examples:
         added = message.classifications.add()
@@ -193,7 +196,7 @@ def classification_message(examples: Sequence[Classes]) -> pb.ClassificationResu
 
 
 def regression_message(values: Array) -> pb.RegressionResult:
-    """The result as a message."""
+    """Return the result message."""
     message = pb.RegressionResult()
     for value in values.tolist():
         message.regressions.add(value=value)

@@ -1,4 +1,4 @@
-"""Models that speak JSON, behind REST: instances and predictions are any JSON (tfs 7.2, 7.3). Pure functions."""
+"""REST for models that take JSON: instances and predictions are any JSON (tfs 7.2, 7.3). Pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ INSTANCES, PARAMETERS, SIGNATURE_NAME = "instances", "parameters", "signature_na
 
 
 def read_object(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
-    """The JSON object of a body; NaN and Infinity are numbers, and what follows the object is ignored (tfs 4.3).
+    """Return the JSON object of a body; NaN and Infinity are numbers, and text after the object is ignored (tfs
+    4.3).
 
     Raises `InvalidArgument`, and `PayloadTooLarge` for a body beyond `limits`.
     """
@@ -35,7 +36,7 @@ def read_object(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, A
 
 
 def instances_of(values: dict[str, Any]) -> list[Any]:
-    """The instances of a request. Raises `InvalidArgument`."""
+    """Return the instances of a request. Raises `InvalidArgument`."""
     instances = values.get(INSTANCES)
     if not isinstance(instances, list):
         got = type_name(instances) if INSTANCES in values else "nothing"
@@ -44,13 +45,13 @@ def instances_of(values: dict[str, Any]) -> list[Any]:
 
 
 def split_keywords(values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The instances, and what stands beside them: the keyword arguments. Raises `InvalidArgument`."""
+    """Return the instances, and the members beside them as keyword arguments. Raises `InvalidArgument`."""
     keywords = {key: value for key, value in values.items() if key not in (INSTANCES, SIGNATURE_NAME)}
     return instances_of(values), keywords
 
 
 def json_inputs(instances: list[Any], keywords: dict[str, Any]) -> list[InputTensor]:
-    """The inputs of a model that speaks JSON: a text for each instance, and one for the keyword arguments."""
+    """Return the inputs of a model that takes JSON: a string for each instance, one for the keyword arguments."""
     return [_texts(INSTANCES, instances), _texts(PARAMETERS, [keywords])]
 
 
@@ -61,5 +62,5 @@ def _texts(name: str, values: list[Any]) -> InputTensor:
 
 
 def encode_json(response: InferenceResponse) -> bytes:
-    """`{"predictions": …}` with what the model gave, as it is."""
+    """Return `{"predictions": …}` with the model's JSON, unchanged."""
     return b'{"predictions": %b}' % b"".join(bytes_elements(response.outputs[0].array))

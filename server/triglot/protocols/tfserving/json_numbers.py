@@ -1,4 +1,4 @@
-"""Numbers as TensorFlow Serving prints them: in answers (tfs 4.4) and where an error text quotes one (tfs 4.3)."""
+"""Numbers as TensorFlow Serving prints them: in responses (tfs 4.4) and in error texts (tfs 4.3)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MASK = (1 << 64) - 1
 
 
 def decimal_texts(values: Array) -> list[str]:
-    """Each of a flat FP32 or FP64 array: six digits where they give the value back, else 9 (FP64: 17)."""
+    """Return the texts of a flat FP32 or FP64 array: six digits if they are exact enough, else 9 (FP64: 17)."""
     numbers: list[float] = values.tolist()
-    # All in one go: to format them one by one takes twice as long.
+    # All at once: formatting them one by one takes twice as long.
     texts = ("%g " * len(numbers) % tuple(numbers)).split()
-    # Six digits of the greatest number are less than it is: nothing becomes infinite that was not.
+    # Rounding the greatest number to six digits makes it smaller, so nothing becomes infinite here.
     read_back = np.array(list(map(float, texts)), values.dtype)
     others: list[int] = (read_back != values).nonzero()[0].tolist()
     digits = "%.9g " if values.dtype.itemsize == 4 else "%.17g "
@@ -30,9 +30,9 @@ def decimal_texts(values: Array) -> list[str]:
 
 
 def shortest_text(value: float) -> bytes:
-    """A finite number in few digits that give it back, as RapidJSON's writer prints it.
+    """Return a finite number in few digits that read back to it, as RapidJSON's writer prints it.
 
-    Its digits are those of the Grisu2 algorithm, which are not always the nearest ones.
+    The digits are those of the Grisu2 algorithm, which are not always the nearest ones.
     """
     if value == 0:
         return b"-0.0" if np.signbit(value) else b"0.0"
@@ -42,7 +42,7 @@ def shortest_text(value: float) -> bytes:
 
 
 def _layout(digits: str, exponent: int) -> str:
-    """The text of digits · 10^exponent."""
+    """Return the text of digits · 10^exponent."""
     point = len(digits) + exponent
     if exponent >= 0 and point <= 21:
         return digits + "0" * exponent + ".0"
@@ -55,7 +55,7 @@ def _layout(digits: str, exponent: int) -> str:
 
 
 def _grisu2(value: float) -> tuple[int, int]:
-    """Digits and a decimal exponent, from the value and its two boundaries scaled by one power of ten.
+    """Return digits and a decimal exponent, from the value and its two boundaries scaled by one power of ten.
 
     All are 64-bit significands with the exponent of the upper boundary (Loitsch 2010).
     """
@@ -79,13 +79,16 @@ def _grisu2(value: float) -> tuple[int, int]:
 
 
 def _product(one: int, other: int) -> int:
-    """The upper half of a 128-bit product, rounded."""
+    """Return the upper half of a 128-bit product, rounded."""
     return (one * other + (1 << 63)) >> 64
 
 
 @cache
 def _power_of_ten(top: int) -> tuple[int, int, int]:
-    """The one of 10^-348, 10^-340, … that suits: 64-bit significand, binary exponent, and what undoes it."""
+    """Return the fitting one of 10^-348, 10^-340, …
+
+    It is a 64-bit significand, its binary exponent, and the decimal exponent that undoes it.
+    """
     steps = -(-(-61 - top) * 30102999566398114 // 10**17) + 347
     decimal = -348 + ((steps >> 3) + 1) * 8
     numerator, denominator = (10**decimal, 1) if decimal >= 0 else (1, 10**-decimal)
@@ -98,7 +101,7 @@ def _power_of_ten(top: int) -> tuple[int, int, int]:
 
 
 def _digits(high: int, delta: int, gap: int, shift: int, exponent: int) -> tuple[int, int]:
-    """The fewest leading digits of `high` that stay within `delta` below it, drawn towards the value at `gap`."""
+    """Return the fewest leading digits of `high` within `delta` below it, rounded towards the value at `gap`."""
     one = 1 << shift
     integer, rest = high >> shift, high & (one - 1)
     number = 0
@@ -107,7 +110,7 @@ def _digits(high: int, delta: int, gap: int, shift: int, exponent: int) -> tuple
         number = number * 10 + digit
         left = (integer << shift) + rest
         if left <= delta:
-            return _drawn(number, delta, left, 10**place << shift, gap), exponent + place
+            return _grisu_round(number, delta, left, 10**place << shift, gap), exponent + place
     place = 0
     while True:
         rest, delta, place = rest * 10, delta * 10, place - 1
@@ -116,10 +119,10 @@ def _digits(high: int, delta: int, gap: int, shift: int, exponent: int) -> tuple
         if rest < delta:
             # The original's table of powers ends here.
             scaled = gap * 10**-place & _MASK if place > -9 else 0
-            return _drawn(number, delta, rest, one, scaled), exponent + place
+            return _grisu_round(number, delta, rest, one, scaled), exponent + place
 
 
-def _drawn(number: int, delta: int, rest: int, unit: int, gap: int) -> int:
+def _grisu_round(number: int, delta: int, rest: int, unit: int, gap: int) -> int:
     while rest < gap and delta - rest >= unit and (rest + unit < gap or gap - rest > rest + unit - gap):
         number -= 1
         rest += unit

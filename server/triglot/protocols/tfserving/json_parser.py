@@ -1,7 +1,7 @@
-"""JSON text → values, as the RapidJSON parser of TensorFlow Serving reads it (tfs 4.3). Pure functions.
+"""JSON text → values, as RapidJSON in TensorFlow Serving parses it (tfs 4.3). Pure functions.
 
-Strategy: a NUL behind the text stands for its end, as it does for RapidJSON, so that there is always a byte to
-look at. Containers that are not closed yet wait in a list: how deep they may be nested is no matter of recursion.
+Strategy: a NUL is appended to the text as its end, as in RapidJSON, so that there is always a byte to read. Open
+containers are kept in a list, so that deep nesting needs no recursion.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from triglot.protocols.json.limits import CONTAINER_COST, DEFAULT_LIMITS, MAX_DE
 from triglot.protocols.json.pieces import check_values
 from triglot.protocols.tfserving.json_values import Object, Value, debug_text, text_of
 
-# _SPACE and _PLAIN match the empty text too, wherever they are asked: `match` never gives None.
+# _SPACE and _PLAIN match the empty text as well: for them `match` never returns None.
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _TOKEN = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
 LONGEST_RUN = 64 * 1024
-"""Bytes of a string that are looked at in one go."""
+"""Most bytes of a string that are matched at once."""
 _PLAIN = re.compile(rb'[^"\\\x00-\x1f]{0,%d}' % LONGEST_RUN)
 _ESCAPED = re.compile(rb'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})){1,%d}' % (LONGEST_RUN // 4))
 _HEX = re.compile(rb"[0-9A-Fa-f]{4}")
@@ -53,9 +53,9 @@ MISSING_EXPONENT = "Miss exponent in number."
 
 
 def parse_object(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Object:
-    """The object that a body holds; what follows it is not looked at.
+    """Return the object at the beginning of a body; the rest is ignored.
 
-    Raises `InvalidArgument` for text that is no JSON, with the offset in bytes, and for a value of another kind;
+    Raises `InvalidArgument` for invalid JSON, with the offset in bytes, and for another type of value;
     `PayloadTooLarge` for text beyond `limits`.
     """
     value = parse(text, limits)
@@ -65,7 +65,7 @@ def parse_object(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Object:
 
 
 def parse(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Value:
-    """The value at the beginning of a text. Raises `InvalidArgument`, and `PayloadTooLarge` beyond `limits`."""
+    """Return the value at the beginning of a text. Raises `InvalidArgument`, `PayloadTooLarge` beyond `limits`."""
     if not text:
         raise InvalidArgument("JSON Parse error: The document is empty")
     limits.check_size(len(text))
@@ -75,7 +75,7 @@ def parse(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Value:
 
 
 def signature_name_of(body: Object) -> str:
-    """The `signature_name` of a request; empty when it names none. Raises `InvalidArgument` for no string."""
+    """Return a request's `signature_name`, "" if it has none. Raises `InvalidArgument` if it is not a string."""
     name = body.first().get(b"signature_name", b"")
     if not isinstance(name, bytes):
         raise InvalidArgument(
@@ -85,7 +85,7 @@ def signature_name_of(body: Object) -> str:
 
 
 class _Parser:
-    """Reads one text; `_at` is the next byte."""
+    """Parses one text; `_at` is the offset of the next byte."""
 
     __slots__ = ("_at", "_text")
 
@@ -114,17 +114,20 @@ class _Parser:
                 container = containers[-1]
                 if isinstance(container, list):
                     container.append(value)
-                    if self._goes_on(b"]", MISSING_COMMA_IN_ARRAY):
+                    if self._has_next(b"]", MISSING_COMMA_IN_ARRAY):
                         break
                 else:
                     container.members.append((names.pop(), value))
-                    if self._goes_on(b"}", MISSING_COMMA_IN_OBJECT):
+                    if self._has_next(b"}", MISSING_COMMA_IN_OBJECT):
                         names.append(self._name())
                         break
                 value = containers.pop()
 
     def _value(self, names: list[bytes]) -> tuple[Value, bool]:
-        """A value, and whether it is a container whose first item comes next; its name is added to `names`."""
+        """Read a value.
+
+        Return it, and whether it is a container with items, whose first name is put on `names`.
+        """
         text, at = self._text, self._at
         byte = text[at]
         if byte == 0x22:
@@ -144,8 +147,8 @@ class _Parser:
             return self._word(*_WORDS[byte]), False
         return self._number(), False
 
-    def _goes_on(self, closing: bytes, missing: str) -> bool:
-        """Whether another item follows; else the container has been closed."""
+    def _has_next(self, closing: bytes, missing: str) -> bool:
+        """Return whether another item follows; otherwise the container was closed."""
         self._skip_space()
         if self._take(b","):
             self._skip_space()
@@ -169,7 +172,7 @@ class _Parser:
         return value
 
     def _expect(self, word: bytes) -> None:
-        """Take the bytes of `word`; the error is where the text parts from it."""
+        """Consume the bytes of `word`; an error is at the first byte that differs."""
         for byte in word:
             if self._text[self._at] != byte:
                 self._fail(BAD_VALUE, self._at)
@@ -232,20 +235,20 @@ class _Parser:
         return b"".join(pieces)
 
     def _escaped(self) -> bytes:
-        """What a text that begins with an escape stands for; in one go where nothing is wrong in it."""
+        """Return the decoded text from an escape on; as a whole run if the run is valid."""
         run = _ESCAPED.match(self._text, self._at)
         if run is not None:
             try:
                 decoded: str = orjson.loads(b'"%b"' % run[0])
             except ValueError:
-                pass  # Half a surrogate pair, or bytes that are no UTF-8.
+                pass  # A lone surrogate, or bytes that are not UTF-8.
             else:
                 self._at = run.end()
                 return decoded.encode()
         return self._escape()
 
     def _escape(self) -> bytes:
-        """What an escape stands for. Every error is at its backslash."""
+        """Return a single decoded escape. All errors are reported at its backslash."""
         start = self._at
         byte = self._text[start + 1]
         if byte in _ESCAPES:
@@ -261,7 +264,7 @@ class _Parser:
             if not 0xDC00 <= low < 0xE000:
                 self._fail(BAD_SURROGATE, start)
             code = 0x10000 + ((code - 0xD800) << 10 | (low - 0xDC00))
-        # The second half of a pair passes alone.
+        # A lone low surrogate is accepted.
         return chr(code).encode(errors="surrogatepass")
 
     def _hex(self, at: int, start: int) -> int:

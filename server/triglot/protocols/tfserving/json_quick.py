@@ -1,11 +1,11 @@
-"""The quick reader of `:predict` bodies: plain and regular ones only. Pure functions.
+"""Fast reader for `:predict` bodies that are plain and regular. Pure functions.
 
-Strategy: the quick parsers find the numbers, and the text's own brackets prove that their lists are regular. The
-*skeleton* of a body is what is left of it when all bytes but brackets, braces, commas, colons and quotes are
-dropped. Without backslashes, which are not read here, it tells the body's structure, and that of regular tensors
-follows from their shapes. So it is made and compared: a ragged list, or a key that is there twice, makes a
-difference. simdjson refuses such keys itself, so of a few long lists it is enough to look at their lengths, and to
-count the brackets of the text: one more, and something is in them that is no number.
+Strategy: fast parsers find the numbers, and the text's own brackets prove that the lists are regular. The
+*skeleton* of a body is what is left without all bytes but brackets, braces, commas, colons and quotes. As long as
+there are no backslashes, which this reader rejects, it shows the body's structure; and the skeleton of regular
+tensors follows from their shapes. So that is built, and compared: a ragged list, or a repeated key, makes a
+difference. simdjson rejects repeated keys itself, so for a few long lists it is enough to check their lengths, and
+to count the opening brackets in the text: one more, and they hold something that is not a number.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from triglot.protocols.tfserving.json_tensors import RULES, PredictBody, narrowe
 from triglot.protocols.tfserving.json_values import decode_base64
 from triglot.protocols.tfserving.tensor import MAX_DIMS
 
-_FLESH = all_but(b'[]{},:"')
+_NOT_STRUCTURE = all_but(b'[]{},:"')
 _BASE64_TEXT = b'{"":""}'
 TEXT_PER_LIST = 64
-"""To look at a list takes as long as to make the skeleton of so many bytes."""
+"""Cost of checking a list, in bytes of skeleton."""
 
 
 def read_quickly(body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits) -> PredictBody | None:
-    """The request of a body; None for one that only the exact reader can judge."""
+    """Return the request of a body; None for one that needs the exact reader."""
     if b"\\" in body:
         return None
     parsers: list[Callable[[bytes, JsonLimits], Any]] = [parse_plain]
@@ -46,7 +46,7 @@ def read_quickly(body: bytes, signature_of: Callable[[str], Signature], limits: 
         try:
             return _read(parse(body, limits), body, signature_of)
         except (ValueError, TypeError, RuntimeError, ServingError):
-            continue  # Also what `signature_of` raises: the exact reader asks again when it is due.
+            continue  # Errors of `signature_of` as well: the exact reader calls it again in its order.
     return None
 
 
@@ -55,14 +55,14 @@ def _with_arrays(body: bytes, limits: JsonLimits) -> Any:
 
 
 class _Irregular(ValueError):
-    """Not for the quick reader."""
+    """The body needs the exact reader."""
 
 
 @dataclass(slots=True)
 class _Elements:
-    """An array whose lists are as long as the first ones; whether they all are is not known yet.
+    """Elements of an array with its shape by the first list of each level; not yet proven to be regular.
 
-    `texts` are the skeletons of its elements where they have any.
+    `texts` are the skeletons of the elements, if they have any.
     """
 
     shape: tuple[int, ...]
@@ -74,7 +74,7 @@ class _Elements:
 
 
 def _read(values: Any, body: bytes, signature_of: Callable[[str], Signature]) -> PredictBody:
-    """Raises `_Irregular`, and what the parsers raise for values that are no numbers."""
+    """Return the request. Raises `_Irregular`, and as the parsers for values that are not numbers."""
     if not isinstance(values, dict):
         raise _Irregular
     row = "instances" in values
@@ -87,7 +87,7 @@ def _read(values: Any, body: bytes, signature_of: Callable[[str], Signature]) ->
         raise _Irregular
     lists = _lists(values, len(body) // TEXT_PER_LIST)
     is_proven = lists is not None and lists == count(b"[", body)
-    skeleton = b"" if is_proven else skeleton_of(_FLESH, body)
+    skeleton = b"" if is_proven else skeleton_of(_NOT_STRUCTURE, body)
     tensors, text = _Reader(None if is_proven else len(skeleton), specs).read(values[key], row)
     if _object_text(values, {key: text}) != skeleton and not is_proven:
         raise _Irregular
@@ -96,21 +96,24 @@ def _read(values: Any, body: bytes, signature_of: Callable[[str], Signature]) ->
 
 
 def _lists(value: Any, most: int) -> int | None:
-    """How many lists there are in objects of simdjson's, all regular; None: not known so easily."""
+    """Return how many lists simdjson's values have, all of them regular.
+
+    None if that takes a skeleton to prove.
+    """
     if isinstance(value, LargeArray):
         return value.lists(most)
     if not isinstance(value, dict):
         return None if isinstance(value, list) else 0
     counts = [_lists(member, most) for member in value.values()]
-    # Without a large array orjson may have made them, which forgets equal keys.
+    # Without a large array the values may be orjson's, which drops repeated keys.
     return None if None in counts else sum(filter(None, counts)) or None
 
 
 class _Reader:
-    """Reads the tensors of one body, and makes the skeleton that they must have.
+    """Reads the tensors of one body, and builds the skeleton that they must have.
 
-    `_room` is what the body's own has left, so that no shape, made up by the first of ragged lists, outgrows it.
-    None: the lists are known to be regular, and no skeleton is made.
+    `_room` is what is left of the size of the body's own skeleton: no shape that is derived from the first of
+    ragged lists may exceed it. None: the lists are known to be regular, and no skeleton is built.
     """
 
     def __init__(self, room: int | None, specs: Sequence[TensorSpec]) -> None:
@@ -118,7 +121,7 @@ class _Reader:
         self._specs = specs
 
     def read(self, value: Any, row: bool) -> tuple[list[InputTensor], bytes]:
-        """The tensors under `instances` (`row`) or `inputs`, and their skeleton."""
+        """Return the tensors under `instances` (`row`) or `inputs`, and their skeleton."""
         if not row and _names_inputs(value):
             return self._named(value)
         if row and isinstance(value, list) and value and _names_inputs(value[0]):
@@ -139,7 +142,7 @@ class _Reader:
 
     def _rows(self, rows: list[Any]) -> tuple[list[InputTensor], bytes]:
         keys = list(rows[0])
-        # Of objects with a member b64 some may be strings.
+        # Objects with only a member `b64` may be strings.
         if set(keys) != {spec.name for spec in self._specs} or keys == ["b64"]:
             raise _Irregular
         if any(type(row) is not dict or list(row) != keys for row in rows):
@@ -151,7 +154,7 @@ class _Reader:
         return [columns[spec.name].tensor(spec) for spec in self._specs], _list_text(items)
 
     def _texts(self, elements: _Elements, skip: int = 0) -> list[bytes]:
-        """The skeletons of the arrays that lie in the first `skip` dims; of all of it for 0."""
+        """Return the skeletons of the subarrays behind the first `skip` dims; with 0, that of the whole array."""
         arrays, shape = math.prod(elements.shape[:skip]), elements.shape[skip:]
         if self._room is None:
             return [b""] * arrays
@@ -177,7 +180,7 @@ def _list_text(items: list[bytes]) -> bytes:
 
 
 def _object_text(values: Mapping[str, Any], texts: Mapping[str, bytes]) -> bytes:
-    """The skeleton of an object; `texts` has that of members with structure."""
+    """Return the skeleton of an object; `texts` has those of its members with structure."""
     items = [texts[key] if key in texts else _scalar_text(value) for key, value in values.items()]
     return _members_text([_head(key) for key in values], items)
 
@@ -197,7 +200,7 @@ def _scalar_text(value: Any) -> bytes:
 
 
 def _string_text(text: str) -> bytes:
-    return b'"' + text.encode().translate(None, _FLESH) + b'"'
+    return b'"' + text.encode().translate(None, _NOT_STRUCTURE) + b'"'
 
 
 def _is_base64(value: Any) -> bool:
@@ -212,14 +215,14 @@ def _elements(value: Any, datatype: str) -> _Elements:
     if datatype not in RULES:
         raise _Irregular
     if isinstance(value, LargeArray):
-        numbers = _large_numbers(value, datatype)  # Of a long list, they tell the shape, too.
+        numbers = _large_numbers(value, datatype)  # Also determines the shape of a long list.
         elements = _Elements(value.shape, numbers)
     elif isinstance(value, list) and value and isinstance(value[0], LargeArray):
         elements = _stacked(value, datatype)
     else:
         values = flatten(value) if isinstance(value, list) else [value]
         elements = _Elements(_shape(value), *_converted(values, datatype))
-    # Without elements no text would be left to prove the shape.
+    # Without elements no skeleton would prove the shape.
     if len(elements.shape) > MAX_DIMS or elements.data.size != math.prod(elements.shape) or not elements.data.size:
         raise _Irregular
     return elements
@@ -254,7 +257,7 @@ def _large_numbers(value: LargeArray, datatype: str) -> Array:
 
 
 def _converted(values: list[Any], datatype: str) -> tuple[Array, list[bytes] | None]:
-    """The elements and, of strings, their skeletons."""
+    """Return the elements and, for strings, their skeletons."""
     if datatype != "BYTES":
         if not RULES[datatype].takes(values):
             raise _Irregular

@@ -1,4 +1,4 @@
-"""JSON values → tensors, with the rules and texts of TensorFlow Serving (tfs 4.2, 4.3). Pure functions."""
+"""JSON values → tensors, with TensorFlow Serving's rules and error texts (tfs 4.2, 4.3). Pure functions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from triglot.protocols.tfserving.tensor import MAX_DIMS, dtype_name
 
 @dataclass(frozen=True, slots=True)
 class PredictBody:
-    """A `:predict` body. `row` says which form it has, and so which the answer gets; `named`, whether its rows are
-    objects by input name."""
+    """A decoded `:predict` body.
+
+    `row`: it has the row form, and so has the response. `named`: its rows are objects by input name.
+    """
 
     signature_name: str
     row: bool
@@ -36,14 +38,14 @@ class PredictBody:
 
 @dataclass(frozen=True, slots=True)
 class ElementRule:
-    """Which parsed values are elements of a datatype; bounds are for integers, both included."""
+    """The Python types, and for integers the inclusive bounds, of a datatype's elements."""
 
     types: frozenset[type]
     low: int | None = None
     high: int | None = None
 
     def takes(self, values: Sequence[Any]) -> bool:
-        """Whether all values are elements."""
+        """Whether all values are valid elements."""
         if not self.types.issuperset(map(type, values)):
             return False
         if self.low is None or self.high is None or not values:
@@ -54,7 +56,7 @@ class ElementRule:
 
 
 _NUMBER = ElementRule(frozenset({int, float}))
-# The narrow types go through int32 and wrap around.
+# Narrow types are converted by way of int32, and wrap around.
 _INT32 = ElementRule(frozenset({int}), -(2**31), 2**31 - 1)
 RULES: dict[str, ElementRule] = {
     "FP32": _NUMBER,
@@ -69,11 +71,14 @@ RULES: dict[str, ElementRule] = {
     "BOOL": ElementRule(frozenset({bool})),
     "BYTES": ElementRule(frozenset({bytes})),
 }
-"""The datatypes that have a JSON form here; the others are refused, element by element."""
+"""Rules of the datatypes that have a JSON form here; elements of others are rejected."""
 
 
 def to_array(values: list[Any], datatype: str) -> Array:
-    """A flat array of values that the datatype's rule takes; a number beyond FP32 becomes infinite."""
+    """Return a flat array of values that passed the datatype's rule.
+
+    A number beyond FP32's range becomes infinite.
+    """
     dtype = DATATYPES[datatype].dtype
     if datatype == "BYTES":
         return object_array(values, (len(values),))
@@ -87,13 +92,13 @@ def to_array(values: list[Any], datatype: str) -> Array:
 
 
 def narrowed(numbers: Array, datatype: str) -> Array:
-    """Numbers as elements of a datatype."""
+    """Return numbers converted to a datatype."""
     with np.errstate(over="ignore"):
         return numbers.astype(DATATYPES[datatype].dtype, copy=False)
 
 
 class Column:
-    """The tensor that is gathered for one input: its elements, and the shape of what was added."""
+    """Collects the tensor of one input: its elements, and the shape of each value added."""
 
     __slots__ = ("_datatype", "_name", "_shape", "_size", "_values")
 
@@ -107,8 +112,8 @@ class Column:
     def add(self, value: Value, *, keep: bool = True) -> None:
         """Add one value, scalar or nested; `keep=False` only checks it.
 
-        Raises `InvalidArgument` for what is no dense tensor of the datatype or has not the shape of those before,
-        `Unimplemented` for a datatype without a JSON form.
+        Raises `InvalidArgument` for a value that is not a dense tensor of the datatype, or whose shape differs
+        from earlier ones, `Unimplemented` for a datatype without a JSON form.
         """
         values: list[Any] = []
         shape = _shape(value)
@@ -123,14 +128,17 @@ class Column:
             self._values += values
 
     def tensor(self, *leading: int) -> InputTensor:
-        """The tensor of all that was added, with `leading` dims in front."""
+        """Return the tensor of all that was added, with `leading` dims in front."""
         shape = (*leading, *(self._shape or ()))
         _check_rank(shape)
         return InputTensor(self._name, self._datatype, shape, to_array(self._values, self._datatype))
 
 
 def _shape(value: Value) -> tuple[int, ...]:
-    """The dims by the first item of each level. Raises `InvalidArgument` for more than an array can have."""
+    """Return the dims by the first item of each level.
+
+    Raises `InvalidArgument` for more than an array can have.
+    """
     dims: list[int] = []
     while isinstance(value, list):
         dims.append(len(value))
@@ -151,7 +159,7 @@ def _shape_text(shape: Sequence[int]) -> str:
 
 
 def _fill(value: Value, level: int, shape: tuple[int, ...], datatype: str, values: list[Any]) -> None:
-    """Append the elements of `value`; calls itself no deeper than there are dims."""
+    """Append the elements of `value`; recursion is limited by the number of dims."""
     rank = len(shape)
     if not isinstance(value, list):
         if level != rank:

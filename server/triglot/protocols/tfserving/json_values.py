@@ -1,4 +1,4 @@
-"""JSON values as TensorFlow Serving's parser has them, and how error texts quote them (tfs 4.3)."""
+"""JSON values as TensorFlow Serving's parser has them, and their form in error texts (tfs 4.3)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triglot.core.errors import InvalidArgument
 from triglot.protocols.tfserving.json_numbers import shortest_text
 
 QUOTED_BYTES = 256
-"""An error text quotes a value up to the token that reaches so many bytes."""
+"""An error text quotes a value up to the token that reaches this number of bytes."""
 _CONTROL = re.compile(rb'["\\\x00-\x1f]')
 _ESCAPES = {bytes([code]): b"\\u%04X" % code for code in range(0x20)} | {
     b'"': b'\\"',
@@ -31,21 +31,21 @@ _END = object()
 
 @dataclass(slots=True)
 class Object:
-    """A JSON object with its members in their order; a key may be there more than once."""
+    """A JSON object with its members in order; keys may repeat."""
 
     members: list[tuple[bytes, Value]]
 
     def first(self) -> dict[bytes, Value]:
-        """The members by key; the first of equal keys counts."""
+        """Return the members by key; the first of equal keys counts."""
         return dict(reversed(self.members))
 
 
 Value = None | bool | int | float | bytes | list[Any] | Object
-"""Integers beyond 64 bits are floats. A string is its bytes, which need not be UTF-8."""
+"""A JSON value. Integers beyond 64 bits are floats. A string is its bytes, which need not be UTF-8."""
 
 
 def json_type(value: Value) -> str:
-    """What the error texts call the type of a value."""
+    """Return the type of a value as error texts name it."""
     if value is None:
         return "Null"
     if isinstance(value, bool):
@@ -58,19 +58,19 @@ def json_type(value: Value) -> str:
 
 
 def quote(text: bytes) -> bytes:
-    """A JSON string; bytes from 0x7f on stay as they are, UTF-8 or not."""
+    """Return a JSON string; bytes from 0x7f on are kept as they are, UTF-8 or not."""
     return b'"' + _CONTROL.sub(lambda match: _ESCAPES[match[0]], text) + b'"'
 
 
 def text_of(text: bytes) -> str:
-    """A name or string for an error text; bytes that are no UTF-8 become U+FFFD."""
+    """Return a name or string for an error text; bytes that are not UTF-8 become U+FFFD."""
     return text.decode(errors="replace")
 
 
 def debug_text(value: Value) -> str:
-    """A value as error texts quote it: indented by four, arrays on one line, cut after `QUOTED_BYTES`.
+    """Return a value as error texts quote it: indented by four, arrays on one line, cut after `QUOTED_BYTES`.
 
-    What follows the first NaN or infinity is left out, itself included.
+    The text ends before the first NaN or infinity.
     """
     pieces: list[bytes] = []
     size = 0
@@ -83,7 +83,7 @@ def debug_text(value: Value) -> str:
 
 
 def _tokens(value: Value) -> Iterator[bytes]:
-    """The text of a value, token by token: no deep nesting makes it recurse."""
+    """Yield the text of a value token by token, without recursion."""
     containers: list[tuple[Iterator[Any], bytes]] = []
     prefix, is_first = b"", True
     while True:
@@ -117,7 +117,7 @@ def _tokens(value: Value) -> Iterator[bytes]:
 
 
 def _opening(value: Value) -> bytes:
-    """The text of a scalar, the bracket of a container."""
+    """Return the text of a scalar, or a container's opening bracket."""
     if isinstance(value, Object):
         return b"{"
     if isinstance(value, list):
@@ -136,7 +136,7 @@ def _new_line(depth: int) -> bytes:
 
 
 def base64_text(value: Value) -> bytes | None:
-    """The text of an object whose only member is a string named `b64`; None for anything else."""
+    """Return the text of an object whose only member is a string named `b64`, else None."""
     if isinstance(value, Object) and len(value.members) == 1:
         key, text = value.members[0]
         if key == b"b64" and isinstance(text, bytes):
@@ -145,7 +145,7 @@ def base64_text(value: Value) -> bytes | None:
 
 
 def decode_base64(text: bytes) -> bytes:
-    """The bytes of base64 text: standard alphabet, blanks anywhere, padded (`.` pads, too) in full or not at all.
+    """Decode base64: standard alphabet, blanks anywhere, padded in full (with `=` or `.`) or not at all.
 
     Raises `InvalidArgument`.
     """

@@ -1,4 +1,4 @@
-"""From a ModelSpec to the version that answers, in TensorFlow Serving's words (tfs 3.1)."""
+"""Finds the version for a ModelSpec, with TensorFlow Serving's errors (tfs 3.1)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from triglot.scheduling.servable import Servable
 
 
 def require_spec(spec: ModelSpec | None) -> ModelSpec:
-    """Raises `InvalidArgument` for a request without one."""
+    """Return the ModelSpec. Raises `InvalidArgument` for a request without one."""
     if spec is None:
         raise InvalidArgument("Missing ModelSpec")
     return spec
 
 
 def find_called(dataplane: DataPlane, spec: ModelSpec | None, call: Call) -> Servable:
-    """As `find_servable`; the call learns which model and version it goes to."""
+    """Return what `find_servable` does, and record model and version in the call."""
     call.model_name = require_spec(spec).name
     servable = find_servable(dataplane, call.permission, spec)
     call.model_version = servable.version
@@ -29,9 +29,9 @@ def find_called(dataplane: DataPlane, spec: ModelSpec | None, call: Call) -> Ser
 
 
 def find_servable(dataplane: DataPlane, permission: Permission, spec: ModelSpec | None) -> Servable:
-    """The version that a call goes to, to be leased by `with`.
+    """Return the version for a call, to be leased by `with`.
 
-    Raises `InvalidArgument` or `NotFound`, and `PermissionDenied` for others' models.
+    Raises `InvalidArgument` or `NotFound`, and `PermissionDenied` for a model that the client may not use.
     """
     spec = require_spec(spec)
     if not spec.name:
@@ -45,12 +45,12 @@ def find_servable(dataplane: DataPlane, permission: Permission, spec: ModelSpec 
     except UnknownLabel:
         raise InvalidArgument(f"Unrecognized servable version label: {spec.label}") from None
     except (ModelNotFound, Unavailable, InvalidArgument):
-        # A version that is loading, or that never was, is the same to a client (tfs 0.7).
+        # Clients get the same error for a version that is loading and one that never existed (tfs 0.7).
         number = dataplane.labelled(permission, spec.name, spec.label) if spec.label else spec.version
         which = f"Latest({spec.name})" if number is None else f"Specific({spec.name}, {number})"
         raise NotFound(f"Servable not found for request: {which}") from None
 
 
 def define(servable: Servable, name: str) -> signature_pb2.SignatureDef:
-    """The SignatureDef of one of the version's signatures."""
+    """Return the SignatureDef of one of the version's signatures."""
     return signature_def(name, servable.signatures[name], servable.model.signature_defs)

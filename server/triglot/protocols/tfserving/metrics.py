@@ -1,4 +1,4 @@
-"""Metrics under TensorFlow Serving's names and in its text form (tfs 4.7)."""
+"""Metrics with TensorFlow Serving's names and in its text format (tfs 4.7)."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ LOAD_ATTEMPTS = ":tensorflow:cc:saved_model:load_attempt_count"
 LOAD_LATENCY = ":tensorflow:cc:saved_model:load_latency"
 THREAD_POOL = "model_server_batch_threads"
 REST_MODELS = "models"
-"""What every REST call below /v1/ is counted as that is not one of the three below."""
+"""Method name of all REST calls below /v1/ besides predict, classify and regress."""
 API_OF = {
     "GRPC": {name: name for name in ("Predict", "Classify", "Regress")},
     "REST": {**{name: name for name in ("predict", "classify", "regress")}, REST_MODELS: ""},
 }
-"""The methods that TensorFlow Serving counts, by entrypoint, and what it calls them."""
+"""Methods that TensorFlow Serving counts, by entrypoint, with its names for them."""
 KIND_BYTES = 4096
-"""What one kind of call takes on the page, about."""
+"""Estimate of the text that one kind of call takes on the page, in bytes."""
 
 
 def metrics_route(telemetry: Telemetry, control: Control, path: str) -> Route:
-    """The route at `path`, which tells of all models; with a query it is another path."""
+    """Return the route at `path` with the metrics of all models; with a query the path does not match."""
 
     async def report(_: Arguments) -> str:
         return print_metrics(telemetry)
@@ -74,10 +74,10 @@ def _text(text: str, status: int) -> HttpResponse:
 
 
 def print_metrics(telemetry: Telemetry) -> str:
-    """Requests by model and status, and the latency of those that succeeded, in microseconds.
+    """Return counts of requests by model and status, and latencies of successful ones, in microseconds.
 
-    Besides, under the names of TensorFlow's own metrics, what models have run and how long it took, whoever
-    called, and how versions were loaded.
+    Under the names of TensorFlow's own metrics it adds how often and how long models ran, for any protocol, and
+    how versions were loaded.
     """
     counts: dict[Labels, float] = {}
     latencies: dict[Labels, Histogram] = {}

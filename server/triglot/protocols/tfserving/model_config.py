@@ -1,7 +1,7 @@
-"""A ModelServerConfig, of a file or a reload request, as the settings of our models (tfs 3.7, 6.2).
+"""A ModelServerConfig, from a file or a reload request, as `ModelSettings` (tfs 3.7, 6.2).
 
-Strategy: this is about the message alone. What depends on the models that are loaded, such as a label for a
-version that is not available, belongs to whoever applies the settings.
+Strategy: this checks the message alone. What depends on the loaded models, such as a label for a version that is
+not available, is checked where the settings are applied.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from triglot.repository.scan.layout import BACKEND_OF_FILE
 from triglot.repository.storage.urls import SCHEMES, url_of
 
 TENSORFLOW = "tensorflow"
-"""TensorFlow Serving's only platform. The names of our backends are platforms too, and all mean the same: the
-files in a version's folder choose the backend."""
+"""TensorFlow Serving's only platform.
+
+The names of Triglot's backends are allowed too, and all mean the same: a version's files select the backend.
+"""
 PLATFORMS = frozenset((TENSORFLOW, *BACKEND_OF_FILE.values()))
 COLLECTORS = ("", "file")
-"""Types of log collectors: TFRecord files, either way."""
+"""Types of log collectors; both write TFRecord files."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def model_settings(
     config: pb.ModelServerConfig, platforms: Mapping[str, str] | None = None
 ) -> list[ModelSettings]:
-    """The models that a configuration wants; none when its list is empty. `platforms` are those of models so far.
+    """Return the configured models; none if the list is empty. `platforms` are those of the models until now.
 
     Raises `InvalidArgument` in TensorFlow Serving's order: names, then paths, then platforms, of all models.
     """
@@ -55,7 +57,7 @@ def _settings(model: pb.ModelConfig, base_path: Path) -> ModelSettings:
 
 
 def _recording(model: pb.ModelConfig) -> Recording | None:
-    """How the model's requests are recorded (tfs 6.7). Raises `InvalidArgument`."""
+    """Return how the model's requests are recorded (tfs 6.7). Raises `InvalidArgument`."""
     if not model.HasField("logging_config"):
         return None
     config = model.logging_config
@@ -99,7 +101,7 @@ def _platform(model: pb.ModelConfig) -> str:
 
 
 def _check_platform(model: pb.ModelConfig, before: str) -> None:
-    """Raises `InvalidArgument` unless platform or (deprecated) type is there, one of them, known, as before."""
+    """Raise `InvalidArgument` unless either platform or (deprecated) type is set, supported, and as before."""
     if model.model_type != pb.MODEL_TYPE_UNSPECIFIED and model.model_platform:
         raise InvalidArgument(
             "Illegal setting both ModelServerConfig::model_type (deprecated) and "
@@ -130,5 +132,5 @@ def _policy(policy: pb.FileSystemStoragePathSourceConfig.ServableVersionPolicy) 
         return ALL
     if choice == "specific":
         return VersionPolicy(specific=frozenset(policy.specific.versions))
-    # Without a choice, or a number: the latest one (tfs 6.1).
+    # Without a choice, or a number, the latest one is served (tfs 6.1).
     return VersionPolicy(latest=policy.latest.num_versions or 1)

@@ -28,7 +28,7 @@ _STATES = {
 
 
 class Models:
-    """The calls of ModelService, and GetModelMetadata, for gRPC and REST alike."""
+    """The calls of ModelService, and GetModelMetadata, for gRPC and REST."""
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
@@ -36,7 +36,7 @@ class Models:
     async def metadata(
         self, request: metadata_pb2.GetModelMetadataRequest, call: Call
     ) -> metadata_pb2.GetModelMetadataResponse:
-        """Every signature of the model, callable or not (tfs 3.5)."""
+        """Return all signatures of the model, callable or not (tfs 3.5). Raises `ServingError`."""
         spec = require_spec(decode_spec(request))
         if not request.metadata_field:
             raise InvalidArgument("GetModelMetadataRequest must specify at least one metadata_field")
@@ -54,9 +54,9 @@ class Models:
     async def status(
         self, request: management_pb2.GetModelStatusRequest, call: Call
     ) -> management_pb2.GetModelStatusResponse:
-        """Every version that is remembered, highest first; only a version narrows it (tfs 3.6).
+        """Return the state of every known version, highest first, or of the requested one only (tfs 3.6).
 
-        A model without any is NOT_FOUND, with what is wrong with it.
+        Raises `NotFound` for a model without any, with the reason.
         """
         spec = require_spec(decode_spec(request))
         try:
@@ -71,12 +71,12 @@ class Models:
                 raise NotFound(f"Could not find version {spec.version} of model {spec.name}")
         response = management_pb2.GetModelStatusResponse()
         for version in versions:
-            # One that is going to be tried again is loading, to TensorFlow Serving.
+            # A version whose load will be retried is loading, in TensorFlow Serving's terms.
             retried = version.retry_at is not None and version.state is State.UNAVAILABLE
             state = _STATES[State.LOADING if retried else version.state]
             status = response.model_version_status.add(version=version.files.version, state=state, status={})
             if (failure := version.failure) is not None and not retried:
-                # The numbers of both enumerations are gRPC's.
+                # Both enumerations have gRPC's numbers.
                 code: Any = failure.code
                 status.status.error_code = code
                 status.status.error_message = failure.message
@@ -85,7 +85,7 @@ class Models:
     async def reload(
         self, request: management_pb2.ReloadConfigRequest, call: Call
     ) -> management_pb2.ReloadConfigResponse:
-        """Replaces the whole list of models, or raises and changes nothing (tfs 3.7)."""
+        """Replace the whole list of models, or raise and change nothing (tfs 3.7)."""
         try:
             models = model_settings(request.config, self._dataplane.platforms(call.permission))
             await self._dataplane.reload(call.permission, models)

@@ -1,4 +1,4 @@
-"""What TensorFlow Serving's routes, and AI Platform's, say of themselves in the OpenAPI document (tfs 4, 7)."""
+"""TensorFlow Serving's and AI Platform's parts of the OpenAPI document (tfs 4, 7)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _VERSIONS = ("", "/versions/{version}", "/labels/{label}")
 _BYTES: Schema = {"anyOf": [STRING, record({"b64": STRING})]}
 _INTEGER: Schema = {"type": "integer"}
 _ELEMENTS: Mapping[str, Schema] = {"b": BOOLEAN, "f": {"type": "number"}, "O": _BYTES}
-"""By the kind of their numpy dtype."""
+"""JSON types of elements, by the kind of their numpy dtype."""
 _UNIMPLEMENTED = {501: ERROR}
 _TOO_LARGE = "A version beyond 64 bits is answered with status 400 and no body."
 SCHEMAS: dict[str, Schema] = {
@@ -132,19 +132,19 @@ VERTEX_HEALTH = ApiOperation(
 
 
 def call_operations(name: str) -> tuple[ApiOperation, ...]:
-    """Of a row for one of the three calls: it takes its paths apart itself."""
+    """Return the operations of the row for one of the three calls, which parses its paths itself."""
     return tuple(_each_version(CALLS[name], f":{name}"))
 
 
-def look_operations(*, kserve_v1: bool) -> tuple[ApiOperation, ...]:
-    """Of the row that answers every GET."""
+def get_operations(*, kserve_v1: bool) -> tuple[ApiOperation, ...]:
+    """Return the operations of the row that answers all GET requests."""
     looks = *_each_version(STATUS, ""), *_each_version(METADATA, "/metadata")
     return (LIST, *looks) if kserve_v1 else looks
 
 
 def _each_version(operation: ApiOperation, end: str) -> Iterable[ApiOperation]:
     for version in _VERSIONS:
-        # An error without a body has no content that a document could name beside one that has.
+        # An empty error response has no content to document beside the one that has a body.
         too_large = {400: NO_CONTENT} if version == _VERSIONS[1] else {}
         description = f"{operation.description} {_TOO_LARGE}".strip() if too_large else operation.description
         yield replace(
@@ -156,7 +156,7 @@ def _each_version(operation: ApiOperation, end: str) -> Iterable[ApiOperation]:
 
 
 def predict_of(model: ModelMetadata, _: str) -> ApiOperation | None:
-    """Predict of one model; None of one whose tensors have no JSON form."""
+    """Return Predict for one model; None if its tensors have no JSON form."""
     signature = model.signature
     specs = [*signature.inputs, *signature.outputs]
     if model.decoupled or model.speaks_json or signature.any_tensors or signature.method != "predict":
@@ -181,7 +181,7 @@ def predict_of(model: ModelMetadata, _: str) -> ApiOperation | None:
 
 
 def _nested(spec: TensorSpec) -> Schema:
-    """An element, or lists in lists of them: whether their shape is right, the model says."""
+    """Return the schema of an element, or nested lists of them; the model checks their shape."""
     element = _ELEMENTS.get(DATATYPES[spec.datatype].dtype.kind, _INTEGER)
     values = {"anyOf": [element, array({"anyOf": [element, {"type": "array"}]})]}
     return values | {"description": f"{spec.datatype} {shape_text(spec.shape)}"}

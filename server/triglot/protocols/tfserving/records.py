@@ -1,4 +1,4 @@
-"""Recorded requests as TensorFlow Serving's PredictionLog, in TFRecord format (tfs 6.7). Pure functions."""
+"""Encodes recorded requests as TensorFlow Serving's PredictionLog in TFRecord format (tfs 6.7). Pure functions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from triglot.protocols.wire import length_prefix, serialize
 
 _REQUEST, _RESPONSE = 1, 2
 _LOGS = {"predict": 6, "classify": 2, "regress": 3}
-"""The field of a PredictionLog for each method."""
+"""Field number in PredictionLog of each method."""
 
 
 def encode_record(record: Record) -> bytes:
-    """A record of a TFRecord file. Raises `InvalidArgument` for outputs that are no answer of Classify or Regress.
+    """Return a record of a TFRecord file.
 
-    What came by Classify or Regress is such a log, and everything else a Predict. The request names no version, so
-    that it may go to any; the answer says which it was.
+    Requests of Classify and Regress become such logs, all others a Predict log. The logged request names no
+    version, so that it can be replayed on any; the response names it. Raises `InvalidArgument` for outputs that
+    are no valid result of Classify or Regress.
     """
     request, name = record.request, record.signature_name
     asked = model_pb2.ModelSpec(name=record.model, signature_name=name)

@@ -29,19 +29,19 @@ from triglot.protocols.tfserving.json_values import (
 from triglot.protocols.wire import serialize
 
 MAX_CONTEXT_BYTES = 64 * 1024 * 1024
-"""What all copies of a context may take: each example has one."""
+"""Most bytes of a context, copied into all examples, in total."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExamplesBody:
-    """A `:classify` or `:regress` body: its examples as serialized `tensorflow.Example`s, context included."""
+    """A `:classify` or `:regress` body: its examples as serialized `tensorflow.Example`s with the context."""
 
     signature_name: str
     examples: list[bytes]
 
 
 def decode_examples(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> ExamplesBody:
-    """The request of a body. All of it is read before anybody asks for the model (unlike `:predict`).
+    """Return the request of a body. All of it is read before the model is looked up (unlike `:predict`).
 
     Raises `InvalidArgument`.
     """
@@ -58,7 +58,7 @@ def decode_examples(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Example
         raise _body_error(request, "'examples' value is an empty array")
     if len(context) * len(examples) > MAX_CONTEXT_BYTES:
         raise PayloadTooLarge(f"a context of {len(context)} bytes is too large for {len(examples)} examples")
-    # Messages that follow each other are merged; of features with one name the later one, the example's, counts.
+    # Concatenated messages are merged; of equal feature names the later one, the example's, counts.
     return ExamplesBody(name, [context + _example(example) for example in examples])
 
 
@@ -67,7 +67,7 @@ def _body_error(request: Object, what: str) -> InvalidArgument:
 
 
 def _example(value: Value) -> bytes:
-    """A serialized `tensorflow.Example`. Of equal feature names the last one counts."""
+    """Return a serialized `tensorflow.Example`. Of equal feature names the last one counts."""
     if not isinstance(value, Object):
         raise InvalidArgument(f"Example must be JSON object but got JSON {json_type(value)}")
     example = Example()
@@ -82,7 +82,7 @@ def _example(value: Value) -> bytes:
 
 
 def _feature(name: str, contents: list[Value]) -> Feature:
-    """A feature of the kind of its first element; without one it has none."""
+    """Return a feature with the type of its first element; an empty one has no type."""
     kind = ""
     values: list[Any] = []
     for content in contents:
@@ -108,7 +108,10 @@ def _is_other_object(value: Value) -> bool:
 
 
 def encode_classifications(results: Sequence[Sequence[tuple[bytes, float]]]) -> bytes:
-    """The answer to `:classify`: labels and FP32 scores of each example. Raises `InvalidArgument` for none."""
+    """Return the body for `:classify`: labels and FP32 scores of each example.
+
+    Raises `InvalidArgument` for none.
+    """
     if not results:
         raise InvalidArgument("Cannot convert empty ClassificationResults to JSON")
     scores = iter(print_floats([score for classes in results for _, score in classes]))
@@ -117,7 +120,7 @@ def encode_classifications(results: Sequence[Sequence[tuple[bytes, float]]]) -> 
 
 
 def encode_regressions(values: Sequence[float] | Array) -> bytes:
-    """The answer to `:regress`: an FP32 value for each example. Raises `InvalidArgument` for none."""
+    """Return the body for `:regress`: an FP32 value for each example. Raises `InvalidArgument` for none."""
     if not len(values):
         raise InvalidArgument("Cannot convert empty RegressionResults to JSON")
     return print_answer("results", print_line(print_floats(values)))

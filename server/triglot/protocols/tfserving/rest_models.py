@@ -1,4 +1,4 @@
-"""Status and metadata as TensorFlow Serving's REST interface prints them (tfs 4.6). Pure functions."""
+"""Status and metadata in the form of TensorFlow Serving's REST interface (tfs 4.6). Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from google.protobuf import json_format
 from triglot.pb.tfserving import management_pb2, metadata_pb2
 from triglot.protocols.tfserving.models import SIGNATURE_DEF
 
-# protobuf 5.26 gave the option another name.
+# protobuf 5.26 renamed the option.
 _WITH_DEFAULTS: dict[str, Any] = (
     {"including_default_value_fields": True}
     if google.protobuf.__version__.startswith("4.")
@@ -20,13 +20,13 @@ _WITH_DEFAULTS: dict[str, Any] = (
 
 
 def _print(message: Any) -> str:
-    """A message as JSON: every field, names as in the protocol, 64-bit numbers as strings, one space of indent."""
+    """Return a message as JSON: all fields, protocol names, 64-bit numbers as strings, indented by one space."""
     values = json_format.MessageToDict(message, preserving_proto_field_name=True, **_WITH_DEFAULTS)
     return json.dumps(_ordered(values, message.DESCRIPTOR), indent=1, ensure_ascii=False) + "\n"
 
 
 def _ordered(values: dict[str, Any], descriptor: Any) -> dict[str, Any]:
-    """The fields by their numbers; Python's printer puts those with a default behind the others."""
+    """Return the fields in the order of their numbers; Python's printer puts defaults last."""
     ordered: dict[str, Any] = {}
     for field in sorted(descriptor.fields, key=lambda field: field.number):
         if field.name in values:
@@ -44,12 +44,12 @@ def _ordered_value(value: Any, message: Any) -> Any:
 
 
 def encode_status(response: management_pb2.GetModelStatusResponse) -> bytes:
-    """The answer to GET /v1/models/MODEL."""
+    """Return the response to GET /v1/models/MODEL."""
     return _print(response).encode()
 
 
 def encode_metadata(response: metadata_pb2.GetModelMetadataResponse) -> bytes:
-    """The answer to GET /v1/models/MODEL/metadata; the value nests twice, as clients expect."""
+    """Return the response to GET /v1/models/MODEL/metadata; the value nests twice, as clients expect."""
     spec = response.model_spec
     described = {"name": spec.name, "version": str(spec.version.value), "signature_name": spec.signature_name}
     definitions = metadata_pb2.SignatureDefMap()

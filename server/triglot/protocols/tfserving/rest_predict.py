@@ -1,9 +1,9 @@
 """`:predict` of TensorFlow Serving's REST interface: JSON ⇄ tensors (tfs 4.2, 4.3, 4.4). Pure functions.
 
-Strategy: what clients send is nearly always plain and regular, and `json_quick` reads that without looking at each
-value. Whatever it will not vouch for, every wrong body included, is read again value by value, with the texts that
-TensorFlow Serving has for it. Small answers are TensorFlow Serving's to the byte; a numeric tensor of more than
-`EXACT_ELEMENTS` elements is printed without blanks, in the fewest digits that give its values back.
+Strategy: nearly all bodies are plain and regular, and `json_quick` reads them without a look at each value. Any
+that it does not accept, which includes all invalid bodies, is read again value by value, with TensorFlow Serving's
+error texts. Small responses equal TensorFlow Serving's byte for byte; a numeric tensor of more than
+`EXACT_ELEMENTS` elements is printed without blanks, in the fewest digits from which its values can be read back.
 """
 
 from __future__ import annotations
@@ -36,17 +36,16 @@ from triglot.protocols.tfserving.tensor import dtype_name
 EXACT_ELEMENTS = 1024
 """A numeric tensor of more elements is printed compactly."""
 ELEMENT_TEXT = 16
-"""An element of an answer takes as long to print as so many bytes of text to read, about."""
+"""Cost of printing an element, in bytes of text read."""
 _ROWS_END = b"\n    ]"
 
 
 def decode_predict(
     body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits = DEFAULT_LIMITS
 ) -> PredictBody:
-    """The request of a body. `signature_of` gives the signature of a name, "" being the default one.
+    """Return the request of a body. `signature_of` returns the signature of a name, "" being the default one.
 
-    It may be asked twice. What it raises comes before anything that is wrong with the values, and after what is
-    wrong with the JSON.
+    It may be called twice. Its errors come before any about the values, and after those about the JSON.
 
     Raises `InvalidArgument`; `PayloadTooLarge` for a body beyond `limits`; `Unimplemented` for columnar values of
     a datatype without a JSON form.
@@ -61,7 +60,7 @@ def _read_exactly(body: bytes, signature_of: Callable[[str], Signature], limits:
     name = signature_name_of(request)
     signature = signature_of(name)
     members = request.first()
-    specs = _undeclared(members, signature.inputs) if signature.any_tensors else signature.inputs
+    specs = _guessed_specs(members, signature.inputs) if signature.any_tensors else signature.inputs
     if not specs:
         raise InvalidArgument(f"Failed to get input map for signature: {name or 'DEFAULT'}")
     if b"instances" not in members:
@@ -80,11 +79,10 @@ def _read_exactly(body: bytes, signature_of: Callable[[str], Signature], limits:
     return PredictBody(name, True, _read_instances(instances, specs), _names_inputs(instances[0]))
 
 
-def _undeclared(members: dict[bytes, Value], known: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """What a body seems to hold, for a model that takes any inputs; numbers are FP32, as grps' own ndarray is, but
-    for those of an input that is `known`.
+def _guessed_specs(members: dict[bytes, Value], known: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Return specs guessed from a body, for a model that takes any inputs.
 
-    A bare tensor has no name.
+    Numbers are FP32, as in grps' ndarray, unless the input is `known`. A bare tensor has no name.
     """
     given = members.get(b"inputs")
     rows = members.get(b"instances")
@@ -102,7 +100,7 @@ def _undeclared(members: dict[bytes, Value], known: Sequence[TensorSpec]) -> lis
 
 
 def _datatype_of(value: Value | None) -> str:
-    """By the first element."""
+    """Return the datatype by the first element."""
     while isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, bool):
@@ -119,7 +117,7 @@ def _names_inputs(value: Value) -> bool:
 
 
 def _read_inputs(value: Value, specs: Sequence[TensorSpec]) -> list[InputTensor]:
-    """The columnar form: a tensor, or an object with one for each input."""
+    """Read the columnar form: a tensor, or an object with one for each input."""
     if isinstance(value, Object) and _names_inputs(value):
         members = value.first()
         return [_read_input(members, spec) for spec in _expected(value, specs)]
@@ -134,12 +132,12 @@ def _read_inputs(value: Value, specs: Sequence[TensorSpec]) -> list[InputTensor]
 
 
 def _required(specs: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
-    """What bare values can be meant for."""
+    """Return the inputs that bare values can be for."""
     return [spec for spec in specs if not spec.optional] or specs
 
 
 def _expected(given: Object, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Without the optional inputs that are not given."""
+    """Return the specs without the optional inputs that are not given."""
     names = {key for key, _ in given.members}
     return [spec for spec in specs if not spec.optional or spec.name.encode() in names]
 
@@ -154,7 +152,7 @@ def _read_input(members: dict[bytes, Value], spec: TensorSpec) -> InputTensor:
 
 
 def _read_instances(instances: list[Value], specs: Sequence[TensorSpec]) -> list[InputTensor]:
-    """The row form: the tensors of all instances, stacked; of what is optional all have it or none."""
+    """Read the row form: the instances' tensors, stacked; an optional input is in all instances, or none."""
     first = instances[0]
     named = _names_inputs(first)
     specs = _expected(first, specs) if named and isinstance(first, Object) else _required(specs)
@@ -176,7 +174,7 @@ def _read_instances(instances: list[Value], specs: Sequence[TensorSpec]) -> list
 
 
 def _add_members(at: int, instance: Object, columns: dict[bytes, Column]) -> None:
-    """Of a key that is there twice both values are checked and the first one counts."""
+    """Add an instance. Of a repeated key all values are checked and the first one counts."""
     seen: set[bytes] = set()
     for key, value in instance.members:
         which = f"{at} key: {text_of(key)} of"
@@ -205,7 +203,7 @@ def _element_error(which: str, error: ServingError) -> InvalidArgument:
 
 
 def encode_predict(outputs: Sequence[OutputTensor], row: bool, *, named: bool = False) -> bytes:
-    """The answer to a request of the row or the columnar form.
+    """Return the response to a request of the row or the columnar form.
 
     A single output is bare values, unless `named`. Raises `InvalidArgument` for no outputs, for a datatype without
     a JSON form and, in row form, for outputs without a common first dim.
@@ -223,7 +221,7 @@ def encode_predict(outputs: Sequence[OutputTensor], row: bool, *, named: bool = 
 
 
 def scatter_predict(outputs: Sequence[OutputTensor], row: bool) -> bytes | Scattered:
-    """As `encode_predict`; the text of one large tensor is not joined."""
+    """Return what `encode_predict` does, but do not join the text of one large tensor."""
     if len(outputs) != 1 or not _is_large(outputs[0]):
         return encode_predict(outputs, row)
     if row:
@@ -236,7 +234,7 @@ def scatter_predict(outputs: Sequence[OutputTensor], row: bool) -> bytes | Scatt
 
 
 def text_size(outputs: Sequence[OutputTensor]) -> int:
-    """How many bytes of text are to be printed, about: it may be done off the loop."""
+    """Estimate how many bytes of text are printed: if many, this runs off the event loop."""
     if len(outputs) == 1 and _is_large(outputs[0]):
         # 0.3 ms for 16,000 numbers, as in KServe V2.
         return outputs[0].array.nbytes
@@ -244,7 +242,7 @@ def text_size(outputs: Sequence[OutputTensor]) -> int:
 
 
 def encode_error(text: str) -> bytes:
-    """The body of an error."""
+    """Return the body of an error."""
     return print_answer("error", quote(text.encode(errors="replace")))
 
 
@@ -279,7 +277,7 @@ def _is_large(output: OutputTensor) -> bool:
 
 
 def _rows(output: OutputTensor, level: int) -> list[bytes]:
-    """The text of each item of the first dim, on one line, at `level`."""
+    """Return the text of each item of the first dim, on one line, at `level`."""
     array = output.array
     texts = _element_texts(output, level + array.ndim - 1)
     for depth in range(array.ndim - 1, 0, -1):
@@ -288,7 +286,7 @@ def _rows(output: OutputTensor, level: int) -> list[bytes]:
 
 
 def _column(output: OutputTensor, level: int) -> bytes:
-    """The text of a tensor at `level`, an item a line."""
+    """Return the text of a tensor at `level`, an item a line."""
     array = output.array
     if _is_large(output):
         return b"".join(print_nested(array))
@@ -299,13 +297,13 @@ def _column(output: OutputTensor, level: int) -> bytes:
 
 
 def _lists(texts: list[bytes], shape: tuple[int, ...], depth: int) -> list[list[bytes]]:
-    """The items of each list that has `depth` others around it."""
+    """Return the items of each list at nesting depth `depth`."""
     size = shape[depth]
     return [texts[at * size : (at + 1) * size] for at in range(math.prod(shape[:depth]))]
 
 
 def _element_texts(output: OutputTensor, level: int) -> list[bytes]:
-    """The text of each element, at `level`."""
+    """Return the text of each element, at `level`."""
     array: Array = output.array
     if not array.size:
         return []

@@ -1,7 +1,7 @@
-"""TensorFlow Serving's REST routes: the calls of its services, with JSON on both sides (tfs 4).
+"""TensorFlow Serving's REST routes: the calls of its services, with JSON requests and responses (tfs 4).
 
-Strategy: every path below /v1/ is ours, and one expression for each verb takes it apart, as TensorFlow Serving
-does. A request becomes a `RestCall`: what to run, and how its answer is printed.
+Strategy: all paths below /v1/ belong to these routes, and one expression per verb parses them, as in TensorFlow
+Serving. A request becomes a `RestCall`: what to run, and how to print its result.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from triglot.protocols.tfserving.json_models import encode_json, json_inputs, re
 from triglot.protocols.tfserving.json_tensors import PredictBody
 from triglot.protocols.tfserving.lookup import find_called, find_servable
 from triglot.protocols.tfserving.models import SIGNATURE_DEF, Models
-from triglot.protocols.tfserving.openapi import PREDICT, call_operations, look_operations, predict_of
+from triglot.protocols.tfserving.openapi import PREDICT, call_operations, get_operations, predict_of
 from triglot.protocols.tfserving.rest_examples import decode_examples, encode_classifications, encode_regressions
 from triglot.protocols.tfserving.rest_models import encode_metadata, encode_status
 from triglot.protocols.tfserving.rest_paths import (
     CALLS,
     VersionTooLarge,
-    call_in,
-    look_in,
-    model_in,
+    match_get,
+    model_of_path,
+    parse_call,
     path_of,
-    spec_in,
+    spec_of_match,
 )
 from triglot.protocols.tfserving.rest_predict import (
     ELEMENT_TEXT,
@@ -86,7 +86,7 @@ NOT_FOUND_PAGE = b"<HTML><HEAD>\n<TITLE>404 Not Found</TITLE>\n</HEAD><BODY>\n<H
 
 @dataclass(slots=True)
 class RestCall:
-    """What a request asks for: `run` it, and `encode` its answer."""
+    """A decoded request: `run` it, and `encode` the result."""
 
     run: Callable[[Call], Coroutine[Any, Any, Any]]
     encode: Callable[[Any], bytes | Scattered]
@@ -94,7 +94,7 @@ class RestCall:
 
 @dataclass(slots=True)
 class PredictCall:
-    """A request of Predict, `decoded` from its `body` for a model with this `signature`."""
+    """A Predict request, `decoded` from its `body` for a model with this `signature`."""
 
     spec: ModelSpec
     body: bytes
@@ -102,19 +102,19 @@ class PredictCall:
     signature: Signature
 
     def encode(self, prediction: Prediction) -> bytes | Scattered:
-        """See `RestCall`."""
+        """Return the response's body."""
         return scatter_predict(prediction.response.outputs, self.decoded.row)
 
     def request(self) -> PredictRequest:
-        """As gRPC has it."""
+        """Return the request as gRPC has it."""
         name = self.decoded.signature_name
         return PredictRequest(replace(self.spec, signature_name=name) if name else self.spec, self.decoded.inputs)
 
 
 class RestApi:
-    """Takes requests apart, and runs those that models answer.
+    """Parses requests, and runs those that models answer: an `Inferring`.
 
-    `kserve_v1`: GET /v1/models is KServe V1's list, instead of an error.
+    `kserve_v1`: GET /v1/models returns KServe V1's list instead of an error.
     """
 
     def __init__(
@@ -133,15 +133,15 @@ class RestApi:
         self.kserve_v1 = kserve_v1
 
     def decode_get(self, http: HttpRequest) -> RestCall:
-        """Status or metadata of a model. Raises `InvalidArgument`."""
-        match = look_in(path_of(http))
+        """Decode a request for a model's status or metadata. Raises `InvalidArgument`."""
+        match = match_get(path_of(http))
         if match is None:
             raise _malformed(http)
         if match["model"] is None:
             if self.kserve_v1 and not (match["version"] or match["label"] or match["metadata"]):
                 return RestCall(self._list_models, orjson.dumps)
             raise InvalidArgument("Missing model name in request.")
-        spec = _spec_message(spec_in(match))
+        spec = _spec_message(spec_of_match(match))
         if match["metadata"] == "metadata":
             request = metadata_pb2.GetModelMetadataRequest(model_spec=spec, metadata_field=[SIGNATURE_DEF])
             return RestCall(partial(self._models.metadata, request), encode_metadata)
@@ -152,8 +152,8 @@ class RestApi:
         return {"models": self._dataplane.model_names(call.permission)}
 
     def decode_post(self, http: HttpRequest) -> RestCall | PredictCall:
-        """A call of a model. Raises `InvalidArgument`, and what the body's codec does."""
-        found = call_in(path_of(http))
+        """Decode a call of a model. Raises `InvalidArgument`, and as the body's codec."""
+        found = parse_call(path_of(http))
         if found is None:
             raise _malformed(http)
         verb, spec = found
@@ -166,37 +166,37 @@ class RestApi:
         try:
             servable = find_servable(self._dataplane, permission, spec)
         except ServingError:
-            servable = None  # What is wrong with the body comes before what is wrong with the model.
+            servable = None  # Errors in the body come before errors about the model.
         if servable is not None and servable.model.speaks_json:
             request = PredictRequest(spec, json_inputs(*split_keywords(read_object(body, self.limits))))
             return RestCall(partial(self._predictions.predict, request), _encode_json)
-        asked: list[Signature] = []
+        signatures: list[Signature] = []
 
         def signature_of(name: str) -> Signature:
-            asked.append(_signature(servable or find_servable(self._dataplane, permission, spec), name))
-            return asked[-1]
+            signatures.append(_signature(servable or find_servable(self._dataplane, permission, spec), name))
+            return signatures[-1]
 
-        return PredictCall(spec, body, decode_predict(body, signature_of, self.limits), asked[-1])
+        return PredictCall(spec, body, decode_predict(body, signature_of, self.limits), signatures[-1])
 
-    # --- Inferring, of what `decode_post` gives ---
+    # --- Inferring, for requests from `decode_post` ---
 
     def submit(self, rest: RestCall | PredictCall, call: Call, done: Done, defer: Defer | None = None) -> OnLoop:
         """See `Inferring`."""
         if isinstance(rest, RestCall):
             return Awaited(rest.run(call), done)
         servable = find_called(self._dataplane, rest.spec, call)
-        if self._was_meant_for_another(rest, servable):
+        if self._is_outdated(rest, servable):
             return Awaited(self._predict_again(rest, call), done)
         return self._predictions.submit_on(servable, rest.request(), call, done, defer)
 
-    def _was_meant_for_another(self, rest: PredictCall, servable: Servable) -> bool:
-        """Whether another version takes the calls since the body was decoded, with other inputs."""
+    def _is_outdated(self, rest: PredictCall, servable: Servable) -> bool:
+        """Whether another version serves the calls since the body was decoded, and has other inputs."""
         current = servable.signatures.get(rest.decoded.signature_name or DEFAULT_SIGNATURE)
-        return current is not None and _takes_other(current, rest.signature)
+        return current is not None and _inputs_differ(current, rest.signature)
 
     async def _predict_again(self, rest: PredictCall, call: Call) -> Prediction:
         with find_called(self._dataplane, rest.spec, call) as servable:
-            if self._was_meant_for_another(rest, servable):
+            if self._is_outdated(rest, servable):
                 current = servable.signatures[rest.decoded.signature_name or DEFAULT_SIGNATURE]
                 decode = partial(decode_predict, rest.body, lambda _: current, self.limits)
                 rest.decoded = await self._dataplane.off_loop(decode)
@@ -236,15 +236,15 @@ def _signature(servable: Servable, name: str) -> Signature:
     return servable.signatures[name]
 
 
-def _takes_other(signature: Signature, than: Signature) -> bool:
-    """Whether it takes other inputs."""
+def _inputs_differ(signature: Signature, than: Signature) -> bool:
+    """Whether the two signatures have different inputs."""
     if signature is than:
         return False
     return (signature.any_tensors, *signature.inputs) != (than.any_tensors, *than.inputs)
 
 
 def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
-    """The rows of everything below /v1/."""
+    """Return the rows of all paths below /v1/."""
     infer, metadata, public = Operation.INFER, Operation.METADATA, Operation.PUBLIC
     headers = _CORS if cors else {}
 
@@ -281,8 +281,8 @@ def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
         )
 
     return [
-        route("GET", metadata, api.decode_get, documented=look_operations(kserve_v1=api.kserve_v1)),
-        # Rows of their own, for the telemetry: what a malformed request was meant to be is not known.
+        route("GET", metadata, api.decode_get, documented=get_operations(kserve_v1=api.kserve_v1)),
+        # A row per call, so that telemetry can name it; of a malformed request the call is unknown.
         *(
             route(
                 "POST",
@@ -302,12 +302,12 @@ def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
 
 
 def not_found_route() -> Route:
-    """Every path that is nobody's, as TensorFlow Serving's HTTP library answers it."""
+    """Return a route for all unmatched paths that answers as TensorFlow Serving's HTTP library does."""
     return Route("*", ANY_PATH, Operation.PUBLIC, lambda _: True, _allow, _encode_not_found)
 
 
 def _model(http: HttpRequest) -> str:
-    return model_in(path_of(http))
+    return model_of_path(path_of(http))
 
 
 async def _run(rest: RestCall, call: Call) -> Any:
@@ -319,7 +319,7 @@ def _encode(answer: Any, rest: RestCall | PredictCall) -> HttpResponse:
 
 
 def _coding(header: str) -> str:
-    """Only gzip means anything, wherever the header says it (tfs 4.1)."""
+    """Return the coding: only gzip is recognised, anywhere in the header (tfs 4.1)."""
     return "gzip" if "gzip" in header.lower() else "identity"
 
 
@@ -377,7 +377,7 @@ def _answer_size(answer: Any) -> int:
 
 
 def encode_failure(error: ServingError) -> HttpResponse:
-    """An error with TensorFlow Serving's status and form (tfs 4.1)."""
+    """Encode an error with TensorFlow Serving's status and form (tfs 4.1)."""
     if isinstance(error, VersionTooLarge):
         return HttpResponse(b"", 400)
     if isinstance(error, DamagedBody | InflatedTooLarge):
@@ -386,5 +386,5 @@ def encode_failure(error: ServingError) -> HttpResponse:
 
 
 def status_of(error: ServingError) -> int:
-    """The HTTP status of an error (tfs 4.1)."""
+    """Return the HTTP status of an error (tfs 4.1)."""
     return 413 if isinstance(error, PayloadTooLarge) else STATUS.get(error.code, 500)

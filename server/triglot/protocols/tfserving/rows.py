@@ -36,7 +36,7 @@ TRUNCATED = "...TRUNCATED"
 
 
 def tfserving_services(predictions: Predictions, models: Models, *, tensor_content: bool) -> list[Service]:
-    """PredictionService and ModelService. `tensor_content`: Predict answers with it (tfs 0.2)."""
+    """Return PredictionService and ModelService. `tensor_content`: Predict's outputs have that field (tfs 0.2)."""
     infer, described = Operation.INFER, Operation.METADATA
     classify = partial(decode_examples, inference_pb2.ClassificationRequest)
     regress = partial(decode_examples, inference_pb2.RegressionRequest)
@@ -91,7 +91,7 @@ def _control_row(name: str, operation: Operation, decode: Callable[[bytes], Any]
 
 
 def _truncated(text: str) -> str:
-    """As much of an error's text as TensorFlow Serving sends over gRPC (tfs 0.22)."""
+    """Return an error's text, truncated as TensorFlow Serving does over gRPC (tfs 0.22)."""
     encoded = text.encode()
     if len(encoded) <= MAX_ERROR_BYTES:
         return text

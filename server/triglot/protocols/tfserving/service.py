@@ -50,7 +50,7 @@ _OUTPUTS_OF = {"classify": classify_outputs, "regress": regress_outputs}
 
 @dataclass(slots=True)
 class Prediction:
-    """What Predict gave, and the signature that was called."""
+    """The response of Predict, and the signature that was called."""
 
     response: InferenceResponse
     signature_name: str
@@ -58,7 +58,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What Classify gave for each example, and the ModelSpec of who gave it."""
+    """The result of Classify for each example, and the ModelSpec of the version that gave it."""
 
     spec: model_pb2.ModelSpec
     examples: list[Classes]
@@ -66,25 +66,25 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """What Regress gave for each example (FP32), and the ModelSpec of who gave it."""
+    """The result of Regress for each example (FP32), and the ModelSpec of the version that gave it."""
 
     spec: model_pb2.ModelSpec
     values: Array
 
 
 class Predictions:
-    """The calls of PredictionService that run a model, for gRPC, REST and warm-up alike."""
+    """The calls of PredictionService that run a model, for gRPC, REST and warm-up. On the event loop."""
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
 
     async def predict(self, request: PredictRequest, call: Call) -> Prediction:
-        """Raises `ServingError` with TensorFlow Serving's texts."""
+        """Run Predict. Raises `ServingError` with TensorFlow Serving's texts."""
         with find_called(self._dataplane, request.spec, call) as servable:
             return await self.predict_on(servable, request, call)
 
     def submit(self, request: PredictRequest, call: Call, done: Done, defer: Defer | None = None) -> Inference:
-        """See `Inferring`, of Predict."""
+        """Run Predict without a coroutine: see `Inferring`."""
         return self.submit_on(find_called(self._dataplane, request.spec, call), request, call, done, defer)
 
     def submit_on(
@@ -97,7 +97,7 @@ class Predictions:
         *,
         leased: bool = False,
     ) -> Inference:
-        """As `submit`, on this version. `leased`: see `DataPlane.submit`."""
+        """Run as `submit`, on this version. `leased`: see `DataPlane.submit`."""
         name = _signature_name(request.spec)
         signature = servable.signatures.get(name)
         if signature is None:
@@ -117,7 +117,7 @@ class Predictions:
         if isinstance(error, Decoupled):
             return _streams(servable)
         if isinstance(error, InvalidRequest):
-            # What does not fit is looked for again in TensorFlow Serving's order, for its words.
+            # The error is found again in TensorFlow Serving's order of checks, for its text.
             try:
                 check_predict(request, servable.signatures[name], partial(define, servable, name))
             except ServingError as found:
@@ -125,7 +125,7 @@ class Predictions:
         return error
 
     async def predict_on(self, servable: Servable, request: PredictRequest, call: Call) -> Prediction:
-        """As `predict`, on a version that the caller holds a lease of."""
+        """Run as `predict`, on a version that the caller has leased."""
         outcome = await ended(partial(self.submit_on, servable, request, call, leased=True))
         if outcome.error is not None:
             outcome.error = self.map_error(outcome.error, outcome, request)
@@ -133,22 +133,22 @@ class Predictions:
         return self.answer(outcome, request)
 
     async def classify(self, request: ExamplesRequest, call: Call) -> Classification:
-        """Raises `ServingError` with TensorFlow Serving's texts."""
+        """Run Classify. Raises `ServingError` with TensorFlow Serving's texts."""
         with find_called(self._dataplane, request.spec, call) as servable:
             return await self.classify_on(servable, request, call)
 
     async def classify_on(self, servable: Servable, request: ExamplesRequest, call: Call) -> Classification:
-        """As `classify`, on a version that the caller holds a lease of."""
+        """Run as `classify`, on a version that the caller has leased."""
         spec, outputs = await self._run_examples(servable, request, "classify", call)
         return Classification(spec, classifications(outputs, len(request.examples)))
 
     async def regress(self, request: ExamplesRequest, call: Call) -> Regression:
-        """Raises `ServingError` with TensorFlow Serving's texts."""
+        """Run Regress. Raises `ServingError` with TensorFlow Serving's texts."""
         with find_called(self._dataplane, request.spec, call) as servable:
             return await self.regress_on(servable, request, call)
 
     async def regress_on(self, servable: Servable, request: ExamplesRequest, call: Call) -> Regression:
-        """As `regress`, on a version that the caller holds a lease of."""
+        """Run as `regress`, on a version that the caller has leased."""
         spec, outputs = await self._run_examples(servable, request, "regress", call)
         return Regression(spec, regressions(outputs, len(request.examples)))
 
@@ -172,7 +172,7 @@ class Predictions:
         return spec_message(servable.name, servable.version, name), response.outputs
 
     async def multi_inference(self, request: MultiRequest, call: Call) -> inference_pb2.MultiInferenceResponse:
-        """One version answers all tasks; the first that fails is the answer (tfs 3.4)."""
+        """Run all tasks on one version; the first error is raised (tfs 3.4)."""
         spec = request.tasks[0][0] if request.tasks else ModelSpec("")
         with find_called(self._dataplane, spec, call) as servable:
             return await self.multi_inference_on(servable, request, call)
@@ -180,7 +180,7 @@ class Predictions:
     async def multi_inference_on(
         self, servable: Servable, request: MultiRequest, call: Call
     ) -> inference_pb2.MultiInferenceResponse:
-        """As `multi_inference`, on a version that the caller holds a lease of."""
+        """Run as `multi_inference`, on a version that the caller has leased."""
         _check_tasks(servable, request)
         check_examples(request.examples)
         response = inference_pb2.MultiInferenceResponse()
@@ -218,12 +218,12 @@ def _streams(servable: Servable) -> Unimplemented:
 
 
 def _signature_name(spec: ModelSpec | None) -> str:
-    """The signature that is called: the one that is named, or the default one."""
+    """Return the name of the signature to call: the requested or the default one."""
     return (spec.signature_name if spec else "") or DEFAULT_SIGNATURE
 
 
 def _check_tasks(servable: Servable, request: MultiRequest) -> None:
-    """Raises `InvalidArgument`, and `Unimplemented` for a method that is not for examples (tfs 3.4)."""
+    """Raise `InvalidArgument`, or `Unimplemented` for a method that takes no examples (tfs 3.4)."""
     seen: set[str] = set()
     for spec, method in request.tasks:
         if not spec.name:

@@ -1,8 +1,8 @@
 """`tensorflow.TensorProto` ⇄ arrays (tfs 2.3). Pure functions.
 
-Strategy: `tensor_content` and packed floats are the array's own bytes, so they are cut from the message and laid
-under an array, and joined from one on the way out. Everything else goes through protobuf's own lists, but no
-message inside of a large one does before its size is known.
+Strategy: `tensor_content` and packed floats are the array's own bytes, so they are cut from the message and viewed
+as an array, and joined from the array's memory when encoding. Everything else goes through protobuf's own lists,
+but no submessage of a large message is parsed before its size is known.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from triglot.protocols.wire import (
 )
 
 MAX_FILLED_BYTES = 64 * 1024 * 1024
-"""The most that the tensors of a request may take in which few values are repeated to fill the shape."""
+"""Most bytes of a request's tensors in which few values are repeated to fill the shape."""
 MAX_DIMS = 32
-"""numpy's own limit."""
+"""numpy's own limit (before version 2)."""
 MAX_SHAPE_BYTES = 32 * 1024
-"""So much is read of a shape, names of dims included; in objects it is twenty times as large."""
+"""Longest serialized shape that is parsed, names of dims included; as objects it is twenty times as large."""
 FEW_FIELDS = 64
 """A tensor with more fields than this has its elements one by one, and nothing to cut."""
 TENSOR_CONTENT, FLOAT_VAL, DOUBLE_VAL = 4, 5, 6
@@ -69,7 +69,7 @@ TYPES: dict[str, pb.DataType] = {
     "COMPLEX128": pb.DT_COMPLEX128,
     "BYTES": pb.DT_STRING,
 }
-# What `InputTensor.datatype` says, TensorFlow's own names where we have none; there are no tensors of references.
+# Names for `InputTensor.datatype`: TensorFlow's where Triglot has no datatype; reference types are never sent.
 _NAMES = {number: name for name, number in pb.DataType.items() if 0 < number < pb.DT_FLOAT_REF}
 _NAMES |= {number: name for name, number in TYPES.items()}
 
@@ -104,7 +104,7 @@ _FIELD_DTYPE = {
     "dcomplex_val": "<f8",
 }
 JOINED = {"FP32": FLOAT_VAL, "FP64": DOUBLE_VAL, "COMPLEX64": 9, "BOOL": 11, "COMPLEX128": 12}
-"""The fields whose packed form is the array's memory, by datatype."""
+"""Fields whose packed form is the array's memory, by datatype."""
 _PACKED_CUT = {"FP32": FLOAT_VAL, "FP64": DOUBLE_VAL}
 
 
@@ -113,15 +113,15 @@ class BadTensor(InvalidArgument):
 
 
 def dtype_name(datatype: str) -> str:
-    """TensorFlow's short name of a datatype, such as "float"; of a type that we have no datatype for, its own."""
+    """Return TensorFlow's short name of a datatype, such as "float", also for types that are not supported."""
     number = TYPES.get(datatype)
     return (datatype if number is None else pb.DataType.Name(number)).removeprefix("DT_").lower()
 
 
 def _values_class() -> Any:
-    """TensorProto as far as it is read: its shape as bytes, and without handles and variants.
+    """Return a class for TensorProto that leaves the shape as bytes, and has no handles and variants.
 
-    A message in two bytes becomes one of hundreds, and there may be millions of them.
+    A submessage in two bytes becomes an object of hundreds, and there may be millions of them.
     """
     file = descriptor_pb2.FileDescriptorProto(name="tensor_values.proto", package="tensorflow", syntax="proto3")
     values = file.message_type.add()
@@ -143,9 +143,9 @@ TensorValues = _values_class()
 
 
 def decode_tensor(name: str, data: bytes | memoryview, most_filled: int = MAX_FILLED_BYTES) -> InputTensor:
-    """The tensor of a serialized TensorProto; its content, or packed floats, is a view of `data`.
+    """Return the tensor of a serialized TensorProto; its content, or packed floats, is a view of `data`.
 
-    Raises `BadTensor`, and `InvalidArgument` when the bytes are no message.
+    Raises `BadTensor`, and `InvalidArgument` if the bytes are not a valid message.
     """
     cuts: list[tuple[int, memoryview]] = []
     try:
@@ -163,14 +163,14 @@ def decode_tensor(name: str, data: bytes | memoryview, most_filled: int = MAX_FI
     content = contents[-1] if contents else message.tensor_content
     packed = [payload for number, payload in cuts if number == _PACKED_CUT.get(_NAMES.get(message.dtype, ""))]
     if packed and (message.float_val or message.double_val):
-        # Only protobuf knows in which order they come.
+        # Packed and unpacked values are mixed: only protobuf merges them in their order.
         packed, message = [], parse(TensorValues, bytes(data))
     whole = packed[0] if len(packed) == 1 else b"".join(packed) if packed else None
     return _tensor(name, message, shape, content, most_filled, whole)
 
 
 def element_bytes(data: bytes | memoryview) -> int:
-    """What `decode_tensor` reads element by element, in bytes, about. Raises `InvalidArgument`."""
+    """Estimate what `decode_tensor` reads element by element, in bytes. Raises `InvalidArgument`."""
     try:
         rest, cuts = scan(data, _CUT, FEW_FIELDS)
     except TooManyFields:
@@ -184,7 +184,7 @@ def _read_shape(pieces: Sequence[bytes]) -> pb.TensorShapeProto:
     if sum(map(len, pieces)) > MAX_SHAPE_BYTES:
         raise BadTensor("too many dims")
     if len(pieces) > 1:
-        # Each is a message by itself, and not only all together.
+        # Each part has to be a valid message on its own, not only all of them merged.
         for piece in filter(None, pieces):
             parse(pb.TensorShapeProto, piece)
     shape: pb.TensorShapeProto = parse(pb.TensorShapeProto, b"".join(pieces))
@@ -192,7 +192,7 @@ def _read_shape(pieces: Sequence[bytes]) -> pb.TensorShapeProto:
 
 
 def read_tensor(name: str, message: pb.TensorProto, most_filled: int = MAX_FILLED_BYTES) -> InputTensor:
-    """The tensor of a parsed TensorProto. Raises `BadTensor`."""
+    """Return the tensor of a parsed TensorProto. Raises `BadTensor`."""
     return _tensor(name, message, message.tensor_shape, message.tensor_content, most_filled)
 
 
@@ -204,14 +204,14 @@ def _tensor(
     most_filled: int,
     packed: Buffer | None = None,
 ) -> InputTensor:
-    """`message` has the values, `content` what `tensor_content` holds.
+    """Return the tensor; `message` has the typed values, `content` is that of `tensor_content`.
 
-    `packed` is what the type's packed field holds, if that is not in the message.
+    `packed` is the datatype's packed field, if it was cut from the message. Raises `BadTensor`.
     """
     datatype = _NAMES.get(message.dtype)
     if datatype is None or len(shape_message.dim) > MAX_DIMS:
         raise BadTensor("no type, or too many dims")
-    # `unknown_rank` means nothing in a tensor: without dims it is a scalar anyway.
+    # `unknown_rank` has no effect in a tensor: without dims it is a scalar anyway.
     shape = tuple([dim.size for dim in shape_message.dim])
     if any(dim < 0 for dim in shape):
         raise BadTensor("a negative dim")
@@ -245,7 +245,7 @@ def _content(content: Buffer, datatype: str, count: int) -> Buffer | Array:
 
 
 def _string_elements(content: Buffer, count: int) -> list[bytes]:
-    """The strings of `tensor_content`: all their lengths as varints, then all their bytes."""
+    """Return the strings of `tensor_content`: all their lengths as varints, then all their bytes."""
     octets = np.frombuffer(content, np.uint8)
     lasts = np.flatnonzero(octets[: count * SHORT] < 0x80)[:count]
     if len(lasts) < count:
@@ -266,7 +266,7 @@ def _string_elements(content: Buffer, count: int) -> list[bytes]:
 
 
 def _typed_values(message: Any, datatype: str) -> Array:
-    """What the type's own field holds; values in other fields are not looked at."""
+    """Return the values of the datatype's own field; other fields are ignored."""
     field = _TYPED_FIELD[datatype]
     values: Any = getattr(message, field)
     if field == "string_val":
@@ -277,12 +277,12 @@ def _typed_values(message: Any, datatype: str) -> Array:
         return array.astype(np.uint16).view(dtype)
     if field in ("scomplex_val", "dcomplex_val"):
         return array[: array.size // 2 * 2].view(dtype)
-    # Narrow integers travel as int32 and wrap around.
+    # Narrow integers are sent as int32 and wrap around.
     return array.astype(dtype, copy=False)
 
 
 def _filled(values: Array, count: int, most_bytes: int) -> Array:
-    """`count` elements: surplus ones are dropped, and the last one, or zero, is repeated for missing ones."""
+    """Return `count` elements: surplus ones are dropped, missing ones are the last one repeated, or zero."""
     if values.size >= count:
         return values[:count]
     if count * values.dtype.itemsize > most_bytes:
@@ -294,7 +294,7 @@ def _filled(values: Array, count: int, most_bytes: int) -> Array:
 
 
 def memory_field(datatype: str, *, as_content: bool) -> int | None:
-    """The field that holds an array's memory as it is; None where each element is encoded by itself.
+    """Return the number of the field that is an array's memory; None if elements are encoded one by one.
 
     `as_content` asks for `tensor_content`. Clients cannot read strings from there (tfs 2.3).
     """
@@ -303,13 +303,13 @@ def memory_field(datatype: str, *, as_content: bool) -> int | None:
 
 @lru_cache(maxsize=1024)
 def memory_head(datatype: str, shape: tuple[int, ...], field: int) -> bytes:
-    """What stands before the memory of a tensor in its serialized TensorProto."""
+    """Return what precedes the tensor's memory in its serialized TensorProto."""
     size = element_count(shape) * DATATYPES[datatype].itemsize
     return _head(datatype, shape) + (length_prefix(field, size) if size else b"")
 
 
 def encode_elements(array: Array, datatype: str) -> bytes:
-    """A serialized TensorProto with the elements one by one in the typed field."""
+    """Return a serialized TensorProto with the elements one by one in the typed field."""
     head = _head(datatype, array.shape)
     return head + serialize(_typed(array, datatype)) if array.size else head
 
@@ -328,7 +328,7 @@ def _typed(array: Array, datatype: str) -> pb.TensorProto:
 
 
 def tensor_pieces(array: Array, datatype: str, *, as_content: bool = False) -> list[Any]:
-    """A serialized TensorProto in pieces to join; the array's memory is one of them where that is possible."""
+    """Return a serialized TensorProto in pieces to join; the array's memory is one of them where possible."""
     field = memory_field(datatype, as_content=as_content)
     if field is None:
         return [encode_elements(array, datatype)]
@@ -336,7 +336,7 @@ def tensor_pieces(array: Array, datatype: str, *, as_content: bool = False) -> l
 
 
 def tensor_message(array: Array, datatype: str) -> pb.TensorProto:
-    """The TensorProto of an array, with the typed field."""
+    """Return the TensorProto of an array, with the typed field."""
     return pb.TensorProto.FromString(b"".join(tensor_pieces(array, datatype)))
 
 

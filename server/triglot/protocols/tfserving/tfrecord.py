@@ -1,8 +1,8 @@
-"""TFRecord files: records between checksums of CRC32C (tfs 6.6). Pure functions.
+"""TFRecord files: records with CRC32C checksums (tfs 6.6). Pure functions.
 
-Strategy: a CRC is linear, so each byte of a row adds what a table has for its place in the row and its value,
-whatever the other bytes are; numpy adds those of all rows at once. Rows are then joined, each moved on by the rows
-behind it. Zeros in front of the first byte change nothing.
+Strategy: a CRC is linear, so each byte of a row contributes a table's entry for its position in the row and its
+value, whatever the other bytes are; numpy combines those of all rows at once. Then the rows are combined, each
+shifted by the rows after it. Leading zeros change nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from triglot.core.tensor import Array
 ROW = 512
 """Bytes of a row."""
 ROWS_AT_ONCE = 128
-"""While numpy looks at them no other thread runs, and it needs some 12 bytes for each of theirs."""
+"""Rows per numpy call: it holds the GIL meanwhile, and needs some 12 bytes for each of theirs."""
 _HEADER, _CHECKSUM = struct.Struct("<QI"), struct.Struct("<I")
 _CASTAGNOLI = 0x82F63B78
 _START = (0x641F6454).to_bytes(4, "little")
-"""What makes the register all ones, with which a CRC begins."""
+"""Prefix that sets the register to all ones, the CRC's initial value."""
 _MASK_DELTA = 0xA282EAD8
 
 
@@ -32,7 +32,7 @@ class DamagedRecords(ValueError):
 
 @lru_cache(maxsize=1)
 def _tables() -> Array:
-    """What a byte adds to the register, by the number of bytes behind it, which is below `ROW`, and its value."""
+    """Return a byte's contribution to the register, by the number of bytes after it, and its value."""
     register: Array = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         register = register >> 1 ^ (register & 1) * np.uint32(_CASTAGNOLI)
@@ -44,14 +44,14 @@ def _tables() -> Array:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The checksum of TFRecord: CRC32C, rotated and shifted so that checksums of checksums are none."""
+    """Return TFRecord's checksum: CRC32C, rotated and offset: a CRC of data that contains CRCs is degenerate."""
     tables = _tables()
     size = len(_START) + len(data)
     width = min(size, ROW)
     rows = np.zeros((-(-size // width), width), np.uint8)
     rows.reshape(-1)[-size:] = np.frombuffer(_START + data, np.uint8)
     behind = np.arange(width - 1, -1, -1)
-    # The register before a row is as if added to the row's first four bytes.
+    # The register before a row acts as if it were added to the row's first four bytes.
     low, second, third, high = tables[[width - 1, width - 2, width - 3, width - 4]].tolist()
     value = 0
     for first in range(0, len(rows), ROWS_AT_ONCE):
@@ -64,14 +64,14 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def framed(record: bytes) -> bytes:
-    """A record as it stands in a TFRecord file."""
+    """Return a record as it is framed in a TFRecord file."""
     length = len(record).to_bytes(8, "little")
     checksums = [_CHECKSUM.pack(masked_crc32c(part)) for part in (length, record)]
     return b"".join([length, checksums[0], record, checksums[1]])
 
 
 def read_records(data: bytes) -> Iterator[bytes]:
-    """The records of a TFRecord file. Raises `DamagedRecords`."""
+    """Yield the records of a TFRecord file. Raises `DamagedRecords`."""
     at = 0
     while at < len(data):
         if len(data) - at < _HEADER.size:

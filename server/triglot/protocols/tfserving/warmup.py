@@ -1,4 +1,4 @@
-"""TensorFlow Serving's warm-up file: recorded requests that run before a version takes calls (tfs 6.6)."""
+"""TensorFlow Serving's warm-up file: recorded requests to run before a version serves (tfs 6.6)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_RECORDS = 1000
 
 
 def read_warm_up(folder: Path) -> list[prediction_log_pb2.PredictionLog]:
-    """The recorded requests of a version's folder; none without a file. Raises `ModelLoadError`."""
+    """Return the recorded requests in a version's folder; none without a file. Raises `ModelLoadError`."""
     file = folder / WARM_UP_FILE
     if not file.is_file():
         return []
