@@ -1,8 +1,8 @@
-"""What clients change of a server, and what it says of itself, by name: so that it may be several processes.
+"""Control actions and reports of a server, by name, so that a server may consist of several worker processes.
 
-Strategy: who offers a call that changes something gives the change a name, and has it done by `Control.act`. Who
-prints what was counted asks `Control.reports`. A server that is one process does it on the spot; one of several
-workers sends the change to all of them, and gets the reports of all.
+Strategy: a service that changes something registers an action, and runs it by `Control.act`; one that reports
+counters uses `Control.reports`. With one process both are local calls; with several workers an action runs in
+all of them, and reports come from all of them (`workers`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Arguments = Mapping[str, Any]
-"""JSON's values, of a change or of a question."""
+"""Arguments of an action or a report, as JSON values."""
 Action = Callable[[Arguments], Awaitable[Any]]
-"""Of LOAD_MODEL it tells whether the model was wanted before."""
+"""Runs a change; that of LOAD_MODEL returns whether the model was to be served before."""
 Report = Callable[[Arguments], Awaitable[Any]]
 
 LOAD_MODEL, UNLOAD_MODEL, RELOAD = "load_model", "unload_model", "reload"
@@ -27,10 +27,10 @@ STATISTICS, OVERVIEW, SERIES, NAMES = "statistics", "overview", "series", "names
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What each worker says, with its number, and `past`: what the workers said that are gone, or None.
+    """The reports of all workers, by number, and `past`: the sum of those of ended workers, or None.
 
-    One that is being replaced has the number of its successor. `up`: those that have said it now, and not only
-    before. `restarts`: how often each was replaced, by its number.
+    A worker that is being replaced has the number of its successor. `up`: numbers of the workers that reported
+    now; the reports of others are earlier ones. `restarts`: how often each worker was replaced, by number.
     """
 
     workers: Sequence[tuple[int, Any]]
@@ -40,42 +40,44 @@ class Reports:
 
     @property
     def each(self) -> list[Any]:
-        """Of the workers, without their numbers."""
+        """The reports without the workers' numbers."""
         return [report for _, report in self.workers]
 
 
 class Control:
-    """Of a server that is one process. `number`: of the worker that this process is."""
+    """The control of a server with one process. `number`: the number of this worker."""
 
     alone = True
     number = 1
     tally_file: tuple[int, int] | None = None
-    """The descriptor of a file that workers count in, and which start of a worker this one is."""
+    """Descriptor of a file with counters that all workers share, and the number of this worker's start."""
     left_out: Collection[str] = ()
-    """Models that are not loaded at the start: what became of them since is told later."""
+    """Models not to load at the start: changes made to them since then are replayed later, by `loaded`."""
 
     def __init__(self) -> None:
         self.actions: dict[str, Action] = {}
         self.report_of: dict[str, Report] = {}
 
     def register_action(self, name: str, action: Action) -> None:
-        """From now on `action` is what the change of this name is, in this process."""
+        """Register what runs the action of this name in this process."""
         self.actions[name] = action
 
     def register_report(self, name: str, report: Report) -> None:
-        """From now on `report` is what this process says when it is asked for this."""
+        """Register what produces this process's report of this name."""
         self.report_of[name] = report
 
     async def act(self, name: str, arguments: Arguments) -> None:
-        """Have the change made everywhere; raises what it raises."""
+        """Run an action in all workers; raises what it raises."""
         await self.actions[name](arguments)
 
     async def reports(self, name: str, arguments: Arguments) -> Reports:
-        """What every worker, this one among them, says of this."""
+        """Returns the reports of all workers, this one included."""
         return Reports([(self.number, await self.report_of[name](arguments))])
 
     async def loaded(self) -> None:
-        """The models are loaded, and the ports not open yet: the time to catch up with what others have done."""
+        """Called once the models are loaded and before the ports open: catch up with earlier actions of other
+        workers.
+        """
 
     async def closing(self) -> None:
-        """No call runs any more, and the models are still there: the time for last words."""
+        """Called once no call runs any longer and the models are still loaded: send the last report."""

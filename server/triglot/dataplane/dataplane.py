@@ -1,4 +1,4 @@
-"""What every protocol calls: one way to run a model and to ask about it, whoever asks."""
+"""The data plane: the one way in which every protocol runs models, inspects them and controls them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ T = TypeVar("T")
 
 
 class Decoupled(Unimplemented):
-    """The model answers with a stream, the call takes one answer."""
+    """The model returns a stream of responses, but the call takes one."""
 
 
 class DataPlane:
-    """Finds the servable, validates the request against its signature, runs it, checks what it answers.
+    """Finds the servable, validates the request against its signature, runs it and checks the response.
 
-    What is given a model's name is given the caller's permission, too, or its call: a name that is not covered
-    raises `PermissionDenied`, whether there is such a model or not. Lists have what is covered.
+    One per server, on the event loop. Methods that take a model's name also take the client's permission, or
+    its call: a name that the permission does not cover raises `PermissionDenied`, whether the model exists or
+    not. Methods that return several models return those that it covers.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class DataPlane:
         control: Control | None = None,
     ) -> None:
         self.reach: Reach = no_models
-        """What `Call.infer` does; see `ModelCalls`."""
+        """Implements `Call.infer`; see `ModelCalls`."""
         self.tracer = tracer or Tracer()
         self.recorder = recorder or Recorder()
         self.control = control or Control()
@@ -73,7 +74,7 @@ class DataPlane:
         self.control.register_action(RELOAD, self._reload)
 
     def servable(self, permission: Permission, name: str, version: str = "", label: str = "") -> Servable:
-        """The version that a request goes to; a `with` block is a lease of it.
+        """Returns the version for a name, and a version or label; a `with` block on it holds a lease.
 
         Raises `ModelNotFound`, `InvalidArgument` for a bad version or an unknown label, and `Unavailable`.
         """
@@ -81,24 +82,26 @@ class DataPlane:
         return self._registry.servable(name, version, label)
 
     def servable_of(self, permission: Permission, request: InferenceRequest) -> Servable:
-        """The version that the request goes to: where its sequence lives, if it goes on with one."""
+        """Returns the version for a request: for one that continues a sequence, the version that holds its
+        state.
+        """
         permission.check_model(request.model_name)
         if request.parameters and (holder := self._sequences.find(request)) is not None:
             return holder
         return self._registry.servable(request.model_name, request.model_version)
 
     async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
-        """One answer to one request.
+        """Returns the response to one request.
 
-        Raises `ServingError`: unknown model, a request that does not fit, a full queue, the model's own.
-        `Decoupled` when the model answers with a stream.
+        Raises `ServingError`: unknown model, invalid request, full queue, an error of the model; and
+        `Decoupled` when the model returns a stream.
         """
         call.model_name = request.model_name
         with self.servable_of(call.permission, request) as servable:
             return await self.infer_on(servable, request, call)
 
     async def infer_on(self, servable: Servable, request: InferenceRequest, call: Call) -> InferenceResponse:
-        """As `infer`, on a version that the caller holds a lease of."""
+        """As `infer`, for a version on which the caller holds a lease."""
         inference: Inference = await ended(partial(self.submit, servable, request, call, leased=True))
         raise_error(inference)
         response: InferenceResponse = inference.answer
@@ -114,11 +117,11 @@ class DataPlane:
         *,
         leased: bool = False,
     ) -> Inference:
-        """Run one request on this version: the only way to the model for requests with one answer.
+        """Run one request on this version: the only way to the model for requests with one response.
 
-        `done` is called with the `Inference`, maybe before this returns. `request` is None for a model that takes
-        messages, which finds one in `call.exchange`. `defer`: see `Schedule.put`. `leased`: the caller holds a
-        lease until then.
+        `done` is called with the `Inference`, maybe before this returns. `request` is None for a model that
+        takes a protocol's messages: its message is `call.exchange`. `defer`: see `Schedule.put`. `leased`: the
+        caller holds a lease until `done` is called.
         """
         inference = Inference(servable, request, call, done, defer)
         inference.leased = leased
@@ -151,7 +154,7 @@ class DataPlane:
         return inference
 
     def _submit_later(self, inference: Inference, request: InferenceRequest) -> None:
-        """Of a request whose inputs take long to bind or to digest, or that belongs to a sequence."""
+        """Submit in a task: a request that takes long to bind or to digest, or that belongs to a sequence."""
         lease = inference.servable.__enter__()
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -175,11 +178,11 @@ class DataPlane:
                 if self._is_kept(inference, cache, request, key, began):
                     return
         except asyncio.CancelledError:
-            return  # Raised, the task would keep it; its frames hold the inference, which has the task.
+            return  # If raised, the task would keep it: a cycle of task, frames and inference.
         except Exception as error:
             inference.reject(as_serving_error(error, str(servable)))
             return
-        inference.task = inference.defer = None  # What it came together with has begun long ago.
+        inference.task = inference.defer = None  # Requests that arrived with it were started long ago.
         servable.submit(inference)
 
     def _is_kept(
@@ -190,7 +193,10 @@ class DataPlane:
         key: Key | None = None,
         began: float = 0.0,
     ) -> bool:
-        """Whether the response cache has the answer, which then is the outcome; else it is to keep the new one."""
+        """Look up the response in the cache.
+
+        If it is there, accept it and return True. Else note the key to store it.
+        """
         call = inference.call
         began = began or perf_counter()
         inference.cache_key = key = key or cache.key(inference.inputs, call, request)
@@ -202,7 +208,7 @@ class DataPlane:
         return True
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
-        """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
+        """Yield the model's responses; raises as `infer`. Closing the generator stops the model."""
         call.model_name = request.model_name
         with self.servable_of(call.permission, request) as servable:
             async with aclosing(await self.infer_stream_on(servable, request, call)) as responses:
@@ -212,9 +218,9 @@ class DataPlane:
     async def infer_stream_on(
         self, servable: Servable, request: InferenceRequest, call: Call
     ) -> AsyncGenerator[InferenceResponse, None]:
-        """As `infer_stream`, on a version that the caller holds a lease of.
+        """As `infer_stream`, for a version on which the caller holds a lease.
 
-        A model that is not decoupled gives one answer.
+        A model that is not decoupled yields one response.
         """
         record = self.recorder.begin(servable, request, call) if self.recorder.on else None
         if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call, request)):
@@ -234,7 +240,7 @@ class DataPlane:
         return servable.stream(inputs, call, partial(response_of, servable, signature, request))
 
     def exchange_stream_on(self, servable: Servable, call: Call) -> AsyncGenerator[Any, None]:
-        """What such a model answers with, one by one. Closing the generator stops the model."""
+        """Yield what a model that takes a protocol's messages returns. Closing the generator stops the model."""
         trace = self.tracer.begin(servable.name, servable.version, call) if self.tracer.on else None
         self.begin(servable, call)
         answers = servable.stream({}, call)
@@ -243,10 +249,10 @@ class DataPlane:
     async def _bound(
         self, servable: Servable, signature: Signature, request: InferenceRequest, call: Call
     ) -> dict[str, Array]:
-        """The inputs; a request that starts a sequence is let into it here."""
+        """Returns the bound inputs, and registers a request that starts a sequence."""
         if servable.sequences is None:
             return await bind(signature, request)
-        # Requests of a sequence are not to overtake each other on a thread.
+        # Requests of one sequence must not overtake each other on threads.
         async with servable.sequences.binding:
             inputs = await bind(signature, request)
         if call.scheduling.sequence_start:
@@ -258,18 +264,22 @@ class DataPlane:
         return inputs
 
     def begin(self, servable: Servable, call: Call) -> None:
-        """The call learns where it goes, for the telemetry, and when it ends at the latest."""
+        """Set the call's model and version, which telemetry reads, and its default deadline."""
         call.model_name, call.model_version = servable.name, servable.version
         if call.counted:
             call.statistics = servable.statistics
-        if call.reach is no_models:  # Else a model calls, which knows who called it.
+        if call.reach is no_models:  # Calls made by models have it set already.
             call.reach = self.reach
-        # A warm-up may take as long as it takes; what a model asks of another ends with its own call.
+        # No default deadline for warm-ups and for calls made by models, which end with the calling model's own
+        # call.
         if self._default_timeout and call.deadline is None and call.size:
             call.limit(self._default_timeout, self._default_source)
 
     def metadata(self, permission: Permission, name: str, version: str = "") -> ModelMetadata:
-        """Raises `ModelNotFound`, `InvalidArgument` for a bad version and `Unavailable` for one not ready."""
+        """Returns the model's metadata.
+
+        Raises `ModelNotFound`, `InvalidArgument` for a bad version and `Unavailable` for one that is not ready.
+        """
         servable = self.servable(permission, name, version)
         numbers = [servable.version] if version else self._registry.ready_versions(name)
         return ModelMetadata(
@@ -284,58 +294,61 @@ class DataPlane:
         )
 
     def serving(self, permission: Permission) -> list[ModelMetadata]:
-        """What the models that serve say of themselves."""
+        """Returns the metadata of all ready models."""
         names = self.model_names(permission)
         return [self.metadata(permission, name) for name in names if self.model_ready(permission, name)]
 
     def loaded_from(self, permission: Permission, name: str, version: str = "") -> Loaded:
-        """What a version is made of, for its configuration. Raises as `metadata`."""
+        """Returns the source and configuration of a loaded version. Raises as `servable`."""
         return self._manager.loaded(self.servable(permission, name, version))
 
     def knows(self, permission: Permission, name: str) -> bool:
-        """Whether the model is wanted, ready or not; for others than whom it is for it is unknown."""
+        """Returns whether the model is to be served, ready or not; False for clients that may not use it."""
         return permission.covers(name) and self._registry.knows(name)
 
     def first_version(self, permission: Permission, name: str) -> str:
-        """The version of this model that its configuration names first; "" where none lists them one by one."""
+        """Returns the first version listed in the model's configuration; "" where it lists none."""
         permission.check_model(name)
         return self._manager.first_version(name)
 
     def model_names(self, permission: Permission) -> list[str]:
-        """Every model that is wanted, ready or not; not what was unloaded."""
+        """Returns the names of all models that are to be served, ready or not; no unloaded ones."""
         return list(filter(permission.covers, self._registry.served()))
 
     def known_names(self, permission: Permission) -> list[str]:
-        """As `model_names`, and what was unloaded."""
+        """As `model_names`, with unloaded models."""
         return list(filter(permission.covers, self._registry.names()))
 
     def versions(self, permission: Permission) -> list[Version]:
-        """Every version that is wanted or still there, those of unloaded models too."""
+        """Returns every version that is to be served or still exists, those of unloaded models included."""
         return [version for version in self._registry.versions() if permission.covers(version.files.name)]
 
     def labelled(self, permission: Permission, name: str, label: str) -> int:
-        """The version that a label names, available or not. Raises `UnknownLabel`."""
+        """Returns the version that a label names, available or not. Raises `UnknownLabel`."""
         permission.check_model(name)
         return self._registry.labelled(name, label)
 
     def labels_of(self, permission: Permission, name: str) -> dict[str, int]:
-        """The version that each label of a model names; none of an unknown model."""
+        """Returns the labels of a model and their versions; {} for an unknown model."""
         permission.check_model(name)
         return self._registry.labels_of(name)
 
     def statuses(self, permission: Permission, name: str) -> list[Version]:
-        """Every version of a model that is remembered, ended ones too, highest first. Raises `ModelNotFound`."""
+        """Returns every remembered version of a model, ended ones included, highest first.
+
+        Raises `ModelNotFound`.
+        """
         permission.check_model(name)
         return self._registry.statuses(name)
 
     def platforms(self, permission: Permission) -> dict[str, str]:
-        """What the configuration calls the kind of each model that it names."""
+        """Returns the configured platform of each model in the configuration."""
         return permission.covered(self._manager.platforms())
 
     async def reload(self, permission: Permission, models: Sequence[ModelSettings]) -> None:
-        """Serve these models, and no others: for whom all are.
+        """Serve exactly these models; needs permission for all models.
 
-        Raises `ServingError` as `Manager.check_folders` and `reload`.
+        Raises `ServingError` as `Manager.check_folders` and `Manager.reload`.
         """
         permission.check_all_models()
         await self._manager.check_folders(models)
@@ -351,13 +364,14 @@ class DataPlane:
         config: str | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Load a model, or load it again. Raises `ServingError` as `Manager.load_model`.
+        """Load or reload a model. Raises `ServingError` as `Manager.load_model`.
 
-        `files`: only where the server is one process. What a `config` makes an ensemble of has to be covered, too.
+        `files` is supported only by a server with one process. The permission must also cover the models of an
+        ensemble that `config` defines.
         """
         permission.check_model(name)
         if config is not None and not permission.covers_all:
-            # An ensemble calls its models on nobody's behalf.
+            # An ensemble calls the models of its steps without a permission check.
             message = await self.off_loop(partial(parse_override, config, name))
             for step in message.ensemble_scheduling.step:
                 permission.check_model(step.model_name)
@@ -365,7 +379,10 @@ class DataPlane:
         await self.control.act(LOAD_MODEL, {"name": name, "config": config, **sent})
 
     async def _load(self, arguments: Arguments) -> bool:
-        """A server that stops does not wait for a load to end: `Unavailable`."""
+        """Returns whether the model was served before.
+
+        Raises `Unavailable` if the server stops before it is loaded.
+        """
         known = arguments["name"] in self._registry.served()
         load = self._manager.load_model(arguments["name"], arguments["config"], arguments.get("files"))
         loading = asyncio.ensure_future(load)
@@ -381,7 +398,7 @@ class DataPlane:
             stopped.cancel()
 
     async def unload_model(self, permission: Permission, name: str, *, dependents: bool = False) -> None:
-        """Raises as `Manager.unload_model`."""
+        """Unload a model. Raises as `Manager.unload_model`."""
         permission.check_model(name)
         await self.control.act(UNLOAD_MODEL, {"name": name, "dependents": dependents})
 
@@ -389,30 +406,30 @@ class DataPlane:
         self._manager.unload_model(arguments["name"], dependents=arguments["dependents"])
 
     def broken(self, permission: Permission) -> dict[str, ServingError]:
-        """What is wrong with those wanted models of which there is no version at all."""
+        """Returns the errors of models that are to be served but have no version at all."""
         return permission.covered(self._manager.broken())
 
     async def never_loaded(self, permission: Permission) -> dict[str, str]:
-        """See `Manager.never_loaded`."""
+        """As `Manager.never_loaded`, for models that the permission covers."""
         return permission.covered(await self._manager.never_loaded())
 
     def queue_depth(self) -> int:
-        """Requests that wait, of all models."""
+        """Returns the number of queued requests of all models."""
         return sum(
             version.servable.queue_depth for version in self._registry.versions() if version.servable is not None
         )
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises; it is too much for the event loop."""
+        """Run `work`, which would block the event loop too long, on a thread; returns or raises what it does."""
         return await asyncio.to_thread(work)
 
     def loaded(self) -> set[tuple[str, int]]:
-        """The versions that are in memory, by model and number."""
+        """Returns the versions in memory: model name and version number."""
         servables = [version.servable for version in self._registry.versions()]
         return {(one.name, one.version) for one in servables if one is not None}
 
     def model_ready(self, permission: Permission, name: str, version: str = "") -> bool:
-        """Whether a request for it would be run, and the server is not stopping.
+        """Returns whether a request for the model would be run, and the server is not stopping.
 
         Raises `ModelNotFound` or `InvalidArgument`.
         """
@@ -420,41 +437,43 @@ class DataPlane:
         return self._registry.is_ready(name, version) and not self.stopping
 
     async def check_ready(self, permission: Permission, name: str, version: str = "") -> bool:
-        """As `model_ready`, and by what the model's own code says."""
+        """As `model_ready`, and also asks the model's own readiness check."""
         if not self.model_ready(permission, name, version):
             return False
         return await self._registry.servable(name, version).check_ready()
 
     @property
     def ready(self) -> bool:
-        """Whether every wanted model is loaded and has a live instance, and the server is not stopping."""
+        """Whether every model that is to be served is loaded and has a live instance, and the server is not
+        stopping.
+        """
         return not self.stopping and self._registry.all_ready()
 
     @property
     def stopping(self) -> bool:
-        """Whether the server is about to end."""
+        """Whether the server is shutting down."""
         return self._stopped.is_set()
 
     def stop(self) -> None:
-        """Turn readiness off, for good; calls still run."""
+        """Make the server not ready, permanently; calls are still served."""
         self._stopped.set()
         self._announce()
 
     async def sequences_ended(self, at_most: float) -> None:
-        """Wait until no sequence lives any more, `at_most` seconds; a server that stops begins none."""
+        """Wait up to `at_most` seconds until no sequence is open; a stopping server starts no new ones."""
         await self._sequences.ended(at_most)
 
     def _announce(self) -> None:
-        """Wake who waits for a change."""
+        """Wake all waiters of `readiness_changed`."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def readiness_changed(self, at_most: float) -> None:
-        """Wait until readiness may have changed, `at_most` seconds."""
+        """Wait up to `at_most` seconds until readiness may have changed."""
         if self.stopping:
             await asyncio.sleep(at_most)
             return
-        # Not wait_for(): Python 3.11's forgets a cancellation that comes together with the event.
+        # Not wait_for(): in Python 3.11 it loses a cancellation that arrives together with the event.
         with suppress(TimeoutError):
             async with asyncio.timeout(at_most):
                 await self._changed.wait()

@@ -1,4 +1,4 @@
-"""One request on its way through the data plane: bound to its version's signature, run, its answer checked."""
+"""One request to a version of a model: its inputs bound to a signature, run, and its response checked."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 
 def admit(servable: Servable, request: InferenceRequest, call: Call) -> Signature:
-    """The signature that is called; the call learns what the model may ask about it.
+    """Returns the signature that the request names, and sets the call's fields that the model may read.
 
-    Raises `InvalidRequest` for a signature or outputs that do not exist.
+    Raises `InvalidRequest` for a signature or requested outputs that do not exist.
     """
     name = request.signature_name or servable.default_signature
     signature = servable.signatures.get(name)
@@ -61,9 +61,9 @@ def admit(servable: Servable, request: InferenceRequest, call: Call) -> Signatur
 
 
 def _has_queue_policies(servable: Servable) -> bool:
-    """Whether these say what a request's `timeout` means: how long it may wait, if it may say so (spec 5.1).
+    """Returns whether queue policies define the request's `timeout`: how long it may be queued (spec 5.1).
 
-    Those that only bound how many wait do not.
+    Policies that only bound the number of queued requests do not define it.
     """
     batching = servable.model.dynamic_batching
     if batching is None:
@@ -73,12 +73,12 @@ def _has_queue_policies(servable: Servable) -> bool:
 
 
 def takes_long(request: InferenceRequest) -> bool:
-    """Whether BYTES inputs of so many bytes are too much for the loop, which looks at each element."""
+    """Returns whether the inputs have too many bytes to bind BYTES elements, one by one, on the event loop."""
     return sum([len(one.data) for one in request.inputs]) > LONG_BYTES
 
 
 async def bind(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
-    """As `bind_inputs`, which it raises as; on a thread where that takes long."""
+    """Returns the bound inputs; raises as `bind_inputs`. Large BYTES inputs are bound on a thread."""
     if signature.takes_bytes and takes_long(request):
         return await asyncio.to_thread(bind_inputs, signature, request)
     return bind_inputs(signature, request)
@@ -87,9 +87,9 @@ async def bind(signature: Signature, request: InferenceRequest) -> dict[str, Arr
 def response_of(
     servable: Servable, signature: Signature, request: InferenceRequest, answer: object
 ) -> InferenceResponse:
-    """The model's answer, checked.
+    """Returns the checked response for what the model returned.
 
-    Raises `Internal` as `bind_outputs` and `check_parameters`; the log has it, too.
+    Raises `Internal` as `bind_outputs` and `check_parameters`, and logs it.
     """
     try:
         lenient = request.lenient_shapes or servable.any_output_shapes
@@ -107,10 +107,10 @@ def response_of(
 
 
 class Inference(Submission):
-    """A request at a version of a model: bound to its signature, executed, its answer checked.
+    """One request to a version of a model, and its own `Outcome`. On the event loop.
 
-    It is its own `Outcome`, for which `done` is called once. `answer` is an `InferenceResponse`, or what a model
-    that takes messages has returned: for that one there is no `request`.
+    `done` is called with it once. `answer` is an `InferenceResponse`; for a model that takes a protocol's messages
+    it is what the model returned, and `request` is None.
     """
 
     __slots__ = ("_done", "answer", "cache_key", "cancelled", "record", "request", "signature", "trace")
@@ -125,31 +125,31 @@ class Inference(Submission):
         self.answer: Any = None
         self.cancelled = False
         self.cache_key: Key | None = None
-        """Where the response cache is to keep the answer."""
+        """Key under which the response cache stores the response; None if it is not cached."""
         self.trace: Trace | None = None
         self.record: Record | None = None
         self._done: Done | None = done
 
     def reject(self, error: ServingError) -> None:
-        """It ends before the model's queue has it."""
+        """End it with an error before it is queued."""
         self.over = True
         self.error = without_frames(error)
         self.conclude()
 
     def accept(self, answer: Any) -> None:
-        """As `reject`, with an answer."""
+        """End it with a response before it is queued."""
         self.over = True
         self.answer = answer
         self.conclude()
 
     def leave(self) -> None:
-        """As `reject`, since it was cancelled."""
+        """End it as cancelled before it is queued."""
         self.over = True
         self.call.cancel()
         self.dropped()
 
     def ended(self) -> None:
-        """See the base class."""
+        """Check the response, store it in the response cache if enabled, and report the outcome."""
         if self.request is None:
             self.answer = self.result
         elif self.error is None:
@@ -160,7 +160,7 @@ class Inference(Submission):
                 self.error = without_frames(error)
             self.call.times.output_seconds += perf_counter() - began
         elif self.request.lenient_shapes and isinstance(self.error, Internal):
-            # The model's own code may be the first to look at the shapes.
+            # The model's own code may have seen the shapes before they were checked.
             try:
                 check_shapes(self.signature, self.request)
             except ServingError as error:
@@ -176,7 +176,9 @@ class Inference(Submission):
         self.conclude()
 
     async def _keep(self) -> None:
-        """Copy a large answer on a thread: once it has left, the model may write into it."""
+        """Copy a large response for the cache on a thread, before it is reported: the model may reuse its
+        memory.
+        """
         key, cache = self.cache_key, self.servable.answers
         assert key is not None
         assert cache is not None
@@ -188,12 +190,12 @@ class Inference(Submission):
         self.conclude()
 
     def dropped(self) -> None:
-        """See the base class."""
+        """Report that it was cancelled."""
         self.cancelled = True
         self.conclude()
 
     def conclude(self) -> None:
-        """Report the outcome."""
+        """Call `done`, and end the trace and the record; later calls do nothing."""
         done, self._done = self._done, None
         if done is None:
             return
@@ -205,7 +207,7 @@ class Inference(Submission):
 
 
 class Awaited:
-    """The outcome of a coroutine that answers one request; see `Inference`."""
+    """The outcome of a coroutine that answers one request; has the interface of `Inference`."""
 
     __slots__ = ("_done", "answer", "cancelled", "error", "over", "task")
 
@@ -227,7 +229,7 @@ class Awaited:
 
     def _end(self, answering: Coroutine[Any, Any, Any], task: asyncio.Task[None]) -> None:
         self.over = True
-        if task.cancelled():  # Before it has begun.
+        if task.cancelled():  # Before its first step.
             self.cancelled = True
             answering.close()
         done, self._done = self._done, None
@@ -235,13 +237,13 @@ class Awaited:
         done(self)
 
     def cancel(self) -> None:
-        """Have it cancelled, and wait for its end."""
+        """Cancel the coroutine; `done` is called when it has ended."""
         if not self.over:
             self.task.cancel()
 
 
 class _Submitter(Protocol):
-    """See `protocols.Inferring`."""
+    """The same as `protocols.rows.Inferring`, which this layer may not import."""
 
     def submit(self, request: Any, call: Call, done: Done, /) -> Any: ...
 
@@ -251,7 +253,7 @@ class _Submitter(Protocol):
 
 
 async def run(inference: _Submitter, request: Any, call: Call) -> Any:
-    """What a row answers to one request. Raises `ServingError`."""
+    """Returns a row's response to one request. Raises `ServingError`."""
     outcome = await ended(partial(inference.submit, request, call))
     if outcome.error is not None:
         outcome.error = inference.map_error(outcome.error, outcome, request)
@@ -260,9 +262,9 @@ async def run(inference: _Submitter, request: Any, call: Call) -> Any:
 
 
 async def ended(start: Callable[[Done], Any]) -> Any:
-    """The outcome of the `Inference`, or `Awaited`, that `start` starts.
+    """Await the outcome of the `Inference`, or `Awaited`, that `start` returns.
 
-    When this is cancelled, so is that, and its code on the loop is waited for.
+    If this is cancelled, the inference is cancelled too, and its code on the loop is awaited.
     """
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -1,8 +1,8 @@
-"""Models that call other models of this server: what `Call.infer` and `Call.infer_stream` do (spec 5.3).
+"""Models that call other models of this server: `Call.infer` and `Call.infer_stream` (spec 5.3).
 
-Strategy: a model's call goes the way of a client's, from the lease to the statistics, on the loop and in a task of
-its own. Code on the loop gets the task; a thread is held up until it has ended. Each call knows by its `_Link` on
-whose behalf it runs, back to the client's: so calls that go round in circles are seen.
+Strategy: a model's call takes the same path as a client's, from the lease to the statistics, in a task of its
+own on the event loop. Code on the loop gets the task; code on a thread blocks until it has ended. Each call has
+a `_Link` to the call on whose behalf it is made, back to the client's, which makes cycles visible.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ STOPPED = "the server has stopped"
 
 
 class _Link:
-    """One call of a model's: whose code makes it, `caller` being the model and the version, and on whose behalf.
+    """A call that a model makes, and the chain of calls on whose behalf it is made.
 
-    `waits`: for another instance of the same model.
-    Called with a call that was made by it, and what that asks for, it is what this call's `reach` has to be.
+    `caller`: name and version of the calling model. `before`: the link of the call that the caller serves; None
+    if a client made it. `waits`: the caller waits for another instance of its own model. Calling the link runs
+    a `ModelCall` or `ModelTask`: it is the `reach` of the called model's call.
     """
 
     __slots__ = ("before", "caller", "calls", "depth", "waits")
@@ -62,11 +63,11 @@ class _Link:
 
     @property
     def apart(self) -> Reach:
-        """What `reach` is where the model calls on behalf of no request."""
+        """The `reach` of a model's calls on behalf of no request."""
         return self.calls.reach
 
     def chain(self) -> list[_Link]:
-        """All that it is made on behalf of, itself first."""
+        """Returns this link and all before it."""
         links, link = [], self.before
         links.append(self)
         while link is not None:
@@ -75,15 +76,15 @@ class _Link:
         return links
 
     def path(self, last: str) -> str:
-        """The models, as messages show them."""
+        """Returns the names of the models in the chain and `last`, for error messages."""
         # A warm-up has no name.
         return " -> ".join([*(link.caller[0] for link in reversed(self.chain()) if link.caller[0]), last])
 
 
 class ModelCalls:
-    """Runs what models ask of others. Made on the loop; `telemetry` counts it, None counts nothing.
+    """Runs the calls of models to other models. Created on the event loop; `run` may be called on any thread.
 
-    It is counted with the called model, and not with what clients ask of the server.
+    `telemetry` counts them as calls of the called model, apart from clients' calls; None: they are not counted.
     """
 
     def __init__(self, dataplane: DataPlane, telemetry: Telemetry | None) -> None:
@@ -97,11 +98,11 @@ class ModelCalls:
             self._streamed = telemetry.endpoint("internal", "MODEL", "infer_stream", inference=True, internal=True)
 
     def reach(self, call: Call, wanted: ModelCall | ModelTask) -> Any:
-        """What `Call.infer` and `Call.infer_stream` give to the code that a client's call runs."""
+        """Implements `Call.infer` and `Call.infer_stream` for calls made by clients."""
         return self.run(call, wanted, None)
 
     def run(self, parent: Call, wanted: ModelCall | ModelTask, before: _Link | None) -> Any:
-        """On the loop a task, or an async iterator; on other threads what becomes of it."""
+        """Returns a task or an async iterator on the event loop; on other threads the result or an iterator."""
         on_loop = threading.get_ident() == self._thread
         if isinstance(wanted, ModelTask):
             done = self._done(wanted)
@@ -117,7 +118,7 @@ class ModelCalls:
         return task
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Hold this thread up until the loop has done the work."""
+        """Block this thread until the event loop has run `work`; returns its result."""
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:
@@ -128,10 +129,10 @@ class ModelCalls:
         except CancelledError:
             raise Unavailable(STOPPED) from None
         finally:
-            del future  # It has the error, whose traceback has this frame.
+            del future  # It refers to the error, whose traceback refers to this frame.
 
     def _pull(self, parent: Call, answers: AsyncGenerator[T, None]) -> Iterator[T]:
-        """The answers, on a thread; closing the generator stops the model."""
+        """Yield the responses on a thread; closing the generator stops the called model."""
         try:
             while True:
                 try:
@@ -139,7 +140,7 @@ class ModelCalls:
                 except StopAsyncIteration:
                     return
         finally:
-            if threading.get_ident() == self._thread:  # Of the garbage collector.
+            if threading.get_ident() == self._thread:  # The garbage collector closes it here.
                 closing = self._loop.create_task(answers.aclose())
                 closing.add_done_callback(_look_at)
             else:
@@ -148,7 +149,7 @@ class ModelCalls:
     # --- on the loop ---
 
     async def _done(self, task: ModelTask) -> bool:
-        """Whether the model is ready after it. Raises `ServingError` as a client would get it."""
+        """Run the task; returns whether the model is ready afterwards. Raises `ServingError` as for a client."""
         if task.action == "load":
             await self._dataplane.load_model(EVERYTHING, task.model, task.config)
         elif task.action == "unload":
@@ -181,10 +182,10 @@ class ModelCalls:
 
     @contextmanager
     def _holding(self, link: _Link, servable: Servable) -> Iterator[None]:
-        """A call that needs an instance of a model, while others of its instances wait for it.
+        """Track calls that wait for an instance of a model while holding other instances of it.
 
-        Raises `FailedPrecondition` when these are all that there can be, and `QueueFull` when other calls hold the
-        rest.
+        Raises `FailedPrecondition` when the chain holds all instances of the model, and `QueueFull` when it
+        does together with other calls.
         """
         if link.depth > MAX_MODEL_CALLS:
             raise FailedPrecondition(
@@ -222,7 +223,7 @@ class ModelCalls:
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
-    """Of a task that nobody awaited there is nothing to tell."""
+    """Retrieve the exception of a task, so that asyncio does not log it if no code awaited the task."""
     if not task.cancelled():
         task.exception()
 
@@ -233,7 +234,7 @@ async def _closed(answers: AsyncGenerator[Any, None]) -> None:
 
 @contextmanager
 def _following(parent: Call) -> Iterator[None]:
-    """The current task, which does nothing else, is cancelled with the parent.
+    """Cancel the current task, which must do nothing else, when the parent call is cancelled.
 
     Raises `Cancelled` or `DeadlineExceeded` then.
     """
@@ -241,7 +242,7 @@ def _following(parent: Call) -> Iterator[None]:
         raise _left(parent)
     running = asyncio.current_task()
     assert running is not None
-    # It has the error in the end, whose traceback has this frame.
+    # The task keeps the error in the end, whose traceback refers to this frame.
     task = weakref.ref(running)
     del running
     gone = False
@@ -277,10 +278,10 @@ def _left(parent: Call) -> ServingError:
 def _child(parent: Call, wanted: ModelCall, link: _Link) -> Call:
     child = parent.child()
     child.reach = link
-    child.permission = EVERYTHING  # A model's code calls whatever model it likes.
+    child.permission = EVERYTHING  # The code of a model may call any model.
     child.model_name = wanted.model
     child.scheduling = parent.scheduling
-    # Of several that are executed together, one may be traced.
+    # In a batch, any of the calls may be traced.
     child.trace = next((one.trace for one in parent.members if one.trace is not None), None)
     return child
 
@@ -295,7 +296,7 @@ def _observed(endpoint: Endpoint | None, child: Call) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # Who has read enough of a stream closes it.
+        # A caller that has read enough closes the stream.
         code = Code.OK if isinstance(error, GeneratorExit) else outcome(error)
         raise
     finally:
@@ -304,7 +305,7 @@ def _observed(endpoint: Endpoint | None, child: Call) -> Iterator[None]:
 
 @contextmanager
 def _naming(model: object) -> Iterator[None]:
-    """Errors say which model was called."""
+    """Name the called model in error messages that do not name it yet."""
     try:
         yield
     except ServingError as error:

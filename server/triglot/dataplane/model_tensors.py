@@ -1,4 +1,4 @@
-"""A model's call of another one: its arrays as tensors, and the answer as arrays."""
+"""Converts a model's call to another model: its arrays to request tensors, and the response to arrays."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from triglot.core.tensor import Array, bytes_elements, datatype_of, native, obje
 from triglot.core.types import Answer, InferenceRequest, InferenceResponse, InputTensor
 
 LONG_TEXTS = 4096
-"""BYTES tensors of so many elements and more are looked at on a thread."""
+"""BYTES tensors with at least this many elements are converted on a thread."""
 
 
 async def request_of(parent: Call, wanted: ModelCall) -> InferenceRequest:
-    """Raises `InvalidArgument` for what can be no input."""
+    """Returns the request of a model's call. Raises `InvalidArgument` for values that cannot be inputs."""
     if not isinstance(wanted.inputs, Mapping):
         raise InvalidArgument(f"inputs: expected a dict of arrays by name, got {type(wanted.inputs).__name__}")
-    # What the other model is told must not change while it looks, nor while its cache does.
+    # Inputs must not change while the other model reads them, or while its response cache digests them.
     copied = any(one.borrows for one in parent.members)
     arrays = {name: _array(name, value, copied=copied) for name, value in wanted.inputs.items()}
     texts = sum([array.size for array in arrays.values() if array.dtype.kind in "OSUT"])
@@ -50,7 +50,7 @@ def _array(name: object, value: Any, *, copied: bool) -> Array:
 
 
 def _tensor(name: str, array: Array) -> InputTensor:
-    """The array as a flat one: a view, unless its elements lie otherwise than a client's would."""
+    """Returns the array as a flat tensor: a view, unless its memory layout is not that of a client's tensor."""
     try:
         datatype = datatype_of(array)
     except TypeError as error:
@@ -60,7 +60,7 @@ def _tensor(name: str, array: Array) -> InputTensor:
 
 
 def _texts(array: Array) -> Array:
-    """The BYTES elements as `bytes`: itself where they are that already."""
+    """Returns the BYTES elements as `bytes` objects: the array itself if it holds only these."""
     if array.dtype.hasobject and all(type(item) is bytes for item in array.flat):
         return array
     return object_array(bytes_elements(array), array.shape)

@@ -1,7 +1,7 @@
-"""Records of requests and their answers, for replaying and for warming up later versions (tfs 6.7).
+"""Records of requests and their responses, for replay and for warming up later versions (tfs 6.7).
 
-Strategy: a request that is chosen has a `Record`, which ends with it; others meet one look at `Recorder.on`. The
-loop keeps references, and copies of what may change; the thread that writes encodes them.
+Strategy: a sampled request has a `Record` until it ends; for others the cost is one look at `Recorder.on`. The
+event loop keeps references, and copies of what may change; the thread that writes the files encodes them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from triglot.telemetry.file_writer import FileWriter
 from triglot.telemetry.record_files import RecordCounts, RecordFiles
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""Of records that wait to be written; what comes then, and what is larger itself, is dropped."""
+"""Limit of records that are queued to be written; further ones, and larger single ones, are dropped."""
 ELEMENT_BYTES = 64
-"""What an element of BYTES takes besides its text, about."""
+"""Approximate size of a BYTES element besides its text."""
 
 
 class Record:
-    """One request and, in the end, its answer.
+    """One request and, once it has ended, its response.
 
-    `model`, `version` and `signature_name`: who answers. `seconds`: when it came, since 1970. `rate`: of the
-    recording. `size` in bytes, about.
+    `model`, `version` and `signature_name` say what was called. `seconds`: when the request arrived, in seconds
+    since 1970. `rate`: the sampling rate of the recording. `size`: approximate size in bytes.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class Record:
         self._log = log
 
     def end(self, response: InferenceResponse | None) -> None:
-        """The request has ended; without a response it failed, and is not recorded."""
+        """End the record. A request that failed has no response, and is not recorded."""
         if response is None:
             return
         self.size += sum(map(_size, response.outputs))
@@ -74,7 +74,7 @@ class Record:
             self._log.drop(self.model, why)
             return
         try:
-            # Once the answer has left, its model may write into the arrays.
+            # After the response has been sent, the model may reuse its arrays.
             self.outputs = [replace(output, array=output.array.copy()) for output in response.outputs]
         except MemoryError as error:
             self._log.drop(self.model, repr(error))
@@ -84,7 +84,7 @@ class Record:
     async def each(
         self, answers: AsyncGenerator[InferenceResponse, None]
     ) -> AsyncGenerator[InferenceResponse, None]:
-        """The answers of a model that is not decoupled: there is one."""
+        """Yield the response of a model that is not decoupled, and record it."""
         async with aclosing(answers):
             async for answer in answers:
                 self.end(answer)
@@ -92,7 +92,7 @@ class Record:
 
 
 Encode = Callable[[Record], bytes]
-"""A record as it stands in a file. Raises `ServingError` for one whose client got an error."""
+"""Returns a record as it is stored in a file. Raises `ServingError` for a request that cannot be recorded."""
 
 
 def _nothing(_: Record) -> bytes:
@@ -100,7 +100,7 @@ def _nothing(_: Record) -> bytes:
 
 
 def _own_copy(tensor: InputTensor) -> InputTensor:
-    """The tensor, whose bytes nobody else may change."""
+    """Returns the tensor with bytes that no other code can change."""
     return replace(tensor, data=bytes(tensor.data)) if isinstance(tensor.data, Buffer) else tensor
 
 
@@ -113,7 +113,7 @@ def _size(output: OutputTensor) -> int:
 
 
 class _Log:
-    """The files of one prefix, and the thread that writes them."""
+    """The record files with one prefix, and the thread that writes them."""
 
     def __init__(self, prefix: str, files: RecordFiles, encode: Encode, counts: RecordCounts) -> None:
         self._files = files
@@ -123,12 +123,12 @@ class _Log:
         self.close = self._writer.close
 
     def put(self, record: Record) -> None:
-        """Have it written, unless too much waits."""
+        """Queue a record to be written; it is dropped when too many bytes are queued."""
         if not self._writer.put(partial(self._write, record), record.size):
             self._counts.add(record.model, "dropped")
 
     def drop(self, model: str, why: str) -> None:
-        """A record of this model cannot be kept until it is written."""
+        """Count a record of this model that could not be kept until it is written."""
         self._writer.lose(why)
         self._counts.add(model, "dropped")
 
@@ -145,10 +145,10 @@ class _Log:
 
 
 class Recorder:
-    """Decides which requests are recorded, and has the records written by `encode`. Used on the loop.
+    """Decides which requests are recorded, and has the records encoded by `encode` and written. On the event loop.
 
-    `on`: whether any request may be recorded at all. `recording`: of models that have none of their own. `suffix`
-    is added to each prefix: workers do not share files. `most_bytes`, `most_files`: see `RecordFiles`.
+    `on`: whether any request may be recorded. `recording`: for models without a setting of their own. `suffix` is
+    added to each prefix, since workers do not share files. `most_bytes`, `most_files`: see `RecordFiles`.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Recorder:
         self.configure({})
 
     def configure(self, own: Mapping[str, Recording]) -> None:
-        """From now on these models are recorded as they say, and all others by the server's own setting."""
+        """Set the recordings of these models; all others use the server's own setting."""
         self._own = own
         wanted = {one.prefix for one in (self._recording, *own.values()) if one is not None and one.rate > 0}
         self.on = bool(wanted)
@@ -182,7 +182,7 @@ class Recorder:
             self._logs[prefix] = _Log(prefix + self._suffix, files, self._encode, self._counts)
 
     def begin(self, servable: Servable, request: InferenceRequest, call: Call) -> Record | None:
-        """The record of a request to this version; None where it is not chosen, or cannot be replayed."""
+        """Returns the record of a request; None if it is not sampled, or cannot be replayed."""
         recording = self._own.get(servable.name, self._recording)
         if recording is None or random.random() >= recording.rate:
             return None
@@ -190,7 +190,7 @@ class Recorder:
             return None  # A model's own call, or a warm-up.
         name = request.signature_name or servable.default_signature
         if servable.decoupled or servable.sequences is not None or name not in servable.signatures:
-            return None  # TensorFlow Serving's requests cannot ask it.
+            return None  # A TensorFlow Serving request cannot call such a model.
         log = self._logs[recording.prefix]
         if call.borrows and call.size <= MAX_WAITING_BYTES:
             try:
@@ -201,7 +201,7 @@ class Recorder:
         return Record(log, recording.rate, servable, name, request, call.size)
 
     async def close(self) -> None:
-        """Record nothing any more, and have what waits written."""
+        """Stop recording, and wait until all queued records are written."""
         self.on = False
         for log in self._logs.values():
             await asyncio.to_thread(log.close)

@@ -1,8 +1,8 @@
-"""What a model, and all models together, may hold at a time: requests of protocols, waiting or running.
+"""Admission control: limits on what one model, and all models together, hold in queued and running requests.
 
-Strategy: everything here belongs to the loop, so counting is an addition and needs no lock. A request is counted
-by the bytes that it came in, since its tensors lie over them. Who holds nothing takes any request: a bound that is
-smaller than one request would otherwise never let it through.
+Strategy: everything here belongs to the event loop, so counting is an addition and needs no lock. A request counts
+with the bytes in which it arrived, since its tensors are views of them. Where nothing is held, any
+request: a limit smaller than one request would otherwise never let it through.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from triglot.core.readings import Reading
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes of requests of one model, and the number and the bytes of those of all models; 0 sets no limit."""
+    """Limits on bytes of requests per model, and on the number and bytes of requests of all models.
+
+    0: unlimited.
+    """
 
     model_bytes: int = 0
     total_requests: int = 0
@@ -28,7 +31,7 @@ UNLIMITED = Limits()
 
 
 class Admission:
-    """What all models hold together, and the limits; each model has its `Gate`."""
+    """The totals of all models, and the limits; each model version has a `Gate`."""
 
     __slots__ = ("bytes", "limits", "requests")
 
@@ -39,7 +42,7 @@ class Admission:
 
 
 class Gate:
-    """What one version of a model holds. On the loop; each `enter` is followed by one `leave`."""
+    """Counts what one model version holds. On the event loop; each `enter` is followed by one `leave`."""
 
     __slots__ = ("_all", "_bytes", "_most_bytes", "_refused", "_requests")
 
@@ -51,7 +54,7 @@ class Gate:
         self._refused = {"max_queue_bytes": 0, "max_total_queue_size": 0, "max_total_queue_bytes": 0}
 
     def enter(self, size: int) -> None:
-        """Hold a request of so many bytes. Raises `QueueFull` when that were too much."""
+        """Admit a request of `size` bytes. Raises `QueueFull` when a limit would be exceeded."""
         everything = self._all
         limits = everything.limits
         if self._requests and 0 < self._most_bytes < self._bytes + size:
@@ -70,7 +73,7 @@ class Gate:
         everything.bytes += size
 
     def leave(self, size: int) -> None:
-        """Let go of it."""
+        """Release a request of `size` bytes."""
         everything = self._all
         self._requests -= 1
         self._bytes -= size
@@ -82,7 +85,7 @@ class Gate:
         raise queue_full(f"{text} {option} allows")
 
     def readings(self) -> Iterator[Reading]:
-        """What is held, and what was refused for which limit."""
+        """Yield the metrics: what is held, and rejected requests by limit."""
         yield Reading("held_bytes", "Bytes of the model's queued and running requests.", self._bytes)
         yield Reading("held_requests", "The model's queued and running requests.", self._requests)
         for reason, count in self._refused.items():
@@ -94,7 +97,7 @@ def _bytes(held: int, more: int, most: int) -> str:
 
 
 def refusals(reason: str, count: int) -> Reading:
-    """How many requests were refused because a limit was reached; `reason` is the option that sets it."""
+    """Returns the metric of requests rejected because of a limit; `reason` is the option that sets the limit."""
     return Reading(
         "requests_refused",
         "Rejected requests, by the limit they exceeded.",

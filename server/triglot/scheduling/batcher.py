@@ -1,6 +1,6 @@
 """The dynamic batcher (spec 5.1).
 
-Strategy: a batch is formed of what waits when the executor has nothing to do, so an unloaded server adds no delay
+Strategy: a batch is formed of queued requests when the executor is idle, so that an unloaded server adds no delay,
 and a busy one lets batches grow.
 """
 
@@ -28,11 +28,11 @@ from triglot.scheduling.schedule import Later, Timer
 from triglot.scheduling.waiting import REQUESTS, Taken, WaitingRoom, expired
 
 EXPIRY_SECONDS = 0.01
-"""Requests that expire within so long are refused together."""
+"""Requests that expire within this time of each other are rejected together."""
 
 
 class Growing:
-    """A batch that is waited for to grow."""
+    """A batch that waits to grow."""
 
     __slots__ = ("_rows", "_wait")
 
@@ -41,7 +41,7 @@ class Growing:
         self._rows = wait.rows
 
     def is_changed_by(self, one: Waiting) -> bool:
-        """Whether the waiting may be over now that this request is there, too."""
+        """Returns whether this arriving request may end the wait."""
         wait = self._wait
         self._rows += one.rows
         return (
@@ -50,7 +50,7 @@ class Growing:
 
 
 class Alone:
-    """Work that shares no batch; its `owner` is told when it has ended."""
+    """Work that shares no batch; notifies its `owner` when it has ended."""
 
     delivers = True
 
@@ -71,11 +71,11 @@ class Alone:
 
 
 class Batcher:
-    """A `Schedule` of batches, as many at the same time as the `executor` has capacity for.
+    """A `Schedule` of batches; the `executor` runs up to its capacity at the same time.
 
-    `infer_batch`: the model's, where requests reach it as a list. `defer` runs a function a little later on the
-    loop, `later` in so many seconds. A batch that nobody waits for any more is cancelled, where it can be. Raises
-    `ValueError` for a model without `dynamic_batching`.
+    `infer_batch`: the model's function that takes requests as a list, if any. `defer` runs a function later on the
+    event loop, `later` after some seconds. A batch whose requests are all cancelled is cancelled where possible.
+    Raises `ValueError` for a model without `dynamic_batching`.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class Batcher:
         self._has_grown = False
         self._timer: Timer | None = None
         self._running: dict[Batch | Alone, Buffers | None] = {}
-        # Those that run at the same time have one each.
+        # Batches that run at the same time have one each.
         self._buffers: list[Buffers | None] = []
         self._new_buffers = partial(buffers_for, model)
 
     def __len__(self) -> int:
         return len(self._room)
 
-    # --- what comes and goes ---
+    # --- arriving and leaving requests ---
 
     def put(self, work: Work, defer: Defer | None = None) -> None:
         """See `Schedule`. Raises `QueueFull`, `InvalidArgument`, and `Unavailable`, also once closed."""
@@ -148,13 +148,13 @@ class Batcher:
         else:
             there = self._room.discard(work)
         if not there:
-            self._defer(self._cancel_abandoned)  # Its caller is about to say that it is gone.
+            self._defer(self._cancel_abandoned)  # Its caller marks the call as cancelled right after this.
         return there
 
     def _cancel_abandoned(self) -> None:
         for batch in list(self._running):
             if isinstance(batch, Batch) and batch.abandoned and self._executor.discard(batch):
-                batch.deliver()  # It has not begun.
+                batch.deliver()  # It was not started.
 
     def resized(self) -> None:
         """See `Schedule`."""
@@ -165,17 +165,17 @@ class Batcher:
         """See `Schedule`."""
         self._room.closed = True
         if self._expiry is not None:
-            self._expiry.cancel()  # It would keep this until it is due.
+            self._expiry.cancel()  # It would keep this object alive until it is due.
         self._form_soon()
 
     def readings(self) -> Iterator[Reading]:
-        """What was executed, and why batches were closed."""
+        """Yield the metrics of executed batches, by the reason why they were closed."""
         return self._room.readings()
 
     # --- batches ---
 
     def _form_soon(self, defer: Defer | None = None) -> None:
-        """Once for all that one turn of the loop puts."""
+        """Form batches once for all requests that are put in one turn of the event loop."""
         if not self._deferred:
             self._deferred = True
             (defer or self._defer)(self._come_by)
@@ -209,7 +209,7 @@ class Batcher:
         buffers = self._buffers.pop() if self._buffers else self._new_buffers()
         work: Batch | Alone
         if taken.batched:
-            members = cast("list[Execution | Stream]", taken.works)  # What is batched is nothing else.
+            members = cast("list[Execution | Stream]", taken.works)  # Batched works are always requests.
             work = Batch(members, taken.joinable, self._joining, buffers, self)
         else:
             work = Alone(taken.works[0], self)
@@ -217,7 +217,7 @@ class Batcher:
         self._executor.start(work)
 
     def ended(self, work: Batch | Alone) -> None:
-        """It has been executed; its outcomes are about to be delivered."""
+        """Note that work has been executed, and start the next; its outcomes are delivered after this."""
         buffers = self._running.pop(work)
         if len(self._running) + len(self._buffers) < self._executor.capacity:
             self._buffers.append(buffers)
@@ -226,7 +226,7 @@ class Batcher:
     # --- outcomes ---
 
     def deliver(self, work: Execution) -> None:
-        """Its outcome may leave, in its turn."""
+        """Deliver an outcome, in order of arrival if ordering is preserved."""
         if self._order is not None and not isinstance(work, Part):
             self._order.done(work)
         else:
@@ -234,7 +234,7 @@ class Batcher:
 
     def _deliver_whole(self, whole: Whole) -> None:
         if self._wholes.pop(whole.execution, None) is not None:
-            for part in whole.parts:  # Where one has failed, the others may wait still.
+            for part in whole.parts:  # If one has failed, others may still be queued.
                 self._room.discard(part)
         self.deliver(whole.execution)
 
@@ -253,7 +253,7 @@ class Batcher:
         self._expiry = self._later(max(0.0, instant - time.monotonic()), self._refuse_expired)
 
     def _refuse_expired(self) -> None:
-        # So does `_form`; while everything is busy, nobody else would.
+        # `_form` rejects expired requests too, but does not run while the executor is busy.
         self._expiry, self._expiry_at = None, inf
         refused, nearest = self._room.expired()
         self._refuse(refused)

@@ -1,9 +1,9 @@
-"""Which of the requests that wait are executed next, and why: decided in plain code (spec 5.1).
+"""Decides which queued requests are executed next, and why: plain functions (spec 5.1).
 
-Strategy: `form` looks at the requests in the order in which they are due, and gathers those that can share a
-batch with the first one. As in Triton, a batch waits to grow only as long as nothing else waits: a request that
-cannot share it closes it. Where all can share it, the look ends with the batch, however many wait. It changes
-nothing; whoever asks acts on the answer. Nothing here knows of threads, of loops, or of arrays.
+Strategy: `form` walks over the requests in the order in which they are due, and gathers those that can share a
+batch with the first one. As in Triton, a batch waits to grow only as long as nothing else is queued: a request
+that cannot share it closes it. Where all can share it, the walk ends with the batch, however many are queued.
+It changes nothing; the caller carries out the decision. Nothing here knows threads, event loops or arrays.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, Literal
 Reason = Literal["full", "preferred", "delay", "no_delay", "deadline", "drained", "alone"]
 """Why a batch was closed:
 
-- full: no further request fits, or none can come, since one that cannot share the batch waits;
-- preferred: it has a preferred size, or uses as many slots of sequences as are waited for;
-- delay: its oldest request has waited for as long as it may;
-- no_delay: an instance is idle, and nothing is to be waited for;
-- deadline: to wait on would leave a request too little time until its deadline;
+- full: no further request fits, or none can be added, since a request that cannot share the batch is queued;
+- preferred: it has a preferred size, or the minimum slot utilization of sequences is reached;
+- delay: its oldest request has been queued for the maximum queue delay;
+- no_delay: an instance is idle, and no delay is configured;
+- deadline: further waiting would leave a request too little time until its deadline;
 - drained: the model is being unloaded;
 - alone: a request that shares no batch.
 """
@@ -29,11 +29,11 @@ Reason = Literal["full", "preferred", "delay", "no_delay", "deadline", "drained"
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request that waits.
+    """A queued request.
 
-    Requests with equal `key`s can share a batch, one with the key None runs alone. The instants are those of one
-    clock: at `expires` it has waited longer than its policy allows; after `hurry` nobody waits for its company any
-    more. `gone`: it is not there any more, for whatever reason.
+    Requests with equal `key`s can share a batch; one with the key None runs alone. Instants are in seconds of
+    one clock: at `expires` it has been queued longer than its policy allows; after `hurry` it is no longer
+    delayed for a batch to grow. `gone`: it is no longer queued, for whatever reason.
     """
 
     work: Any
@@ -46,15 +46,17 @@ class Waiting:
 
 
 def hurry_of(deadline: float | None, now: float) -> float:
-    """When a request that comes now is not kept for company any more: what is left has to be enough to run."""
+    """Returns when a request arriving now may no longer be delayed: half-way to its deadline, to leave time to
+    run.
+    """
     return inf if deadline is None else now + (deadline - now) / 2
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """The requests of one priority level, in the order in which they came.
+    """The queued requests of one priority level, in order of arrival.
 
-    `delays`: those that have expired run after the others, from `late`; otherwise they are refused.
+    `delays`: expired requests are moved to `late`, and run after the others; otherwise they are rejected.
     """
 
     level: int = 0
@@ -65,7 +67,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Of how many rows a batch may be, which sizes are `preferred` (ascending), and how long it waits to grow."""
+    """Largest batch in rows, `preferred` sizes (ascending), and the seconds that a batch waits to grow."""
 
     max_rows: int
     preferred: Sequence[int] = ()
@@ -77,7 +79,7 @@ class Rules:
         return self.preferred[-1] if self.preferred else self.max_rows
 
     def worth_waiting_for(self, rows: int) -> int:
-        """The next size at which a batch of so many rows is executed at once."""
+        """Returns the next size at which a batch that has `rows` now is executed at once."""
         return next((size for size in self.preferred if size > rows), self.max_rows)
 
 
@@ -91,8 +93,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Ask again at `until`, or as soon as there is a request with another `key`, one that expires before that, or
-    the `rows` that are there have become `target`."""
+    """Decide again at `until`, or earlier: when a request arrives that has another `key` or that expires before
+    that, or when the `rows` that are there have grown to `target`.
+    """
 
     until: float
     key: object
@@ -102,11 +105,11 @@ class Wait:
 
 @dataclass(slots=True)
 class Decision:
-    """What to do: `then`, or nothing when there is nothing that could run.
+    """What to do: `then`, or nothing if nothing can run.
 
-    Before that, the `refused` have waited longer than their policy allows, and the `late` go behind the others of
-    their level; the latter may be members of a batch at the same time. `mixed`: not all of what waits can share a
-    batch.
+    Before that, reject `refused`, which have been queued longer than their policy allows, and move `late`
+    behind the others of their level; a late request may be a member of the batch at the same time. `mixed`: not
+    all queued requests can share a batch.
     """
 
     then: Run | Wait | None = None
@@ -116,9 +119,9 @@ class Decision:
 
 
 def form(lanes: Sequence[Lane], now: float, rules: Rules, *, draining: bool = False) -> Decision:
-    """What an instance that is idle does next; `lanes` in the order of their levels.
+    """Returns what an idle instance does next; `lanes` in order of priority.
 
-    `draining`: nothing will come any more.
+    `draining`: no more requests will arrive.
     """
     decision = Decision()
     batch: _Pending | None = None
@@ -146,7 +149,7 @@ def _in_order(lanes: Sequence[Lane], now: float, decision: Decision) -> Iterator
                 moved.append(one)
             else:
                 decision.refused.append(one)
-        # Where the walk ends before this, they are found again by the next one.
+        # If the walk ends before this line, the next walk finds them again.
         decision.late += [(lane, one) for one in moved]
         for one in chain(lane.late, moved):
             if not one.gone:
@@ -154,7 +157,7 @@ def _in_order(lanes: Sequence[Lane], now: float, decision: Decision) -> Iterator
 
 
 class _Pending:
-    """A batch that grows, request by request; all have the `key`."""
+    """A batch being formed, request by request; all have the same `key`."""
 
     __slots__ = ("_best", "_largest", "_reason", "_rows", "_rules", "key", "members")
 
@@ -168,11 +171,11 @@ class _Pending:
         self._reason: Reason | None = None
 
     def take(self, one: Waiting) -> bool:
-        """Whether there may be more, with this one or without it."""
+        """Add a request if it fits; returns whether the batch may grow further."""
         members, rules = self.members, self._rules
         rows = self._rows + one.rows
         if members:
-            # So is what to run when no preferred size can be reached exactly.
+            # Run this many when no preferred size can be reached exactly.
             if rows > self._largest and not self._best:
                 self._best = len(members)
             if rows > rules.max_rows:
@@ -190,7 +193,7 @@ class _Pending:
 
     def close(self, now: float, draining: bool, mixed: bool) -> Run | Wait:
         members, rules = self.members, self._rules
-        if not rules.delay and not self._best:  # Nothing is waited for, whatever the times are.
+        if not rules.delay and not self._best:  # No delay: the instants do not matter.
             return Run(members, self._reason or self._why_now(draining, False, False) or "no_delay")
         due = min([one.arrived for one in members]) + rules.delay
         too_old = rules.delay > 0 and now >= due
@@ -206,7 +209,7 @@ class _Pending:
         return Wait(min(due, hurry, expires), members[0].key, self._rows, rules.worth_waiting_for(self._rows))
 
     def _why_now(self, draining: bool, too_old: bool, hurried: bool) -> Reason | None:
-        """Why a batch that could grow is executed as it is, if so."""
+        """Returns why a batch that could grow is executed now, or None."""
         rules, rows = self._rules, self._rows
         if draining:
             return "drained"

@@ -1,4 +1,4 @@
-"""What requests have in common that can be executed together."""
+"""Decides which requests can be executed together."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from triglot.model.model import Model, kind_in_lists
 from triglot.model.scheduling import DynamicBatching
 
 MOST_PADDED_BYTES = 256 * 1024 * 1024
-"""Of an input of a batch whose requests are padded; those that might make more share it with their like only."""
+"""Limit on an input of a padded batch; requests that might exceed it are batched only with equal shapes."""
 
 
 class Kinds:
-    """What requests of a model have to have in common to share a batch."""
+    """Computes rows and batch keys of a model's requests: requests with equal keys can share a batch."""
 
     def __init__(self, model: Model, batching: DynamicBatching) -> None:
         self._model = model
         self._batching = batching
         self._by_parameters = model.takes_parameters or looks_at_call(model)
-        # TensorFlow Serving's: the limit is on what the model does not declare itself.
+        # As in TensorFlow Serving, where the limit is not the model's own.
         self._strict = not model.max_batch_size and batching.max_batch_size > 0
         signatures = [] if model.any_tensors else signatures_of(model).values()
         self._optional = any(spec.optional for signature in signatures for spec in signature.inputs)
@@ -34,15 +34,15 @@ class Kinds:
         self.max_rows = min(self.max_request, batching.max_execution_size or self.max_request)
 
     def of(self, inputs: Inputs, call: Call) -> tuple[int, Hashable]:
-        """The rows, and what must be equal; None for a request that runs alone.
+        """Returns a request's rows and its key; the key is None for a request that is executed alone.
 
-        Raises `InvalidArgument` as TensorFlow Serving, where the model's limit comes from there (tfs 6.5).
+        Raises `InvalidArgument` as TensorFlow Serving does, where the limit is not the model's own (tfs 6.5).
         """
         batching = self._batching
         if not self.max_rows or (batching.signatures and call.signature_name not in batching.signatures):
             return 1, None
         if self._model.infer_batch is not None:
-            # A call with a message names no signature.
+            # A call with a protocol's message names no signature.
             return self._listed(inputs), self._kind_of_listed(inputs, call)
         try:
             rows = rows_of(inputs)
@@ -54,7 +54,7 @@ class Kinds:
             raise InvalidArgument(f"Task size {rows} is larger than maximum input batch size {self.max_request}")
         if not 0 < rows <= self.max_request or call.exchange is not None:
             return rows, None
-        # Parts of one request are not padded to the lengths of others: their outputs must fit together.
+        # Parts of one request are not padded to the lengths of other requests: their outputs must fit together.
         any_lengths = batching.pad_variable_lengths and rows <= self.max_rows and self._pads_little(inputs)
         layout = layout_of(inputs, any_lengths=any_lengths)
         if self._by_parameters and (call.parameters or call.input_parameters) and (own := said_besides(call)):
@@ -62,7 +62,9 @@ class Kinds:
         return rows, (call.signature_name, layout)
 
     def _pads_little(self, inputs: Inputs) -> bool:
-        """Whether a full batch of such requests is not too large, whatever dims the longest of each have."""
+        """Returns whether a full batch of such requests stays small, if each has the largest of the dims
+        everywhere.
+        """
         return all(
             self.max_rows * max(array.shape[1:], default=1) ** (array.ndim - 1) * array.itemsize
             <= MOST_PADDED_BYTES
@@ -71,7 +73,7 @@ class Kinds:
 
     def _kind_of_listed(self, inputs: Inputs, call: Call) -> Hashable:
         if self._optional or self._model.equal_shapes:
-            # The model may look once, for all requests, which inputs there are.
+            # The model may check only once per list which inputs are present.
             return call.signature_name, kind_in_lists(self._model.equal_shapes, inputs)
         return (None if self._model.any_tensors else call.signature_name,)
 
@@ -85,7 +87,7 @@ class Kinds:
 
 
 def said_besides(call: Call) -> tuple[Hashable, ...]:
-    """What the request says to the model besides its tensors: True is equal to 1, and 1 to 1.0, but not to it."""
+    """Returns the parameters of a request and of its inputs, with types: in Python True == 1 == 1.0."""
     said: list[tuple[str | None, Mapping[str, ParameterValue]]] = [(None, own_parameters(call.parameters))]
     said += sorted(call.input_parameters.items())
     return tuple(

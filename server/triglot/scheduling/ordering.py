@@ -1,4 +1,4 @@
-"""Answers that leave in the order in which their requests came (spec 5.1, preserve_ordering)."""
+"""Delivers responses in the order in which the requests arrived (spec 5.1, preserve_ordering)."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from triglot.executors.work import Execution
 
 
 class ArrivalOrder:
-    """On the loop. A request that is `done` is delivered when all that came before it are, or were given up."""
+    """Delivers a request that is `done` once all that arrived before it are delivered or removed.
+
+    On the event loop.
+    """
 
     def __init__(self) -> None:
         self._came: OrderedDict[Execution, bool] = OrderedDict()
-        """Those that are to be delivered, and whether each is done."""
+        """Requests to deliver, in order of arrival, and whether each is done."""
 
     def __len__(self) -> int:
         return len(self._came)
 
     def came(self, work: Execution) -> None:
-        """It has its place from now on."""
+        """Add an arriving request."""
         self._came[work] = False
 
     def done(self, work: Execution) -> None:
-        """It has its outcome."""
+        """Mark a request as done, and deliver those whose turn has come."""
         if work in self._came:
             self._came[work] = True
             self._deliver()
 
     def give_up(self, work: Execution) -> None:
-        """Nobody waits for it any more; whatever its outcome is, it is not delivered."""
+        """Remove a cancelled request; its outcome is not delivered."""
         self._came.pop(work, None)
         self._deliver()
 

@@ -1,4 +1,4 @@
-"""A request with more rows than one execution may have: executed in parts, answered as a whole (tfs 6.5)."""
+"""Splits a request with more rows than one execution may have, and joins the results (tfs 6.5)."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ class Part(Execution):
         self._whole = whole
 
     def start(self, batch_size: int) -> None:
-        """On an instance's thread."""
+        """Note the start. On an instance's thread."""
         self._whole.started(batch_size)
 
     def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
-        """On an instance's thread; all of it is the request's time in the model."""
+        """Note the end.
+
+        On an instance's thread; joining and splitting count as the request's time in the model.
+        """
         self._whole.ended()
 
     def settle(self) -> None:
-        """See the base class."""
+        """Report to the `Whole`."""
         self._whole.delivered(self)
 
 
 class Whole:
     """The parts of `execution`, of `size` rows each, which run in any order and on any instances.
 
-    The parts end on threads, where the last one joins their outputs; the first that fails fails the request.
-    `deliver` is called once, on the loop, when the outcome is there, or one part has failed.
+    The parts end on threads, where the last one joins their outputs; the first failed part fails the request.
+    `deliver` is called once, on the event loop, when all parts are delivered or one has failed.
     """
 
     def __init__(self, execution: Execution, rows: int, size: int, deliver: Callable[[Whole], object]) -> None:
@@ -55,14 +58,14 @@ class Whole:
         self._unended = self._undelivered = len(self.parts)
 
     def started(self, batch_size: int) -> None:
-        """A part begins."""
+        """Note that a part starts; the first one starts the request."""
         with self._lock:
             if not self._has_started:
                 self._has_started = True
                 self.execution.start(batch_size)
 
     def ended(self) -> None:
-        """A part has ended, well or not."""
+        """Note that a part has ended, with a result or an error; the last one joins the results."""
         with self._lock:
             self._unended -= 1
             last = not self._unended
@@ -77,7 +80,7 @@ class Whole:
                 self.execution.failure = Internal("cannot join the outputs for the parts of the request")
 
     def delivered(self, part: Part) -> None:
-        """A part's outcome is here. On the loop."""
+        """Note that a part's outcome has reached the event loop. On the event loop."""
         if not self._undelivered:
             return
         self._undelivered -= 1

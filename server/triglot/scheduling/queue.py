@@ -1,4 +1,4 @@
-"""The schedule of models whose requests are executed one by one."""
+"""The schedule of models without batching: requests are executed one by one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from triglot.executors.work import Work
 
 
 class Queue:
-    """A `Schedule`: first in, first out. What waits is in the executor's own queue, up to `limit`.
+    """A `Schedule`: first in, first out. Requests are held in the executor's own queue, `limit` of them at most.
 
-    `defer` runs a function a little later on the loop: what one turn of it puts is taken in one go.
+    `defer` runs a function later on the event loop: all requests of one turn of the loop are started together.
     """
 
     def __init__(self, limit: int, executor: Executor, defer: Defer) -> None:
@@ -38,7 +38,7 @@ class Queue:
         return self._executor.discard(work)
 
     def resized(self) -> None:
-        """See `Schedule`. What is there takes what waits."""
+        """See `Schedule`. Nothing to do: instances take requests themselves."""
 
     def close(self) -> None:
         """See `Schedule`."""
@@ -46,5 +46,5 @@ class Queue:
         self._executor.close()
 
     def readings(self) -> Iterator[Reading]:
-        """Nothing: how many wait is counted for every schedule."""
+        """No metrics of its own: queued requests are counted for every schedule."""
         return iter(())

@@ -1,4 +1,4 @@
-"""Whether a model is ready by what its own code says."""
+"""The readiness check that a model may define itself."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CHECK_SECONDS = 5.0
 
 
 class Readiness:
-    """Has `check` run on a thread; who asks while it runs waits for the same answer. On the loop.
+    """Runs `check` on a thread; concurrent callers share one run. On the event loop.
 
-    One that has not answered within `seconds` means that the model is not ready; it goes on.
+    A check that takes longer than `seconds` counts as not ready; its thread is not stopped.
     """
 
     def __init__(self, name: str, check: Callable[[], bool], seconds: float = CHECK_SECONDS) -> None:
@@ -26,7 +26,7 @@ class Readiness:
         self._running: asyncio.Future[bool] | None = None
 
     async def ask(self) -> bool:
-        """Whether it is ready."""
+        """Returns whether the check passes."""
         if self._running is None:
             loop = asyncio.get_running_loop()
             self._running = loop.create_future()
@@ -42,7 +42,7 @@ class Readiness:
         ready = False
         try:
             ready = self._check()
-        except BaseException:  # A model that calls exit() is not ready, either.
+        except BaseException:  # A model that calls exit() is not ready either.
             log.exception("%s: the readiness check failed", self._name)
         with suppress(RuntimeError):  # The server has stopped.
             loop.call_soon_threadsafe(self._ended, ready)

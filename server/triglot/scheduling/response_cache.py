@@ -1,9 +1,9 @@
-"""Answers that are kept for equal requests (spec 5.4): one store for all models, bounded by bytes.
+"""The response cache: responses that are reused for equal requests (spec 5.4); one store for all models.
 
-Strategy: a model version has a cache of its own, so another version, or the same one loaded again, never finds its
-answers. What is kept is a read-only copy: a model may go on writing into what it gave. Of equal requests that run
-at the same time each is executed, since none depends on the end of another's call then. Everything but copying and
-digesting belongs to the loop.
+Strategy: each loaded model version has a cache of its own, so another version, or a reloaded one, never finds
+its responses. Entries are read-only copies: a model may go on writing into the arrays it returned. Of equal
+requests that run at the same time each is executed, so that none depends on how another's call ends. Everything
+but copying and digesting belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from triglot.core.tensor import Array, raw_buffer
 from triglot.core.types import InferenceRequest, OutputTensor, ParameterValue
 
 OFF_LOOP_BYTES = 128 * 1024
-"""More than this takes longer to digest or to copy than the way to a thread and back."""
+"""Above this size, digesting or copying on a thread is faster than on the event loop, switches included."""
 ELEMENT_BYTES = 256
-"""An element of BYTES takes as long as so many bytes of numbers, about."""
+"""A BYTES element takes about as long to digest as this many bytes of numbers."""
 ENTRY_BYTES = 1024
-"""What an answer needs besides its tensors, about."""
+"""Approximate size of an entry besides its tensors."""
 _SCHEDULING = ("priority", "timeout")
 
 Key = tuple[int, bytes]
 Copies = tuple[list[OutputTensor], int]
-"""Copies of outputs, and the bytes that they need."""
+"""Copies of outputs, and their size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _Entry:
 
 
 class ResponseCache:
-    """The answers of all models, at most so many bytes of them: the one that was not asked for longest goes."""
+    """The cached responses of all models, up to `most_bytes`; the least recently used entry is evicted first."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -50,18 +50,18 @@ class ResponseCache:
         self._numbers = itertools.count()
 
     def for_model(self, *, ordered: bool = False) -> ModelCache:
-        """A place for the answers of one loaded version of a model; `ordered`: the order of its inputs counts."""
+        """Returns a cache for one loaded model version; `ordered`: the order of inputs is part of the key."""
         return ModelCache(self, next(self._numbers), ordered)
 
     def get(self, key: Key) -> _Entry | None:
-        """What is kept, and was asked for last now."""
+        """Returns an entry, and marks it as most recently used."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
         return entry
 
     def put(self, key: Key, entry: _Entry) -> None:
-        """Keep it, in the place of what has to go for it."""
+        """Store an entry, and evict others until it fits."""
         if key in self._entries:
             self.drop(key)  # Two equal requests ran at the same time.
         self._entries[key] = entry
@@ -74,7 +74,7 @@ class ResponseCache:
             self.drop(oldest)
 
     def drop(self, key: Key) -> None:
-        """Keep it no longer."""
+        """Remove an entry."""
         entry = self._entries.pop(key)
         self.bytes -= entry.size
         entry.owner.bytes -= entry.size
@@ -82,7 +82,7 @@ class ResponseCache:
 
 
 class ModelCache:
-    """The kept answers of one loaded version of a model."""
+    """The cached responses of one loaded model version."""
 
     def __init__(self, cache: ResponseCache, number: int, ordered: bool) -> None:
         self._cache = cache
@@ -96,11 +96,11 @@ class ModelCache:
         self.evictions = 0
 
     def digests_long(self, inputs: Mapping[str, Array]) -> bool:
-        """Whether `key` is to be called on a thread."""
+        """Returns whether `key` should be called on a thread."""
         return _work(inputs) > OFF_LOOP_BYTES
 
     def key(self, inputs: Mapping[str, Array], call: Call, request: InferenceRequest) -> Key:
-        """What is the same for equal requests: signature, inputs, parameters, and which outputs are wanted."""
+        """Returns the key of a request: a digest of signature, inputs, parameters and requested outputs."""
         order = tuple(inputs) if self._ordered else ()
         asked = (
             call.signature_name,
@@ -113,7 +113,7 @@ class ModelCache:
         return self._number, digest(asked, inputs)
 
     def find(self, key: Key) -> list[OutputTensor] | None:
-        """The outputs of an equal request that went well before."""
+        """Returns the cached outputs for an equal request, or None."""
         entry = self._cache.get(key)
         if entry is None:
             self.misses += 1
@@ -122,24 +122,24 @@ class ModelCache:
         return list(entry.outputs)
 
     def takes_long(self, outputs: Sequence[OutputTensor]) -> bool:
-        """Whether `copied` is to be called on a thread."""
+        """Returns whether `copied` should be called on a thread."""
         return OFF_LOOP_BYTES < _size(outputs) <= self._cache.most_bytes - ENTRY_BYTES
 
     def keep(self, key: Key, outputs: Sequence[OutputTensor]) -> None:
-        """Keep a copy of these outputs, unless they are too large, or have elements that somebody could change."""
+        """Store a copy of these outputs, unless they are too large or have mutable elements."""
         self.store(key, self.copied(outputs))
 
     def copied(self, outputs: Sequence[OutputTensor]) -> Copies | None:
-        """What `store` takes; None for what is not to be kept. On any thread."""
+        """Returns copies for `store`, or None if they cannot be cached. On any thread."""
         if _size(outputs) + ENTRY_BYTES > self._cache.most_bytes:
             return None
         try:
             return _copied(outputs)
         except MemoryError:
-            return None  # The answer itself is there.
+            return None  # Without it the response can still be sent.
 
     def store(self, key: Key, copied: Copies | None) -> None:
-        """Keep these copies."""
+        """Store these copies, unless the cache was closed meanwhile."""
         if copied is None or self._closed:
             return
         entry = _Entry(*copied, self)
@@ -147,13 +147,13 @@ class ModelCache:
             self._cache.put(key, entry)
 
     def close(self) -> None:
-        """Keep nothing any more."""
+        """Remove all entries, and store nothing further."""
         self._closed = True
         for key in tuple(self.keys):
             self._cache.drop(key)
 
     def readings(self) -> Iterator[Reading]:
-        """Hits, misses, and what is kept."""
+        """Yield the metrics: hits, misses, evictions, bytes."""
         hits = "Response cache hits."
         misses = "Response cache misses."
         evictions = "Responses evicted from the response cache to make room."
@@ -164,14 +164,14 @@ class ModelCache:
 
 
 def _work(inputs: Mapping[str, Array]) -> int:
-    """What there is to digest, in bytes of numbers, about."""
+    """Returns about how much there is to digest, in bytes of numbers."""
     return sum(
         [array.size * ELEMENT_BYTES if array.dtype.hasobject else array.nbytes for array in inputs.values()]
     )
 
 
 def _custom(parameters: Mapping[str, ParameterValue]) -> list[tuple[str, ParameterValue]]:
-    """What a request says to the model: not when it is to be executed."""
+    """Returns the parameters that the model sees, without those for scheduling."""
     return sorted(item for item in parameters.items() if item[0] not in _SCHEDULING)
 
 
@@ -180,8 +180,9 @@ def _by_input(call: Call) -> list[tuple[str, list[tuple[str, ParameterValue]]]]:
 
 
 def digest(asked: object, inputs: Mapping[str, Array]) -> bytes:
-    """Of everything that an answer depends on; `asked` tells it all by its `repr`. Runs on any thread."""
-    # Each `repr` and each tensor's bytes end where they say, so two different requests never look the same.
+    """Returns a digest of all that a response depends on; `asked` is digested by its `repr`. On any thread."""
+    # Each `repr`, and each tensor's bytes, have a known end, so different requests never have the same digest
+    # input.
     summary = hashlib.blake2b(repr(asked).encode(), digest_size=32)
     for name in sorted(inputs):
         array = inputs[name]
@@ -196,7 +197,7 @@ def _size(outputs: Sequence[OutputTensor]) -> int:
 
 
 def _copied(outputs: Sequence[OutputTensor]) -> Copies | None:
-    """Read-only copies and the bytes that they need; None for elements that somebody could change."""
+    """Returns read-only copies and their size; None if elements are mutable."""
     copies = []
     size = ENTRY_BYTES
     for output in outputs:

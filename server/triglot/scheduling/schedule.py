@@ -1,4 +1,6 @@
-"""A schedule: what waits for a model's executors, and in which order and company it is given to them."""
+"""The interface of schedules: they hold queued requests, and decide in which order and batches they are
+executed.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +13,38 @@ from triglot.executors.work import Work
 
 
 class Schedule(Protocol):
-    """Belongs to the event loop. What was discarded is never started."""
+    """Belongs to the event loop. Work that was discarded is never started."""
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Returns the number of queued requests."""
 
     def put(self, work: Work, defer: Defer | None = None) -> None:
-        """Have it executed. Raises `QueueFull`, `InvalidArgument` for what it cannot be, and `Unavailable`, also
-        once closed.
+        """Queue work to be executed.
 
-        `defer`: who puts several in a row may say when that is over, in place of the loop's next turn.
+        Raises `QueueFull`, `InvalidArgument` for work that the schedule cannot execute, and `Unavailable`, also
+        once closed. `defer`: a caller that puts several requests in a row may say when it is done; without it
+        they are formed into batches in the event loop's next turn.
         """
 
     def discard(self, work: Work) -> bool:
-        """Nobody waits for it any more: take it out, or end it. False when it has begun."""
+        """Remove work whose caller has disconnected, or end it; returns False if it has been started."""
 
     def resized(self) -> None:
-        """The executors run more or fewer at the same time than before."""
+        """The capacity of the executors has changed."""
 
     def close(self) -> None:
-        """Have what waits executed, and then close the executors; nothing is put any more."""
+        """Have queued work executed, then close the executors; no more work is put."""
 
     def readings(self) -> Iterator[Reading]:
-        """What it counts."""
+        """Yield the schedule's metrics."""
 
 
 class Timer(Protocol):
-    """What `Later` gives."""
+    """The handle of a scheduled callback."""
 
     def cancel(self) -> None:
-        """Forget it."""
+        """Cancel the callback."""
 
 
 Later = Callable[[float, Callable[[], None]], Timer]
-"""Runs a function on the loop in so many seconds: its `call_later`."""
+"""Runs a function on the event loop after a delay in seconds, like `call_later`."""

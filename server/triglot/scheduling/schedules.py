@@ -1,4 +1,4 @@
-"""Which executors and which schedule a model asks for."""
+"""Chooses the executors and the schedule of a model."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ from triglot.scheduling.schedule import Schedule
 from triglot.scheduling.sequences import SequenceSchedule
 
 EXECUTORS: Mapping[str, Callable[..., Executor]] = {"thread": ThreadExecutor, "process": ThreadExecutor}
-"""By `Model.execution`: what calls a plain `infer`. One that runs in processes waits for them on threads."""
+"""What runs a plain `infer`, by `Model.execution`.
+
+A model in processes is called by threads that wait for them.
+"""
 
 
 def executors_for(model: Model, name: str, function: Function, explain: Explain) -> Sequence[Executor]:
-    """The loop for `async def` code, else one of `EXECUTORS` for all instances together, or one for each where it
-    matters what runs on which."""
+    """Returns the model's executors.
+
+    An `async def infer` runs on the event loop. Others run on one of `EXECUTORS` for all instances, or, for models
+    with sequences, on one per instance, since a sequence needs the same instance.
+    """
     loop = asyncio.get_running_loop()
     if is_async(model.infer):
         orphaned = (lambda: model.orphaned) if isinstance(model, HostedModel) else int
@@ -37,13 +43,13 @@ def executors_for(model: Model, name: str, function: Function, explain: Explain)
 
 
 def executor_for_sequences(model: Model, name: str, function: Function, explain: Explain) -> Executor:
-    """For an instance that comes later."""
+    """Returns the executor of an instance that is added later to a model with sequences."""
     loop = asyncio.get_running_loop()
     return EXECUTORS[model.execution](iter([name]), 0, function, explain, loop, model.end_instance)
 
 
 def schedule_for(model: Model, limit: int, executors: Sequence[Executor], guard: LoopGuard) -> Schedule:
-    """The schedule that a model asks for. Raises `ValueError` for what the model cannot have."""
+    """Returns the schedule for a model's options. Raises `ValueError` for options that the model cannot have."""
     loop = asyncio.get_running_loop()
     if model.sequence_batching is not None:
         return SequenceSchedule(model, limit, executors, loop.call_soon, loop.call_later)

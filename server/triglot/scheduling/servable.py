@@ -1,4 +1,7 @@
-"""A servable: one loaded version of a model, as it is called, and what is submitted to it."""
+"""A servable: one loaded version of a model, with its schedule, executors, limits and statistics.
+
+`Submission` is a request that is submitted to it.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +59,10 @@ def _identity(answer: Any) -> Any:
 
 
 class Submission(Execution):
-    """For `Servable.submit`. Until it is `over` it holds a lease, unless `leased`, and room at the `gate`.
+    """A request for `Servable.submit`; its outcome is reported by `ended` or `dropped`. On the event loop.
 
-    It saves what a coroutine costs that waits for a future, which is as much as a small model does.
+    Until it is `over` it holds a lease, unless `leased`, and its place at the `gate`. Callbacks avoid a coroutine
+    that awaits a future, which costs as much as running a small model.
     """
 
     __slots__ = ("defer", "error", "expires", "gate", "is_late", "leased", "over", "servable", "task")
@@ -70,38 +74,38 @@ class Submission(Execution):
         """See `Schedule.put`."""
         self.gate: Gate | None = None
         self.expires = 0
-        """The tick of its deadline, where a timer waits for it."""
+        """Tick of its deadline in the timer wheel; 0 without a timer."""
         self.leased = False
-        """Whether who submits it holds a lease until then."""
+        """True if its submitter holds a lease until it is over."""
         self.task: asyncio.Task[None] | None = None
-        """What runs code on the loop."""
+        """Task that runs the model on the event loop, if any."""
         self.error: ServingError | None = None
-        """Of its outcome: when it is over, whoever runs it may go on to fail."""
+        """Error of the outcome; kept apart from `failure`, which an executor may still set after it is over."""
         self.is_late = False
-        """Whether what runs it was cancelled at its deadline."""
+        """True once its task was cancelled at the deadline."""
         self.over = False
-        """Whether it has ended: nothing of it is reported any more."""
+        """True once it has ended: nothing further is reported."""
 
     @abstractmethod
     def ended(self) -> None:
-        """There is a `result`, or an `error`."""
+        """Called once when there is a `result` or an `error`."""
 
     @abstractmethod
     def dropped(self) -> None:
-        """It was cancelled, and there is no outcome."""
+        """Called once when it was cancelled: there is no outcome."""
 
     async def run_on_loop(self, function: Function, explain: Explain) -> None:
-        """See `LoopWork`. Raises what says that the caller left."""
+        """Run the model in the current task; see `LoopWork`. Raises the caller's cancellation."""
         call = self.call
         if call.expired:
             self.failure = call.overdue(BEFORE_START)
             return
         call.times.started(time.perf_counter())
         current = [call]
-        CURRENT_CALLS.set(current)  # Of this task.
+        CURRENT_CALLS.set(current)  # In this task's context.
         try:
             self.result = await function(self.inputs, call)
-            if self.is_late:  # It went on in spite of its cancellation.
+            if self.is_late:  # The model ran on in spite of its cancellation.
                 raise call.overdue(WHILE_RUNNING)
         except BaseException as error:
             if self.is_late and isinstance(error, asyncio.CancelledError):
@@ -110,26 +114,26 @@ class Submission(Execution):
                 call.cancel()
                 raise
             else:
-                # A model that raises `CancelledError` or `SystemExit` by itself has failed like any other. Its
-                # frames hold this, which is to have the error.
+                # `CancelledError` or `SystemExit` raised by the model itself is a failure like any other. The
+                # traceback refers to this object, which keeps the error: hence without frames.
                 self.failure = without_frames(explain(error))
         finally:
             current.clear()
             self.seconds = call.times.ended()
 
     def settle(self) -> None:
-        """See the base class."""
+        """Report the outcome, unless it is over already."""
         if self.over:
             return
         task = self.task
         if task is not None and task.done():
-            self.drop()  # It was cancelled: else `run_on_loop` has come to its end, and the task not yet.
+            self.drop()  # It was cancelled; otherwise `run_on_loop` has returned and its task is not done yet.
             return
-        failure, self.failure = self.failure, None  # Its frames may come to have this.
+        failure, self.failure = self.failure, None  # The traceback may refer to this object.
         self._end(failure and seen_late(failure, self.call, WHILE_RUNNING))
 
     def fail(self, error: ServingError) -> None:
-        """It is over, whatever the model still does."""
+        """End it with an error, even if the model still runs."""
         if not self.over:
             self._end(error)
 
@@ -140,7 +144,7 @@ class Submission(Execution):
         self.ended()
 
     def expire(self) -> None:
-        """End it at its deadline, wherever it is then; code on the loop is cancelled, and waited for."""
+        """End it at its deadline, queued or running; its code on the event loop is cancelled and awaited."""
         if self.over:
             return
         if self.task is not None:
@@ -151,7 +155,7 @@ class Submission(Execution):
             self.fail(self.call.overdue(WHILE_WAITING if waits else WHILE_RUNNING))
 
     def drop(self) -> None:
-        """It is over, and nobody wants the outcome."""
+        """End it without an outcome."""
         if not self.over:
             self.over = True
             self.call.cancel()
@@ -159,7 +163,7 @@ class Submission(Execution):
             self.dropped()
 
     def cancel(self) -> None:
-        """Nobody wants the outcome any more. Code on the loop is waited for, code on a thread is not."""
+        """Cancel it; it ends once its code on the event loop has ended, but does not wait for code on a thread."""
         if self.over:
             return
         if self.task is not None:
@@ -170,7 +174,7 @@ class Submission(Execution):
 
 
 class AwaitedSubmission(Submission):
-    """One whose outcome becomes that of a `future`, for who holds a lease."""
+    """A submission that resolves a `future`; its submitter holds the lease."""
 
     __slots__ = ("future",)
 
@@ -180,29 +184,30 @@ class AwaitedSubmission(Submission):
         self.future = future
 
     def ended(self) -> None:
-        """See the base class."""
+        """Resolve the future."""
         if self.future.done():
             return
         if self.error is not None:
             self.future.set_exception(self.error)
         else:
             self.future.set_result(self.result)
-            self.result = None  # The thread may hold this for longer than the answer lives.
+            self.result = None  # The thread may keep this object for longer than the response lives.
 
     def dropped(self) -> None:
-        """See the base class."""
+        """Do nothing: the awaiting caller was cancelled."""
 
 
 def is_left(error: BaseException) -> bool:
-    """Whether it says that the caller left."""
+    """Returns whether the error means that the caller cancelled, and not that the model failed."""
     return isinstance(error, GeneratorExit) or is_cancelled(error)
 
 
 class Servable:
-    """Runs one model. Made, used and closed on the event loop; the model is loaded already.
+    """Runs one version of a model, which is loaded already. Created, used and closed on the event loop.
 
-    Blocking code runs on the threads of the instances, `async def` code on the loop, which `on_loop` says. Work
-    that nobody waits for any more is never started.
+    `name` and `version` identify it. `max_queue_size`: most queued requests, unless the model sets its own
+    limit. Blocking `infer` runs on the threads of the instances, `async def infer` on the event loop
+    (`on_loop`). A request that is cancelled before it starts is never run.
     """
 
     def __init__(self, name: str, version: int, model: Model, *, max_queue_size: int) -> None:
@@ -227,16 +232,16 @@ class Servable:
         self._loop = asyncio.get_running_loop()
         joins = model.dynamic_batching is not None and not self.decoupled
         self.direct = self.on_loop and not joins
-        """Whether nothing waits for an instance: a request is a coroutine that runs at once, for itself."""
+        """Whether requests bypass the queue for instances: each runs at once, as a coroutine of its own."""
         self._joins_streams = joins and (self.on_loop or not looks_at_call(model))
-        """Whether a stream of one answer is a request like others, since the model cannot send more."""
+        """Whether a streaming call can be queued like any other: the model cannot send more than one response."""
         self._timers = TimerWheel(self._loop)
-        # Not a method: the threads would keep this.
+        # A function, not a bound method: the threads would keep the servable alive.
         self._explain: Explain = partial(explained, str(self))
         self._executors = list(executors_for(model, f"{name}/{version}", self.function, self._explain))
         self._leaving: set[asyncio.Task[None]] = set()
         self._schedule = schedule_for(model, self._limit, self._executors, self.guard)
-        for executor in self._executors:  # Now that nothing is wrong with the model any more.
+        for executor in self._executors:  # Only now that the model's configuration is known to be valid.
             executor.open()
         self.sequences = self._schedule if isinstance(self._schedule, SequenceSchedule) else None
         if self.sequences is not None:
@@ -246,19 +251,21 @@ class Servable:
             batched=bool(model.max_batch_size or (batching is not None and batching.max_batch_size)),
             composed=isinstance(model, Ensemble),
         )
-        """What is counted from its load on."""
+        """Statistics since it was loaded."""
         self.preparations: list[Callable[[Function], object]] = []
-        """What an instance that comes later does first, on its thread, with the model's function."""
+        """Called with the model's function, on its thread, by each instance that is added later, before it
+        serves.
+        """
         self.load_seconds = 0.0
         self.half_changed = False
-        """Whether a change of its instances was given up on its way."""
+        """Whether a change of the number of instances was abandoned half-way."""
         self.loaded_from: object = None
-        """What keeps the files that it was loaded from, where these are temporary."""
+        """Keeps the files alive that it was loaded from, where these are temporary."""
         self._gate: Gate | None = None
         self.answers: ModelCache | None = None
         self._readiness = None if model.check_ready is None else Readiness(str(self), model.check_ready)
         self.labels: Mapping[str, Sequence[bytes]] = {}
-        """The names of classes, of each output that has some."""
+        """Class names per output, for outputs that have labels."""
         self._queue_full = 0
 
     def __str__(self) -> str:
@@ -266,22 +273,22 @@ class Servable:
 
     @property
     def alive(self) -> bool:
-        """Whether an instance is there to run the next request."""
+        """Whether an instance is alive to run the next request."""
         if self._hosted is not None and not self._hosted.alive:
             return False
         return any(executor.alive for executor in self._executors)
 
     async def check_ready(self) -> bool:
-        """Whether it is ready by what its own code says."""
+        """Returns whether the model's own readiness check passes; True without one."""
         return self._readiness is None or await self._readiness.ask()
 
     @property
     def queue_depth(self) -> int:
-        """Requests in the queue."""
+        """Queued requests."""
         return len(self._schedule)
 
     def readings(self) -> Iterator[Reading]:
-        """What its schedule counts, and what was refused."""
+        """Yield the metrics of its schedule, executors, limits and response cache."""
         if not self.direct:
             instances = sum([executor.capacity for executor in self._executors])
             yield Reading("instances", "Instances of the model.", instances)
@@ -300,25 +307,25 @@ class Servable:
         yield from self.guard.readings()
 
     def stream_from(self, function: Function) -> None:
-        """Before it takes calls: it is decoupled, as its model's `infer` does not say; this yields the answers."""
+        """Make it decoupled, before it takes calls: `function` yields the responses, in place of `infer`."""
         self.function, self.decoupled, self._joins_streams = function, True, False
 
     def bound(self, admission: Admission) -> None:
-        """Count the requests that come from now on, and refuse those that are too many."""
+        """Enforce the limits of `admission` for requests from now on."""
         self._gate = Gate(admission)
 
     def enable_response_cache(self, cache: ResponseCache) -> None:
-        """From now on; equal requests get them. Nothing of a stream, or of a sequence, is kept."""
+        """Cache the responses to equal requests; ignored, with a warning, for decoupled models and sequences."""
         if self.decoupled or self.model.sequence_batching is not None:
             log.warning("%s: response_cache: ignored for decoupled models and sequences", self)
         else:
             self.answers = cache.for_model(ordered=self.model.any_tensors)
 
     async def resize(self, come: int, go: int) -> Sequence[BaseException]:
-        """Have so many instances more, once each has been prepared as `preparations` say, and so many fewer, once
-        they have ended what they run.
+        """Add and remove instances: `come` new ones, prepared by `preparations`, then remove `go` once they are
+        idle.
 
-        Returns why some of those that were to come did not; then none goes.
+        Returns the errors of instances that could not be added; in that case none is removed.
         """
         if self.sequences is not None:
             return await self._resize_sequences(self.sequences, come, go)
@@ -330,7 +337,7 @@ class Servable:
         return errors
 
     async def _resize_sequences(self, schedule: SequenceSchedule, come: int, go: int) -> Sequence[BaseException]:
-        """Those that go are not waited for: their sequences may take long."""
+        """As `resize`, but does not wait for removed instances: their sequences may take long."""
         errors: list[BaseException] = []
         for number in range(come):
             name = f"{self.name}/{self.version}#{self.model.instances - come + number}"
@@ -360,7 +367,7 @@ class Servable:
             prepare(function)
 
     async def on_every_instance(self, inputs: Inputs, hook: Hook, explain: Explain) -> None:
-        """Have `hook` call blocking code once on each instance: see `run_on_every`."""
+        """Have `hook` run the model once on each instance; see `run_on_every`."""
         await run_on_every(self._executors, inputs, hook, explain, self._loop)
 
     def _enter(self, call: Call) -> Gate | None:
@@ -381,9 +388,9 @@ class Servable:
         return QueueFull(text, retry_after=error.retry_after)
 
     def _outcome(self, error: BaseException, call: Call) -> BaseException:
-        """What leaves a call on the loop: its own cancellation as it is, everything else explained.
+        """Returns what a call on the loop raises: its own cancellation unchanged, everything else explained.
 
-        A model that raises `CancelledError` or `SystemExit` by itself has failed like any other.
+        `CancelledError` or `SystemExit` raised by the model itself is a failure like any other.
         """
         if is_left(error):
             call.cancel()
@@ -391,13 +398,13 @@ class Servable:
         return self._explain(error)
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End the instances and close the model; the transports let no call through any more.
+        """End the instances and unload the model; transports send no more calls.
 
-        A model that still runs is not waited for, see `unload`. `at_once`: nor is code on the loop; nobody runs
-        that any more.
+        Does not wait for a model that still runs (see `unload`); with `at_once` neither for its code on the
+        event loop, which nothing will run any longer.
         """
         self._schedule.close()
-        self.preparations.clear()  # They know this.
+        self.preparations.clear()  # They refer to this servable.
         for leaving in self._leaving:
             leaving.cancel()
         if self.answers is not None:
@@ -406,7 +413,7 @@ class Servable:
         await unload(self.model, str(self), self._at_rest)
 
     def _at_rest(self) -> None:
-        """Block until nothing runs any more."""
+        """Block until nothing runs. On another thread."""
         for executor in self._executors:
             executor.join()
         if self.on_loop:
@@ -416,11 +423,11 @@ class Servable:
 
     @property
     def leases(self) -> int:
-        """Calls that hold this version at the moment."""
+        """Calls that hold a lease on this version."""
         return self._leases
 
     def __enter__(self) -> Self:
-        """Take a lease: one more call holds this version."""
+        """Take a lease: the version stays loaded until `__exit__`."""
         self._leases += 1
         return self
 
@@ -431,28 +438,28 @@ class Servable:
             self._idle.set()
 
     async def drained(self) -> None:
-        """Wait until no call holds this version; nobody takes a lease any more."""
+        """Wait until no lease is held; no new ones are taken."""
         self._drained = asyncio.Event()
         if self._leases:
             await self._drained.wait()
 
     def end_leases(self, *, at_once: bool) -> None:
-        """Nobody takes a lease any more. `at_once`: who has one is not waited for."""
+        """Declare that no new lease is taken. `at_once`: do not wait for those that are held."""
         self._drained = self._drained or asyncio.Event()
         if at_once or not self._leases:
             self._idle.set()
 
     def wait_idle(self) -> None:
-        """On another thread, after `end_leases`: block until the last lease is over."""
+        """Block, on another thread and after `end_leases`, until the last lease has been released."""
         self._idle.wait()
 
     # --- calls ---
 
     async def infer(self, inputs: Inputs, call: Call) -> Any:
-        """What the model answers.
+        """Returns what the model returns.
 
-        Raises `QueueFull`, `DeadlineExceeded`, the model's own `ServingError`, or `Internal`. At its deadline a
-        call ends whatever the model does, but for code on the loop: it is cancelled then, and waited for.
+        Raises `QueueFull`, `DeadlineExceeded`, the model's own `ServingError`, or `Internal`. A call ends at
+        its deadline even if the model still runs; code on the event loop is cancelled then, and awaited.
         """
         execution = AwaitedSubmission(self, inputs, call, self._loop.create_future())
         self.submit(execution)
@@ -462,10 +469,13 @@ class Servable:
             await cancel(execution)
             raise
         finally:
-            del execution  # It has the error, whose traceback has this frame.
+            del execution  # It refers to the error, whose traceback refers to this frame.
 
     def submit(self, execution: Submission) -> None:
-        """As `infer`: `execution` is settled, or dropped when it was cancelled, before this returns or later."""
+        """Run `execution` as `infer` does.
+
+        It ends, or is dropped if it is cancelled, before this returns or later.
+        """
         call = execution.call
         if not execution.leased:
             self._leases += 1
@@ -481,7 +491,7 @@ class Servable:
             execution.fail(self._explain(error))
 
     def finish(self, execution: Submission) -> None:
-        """It is over: release what it holds."""
+        """Release what an ended execution holds: its timer, its place at the gate, its lease."""
         if execution.expires:
             self._timers.discard(execution, execution.expires)
         if execution.gate is not None:
@@ -490,16 +500,17 @@ class Servable:
             self.__exit__()
 
     def discard(self, execution: Submission) -> bool:
-        """Take it out of the queue; False where it is not there."""
+        """Remove it from the queue; returns False if it is not queued."""
         return self._schedule.discard(execution)
 
     def stream(
         self, inputs: Inputs, call: Call, convert: Callable[[Any], Any] = _identity
     ) -> AsyncGenerator[Any, None]:
-        """The answers of a decoupled model as it yields them, or the one answer of another model, converted.
+        """Yield the responses of a decoupled model as it yields them, or the one response of another,
+        converted.
 
-        A plain function may also send answers by `call.respond`. Closing the generator stops the model at its
-        next answer; so does its deadline. Raises as `infer`.
+        A plain function may also send responses with `call.respond`. Closing the generator stops the model at
+        its next response; so does the deadline. Raises as `infer`.
         """
         if self._joins_streams:
             return self._stream_of_one(inputs, call, convert)
@@ -584,7 +595,7 @@ class Servable:
                 try:
                     raise seen_late(item.error, call, WHILE_STREAMING)
                 finally:
-                    del item  # It has the error, whose traceback has this frame.
+                    del item  # It refers to the error, whose traceback refers to this frame.
         finally:
             if expires:
                 self._timers.discard(stream, expires)

@@ -1,7 +1,7 @@
-"""The requests that wait to be joined: which are let in, what they have in common, which are taken (spec 5.1).
+"""The queue of the dynamic batcher: which requests are admitted, and which are taken for a batch (spec 5.1).
 
-Strategy: each waits in the lane of its priority level, and is found in a dict. One that is given up leaves the
-dict at once, and its place in the lane when somebody passes by.
+Strategy: each request is queued in the lane of its priority level, and is found in a dict. A cancelled one
+leaves the dict at once; its entry in the lane is removed when a batch is formed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from triglot.scheduling.forming import Decision, Lane, Rules, Run, Wait, Waiting
 from triglot.scheduling.kinds import Kinds
 
 REQUESTS = (Execution, Stream)
-"""What a request is as work; `Execution | Stream` would be made anew each time."""
+"""The types of requests; a constant, because `Execution | Stream` would be evaluated each time."""
 LANES_KEPT = 16
-"""Of priority levels that nobody waits in; there may be as many levels as a request can name."""
+"""Empty lanes that are kept; there may be as many priority levels as requests can name."""
 GONE_AT_MOST = 64
-"""Requests that were given up, beside as many as wait, whose places are kept until somebody forms a batch."""
+"""Entries of cancelled requests, beside as many as there are queued requests, that are kept until a sweep."""
 
 
 @dataclass(slots=True, eq=False)
 class Level(Lane):
-    """A lane, its policy, and how many requests wait in it."""
+    """A lane with its policy, and the number of its queued requests."""
 
     policy: QueuePolicy = field(default_factory=QueuePolicy)
     waiting: deque[Waiting] = field(default_factory=deque)
@@ -43,10 +43,10 @@ class Level(Lane):
 
 @dataclass(slots=True)
 class Taken:
-    """What an idle executor gets: refused requests, or a batch of `works`, or until when it is to wait.
+    """What an idle executor is to do: reject `refused` requests, run a batch of `works`, or wait.
 
-    None of the three: nothing waits. `joinable`: the works have the same layout. `batched`: they are a batch, if
-    only of one, and do not run by themselves.
+    All three empty: nothing is queued. `joinable`: the works have the same layout. `batched`: they run as a batch,
+    which may have only one member, and not as work of their own.
     """
 
     refused: list[Execution | Stream] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Taken:
 
 
 class WaitingRoom:
-    """What waits for a `Batcher`."""
+    """The queued requests of a `Batcher`. On the event loop."""
 
     def __init__(self, model: Model, batching: DynamicBatching, limit: int) -> None:
         self.limit = limit
@@ -80,11 +80,11 @@ class WaitingRoom:
 
     @property
     def batches(self) -> int:
-        """How many there would be if all requests that can be joined were alike."""
+        """Number of batches if all requests that can be batched had the same key."""
         return -(-self._rows // self._rules.max_rows)
 
     def put(self, pieces: Sequence[tuple[Work, int]], key: object) -> list[Waiting]:
-        """Let the pieces of one request, with their rows, in.
+        """Queue the pieces of one request, each with its rows; requests with equal `key` can share a batch.
 
         Raises `QueueFull`, and `Unavailable`, also once closed.
         """
@@ -106,11 +106,14 @@ class WaitingRoom:
         return added
 
     def _room_of(self, one: Waiting) -> int:
-        # One that runs alone is a batch.
+        # A request that runs alone fills a batch.
         return self._rules.max_rows if one.key is None else one.rows
 
     def _policed(self, work: Execution | Stream, rows: int, now: float) -> tuple[Level, float, float]:
-        """A request's level, and its instants. Raises `QueueFull`, `Unavailable`."""
+        """Returns a request's level, when it expires, and when it must start.
+
+        Raises `QueueFull`, `Unavailable`.
+        """
         call = work.call
         level = self._level(self._batching.level(call.scheduling.priority))
         self._check_room(level, rows)
@@ -140,7 +143,7 @@ class WaitingRoom:
             )
 
     def discard(self, work: Work) -> bool:
-        """Take it out again; False when it is not there."""
+        """Remove a request; returns False if it is not queued."""
         if (found := self._there.get(work)) is None:
             return False
         self._remove(*found)
@@ -153,13 +156,13 @@ class WaitingRoom:
         work: Work = one.work
         del self._there[work]
         one.gone = True
-        one.work = None  # Its place is kept, its data is not.
+        one.work = None  # Its entry in the lane remains, but not its data.
         level.count -= 1
         self._rows -= self._room_of(one)
         return work
 
     def expired(self) -> tuple[list[Execution | Stream], float]:
-        """Take out those that are to be refused by now, and say when the next one expires."""
+        """Remove the requests that have expired; returns them, and when the next one expires."""
         now, nearest = time.monotonic(), inf
         refused: list[Execution | Stream] = []
         for level, one in list(self._there.values()):
@@ -172,7 +175,7 @@ class WaitingRoom:
         return refused, nearest
 
     def take(self) -> Taken:
-        """What is to be executed now."""
+        """Returns what is to be executed now."""
         if not self._there:
             return Taken()
         while True:
@@ -182,7 +185,7 @@ class WaitingRoom:
                 return taken
 
     def _sweep(self) -> None:
-        """Free the places of what was given up."""
+        """Remove the entries of cancelled requests from all lanes."""
         self._places_of_gone = 0
         for lane in self._lanes:
             lane.waiting = deque([one for one in lane.waiting if not one.gone])
@@ -210,7 +213,7 @@ class WaitingRoom:
             self._lanes = [lane for lane in self._lanes if lane.waiting or lane.late]
             self._levels = {lane.level: lane for lane in self._lanes}
         if isinstance(then, Run) and decision.mixed:
-            self._sweep()  # Others wait before those that were taken.
+            self._sweep()  # Requests that were not taken come before those that were.
         return taken
 
     def _run(self, run: Run, taken: Taken) -> None:
@@ -223,7 +226,7 @@ class WaitingRoom:
         return self._remove(*self._there[one.work])
 
     def readings(self) -> Iterator[Reading]:
-        """What was executed, and why it was not joined with more."""
+        """Yield the metrics of executed batches, by the reason why they were closed, and of timeouts."""
         yield from self._counts.readings()
         yield Reading(
             "queue_timeouts",
@@ -240,12 +243,15 @@ def _drop_gone(lane: Level) -> None:
 
 
 def _timeout(policy: QueuePolicy, own: float) -> float:
-    """Seconds that a request may wait: its own timeout only makes the policy's shorter (spec 5.1)."""
+    """Returns the seconds for which a request may be queued.
+
+    Its own timeout can only shorten the policy's (spec 5.1).
+    """
     if policy.allow_timeout_override and 0 < own < policy.timeout:
         return own
     return policy.timeout
 
 
 def expired() -> ServingError:
-    """What a request gets that waited too long."""
+    """Returns the error of a request that was queued for too long."""
     return Unavailable("Request timeout expired", retry_after=RETRY_AFTER_SECONDS)

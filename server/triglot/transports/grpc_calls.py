@@ -1,6 +1,7 @@
-"""A gRPC call from its bytes to its bytes, whichever transport carries it: decode, call, encode, map the error.
+"""gRPC calls over any transport: decode the request, call the row, encode the response, map errors to statuses.
 
-One function per kind of call shows a whole call.
+`UnaryCall` runs a unary call; `Calls.server_stream` and `Calls.bidi_stream` make the handlers of streaming calls.
+The HTTP/2 server (`http2/`) and grpc.aio (`aio/`) both use them.
 """
 
 from __future__ import annotations
@@ -37,50 +38,53 @@ from triglot.transports.row_call import RowCall
 from triglot.transports.shutdown import SHUTTING_DOWN
 
 MAX_DETAILS_BYTES = 4096
-"""Longer status texts overflow what clients accept as metadata."""
+"""Bytes of a status message; longer ones exceed what clients accept as metadata."""
 END_AGAIN_SECONDS = 1.0
 LAST_WORD_SECONDS = 1.0
-"""For what a stream still has to say when its deadline is over."""
+"""Seconds after its deadline in which a stream may still send its last message."""
 READ_SECONDS = LAST_WORD_SECONDS + 0.1
-"""For a client to read that, likewise; a transport that can reset the call has done so before."""
+"""Seconds after the deadline for the client to read it.
+
+A transport that can reset the call has done so earlier.
+"""
 Trailing = tuple[tuple[str, str], ...]
 ServerStream = Callable[[bytes, Any], Awaitable[None]]
 BidiStream = Callable[[AsyncIterator[bytes] | Duplex, Any], Awaitable[None]]
 
 
 class Context(Protocol):
-    """What a transport knows of a call, as grpc.aio's contexts do."""
+    """A transport's view of one call; the methods are those of grpc.aio's contexts."""
 
     @property
     def permission(self) -> Permission:
-        """What its client may do."""
+        """What the call's client may do."""
 
     def time_remaining(self) -> float | None:
-        """Seconds until the client's deadline."""
+        """Seconds until the client's deadline; None without one."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
-        """What the client sent beside the request."""
+        """The request's metadata."""
 
     def remote(self) -> str:
-        """The client's address, if it has one."""
+        """The client's address; "" where it has none."""
 
     def set_trailing_metadata(self, metadata: Trailing, /) -> None:
-        """What is sent with the status."""
+        """Set the metadata that is sent with the status."""
 
     async def write(self, message: bytes, /) -> None:
-        """Send one answer of a stream; waits while the client does not read."""
+        """Send one message of a stream; waits while the client does not read."""
 
     def on_stall(self, close_answers: Callable[[], Awaitable[None]], /) -> None:
-        """Have what makes a stream's answers closed when the client takes none of them for too long."""
+        """Register what closes the stream's responses when the client reads none of them for too long."""
 
 
 Abort = Callable[[Any, Code, str, Trailing], Awaitable[None]]
-"""Ends the call of a context with a status; nothing is sent after it."""
+"""Ends a call with a status; arguments: context, code, message, trailing metadata. Nothing is sent after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcRow:
-    """What handles the calls of a path, what they are for, and what counts them. All None: no such path."""
+    """The handler of a path, with its operation and its metrics. All None: no such path."""
 
     kind: Kind | None = None
     handler: Any = None
@@ -88,7 +92,7 @@ class GrpcRow:
     endpoint: Endpoint | None = None
 
     def refused(self, call: Call, error: ServingError) -> None:
-        """Count a call that its client may not make."""
+        """Count a call that its client has no permission for."""
         assert self.endpoint is not None
         assert self.operation is not None
         call.operation = self.operation
@@ -101,14 +105,17 @@ NO_ROW = GrpcRow()
 
 
 class SlowReader(DeadlineExceeded):
-    """The client does not read its answers: not until the deadline, or not in time; only a status can follow."""
+    """The client did not read responses by the deadline, or fast enough; only a status can follow."""
 
 
 class Calls:
-    """The handlers of rows. `gone` is what the transport raises when nothing can be sent any more.
+    """Makes the handlers of rows for one transport, and tracks its open streams. On the event loop.
 
-    `stop` ends streams, which would go on for ever; other calls are the transport's to wait for. `scatters`: the
-    transport sends `Scattered` answers, too. `request_bytes` counts large requests until they are decoded.
+    `abort` ends a call with a status. `gone` is the exception that the transport raises when the client can no
+    longer be reached. `scatters`: the transport can send `Scattered` responses. `request_bytes` bounds the memory
+    of large requests until they are decoded.
+
+    `stop` ends streams, which might never end otherwise; the transport waits for unary calls.
     """
 
     def __init__(
@@ -122,7 +129,7 @@ class Calls:
         self.stopping = False
 
     def rows(self, services: Iterable[Service], telemetry: Telemetry) -> dict[str, GrpcRow]:
-        """Those of the services, by their paths."""
+        """Returns the row of each method, by path: `/package.Service/Method`."""
         makers: dict[Kind, Callable[[Method, Endpoint], Any]] = {
             Kind.UNARY: self.unary,
             Kind.SERVER_STREAM: self.server_stream,
@@ -140,32 +147,35 @@ class Calls:
         }
 
     async def stop(self, stopped: asyncio.Future[Any]) -> None:
-        """End streams with UNAVAILABLE, until the transport has `stopped`."""
+        """End all streams with UNAVAILABLE; returns when `stopped`, the transport's own shutdown, is done."""
         self.stopping = True
         while self._streams and not stopped.done():
             for stream in self._streams:
                 stream.end()
-            # Again if it must be: code of a user's may swallow a cancellation.
+            # Cancelled repeatedly: user code may swallow a cancellation.
             await asyncio.wait([stopped, *(stream.task for stream in self._streams)], timeout=END_AGAIN_SECONDS)
         await stopped
 
     def unary(self, method: Method, endpoint: Endpoint) -> UnaryHandler:
-        """One request, one answer."""
+        """Returns the handler of a method with one request and one response."""
         return UnaryHandler(self, method, endpoint)
 
     def encoder(self, method: Method) -> Callable[[Any], bytes]:
-        # A transport that scatters is ready for both kinds.
+        # A transport that sends `Scattered` also sends bytes.
         scatter = cast("Callable[[Any], bytes] | None", method.scatter) if self._scatters else None
         return scatter or method.encode
 
     async def decode_large(self, method: Method, data: bytes) -> Any:
-        """The request of more than `OFF_LOOP_BYTES`, counted meanwhile. Raises what `decode` does, too."""
+        """Decode a request of more than `OFF_LOOP_BYTES`, whose bytes are reserved meanwhile.
+
+        Raises `QueueFull` at the limit of buffered bytes, and what `Method.decode` raises.
+        """
         with self._request_bytes.reserve(OFF_LOOP_BYTES) as reserved:
             reserved.grow(len(data))
             return await run_sized(method.decode_size(data), method.decode, data)
 
     def server_stream(self, method: Method, endpoint: Endpoint) -> ServerStream:
-        """One request, any number of answers."""
+        """Returns the handler of a method with one request and a stream of responses."""
         open_stream = _call_of(method)
 
         async def handle(data: bytes, context: Context) -> None:
@@ -185,7 +195,7 @@ class Calls:
         return handle
 
     def bidi_stream(self, method: Method, _: Endpoint) -> BidiStream:
-        """Any number of requests and of answers."""
+        """Returns the handler of a method with a stream of requests and a stream of responses."""
         open_stream = _call_of(method)
 
         async def handle(requests: AsyncIterator[bytes] | Duplex, context: Context) -> None:
@@ -200,7 +210,7 @@ class Calls:
             async def run() -> Any:
                 return open_stream(decoded, call)
 
-            # Requests are what counts here, not calls, and who answers them counts them.
+            # Metrics count each request of such a stream; the service that answers it counts it.
             await self._send(method, run, context, call, None)
 
         return handle
@@ -213,7 +223,10 @@ class Calls:
         call: Call,
         observed: Observation | None,
     ) -> None:
-        """Send the answers of a stream, until the server stops or its client may not have it any more."""
+        """Send the responses of a stream.
+
+        It ends early when the server stops or the client's permission is withdrawn.
+        """
         task = asyncio.current_task()
         assert task is not None  # Every handler runs in a task of its own.
         encode, size_of = self.encoder(method), method.answer_size
@@ -248,9 +261,8 @@ class Calls:
             code, refusal = reason.code, refusal_of(reason)
             await self.end(context, reason)
         except self._gone:
-            code = (
-                Code.CANCELLED
-            )  # Nothing can be sent any more: the transport knows why, and cancels us only later.
+            # Nothing can be sent any longer: the transport knows why, and cancels this task only later.
+            code = Code.CANCELLED
             raise
         except Exception as error:
             code, refusal = outcome(error), refusal_of(error)
@@ -263,19 +275,20 @@ class Calls:
                 observed.end(code, refusal)
 
     def _is_over(self, call: Call) -> bool:
-        """Whether a stream ends before its end."""
+        """Returns whether streams have to end early: the server stops, or the client's permission is withdrawn."""
         return self.stopping or call.permission.withdrawn
 
     def _reason(self, call: Call) -> ServingError:
         return Unauthenticated(WITHDRAWN) if call.permission.withdrawn else Unavailable(SHUTTING_DOWN)
 
-    # Errors are handled in functions of their own: a frame that an error came through must not hold it, or what
-    # the frame holds, the request among it, is left to the garbage collector.
+    # Errors are handled in functions of their own: a traceback refers to the frames the error passed through. If
+    # one of these frames referred to the error, the cycle, with the request in it, would live until garbage
+    # collection.
 
     async def _fail_stream(
         self, method: Method, error: Exception, context: Context, observed: Observation | None
     ) -> None:
-        """The stream ends with an error: its last answer, or a status."""
+        """End the stream with an error: a last message where the protocol has one for errors, else a status."""
         failure = as_serving_error(error, method.name)
         if (encoded := method.encode_error(failure)) is None or isinstance(error, SlowReader):
             await self.end(context, failure, method.details)
@@ -290,32 +303,32 @@ class Calls:
         await self._abort(context, code, details, trailing)
 
     async def end(self, context: Context, error: ServingError, details: Callable[[str], str] = str) -> None:
-        """End the call with a status, the only thing to be sent: gRPC's own retries are for such calls."""
+        """End the call with an error's status and no message: gRPC's retry policies apply only to such calls."""
         await self._abort(context, error.code, fitting(details(error.message)), hints(error))
 
 
 class Reply(Protocol):
-    """Where the one answer of a call goes. One of `respond`, `refuse` and `left` is called, once."""
+    """Where a call sends its response. Exactly one of `respond`, `refuse` and `left` is called, once."""
 
     @property
     def defer(self) -> Callable[[Callable[[], None]], object]:
-        """Runs a function when everything that came together with the request has begun."""
+        """Returns a function that runs callbacks once all requests that arrived together have been started."""
 
     def run(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]:
-        """Run what ends the call."""
+        """Run a coroutine that ends the call."""
 
     def respond(self, message: bytes | Scattered, trailing: Trailing = (), /) -> None:
-        """Send the answer."""
+        """Send the response."""
 
     def refuse(self, code: Code, details: str, trailing: Trailing, /) -> None:
-        """End the call with a status, the only thing to be sent: gRPC's own retries are for such calls."""
+        """End the call with a status and no message: gRPC's retry policies apply only to such calls."""
 
     def left(self) -> None:
-        """The call was cancelled."""
+        """End a cancelled call."""
 
 
 class UnaryHandler:
-    """Of a row with one request and one answer."""
+    """The handler of a row with one request and one response."""
 
     __slots__ = ("calls", "encode", "endpoint", "method")
 
@@ -326,14 +339,14 @@ class UnaryHandler:
         self.encode = calls.encoder(method)
 
     def start(self, data: bytes, circumstances: Call, reply: Reply) -> UnaryCall:
-        """Run a call; it may have ended when this returns."""
+        """Start a call and return it; it may have ended already."""
         call = UnaryCall(self, circumstances, reply, len(data))
         call.start(data)
         return call
 
 
 class UnaryCall(RowCall):
-    """One call, from its bytes to its answer, which a `Reply` takes. On the loop."""
+    """One unary call, from the request's bytes to the response's, which go to a `Reply`. On the event loop."""
 
     __slots__ = ("_handler",)
 
@@ -372,7 +385,7 @@ class UnaryCall(RowCall):
         return self._handler.encode(answer)
 
     def _send(self, encoded: bytes | Scattered) -> None:
-        # Counted before the client hears of it, so that who asks next finds it.
+        # Counted before it is sent, so that a client that has its response finds it in the metrics.
         self._observed.encoded(len(encoded))
         self._observed.end(Code.OK)
         self._stop().respond(encoded)
@@ -389,13 +402,13 @@ class UnaryCall(RowCall):
             self._stop().respond(encoded, hints(failure))
 
     def _leave(self) -> None:
-        # UNAVAILABLE is what is sent to those that outlive the grace period.
+        # The client gets UNAVAILABLE for calls that outlive the grace period.
         self._observed.end(Code.UNAVAILABLE if self._handler.calls.stopping else Code.CANCELLED)
         self._stop().left()
 
 
 class _OpenStream:
-    """A streaming call; `sending` while an answer is on its way and the transport, not our code, is awaited."""
+    """A streaming call. `sending` is True while its task awaits the transport, and not our code."""
 
     __slots__ = ("sending", "task")
 
@@ -404,13 +417,15 @@ class _OpenStream:
         self.sending = False
 
     def end(self) -> None:
-        """Cancel our code; a call that is cancelled inside of the transport would be left without a status."""
+        """Cancel the call's task, unless it is inside of the transport: that would leave the client without a
+        status.
+        """
         if not self.sending:
             self.task.cancel()
 
 
 def endpoint_of(telemetry: Telemetry, service: Service, method: Method) -> Endpoint:
-    """What counts the calls of a row."""
+    """Returns the metrics of a row."""
     inference = method.operation is Operation.INFER
     endpoint = telemetry.endpoint(service.protocol, "GRPC", method.name, inference=inference)
     endpoint.rpc = f"{service.name}/{method.name}"
@@ -418,12 +433,12 @@ def endpoint_of(telemetry: Telemetry, service: Service, method: Method) -> Endpo
 
 
 def _call_of(method: Method) -> Callable[[Any, Call], Any]:
-    assert method.call is not None  # Of a row without `inference`.
+    assert method.call is not None  # True for rows without `inference`.
     return method.call
 
 
 def call_of(context: Any, permission: Permission, peer: str) -> Call:
-    """What user code may know of the call."""
+    """Returns the `Call` that user code sees of a transport's call."""
     remaining = context.time_remaining()
     deadline = None if remaining is None else time.monotonic() + remaining
     call = Call(deadline, context.invocation_metadata, peer)
@@ -432,12 +447,12 @@ def call_of(context: Any, permission: Permission, peer: str) -> Call:
 
 
 async def _write(context: Context, encoded: bytes, call: Call) -> None:
-    """Send one answer of a stream. Raises `SlowReader`."""
+    """Send one message of a stream. Raises `SlowReader` when the client has not read it in time."""
     if call.remaining is None:
         await context.write(encoded)
         return
     try:
-        # The model ends at the deadline, and may have a last word.
+        # The model ends at the deadline, and may send a last message after it.
         async with asyncio.timeout(call.remaining + READ_SECONDS):
             await context.write(encoded)
     except TimeoutError:
@@ -445,14 +460,14 @@ async def _write(context: Context, encoded: bytes, call: Call) -> None:
 
 
 def hints(error: ServingError) -> tuple[tuple[str, str], ...]:
-    """Trailing metadata: when the client may try again."""
+    """Returns the trailing metadata of an error: when the client may retry (`grpc-retry-pushback-ms`)."""
     if error.retry_after is None:
         return ()
     return (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
 
 
 def fitting(message: str) -> str:
-    """As much of a message as fits: on the wire, everything but printable ASCII takes three bytes."""
+    """Returns as much of a status message as fits; on the wire all but printable ASCII takes three bytes."""
     room = MAX_DETAILS_BYTES
     encoded = message.encode()
     if 3 * len(encoded) <= room:

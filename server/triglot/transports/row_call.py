@@ -1,4 +1,7 @@
-"""A call of a row that is answered once, whatever carries it: decode, run, encode, map the error."""
+"""A call of a row with one response, over any transport: decode, run, encode, map errors.
+
+`grpc_calls.UnaryCall` and `rest.call.HttpCall` are its subclasses.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from triglot.transports.off_loop import OFF_LOOP_BYTES
 
 
 class RowCall(ABC):
-    """A `Running`. On the loop. A row with an `inference` runs without a coroutine.
+    """One call with one response, as a `Running`. On the event loop. A row with an `inference` needs no coroutine.
 
-    `_out` is where the answer goes, None once it is over: whatever ends it calls `_stop`. `defer`: see
-    `Inferring.submit`.
+    `_out` is where the response goes; None once the call is over. Whatever ends the call calls `_stop`, once.
+    `defer`: see `Inferring.submit`.
     """
 
     __slots__ = (
@@ -41,7 +44,9 @@ class RowCall(ABC):
     ) -> None:
         self.call = call
         self.ends_itself = False
-        """Whether it ends at its deadline, whatever the model does: it waits for a thread."""
+        """Whether it ends at its deadline on its own, whatever the model does: it runs on a thread, not on the
+        loop.
+        """
         self._defer = defer
         self._inference = inference
         self._observed = observed
@@ -51,37 +56,37 @@ class RowCall(ABC):
         self._cancels = 0
         self._callbacks: list[Callable[[Any], object]] | None = None
 
-    # --- what is different from one transport to the next ---
+    # --- implemented per transport ---
 
     @abstractmethod
     def _run(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        """Go on in a coroutine: `_guarded`."""
+        """Continue in a coroutine, `_guarded(step, *arguments)`."""
 
     @abstractmethod
     async def _await_row(self, request: Any) -> Any:
-        """The answer of a row without an `inference`."""
+        """Returns the response of a row without an `inference`."""
 
     @abstractmethod
     def _answer_size(self, answer: Any) -> int:
-        """Bytes that `_encode` has to work through one by one, about."""
+        """Returns about how many bytes `_encode` processes one by one."""
 
     @abstractmethod
     def _encode(self, answer: Any) -> Any:
-        """The answer as it is sent; maybe on a thread."""
+        """Returns the response as it is sent; may run on a thread."""
 
     @abstractmethod
     def _send(self, encoded: Any) -> None:
-        """Send it, and end the call."""
+        """Send the encoded response, and end the call."""
 
     @abstractmethod
     def _fail(self, error: Exception) -> None:
-        """Tell the client the error, and end the call. Nothing may keep the error: its frames hold the request."""
+        """Send an error, and end the call. Must not store the error: its frames refer to the request."""
 
     @abstractmethod
     def _leave(self) -> None:
-        """It was cancelled: end the call."""
+        """End the call, which was cancelled."""
 
-    # --- a call ---
+    # --- the call ---
 
     async def _guarded(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         try:
@@ -92,13 +97,16 @@ class RowCall(ABC):
             self._fail(error)
 
     def _run_ended(self, running: Any) -> None:
-        if self._running is running and self._out is not None:  # It was cancelled before it began.
+        if self._running is running and self._out is not None:  # Cancelled before its first step.
             self._leave()
 
     def _submit(self, request: Any) -> None:
-        """The request has been decoded. Raises what `Inferring.submit` does, and `Unauthenticated`."""
+        """Run the decoded request.
+
+        Raises as `Inferring.submit`, and `Unauthenticated` if permission was withdrawn.
+        """
         self._observed.decoded()
-        if self.call.permission.withdrawn:  # While its body came.
+        if self.call.permission.withdrawn:  # While the body arrived.
             raise Unauthenticated(WITHDRAWN)
         self._request = request
         if self._inference is None:
@@ -142,7 +150,7 @@ class RowCall(ABC):
         self._send(await asyncio.to_thread(self._encode, answer))
 
     def _stop(self) -> Any:
-        """It is over. Where its answer goes, for the last time: that may hold this call."""
+        """End the call: run its callbacks, clear `_out`, which may refer to this call, and return it."""
         out, self._out, self._running, self._request = self._out, None, None, None
         assert out is not None
         if self._callbacks is not None:
@@ -154,19 +162,19 @@ class RowCall(ABC):
     # --- Running ---
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Cancel the call: its client no longer waits for the response."""
         self._cancels += 1
         if self._running is not None:
             self._running.cancel()
 
     def cancelling(self) -> int:
-        """How often it was cancelled and has not ended yet."""
+        """Returns how often the call was cancelled; 0 once it has ended."""
         return self._cancels if self._out is not None else 0
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Returns whether the call has ended."""
         return self._out is None
 
     def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
-        """Call it when this has ended, which it has not."""
+        """Call `callback` when the call, which is still running, ends."""
         self._callbacks = [*(self._callbacks or ()), callback]

@@ -1,4 +1,4 @@
-"""Requests of several sequences that an instance executes together, each in a row of its own."""
+"""A batch of requests of different sequences, each in a row of its own."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What a model of sequences adds to its clients' inputs. `decoupled`: it answers one request at a time.
-    `infer_batch`: it takes several requests as a list."""
+    """The inputs that the server adds to those of the client, and how batches are passed to the model.
+
+    `batched`: the model has a batch dim. `decoupled`: it yields responses, to one request at a time.
+    `infer_batch`: the function that takes requests as a list, if any.
+    """
 
     controls: ControlTensors
     states: StateTensors
@@ -41,7 +44,10 @@ class Tensors:
 
     @classmethod
     def of(cls, model: Model) -> Tensors:
-        """Raises `ValueError` for what the model cannot have."""
+        """Returns the tensors of a model.
+
+        Raises `ValueError` for options that a model with sequences cannot have.
+        """
         batching = model.sequence_batching
         if batching is None:
             raise ValueError("sequence_batching: expected a SequenceBatching, got None")
@@ -64,11 +70,11 @@ class Tensors:
         self.controls.check(sequence_id)
 
     def key(self, request: SequenceRequest) -> object:
-        """What is the same for requests that can be in one batch."""
+        """Returns a value that is equal for requests that can share a batch."""
         return request.shapes, self.states.shapes(request.run.states)
 
     def inputs(self, rows: Rows, buffers: Buffers | None) -> dict[str, Any]:
-        """The model's inputs for these rows, of which one at least has a request."""
+        """Returns the model's inputs for these rows, at least one of which has a request."""
         first = next(row for row in rows if row is not None)
         if len(rows) == 1:
             clients: dict[str, Any] = dict(first.inputs)
@@ -80,9 +86,9 @@ class Tensors:
         return {**clients, **self.controls.inputs(rows), **self.states.inputs(rows, buffers)}
 
     def completed(self, inputs: Inputs) -> Inputs:
-        """The inputs of sequences of one request each; controls and states that are there stay.
+        """Returns inputs completed for sequences of one request each; controls and states that are given are kept.
 
-        Raises `InvalidArgument` for such ones that are not as the model has them.
+        Raises `InvalidArgument` if given ones have another datatype or shape than the model's.
         """
         sizes = [array.shape[0] for array in inputs.values() if array.shape]
         rows = sizes[0] if self.batched and sizes else 1
@@ -98,12 +104,15 @@ class Tensors:
 
     @property
     def own_names(self) -> Collection[str]:
-        """The inputs that are no client's."""
+        """Names of the inputs that the server adds."""
         return {**self.controls.alone(1), **self.states.alone(1)}.keys()
 
 
 class SequenceBatch:
-    """What an instance executes in one go. `ended` is called on the loop, where the schedule calls `report`."""
+    """A batch that an instance executes.
+
+    `ended` is called on the event loop, and the schedule then calls `report`.
+    """
 
     delivers = True
 
@@ -121,12 +130,12 @@ class SequenceBatch:
         self._ended = ended
         self._times = BatchTimes()
         self.over = False
-        """Whether it has ended. On the loop."""
+        """True once it has been executed. On the event loop."""
         self.bind: Callable[[], object] = _no_place
-        """On the instance's thread: see `HostedModel.runs_on`."""
+        """Called on the instance's thread; see `HostedModel.runs_on`."""
 
     def run(self, function: Function, explain: Explain) -> None:
-        """On the instance's thread."""
+        """Execute the batch. On the instance's thread."""
         self.bind()
         if len(self._rows) == 1:
             self._run_alone(self.members[0], function, explain)
@@ -169,7 +178,7 @@ class SequenceBatch:
         self._times.joined()
         answer = function(inputs, BatchCall(calls) if len(calls) > 1 else calls[0])
         self._times.answered()
-        # The buffers are free for the next batch, unless the model has kept them.
+        # The buffers are free for the next batch, unless the model kept the inputs.
         del inputs
         parts = self._split(answer)
         self._keep(answer)
@@ -178,7 +187,7 @@ class SequenceBatch:
                 row.give(part)
 
     def _run_listed(self, infer_batch: Callable[..., Any], calls: Sequence[Call], explain: Explain) -> None:
-        """Rows without a request are not there."""
+        """Pass the requests as a list; rows without a request are skipped."""
         inputs = [self._tensors.inputs((member,), self._buffers) for member in self.members]
         self._times.joined()
         answers = infer_batch(inputs, calls)
@@ -201,12 +210,12 @@ class SequenceBatch:
             return split(answer, [1] * len(self._rows), len(self._rows))
 
     def deliver(self) -> None:
-        """On the loop."""
+        """See `Work`."""
         self.over = True
         self._ended(self)
 
     def report(self) -> None:
-        """On the loop: everybody gets what came of it."""
+        """Deliver the outcome of each request. On the event loop."""
         if self._times.ended:
             self._times.count([member.work for member in self.members])
         for member in self.members:
@@ -215,7 +224,7 @@ class SequenceBatch:
 
 @contextmanager
 def _logged() -> Iterator[None]:
-    """What is wrong with a model's answer is for its author."""
+    """Log errors in what a model returned, for the model's author."""
     try:
         yield
     except Internal as error:
@@ -224,4 +233,4 @@ def _logged() -> Iterator[None]:
 
 
 def _no_place() -> None:
-    """Of a model that runs in this process."""
+    """For models that run in the server's process: nothing to bind."""

@@ -1,4 +1,4 @@
-"""The inputs that the server adds: where a request stands in its sequence, and the sequence's id (spec 5.2)."""
+"""Control inputs that the server adds: START, READY, END and the sequence's id, CORRID (spec 5.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triglot.scheduling.sequences.request import SequenceRequest
 
 
 class ControlTensors:
-    """Makes the control inputs: each is [rows,1] where the model has a batch dim, and [1] where it has none."""
+    """Makes control inputs of shape [rows,1] for models with a batch dim, and [1] for others."""
 
     def __init__(self, controls: Iterable[ControlInput], *, batched: bool) -> None:
         self._controls = tuple(controls)
@@ -22,11 +22,11 @@ class ControlTensors:
 
     @property
     def takes_texts(self) -> bool:
-        """Whether sequences have texts as ids, as the model's input has."""
+        """Whether sequence ids are strings, as the model's CORRID input is of type BYTES."""
         return any(control.kind == "CORRID" and control.datatype == "BYTES" for control in self._controls)
 
     def check(self, sequence_id: int | str) -> None:
-        """Raises `InvalidArgument` for an id that the model's input cannot carry."""
+        """Raises `InvalidArgument` for a sequence id that the model's CORRID input cannot hold."""
         for control in self._controls:
             if control.kind == "CORRID" and not _fits(sequence_id, control.datatype):
                 kind = "a string" if control.datatype == "BYTES" else f"an integer of type {control.datatype}"
@@ -35,7 +35,7 @@ class ControlTensors:
                 )
 
     def inputs(self, rows: Sequence[SequenceRequest | None]) -> dict[str, Array]:
-        """The controls of these rows; None is a row without a request."""
+        """Returns the control inputs of these rows; None is a row without a request."""
         made = {}
         for control in self._controls:
             values = [_value(control, row) for row in rows]
@@ -44,7 +44,7 @@ class ControlTensors:
         return made
 
     def alone(self, rows: int) -> dict[str, Array]:
-        """The controls of `rows` sequences of one request each."""
+        """Returns the control inputs of `rows` sequences of one request each."""
         made = {}
         for control in self._controls:
             text = control.datatype == "BYTES"

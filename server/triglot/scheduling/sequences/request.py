@@ -1,4 +1,4 @@
-"""A request of a sequence, and the sequence itself: plain values that the table and the batches share."""
+"""A request of a sequence, and the sequence itself: values shared by the table and the batches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from triglot.executors.stream import Stream
 from triglot.executors.work import Execution, Inputs
 
 SequenceWork = Execution | Stream
-"""What can be a request of a sequence."""
+"""The types of work that can be a request of a sequence."""
 
 
 class Slot(NamedTuple):
-    """A place for a sequence: those with the lowest row, over all instances, are given away first."""
+    """A place for a sequence, ordered by row first: free slots with the lowest row, over all instances, are
+    used first.
+    """
 
     row: int
     instance: int
@@ -25,10 +27,11 @@ class Slot(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SequenceRequest:
-    """What waits for its turn in its sequence.
+    """A request of a sequence.
 
-    `arrived` is an instant of the schedule's clock, `shapes` what two requests of one batch have in common.
-    `executed`: the model has met it. `lost`: its sequence ended while it ran, with what the instance knew of it.
+    `arrived` is an instant of the schedule's clock, in seconds. `shapes` is equal for requests that can share a
+    batch. `executed`: the model has received it. `lost`: the sequence ended while it ran, because its instance
+    was lost.
     """
 
     work: SequenceWork
@@ -42,16 +45,16 @@ class SequenceRequest:
 
     @property
     def start(self) -> bool:
-        """Whether its sequence begins with it."""
+        """Whether it starts its sequence."""
         return self.scheduling.sequence_start
 
     @property
     def end(self) -> bool:
-        """Whether its sequence ends with it."""
+        """Whether it ends its sequence."""
         return self.scheduling.sequence_end
 
     def give(self, answer: Any) -> None:
-        """On the instance's thread: what the model answered to it."""
+        """Set or send the model's response to it. On the instance's thread."""
         if isinstance(self.work, Stream):
             if answer is not None:
                 self.work.call.respond(answer)
@@ -60,25 +63,26 @@ class SequenceRequest:
             self.work.result = answer
 
     def give_error(self, error: ServingError) -> None:
-        """On any thread: it ends with this error."""
+        """End it with an error. On any thread."""
         if isinstance(self.work, Stream):
             self.work.refuse(error)
         else:
             self.work.failure = error
 
     def fail(self, error: ServingError) -> None:
-        """On the loop: it will not be executed."""
+        """End it with an error and deliver it: it will not be executed. On the event loop."""
         self.give_error(error)
         self.work.deliver()
 
 
 @dataclass(slots=True, eq=False)
 class SequenceRun:
-    """One sequence, or several with the same id one after the other; never two at a time.
+    """A sequence, or several with the same id one after the other, never at the same time.
 
-    `pending` requests wait, and one more may be `running`. `slot` is None in the backlog. `open`: takes requests
-    without START, since its last one had no END. `begun`: an instance has had its START. `states` are the model's
-    by input name, empty at the beginning. `expires`: the end of its time in the backlog.
+    `pending` requests are queued, and one more may be `running`. `slot` is None in the backlog. `open`: accepts
+    requests without START, since the last one had no END. `begun`: an instance has received its START.
+    `states`: the model's implicit state by input name, empty at the beginning. `expires`: the end of its time
+    in the backlog.
     """
 
     id: int | str
@@ -92,5 +96,5 @@ class SequenceRun:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of it waits or runs."""
+        """Whether no request of it is queued or running."""
         return not self.pending and self.running is None

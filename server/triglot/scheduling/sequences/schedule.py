@@ -1,4 +1,4 @@
-"""The schedule of a model of sequences."""
+"""The schedule of models with sequence batching."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from triglot.scheduling.sequences.table import REASONS, Dropped, SequenceTable
 log = logging.getLogger(__name__)
 
 _LARGEST_NUMBER = 2**31 - 1
-"""A sequence's made-up number fits whatever integers the model takes."""
+"""Largest generated sequence id; fits every integer type of a CORRID input."""
 
 
 class Instance:
-    """What a schedule knows of one instance. `runs`: whether it has a batch. `timer` is for one that may grow.
+    """One instance of the model. `runs`: it executes a batch. `timer`: set while its next batch waits to grow.
 
-    `losses`: how often its place was lost (`HostedModel.on_lost`). `left` is set where it is to leave, and has no
-    sequence any more.
+    `losses`: how often its process was lost (`HostedModel.on_lost`). `left`: set if it is being removed; the
+    event is set once it has no sequence any longer.
     """
 
     __slots__ = ("buffers", "executor", "left", "losses", "number", "runs", "timer")
@@ -60,10 +60,10 @@ class Instance:
 
 
 class SequenceSchedule:
-    """Requests with the same sequence id reach the same instance, in their order. A `Schedule`.
+    """A `Schedule`: requests with the same sequence id reach the same instance, in order of arrival.
 
-    Each instance has an executor of its own. `lease` is entered once for each sequence that lives, and left when
-    it is over. Raises `ValueError` for what the model cannot have.
+    Each instance has an executor of its own. `lease` is entered once per open sequence, and exited when that ends.
+    Raises `ValueError` for options that the model cannot have.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class SequenceSchedule:
             raise ValueError("sequence_batching: expected a SequenceBatching, got None")
         self.lease: AbstractContextManager[object] = nullcontext()
         self.binding = asyncio.Lock()
-        """Held while a request's inputs are looked at: requests come here in the order in which they came in."""
+        """Held while a request's inputs are bound, so that requests are put in order of arrival."""
         self.empty = asyncio.Event()
-        """Set while no sequence lives."""
+        """Set while no sequence is open."""
         self.empty.set()
         self._limit = limit
         self._tensors = Tensors.of(model)
@@ -94,15 +94,16 @@ class SequenceSchedule:
         self._defer = defer
         self._later = later
         self._clock = clock
-        # In a list each request has its own.
+        # In a list, each request has parameters of its own.
         looks = model.takes_parameters or looks_at_call(model)
         self._by_parameters = looks and model.infer_batch is None
         self._iterative = batching.iterative
         self._numbers = itertools.count(1)
         self._in_order = isinstance(batching.strategy, OldestStrategy) and batching.strategy.preserve_ordering
         self._begun: deque[SequenceBatch] = deque()
-        """Batches whose answers leave in the order in which they began, if they are to. What waits for a slot has
-        no place among them: it may wait for one of theirs."""
+        """Started batches, if responses are to be sent in the order in which the batches were started. A
+        request that waits for a slot is not among them: it may wait for a slot of one of their sequences.
+        """
         self._counts = BatchCounts()
         self._requests: dict[Work, SequenceRequest] = {}
         self._deferred = False
@@ -119,22 +120,25 @@ class SequenceSchedule:
         return self._table.waiting
 
     def holds(self, sequence_id: int | str) -> bool:
-        """Whether a request with this id, and without START, continues a sequence."""
+        """Returns whether a request with this id, and without START, would continue a sequence."""
         return self._table.holds(sequence_id)
 
     def completed(self, inputs: Inputs) -> Inputs:
-        """The inputs of a run of its own, as sequences of one request each. Raises `InvalidArgument`."""
+        """Returns the inputs of a warm-up, completed for sequences of one request each.
+
+        Raises `InvalidArgument`.
+        """
         return self._tensors.completed(inputs)
 
     @property
     def own_names(self) -> Collection[str]:
-        """The inputs that are no client's: controls and states."""
+        """Names of the inputs that the server adds: controls and states."""
         return self._tensors.own_names
 
-    # --- what comes and goes ---
+    # --- arriving and leaving requests ---
 
     def put(self, work: Work, _: Defer | None = None) -> None:
-        """See `Schedule`. `InvalidArgument`: not a single request of a sequence that has been started."""
+        """See `Schedule`. Raises `InvalidArgument` for a request that does not belong to a started sequence."""
         if self._closed:
             raise Unavailable("the model was unloaded")
         if len(self) >= self._limit:
@@ -166,7 +170,7 @@ class SequenceSchedule:
         return replace(said, sequence_id=sequence_id, sequence_start=True, sequence_end=True)
 
     def discard(self, work: Work) -> bool:
-        """See `Schedule`. What follows a START that nobody waits for is refused."""
+        """See `Schedule`. Also rejects requests that belong to the same sequence."""
         request = self._requests.pop(work, None)
         if request is None:
             return False
@@ -174,20 +178,20 @@ class SequenceSchedule:
         return True
 
     def end(self, sequence_id: int | str) -> None:
-        """The sequence, if there is one, begins anew in another version; what waits of it here is its last."""
+        """Close a sequence that starts again in another version: requests queued here are its last."""
         self._table.end(sequence_id, self._clock())
         self._go_on()
 
     def resized(self) -> None:
-        """See `Schedule`. `add` and `remove` do that."""
+        """See `Schedule`. Nothing to do: `add` and `remove` change the instances."""
 
     def add(self, executor: Executor) -> None:
-        """There is one more instance."""
+        """Add an instance."""
         self._instances.append(Instance(self._table.add_instance(), executor, self._new_buffers()))
         self._go_on()
 
     async def remove(self) -> Executor:
-        """One instance gets no more sequences; what executed it, once those that it has are over."""
+        """Remove an instance once its sequences have ended; returns its executor."""
         instance = self._instances[self._table.retire()]
         instance.left = asyncio.Event()
         self._let_leave()
@@ -200,10 +204,10 @@ class SequenceSchedule:
                 one.left.set()
 
     def close(self) -> None:
-        """See `Schedule`. A sequence is over when nothing of it waits or runs."""
+        """See `Schedule`. Each sequence ends once none of its requests is queued or running."""
         self._closed = True
         self._table.close()
-        self._table.woken.update(range(len(self._instances)))  # What was to grow does not.
+        self._table.woken.update(range(len(self._instances)))  # Batches no longer wait to grow.
         self._go_on()
 
     def _fail(self, dropped: Sequence[Dropped]) -> None:
@@ -213,8 +217,9 @@ class SequenceSchedule:
         self._go_on()
 
     def _go_on(self) -> None:
-        """After what has changed: have batches formed, hold as many leases as there are sequences, and be there
-        when one of them expires."""
+        """Act on changes: form batches, hold one lease per sequence, and set the timer for the next one that
+        expires.
+        """
         if not self._deferred and self._table.woken:
             self._deferred = True
             self._defer(self._come_by)
@@ -230,7 +235,7 @@ class SequenceSchedule:
         elif self.empty.is_set():
             self.empty.clear()
         if self._closed and not live:
-            self.lease = nullcontext()  # Whom it belongs to would live as long as this.
+            self.lease = nullcontext()  # The lease's owner would live as long as this object.
         self._let_leave()
         due = self._table.next_due()
         if due < self._timer_at or (self._timer is not None and not live):
@@ -257,7 +262,7 @@ class SequenceSchedule:
             self._form(self._instances[number])
 
     def _form(self, instance: Instance) -> None:
-        """What the instance executes next, if there is something, unless it executes something."""
+        """Start the instance's next batch, if it is idle and there is one."""
         if instance.timer is not None:
             instance.timer.cancel()
             instance.timer = None
@@ -294,7 +299,7 @@ class SequenceSchedule:
         instance.runs = False
         dropped = self._table.finish(batch.members, self._clock())
         try:
-            self._form(instance)  # First: the instance goes on meanwhile.
+            self._form(instance)  # First: the instance runs while outcomes are delivered.
         finally:
             if not self._in_order:
                 batch.report()
@@ -303,7 +308,7 @@ class SequenceSchedule:
             self._fail(dropped)
 
     def _lose(self, number: int, losses: int, name: str) -> None:
-        """The instance knows nothing any more of the sequences it had."""
+        """End the sequences of an instance that has lost their state."""
         self._instances[number].losses = losses
         before = self._table.over["lost"]
         dropped = self._table.lose(number, self._clock())
@@ -312,7 +317,7 @@ class SequenceSchedule:
         self._fail(dropped)
 
     def readings(self) -> Iterator[Reading]:
-        """The sequences that live and those that were, the slots, and why batches were closed."""
+        """Yield the metrics of batches, sequences and slots."""
         yield from self._counts.readings()
         table = self._table
         yield Reading("sequences", "Open sequences.", len(table.live))
@@ -326,6 +331,6 @@ class SequenceSchedule:
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
-    """On any thread: have the loop call it."""
-    with suppress(RuntimeError):  # It has ended.
+    """Have the event loop call a function. On any thread."""
+    with suppress(RuntimeError):  # The loop is closed.
         loop.call_soon_threadsafe(function, *arguments)

@@ -1,4 +1,4 @@
-"""Implicit state: what one request of a sequence gives is what its next one gets (spec 5.2)."""
+"""Implicit state: a state output of one request is the state input of the sequence's next request (spec 5.2)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from triglot.scheduling.sequences.request import SequenceRequest
 
 
 class StateTensors:
-    """The states of a model; with a batch dim, each sequence's is one row.
+    """The states of a model; with a batch dim, each sequence's state is one row.
 
-    Raises `ValueError` for a file that does not hold an initial state.
+    Raises `ValueError` for a file that does not hold a valid initial state.
     """
 
     def __init__(self, states: Iterable[SequenceState], *, batched: bool) -> None:
@@ -41,13 +41,13 @@ class StateTensors:
         return bool(self._states)
 
     def shapes(self, states: Mapping[str, Array]) -> tuple[object, ...]:
-        """What the states of two sequences have in common that can be in one batch."""
+        """Returns a value that is equal for sequences whose states can share a batch."""
         if not self._variable:
             return ()
         return tuple(states.get(name, initial).shape for name, initial in self._initial.items())
 
     def inputs(self, rows: Sequence[SequenceRequest | None], buffers: Buffers | None) -> dict[str, Any]:
-        """The states of these rows; where there is no request, zeros."""
+        """Returns the state inputs of these rows; zeros for rows without a request."""
         if len(rows) == 1 and rows[0] is not None:
             return {**self._initial, **rows[0].run.states}
         made: dict[str, Any] = {}
@@ -57,13 +57,16 @@ class StateTensors:
         return made
 
     def alone(self, rows: int) -> dict[str, Array]:
-        """What `rows` sequences begin with."""
+        """Returns the initial states of `rows` sequences."""
         if not self._batched:
             return dict(self._initial)
         return {name: np.repeat(initial, rows, axis=0) for name, initial in self._initial.items()}
 
     def keep(self, answer: object, rows: Sequence[SequenceRequest | None]) -> None:
-        """Give each row's sequence its new state. Raises `Internal`, and keeps nothing, for a wrong one."""
+        """Store the new state of each row's sequence.
+
+        Raises `Internal`, and stores nothing, for an invalid one.
+        """
         if not self._states:
             return
         if not isinstance(answer, Mapping):
@@ -71,7 +74,7 @@ class StateTensors:
         found = {state.input_name: self._checked(state, answer, len(rows)) for state in self._states}
         for at, row in enumerate(rows):
             if row is not None:
-                # Copied: the model may use its buffer again, and a row would keep the whole batch.
+                # Copied: the model may reuse its buffer, and a view of one row would keep the whole batch alive.
                 row.run.states = {
                     name: _frozen(array[at : at + 1].copy() if self._batched else array.copy())
                     for name, array in found.items()
@@ -98,7 +101,7 @@ class StateTensors:
                 f"{shape_text(wanted)}"
             )
         if datatype == "BYTES" and not array.dtype.hasobject:
-            # Of another length in each batch, such arrays could not be joined.
+            # Fixed-length arrays of different lengths could not be joined into a batch.
             return object_array(bytes_elements(array), array.shape)
         return array
 
@@ -107,7 +110,7 @@ class StateTensors:
 
 
 def joined(rows: Sequence[Array | None], buffers: Buffers | None) -> Any:
-    """Arrays of one row each, as `stacked`; zeros, or empty texts, where there is None."""
+    """Returns arrays of one row each as `stacked`; zeros, or empty strings, in place of None."""
     first = next(row for row in rows if row is not None)
     none = np.broadcast_to(np.array(nothing(first.dtype), first.dtype), first.shape)
     return stacked([none if row is None else row for row in rows], len(rows), buffers)
@@ -119,7 +122,7 @@ def _frozen(array: Array) -> Array:
 
 
 def _initial(state: SequenceState) -> Array:
-    """Without the batch dim."""
+    """Returns the initial state without the batch dim."""
     what = f"initial state of {state.input_name!r}"
     datatype = DATATYPES[state.datatype]
     initial = state.initial or InitialState(state.datatype, [max(dim, 1) for dim in state.dims])

@@ -1,4 +1,4 @@
-"""Which of the requests that an instance may execute are executed together, and when (spec 5.2)."""
+"""Batching strategies of sequences: which requests of an instance are executed together, and when (spec 5.2)."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from triglot.scheduling.forming import Reason
 from triglot.scheduling.sequences.request import SequenceRequest
 
 Rows = Sequence[SequenceRequest | None]
-"""A batch; None is a row without a request."""
+"""The rows of a batch; None is a row without a request."""
 
 
 class Chosen(NamedTuple):
-    """A batch, and why it is not waited for any longer."""
+    """A batch, and why it was closed."""
 
     rows: Rows
     reason: Reason
 
 
 class Strategy(Protocol):
-    """How a batch is put together."""
+    """Chooses batches."""
 
     rows: int
-    """Sequences that each instance has room for."""
+    """Number of sequences for which each instance has slots."""
 
     def choose(self, heads: Sequence[SequenceRequest], now: float) -> Chosen | float:
-        """A batch of the instance's `heads`, the oldest first, at least one; or how many seconds to wait for it.
+        """Returns a batch of the instance's `heads`, at least one, oldest first; or the seconds to wait for it
+        to grow.
 
-        After these seconds, and when somebody asks at infinity, for nothing more will come, it is a batch.
+        After these seconds, or with `now` at infinity because no more requests will arrive, it returns a batch.
         """
 
 
 Key = Callable[[SequenceRequest], object]
-"""What is the same for the requests of a batch."""
+"""Returns a value that is equal for requests that can share a batch."""
 
 
 def strategy_of(model: Model, key: Key, *, alone: bool) -> Strategy:
-    """The model's strategy; `alone`: each request is executed alone."""
+    """Returns the model's strategy; `alone`: each request is executed alone."""
     batching = model.sequence_batching
     if batching is None:
         raise ValueError("sequence_batching: expected a SequenceBatching, got None")
@@ -52,7 +53,7 @@ def strategy_of(model: Model, key: Key, *, alone: bool) -> Strategy:
 
 
 def _alike(heads: Sequence[SequenceRequest], key: Key) -> list[SequenceRequest]:
-    """The first, and those that can be in a batch with it."""
+    """Returns the first request and those that can share a batch with it."""
     if len(heads) == 1:
         return list(heads)
     first = key(heads[0])
@@ -60,7 +61,7 @@ def _alike(heads: Sequence[SequenceRequest], key: Key) -> list[SequenceRequest]:
 
 
 class Alone:
-    """One request at a time."""
+    """Executes one request at a time."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -71,9 +72,9 @@ class Alone:
 
 
 class Direct:
-    """Each sequence is in its own row in every batch; the batch goes up to the highest one that is ready.
+    """Gives each sequence the same row in every batch; a batch extends to the highest row that is ready.
 
-    The delay is for batches that use less than `minimum_slot_utilization` of the rows.
+    The delay applies to batches that use less than `minimum_slot_utilization` of the rows.
     """
 
     def __init__(self, strategy: DirectStrategy, key: Key, rows: int) -> None:
@@ -98,7 +99,7 @@ class Direct:
 
 
 class Oldest:
-    """The oldest requests, one of each sequence, as in dynamic batching (spec 5.1)."""
+    """Batches the oldest requests, one per sequence, as dynamic batching does (spec 5.1)."""
 
     def __init__(self, strategy: OldestStrategy, key: Key, most: int, rows: int) -> None:
         self.rows = rows
@@ -111,7 +112,7 @@ class Oldest:
         """See `Strategy`."""
         chosen = _alike(heads, self._key)[: self._most]
         reached = max([size for size in self._preferred if size <= len(chosen)], default=0)
-        # All that there can be are here.
+        # Full, or every slot has a request in it: no more can be added.
         full = len(chosen) == self._most or len(heads) == self.rows
         left = heads[0].arrived + self._delay - now
         if reached:

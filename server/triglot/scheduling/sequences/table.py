@@ -1,11 +1,13 @@
-"""Which sequences there are, and where each of them is: plain decisions, which neither wait nor lock.
+"""The sequences of a model, and the slots that they use: plain decisions, without waiting or locking.
 
 Strategy: a sequence has a slot from its first request to its end, or waits for one in the backlog, in order. A
-slot is a row of one instance, so all requests of a sequence meet the same instance, one after the other. Several
-sequences with the same id follow each other in one `SequenceRun`; where others wait, the next queues up anew.
+slot is a row of one instance, so all requests of a sequence reach the same instance, one after the other.
+Several sequences with the same id follow each other in one `SequenceRun`; while others wait for a slot, the
+next one queues up again.
 
-A request that is taken out before the model has met it ends its sequence, as in Triton: what follows it is
-cancelled, and in the backlog what waits before it, too. Who goes on begins anew.
+A request that is removed before the model has received it ends its sequence, as in Triton: requests after it
+are cancelled, and in the backlog those queued before it, too. A client that continues has to start a new
+sequence.
 """
 
 from __future__ import annotations
@@ -25,13 +27,16 @@ log = logging.getLogger(__name__)
 
 TIMEOUT = "timeout of the corresponding sequence has been expired"
 REASONS = ("cancelled", "end", "idle", "lost", "replaced", "timeout", "unloaded")
-"""Why sequences are over."""
+"""Why sequences ended."""
 Dropped = tuple[SequenceRequest, ServingError]
-"""A request that will not be executed, and why."""
+"""A request that will not be executed, and its error."""
 
 
 class SequenceTable:
-    """The sequences of one model, with `rows` slots on each of its instances. Times are the caller's."""
+    """The sequences of one model, with `rows` slots on each of its instances.
+
+    `now` arguments are the caller's clock.
+    """
 
     def __init__(self, *, instances: int, rows: int, max_idle: float) -> None:
         self._max_idle = max_idle
@@ -45,19 +50,19 @@ class SequenceTable:
         self.live: dict[int | str, SequenceRun] = {}
         self.backlog: dict[SequenceRun, None] = {}
         self.woken: set[int] = set()
-        """Instances that have more to do than before; whoever calls them clears this."""
+        """Instances with new work; the caller that starts it clears this."""
         self.waiting = 0
-        """Requests that wait."""
+        """Number of queued requests."""
         self.started = 0
         self.over: Counter[str] = Counter()
-        """Sequences that were, since the beginning, by reason."""
+        """Number of ended sequences by reason, since the model was loaded."""
         for _ in range(instances):
             self.add_instance()
 
     # --- instances ---
 
     def add_instance(self) -> int:
-        """There is one more; its number."""
+        """Add an instance; returns its number."""
         number = len(self._ready)
         self._ready.append({})
         self.slots += self._rows
@@ -66,7 +71,7 @@ class SequenceTable:
         return number
 
     def retire(self) -> int:
-        """The instance with the fewest sequences gets no more of them; its number."""
+        """Give no more sequences to the instance that has the fewest; returns its number."""
         free = Counter(slot.instance for slot in self._free)
         number = max(set(range(len(self._ready))) - self._leaving, key=lambda one: (free[one], one))
         self._leaving.add(number)
@@ -76,25 +81,25 @@ class SequenceTable:
         return number
 
     def has_left(self, instance: int) -> bool:
-        """Whether no sequence has a slot there."""
+        """Returns whether no sequence has a slot on this instance."""
         return not any(run.slot is not None and run.slot.instance == instance for run in self.live.values())
 
     def holds(self, sequence_id: int | str) -> bool:
-        """Whether a request with this id continues a sequence."""
+        """Returns whether a request with this id would continue a sequence."""
         run = self.live.get(sequence_id)
         return run is not None and run.open
 
     @property
     def used_slots(self) -> int:
-        """Slots that have a sequence."""
+        """Slots in use."""
         return self.slots - len(self._free)
 
-    # --- what comes ---
+    # --- arriving requests ---
 
     def add(
         self, work: SequenceWork, scheduling: Scheduling, inputs: Inputs, shapes: object, now: float
     ) -> SequenceRequest:
-        """Raises `InvalidArgument`, and changes nothing, for a request whose sequence has not been started."""
+        """Add a request to its sequence. Raises `InvalidArgument`, and changes nothing, if it was not started."""
         sequence_id, start = scheduling.sequence_id, scheduling.sequence_start
         run = self.live.get(sequence_id)
         if not start and (run is None or not run.open):
@@ -161,7 +166,7 @@ class SequenceTable:
             heapq.heappush(self._free, slot)
 
     def _settle(self, run: SequenceRun, now: float) -> None:
-        """Say what follows for a sequence from what has just become of it."""
+        """Update a sequence after a change: start its next one, mark it ready or idle, or remove it."""
         if run.running is not None:
             return
         if run.begun and run.pending and run.pending[0].start:
@@ -180,7 +185,7 @@ class SequenceTable:
             self._make_ready(run, run.slot)
 
     def _remove(self, run: SequenceRun, reason: str) -> None:
-        """Forget it, and all that waits of it."""
+        """Remove a sequence with all of its queued requests."""
         ends = sum(request.end for request in run.pending)
         if count := ends + run.open:
             self.over[reason] += count
@@ -191,22 +196,24 @@ class SequenceTable:
         self._idle_since.pop(run, None)
         self._leave_slot(run)
 
-    # --- what an instance takes ---
+    # --- execution ---
 
     def heads(self, instance: int, now: float) -> tuple[list[SequenceRequest], list[Dropped]]:
-        """The requests that the instance may execute now, the oldest first; and those that nobody waits for."""
+        """Returns requests that the instance may execute now, oldest first, and removes cancelled ones, with
+        others.
+        """
         ready = self._ready[instance]
         dropped: list[Dropped] = []
         while dead := [run for run in ready if reason_to_skip(run.pending[0].work.call)]:
             for run in dead:
-                # What is dropped may bring another sequence to the slot.
+                # Dropping a request may give the slot to another sequence.
                 if run in ready and (reason := reason_to_skip(run.pending[0].work.call)):
                     request = run.pending[0]
                     dropped += [(request, reason), *self.drop(request, now)]
         return sorted((run.pending[0] for run in ready), key=lambda request: request.arrived), dropped
 
     def take(self, requests: Iterable[SequenceRequest]) -> None:
-        """Each is the first of its sequence, which has nothing to do until it is `finished`."""
+        """Mark requests as running; each is the first of its sequence, which is not ready until `finish`."""
         for request in requests:
             run = request.run
             assert run.slot is not None
@@ -216,7 +223,7 @@ class SequenceTable:
             del self._ready[run.slot.instance][run]
 
     def finish(self, requests: Iterable[SequenceRequest], now: float) -> list[Dropped]:
-        """What was taken has been executed, or was given up; in that case, what goes with it."""
+        """Note that taken requests were executed, or cancelled; returns requests that are cancelled with these."""
         dropped: list[Dropped] = []
         for request in requests:
             run = request.run
@@ -229,35 +236,38 @@ class SequenceTable:
             self._settle(run, now)
         return dropped
 
-    # --- what goes ---
+    # --- removal ---
 
     def drop(self, request: SequenceRequest, now: float) -> list[Dropped]:
-        """Take out a request that waits; what goes with it."""
+        """Remove a queued request; returns the requests that are cancelled with it."""
         run = request.run
         at = run.pending.index(request)
         del run.pending[at]
         self.waiting -= 1
         first = at
-        if run in self.backlog and not request.start:  # Else the model has what came before, or is to have it.
+        if run in self.backlog and not request.start:  # Else the model receives those before it.
             first = max(before for before in range(at) if run.pending[before].start)
         dropped = self._forgo(request, self._taken_out(run, first, at), first)
         self._settle(run, now)
         return dropped
 
     def _forgo(self, request: SequenceRequest, others: list[SequenceRequest], at: int) -> list[Dropped]:
-        """It will not be executed, nor these others of its sequence, nor what of it is `pending` from `at` on."""
+        """Cancel a request's whole sequence: these `others`, and those `pending` from `at` on.
+
+        Returns their errors.
+        """
         run = request.run
         others += self._followers(run, at)
         ended = request.end or any(other.end for other in others)
         if at == len(run.pending):
             ended, run.open = ended or run.open, False
-        if ended:  # Else it was counted when another one took its place.
+        if ended:  # Otherwise it was counted when another one replaced it.
             self.over["cancelled"] += 1
         text = f"sequence {run.id} was cancelled with another queued request of the same sequence"
         return [(other, Cancelled(text)) for other in others]
 
     def _followers(self, run: SequenceRun, at: int) -> list[SequenceRequest]:
-        """Take out what belongs to the same sequence as what was in `pending` before `at`."""
+        """Remove and return the requests from `at` on that belong to the same sequence as the one before `at`."""
         starts = (number for number in range(at, len(run.pending)) if run.pending[number].start)
         return self._taken_out(run, at, next(starts, len(run.pending)))
 
@@ -269,7 +279,7 @@ class SequenceTable:
         return pending[first:end]
 
     def end(self, sequence_id: int | str, now: float) -> None:
-        """The sequence goes on elsewhere: what waits of it is its last."""
+        """Close a sequence that continues in another version: requests queued here are its last."""
         run = self.live.get(sequence_id)
         if run is not None and run.open:
             self.over["replaced"] += 1
@@ -277,9 +287,9 @@ class SequenceTable:
             self._settle(run, now)
 
     def lose(self, instance: int, now: float) -> list[Dropped]:
-        """The instance has forgotten every sequence that has begun there: they are over; what goes with them.
+        """End all sequences that an instance has begun, since it lost their state; returns the cancelled requests.
 
-        One whose last request runs ends with that.
+        A sequence whose last request is running ends with that.
         """
         dropped: list[Dropped] = []
         for run in list(self.live.values()):
@@ -297,12 +307,12 @@ class SequenceTable:
         return dropped
 
     def next_due(self) -> float:
-        """When there is something to `expire`."""
+        """Returns the next instant at which `expire` has something to do."""
         idle = next(iter(self._idle_since.values()), math.inf) + self._max_idle
         return min([idle, *(run.expires for run in self.backlog)])
 
     def expire(self, now: float) -> list[Dropped]:
-        """End the sequences that were idle for too long, and those that waited too long for a slot."""
+        """End sequences that were idle for too long, and those that waited too long for a slot."""
         for run, since in list(self._idle_since.items()):
             if since + self._max_idle > now:
                 break
@@ -314,7 +324,7 @@ class SequenceTable:
         return dropped
 
     def close(self) -> None:
-        """From now on a sequence is over when nothing of it waits or runs."""
+        """Have each sequence end once none of its requests is queued or running."""
         self._closed = True
         for run in list(self._idle_since):
             self._remove(run, "unloaded")
@@ -328,7 +338,7 @@ def _not_started(work: SequenceWork, sequence_id: int | str) -> InvalidArgument:
 
 
 def _limit(run: SequenceRun, requests: Sequence[SequenceRequest] | deque[SequenceRequest]) -> None:
-    """`requests` wait in the backlog, too: the first whose time is up takes the whole sequence with it."""
+    """Apply the timeouts of queued requests to a sequence in the backlog: the first to expire ends all of it."""
     for request in requests:
         if request.scheduling.timeout:
             run.expires = min(run.expires, request.arrived + request.scheduling.timeout)
