@@ -52,7 +52,7 @@ class Control:
     tally_file: tuple[int, int] | None = None
     """Descriptor of a file with counters that all workers share, and the number of this worker's start."""
     left_out: Collection[str] = ()
-    """Models not to load at the start: changes made to them since then are replayed later, by `loaded`."""
+    """Models that are not loaded at the start, because `loaded` replays the changes made to them."""
 
     def __init__(self) -> None:
         self.actions: dict[str, Action] = {}

@@ -1,8 +1,8 @@
 """Admission control: limits on what one model, and all models together, hold in queued and running requests.
 
 Strategy: everything here belongs to the event loop, so counting is an addition and needs no lock. A request counts
-with the bytes in which it arrived, since its tensors are views of them. Where nothing is held, any
-request: a limit smaller than one request would otherwise never let it through.
+with the bytes in which it arrived, since its tensors are views of them. Where nothing is held, any request is
+admitted: a limit smaller than one request would otherwise never let it through.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One HTTP/2 connection, seen from the server: bytes in, events and bytes out; no I/O (RFC 9113).
+"""The server's side of an HTTP/2 connection, without I/O: bytes in, events and bytes out (RFC 9113).
 
-Strategy: whoever owns the socket asks `get_buffer` where the next bytes are to go, says with `received` how many
-came, acts on the events, and writes what `data_to_send` gives. Much is read at once, into a buffer that many
-connections share: only the beginning of a frame is kept from one read to the next. What is still to come of a
-large DATA frame is received straight into the stream's `Sink`, if it has one. What breaks the rules ends its
-stream, or the whole connection: `ConnectionEnded` is the last event then, and what is to be sent ends with GOAWAY.
+Strategy: the owner of the socket receives bytes into `get_buffer`, reports their number with `received`, acts
+on the events, and writes `out.take()`. Reads are large, and go into a buffer that many connections share: only
+an incomplete frame's beginning is kept from one read to the next. The rest of a large DATA frame is received
+straight into the stream's `Sink`, if it has one. A violation of the protocol ends its stream, or the whole
+connection: then the last event is `ConnectionEnded`, and the last frame GOAWAY.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from triglot.transports.http2.core.whole_requests import WholeRequests
 T = TypeVar("T")
 
 MANY_RUNNING = 256
-"""With more handlers of streams that are over, little is read at a time, so that they get to their end."""
+"""With more handlers of reset streams still running, reads are small, to give these time to end."""
 FEW_BYTES = 1024
 READ_BYTES = 64 * 1024
-"""To be read from the socket at once, as requests that come together are acted on together."""
+"""Read from the socket at a time, because requests that arrive together are handled together."""
 BULK_BYTES = 512 * 1024
-"""The same after a read that was mostly bodies in small frames: it saves turns of the loop."""
+"""The same after a read that was mostly bodies in small DATA frames: fewer turns of the event loop."""
 
 
 def read_buffer() -> memoryview:
-    """What connections read into; those that read one after the other may share it."""
+    """Returns a receive buffer; connections that read one after the other may share it."""
     return memoryview(bytearray(BULK_BYTES))
 
 
 class Connection(Generic[T]):
-    """The state of one connection. `read` makes of a request's fields what its event carries.
+    """The state of one connection, for a single thread.
 
-    Not for more than one thread. `buffer`: see `read_buffer`; between `get_buffer` and the end of what is done
-    about the events, nobody else may use it.
+    `read` turns a request's header fields into the `headers` of its event. `buffer`: see `read_buffer`; from
+    `get_buffer` until the events have been acted on, no other connection may use it.
     """
 
     def __init__(
@@ -55,22 +55,22 @@ class Connection(Generic[T]):
         buffer: memoryview | None = None,
     ) -> None:
         self.over = False
-        """Whether nothing more is read."""
+        """True once nothing more is read."""
         self._limits = limits
         self._streams = Streams(limits, clock)
         self.streams: Mapping[int, Stream] = self._streams.open
-        """The requests that are not over, by number."""
+        """Open streams by number."""
         self._headers = HeaderFrames(self._streams, read)
         self._requests = WholeRequests(self._streams, self._headers.request)
         self._control = Control(self._streams)
         self.out = self._streams.out
         self._view = read_buffer() if buffer is None else buffer
         self._rest = b""
-        """The beginning of a frame, or of the preface."""
+        """The beginning of an incomplete frame, or of the preface."""
         self._start = self._end = 0
-        """What has not been read of the buffer."""
+        """The unread part of the buffer."""
         self._bulk = False
-        """Whether what was received last was mostly bodies in small frames."""
+        """Whether the last read was mostly bodies in small frames."""
         self._direct: Sink | None = None
         self._greeted = False
         self._data = DataFrame(self._streams)
@@ -78,12 +78,12 @@ class Connection(Generic[T]):
 
     @property
     def settled(self) -> bool:
-        """Whether the other side has said what it is."""
+        """Whether the client's SETTINGS have arrived."""
         return self._control.settled
 
     @property
     def said_last(self) -> bool:
-        """Whether the other side has been told which stream is the last."""
+        """Whether GOAWAY with the last stream's number has been sent."""
         return self._control.said_last
 
     def _greet(self) -> None:
@@ -105,14 +105,14 @@ class Connection(Generic[T]):
     # --- receiving ---
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes are to be received."""
+        """Returns where the next bytes are to be received."""
         self._direct = None
         stream = self._data.stream
         if self._data.left >= DIRECT_BYTES and stream is not None and stream.sink is not None:
             room = stream.sink.room()
             if room is not None and len(room):
                 self._direct = stream.sink
-                # With the next frame's head, where more of the message follows: it goes to where that belongs.
+                # With the next frame's header, if more of the message follows: `_placed` moves it to the buffer.
                 more = 0 if self._data.padding or self._data.ends else frames.HEAD_BYTES
                 return room[: self._data.left + more]
         at = len(self._rest)
@@ -121,7 +121,7 @@ class Connection(Generic[T]):
         return self._view[at : BULK_BYTES if self._bulk else READ_BYTES]
 
     def received(self, count: int) -> list[Event[T]]:
-        """What came with the next `count` bytes."""
+        """Returns the events of the next `count` bytes, which are in `get_buffer`."""
         events: list[Event[T]] = []
         if self.over:
             return events
@@ -147,7 +147,7 @@ class Connection(Generic[T]):
         return events
 
     def feed(self, data: bytes | memoryview) -> list[Event[T]]:
-        """As `get_buffer` and `received`, for bytes that are there already."""
+        """Returns the events of `data`, as `get_buffer` and `received` would."""
         events: list[Event[T]] = []
         data = memoryview(data)
         while data and not self.over:
@@ -156,7 +156,7 @@ class Connection(Generic[T]):
             room[:count] = data[:count]
             data = data[count:]
             for event in self.received(count):
-                if isinstance(event, DataReceived):  # The buffer is used again at once.
+                if isinstance(event, DataReceived):  # The buffer is reused at once.
                     event.parts = [memoryview(bytes(part)) for part in event.parts]
                 events.append(event)
         return events
@@ -209,7 +209,7 @@ class Connection(Generic[T]):
                 if self._whole_data(number, flags, start, length, events):
                     continue
                 if flags & frames.PADDED and length and start == end:
-                    return  # How much padding there is decides.
+                    return  # The length of the padding is needed first.
                 self._start = start
                 self._begin_data(number, length, flags, events)
                 if not self._data.left and not self._data.padding:
@@ -222,7 +222,7 @@ class Connection(Generic[T]):
             self._read_frame(kind, flags, number, payload, events)
 
     def _read_frame(self, kind: int, flags: int, number: int, payload: memoryview, events: list[Event[T]]) -> None:
-        """A frame that is not DATA."""
+        """Handle a complete frame that is not DATA."""
         if kind == frames.HEADERS:
             self._headers.headers(flags, number, payload, events)
         elif kind == frames.CONTINUATION:
@@ -231,7 +231,7 @@ class Connection(Generic[T]):
             self._control.read(kind, flags, number, payload, events)
 
     def _whole_data(self, number: int, flags: int, start: int, length: int, events: list[Event[T]]) -> bool:
-        """Whether all of the frame is there, maybe with more of the kind, and was simple enough to be read."""
+        """Read a complete DATA frame, maybe with more like it; returns False if it needs the general path."""
         view = self._view[: self._end]
         after = self._requests.body(view, start, length, flags, number, events)
         if not after and not flags:
@@ -240,7 +240,7 @@ class Connection(Generic[T]):
         return after > 0
 
     def _check(self, kind: int, number: int, length: int) -> None:
-        """Whether such a frame may come now."""
+        """Raises `Broken` if such a frame is not allowed now."""
         if length > self._limits.max_frame:
             raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
         if length > self._limits.max_header_block and kind != frames.DATA:
@@ -263,7 +263,7 @@ class Connection(Generic[T]):
     # --- data ---
 
     def _begin_data(self, number: int, length: int, flags: int, events: list[Event[T]]) -> None:
-        """A DATA frame begins; the length of its padding, if it has one, is at the start of the buffer."""
+        """Begin a DATA frame; the length of its padding, if it has one, is at the start of the buffer."""
         padding = 0
         if flags & frames.PADDED and length:
             padding = self._view[self._start]
@@ -271,11 +271,11 @@ class Connection(Generic[T]):
         self._data.begin(number, length, flags, padding, events)
 
     def _read_data(self, events: list[Event[T]]) -> None:
-        """What the buffer has of the DATA frame that is being received."""
+        """Read what the buffer has of the current DATA frame."""
         data = self._data
         stream = data.stream
         if stream is not None and stream.id not in self._streams.open:
-            stream = data.stream = None  # It was reset meanwhile.
+            stream = data.stream = None  # It has been reset.
         count = min(self._end - self._start, data.left)
         after = self._start + count
         data.left -= count
@@ -293,22 +293,22 @@ class Connection(Generic[T]):
         data.busy = bool(data.left or data.padding)
 
     def _look_for_end(self, stream: Stream, events: list[Event[T]]) -> None:
-        """The body may end with what has been received of this frame; its padding says nothing."""
+        """End the body if this frame has END_STREAM and all of its data has arrived, padding or not."""
         if self._data.ends and not self._data.left and not stream.ended:
             self._data.end_body(stream, events)
 
-    # --- what the owner says ---
+    # --- called by the owner ---
 
     def receive_into(self, number: int, sink: Sink) -> None:
-        """Where a stream's data is to be received to."""
+        """Receive a stream's data into `sink`."""
         stream = self._streams.open.get(number)
         if stream is not None:
             stream.sink = sink
 
     def consumed(self, number: int, count: int) -> None:
-        """So many bytes of a body are not needed any more: as many may come again.
+        """Note that `count` bytes of a body have been consumed, and open the stream's window for as many.
 
-        And as many as its `Sink` has room for: a large message is not to wait for its windows.
+        It is opened further for what its `Sink` has room for: a large message should not wait for its window.
         """
         stream = self._streams.open.get(number)
         self._streams.consumed(stream, count)
@@ -320,42 +320,42 @@ class Connection(Generic[T]):
             self.out.write(frames.window_update(number, len(room) - on_the_way))
 
     def runs_on(self) -> None:
-        """A call is over, and its handler has not ended: it counts until `has_ended`."""
+        """Note that a call has ended but its handler still runs; it counts until `has_ended`."""
         self._streams.reset_running += 1
 
     def has_ended(self) -> None:
-        """Such a handler has ended."""
+        """Note that such a handler has ended."""
         self._streams.reset_running -= 1
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream before its time, if it is not over."""
+        """Reset a stream that is still open."""
         self._streams.reset(number, code)
 
     def reset_when_sent(self, number: int, code: ErrorCode) -> None:
-        """Our side has said all: a stream on which the other side has not is reset once that has left."""
+        """Reset a stream once our response has been sent, if the client has not ended its request by then."""
         self._streams.reset_when_sent(number, code)
 
     def ping(self, data: bytes) -> None:
-        """Ask whether the other side is there; `data`: eight bytes."""
+        """Send a PING with eight bytes of `data`."""
         self.out.write(frames.ping(data))
 
     def drain(self) -> None:
-        """Say that no new streams are wanted; those that are on their way are still taken (RFC 9113, 6.8)."""
+        """Announce that no new streams are wanted; streams that are in flight are still served (RFC 9113, 6.8)."""
         self._control.drain()
 
     def say_last(self) -> None:
-        """Take no new streams from here on."""
+        """Accept no new streams, and announce the last one."""
         self._control.say_last()
 
     def close(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
-        """Say that it is over; nothing is read any more."""
+        """End the connection with GOAWAY; nothing more is read."""
         if not self.over:
             self.over = True
-            last = min(self._streams.last, self._streams.refuse_after)  # What was refused may be sent again.
+            last = min(self._streams.last, self._streams.refuse_after)  # The client may retry refused streams.
             self.out.write(frames.goaway(last, code, text))
 
     def release(self) -> None:
-        """The socket is closed: give back what holds memory."""
+        """Release memory; the socket is closed."""
         self.over = True
         self._direct = self._data.stream = None
         self._view = memoryview(b"")

@@ -1,4 +1,4 @@
-"""Frames that carry no request: SETTINGS, PING, WINDOW_UPDATE, RST_STREAM, GOAWAY, PRIORITY (RFC 9113, 6)."""
+"""Frames without request data: SETTINGS, PING, WINDOW_UPDATE, RST_STREAM, GOAWAY, PRIORITY (RFC 9113, 6)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from triglot.transports.http2.core.streams import Broken, Streams
 
 _DRAIN = b"triglot1"
 SMALL_WINDOW_UPDATE = 1024
-"""Room for less than this makes as much work as it saves: it is paid for, as room that nothing waits for is."""
+"""A smaller WINDOW_UPDATE makes as much work as it saves: it is charged, as one that no data waits for is."""
 
 
 class Control:
-    """What a connection does about them. Everything raises `Broken` when the connection cannot go on."""
+    """The handler of these frames. `read` raises `Broken` for a connection error."""
 
     def __init__(self, streams: Streams) -> None:
         self.settled = False
-        """Whether the other side's SETTINGS have come."""
+        """Whether the client's SETTINGS have arrived."""
         self.said_last = False
-        """Whether the other side knows which stream is the last."""
+        """Whether GOAWAY with the last stream's number has been sent."""
         self._streams = streams
         self._out = streams.out
         self._draining = False
 
     def read(self, kind: int, flags: int, number: int, payload: memoryview, events: list[Any]) -> None:
-        """One frame."""
+        """Handle one frame."""
         if kind == frames.WINDOW_UPDATE:
             self._window_update(number, payload, events)
         elif kind == frames.RST_STREAM:
@@ -59,7 +59,7 @@ class Control:
         if by < SMALL_WINDOW_UPDATE or not self._out.waits:
             self._streams.reaction("needless WINDOW_UPDATEs")
         if number and number not in self._streams.open:
-            return  # It is over; this was on its way.
+            return  # The stream has ended; this frame was in flight.
         drained = self._out.opened(number, by) if by else None
         if drained is not None:
             events += drained
@@ -115,7 +115,7 @@ class Control:
             self._check(key, value)
         last = dict(values)
         self._out.max_frame = last.get(Setting.MAX_FRAME_SIZE, self._out.max_frame)
-        # Only the last one, as each is work for every stream.
+        # Only the last value is applied, because each change visits every stream.
         window = last.get(Setting.INITIAL_WINDOW_SIZE)
         if window is not None and not self._out.resize(window):
             raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "invalid window size")
@@ -137,19 +137,19 @@ class Control:
         if len(payload) < 8:
             raise Broken(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY of an invalid size")
         self._streams.nuisance("GOAWAYs")
-        # It starts no more streams; those that it has go on.
+        # The client opens no more streams; open ones continue.
         text = bytes(payload[8:264]).decode(errors="replace")
         events.append(GoneAway(frames.word(payload[4:]), text))
 
     def drain(self) -> None:
-        """Say that no new streams are wanted; those that are on their way are still taken (RFC 9113, 6.8)."""
+        """Announce that no new streams are wanted; streams that are in flight are still served (RFC 9113, 6.8)."""
         if not self._draining:
             self._draining = True
             self._out.write(frames.goaway(frames.LARGEST_WINDOW, ErrorCode.NO_ERROR))
             self._out.write(frames.ping(_DRAIN))
 
     def say_last(self) -> None:
-        """What is on its way has come by now: which stream is the last."""
+        """Announce the last stream, once streams that were in flight have arrived."""
         if not self.said_last:
             self.said_last = True
             self._streams.refuse_after = self._streams.last

@@ -1,4 +1,4 @@
-"""DATA: the one frame that may be acted on before all of it is there (RFC 9113, 6.1)."""
+"""DATA frames, the only ones that are handled before they are complete (RFC 9113, 6.1)."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.streams import Broken, Stream, Streams
 
 DIRECT_BYTES = 64 * 1024
-"""With so much of a DATA frame to come, one more read costs less than the copy from the buffer."""
+"""With this much of a DATA frame still to arrive, another read costs less than a copy from the buffer."""
 
 
 class DataFrame:
-    """The frame that is being received, and what became of those before.
+    """The DATA frame being received, and the events of those before it.
 
-    Strategy: a stream's data is copied into its `Sink` at once, where that is ready for it, and else stays in the
-    buffer. In either case one event tells of all that came together, until `clear` is called.
+    Strategy: a stream's data is copied into its `Sink` at once if that has room, and otherwise stays in the
+    buffer. All data of a stream that arrives together is in one event, until `clear` is called.
     """
 
     __slots__ = ("_placed", "_received", "_streams", "busy", "came", "ends", "left", "padding", "small", "stream")
 
     def __init__(self, streams: Streams) -> None:
         self.stream: Stream | None = None
-        """None: nobody wants what it holds."""
+        """None: the data is discarded."""
         self.left = self.padding = 0
-        """Bytes that have not come."""
+        """Bytes that have not arrived."""
         self.ends = False
-        """Whether it is the last of its stream."""
+        """Whether the frame has END_STREAM."""
         self.busy = False
-        """Whether there is one."""
+        """Whether a frame is being received."""
         self.came = 0
-        """Bytes that have come together, of all streams."""
+        """Bytes that have arrived together, of all streams."""
         self.small = 0
-        """Those of them in frames that are never received in their place."""
+        """Those in frames too small to be received straight into a sink."""
         self._streams = streams
         self._placed: dict[int, DataPlaced] = {}
         self._received: dict[int, DataReceived] = {}
 
     def clear(self) -> None:
-        """What comes next does not come together with what came before."""
+        """Start new events: the data that follows arrives in another read."""
         self.came = self.small = 0
         self._placed.clear()
         self._received.clear()
 
     def begin(self, number: int, length: int, flags: int, padding: int, events: list[Any]) -> None:
-        """Its head, and the length of its padding, have come. Raises `Broken` when the connection cannot go on."""
+        """Begin a frame whose header and padding length have arrived. Raises `Broken` for a connection error."""
         streams = self._streams
         if not number & 1 or number > streams.last:
             raise Broken(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {number}, which is idle")
@@ -73,9 +73,10 @@ class DataFrame:
         self.busy = True
 
     def run(self, number: int, start: int, length: int, buffer: memoryview, events: list[Any]) -> int:
-        """Where the next frame begins, after all whole frames in a row that are nothing but data of one stream.
+        """Read all complete frames in a row that hold only data of one stream; returns where the next frame
+        begins.
 
-        0 where there is none, or one that is to be looked at more closely. `start`: of the first one's payload.
+        0: there is none, or it needs the general path. `start`: where the first frame's payload begins.
         """
         streams = self._streams
         stream = streams.open.get(number)
@@ -105,7 +106,7 @@ class DataFrame:
         return after
 
     def take(self, stream: Stream, parts: list[memoryview], size: int, events: list[Any]) -> None:
-        """So many bytes of a body have come, in these parts."""
+        """Handle `size` bytes of a body, in these parts."""
         self.came += size
         number = stream.id
         received = self._received.get(number)
@@ -124,7 +125,7 @@ class DataFrame:
         events.append(received)
 
     def placed(self, number: int, size: int, events: list[Any]) -> None:
-        """So many bytes of a body are in its sink."""
+        """Note that `size` bytes of a body are in its sink."""
         placed = self._placed.get(number)
         if placed is None:
             placed = self._placed[number] = DataPlaced(number, size, ended=False)
@@ -133,7 +134,7 @@ class DataFrame:
             placed.size += size
 
     def end_body(self, stream: Stream, events: list[Any]) -> None:
-        """All of it has come."""
+        """Note that a body is complete."""
         self._streams.end(stream)
         number = stream.id
         event = self._received.get(number) or self._placed.get(number)
@@ -143,7 +144,7 @@ class DataFrame:
         event.ended = True
 
     def _taken(self, number: int, length: int, events: list[Any]) -> Stream | None:
-        """The stream that it is for, with its room for this; None: it is to be ignored."""
+        """Returns the frame's stream, and charges its window; None: the frame is to be ignored."""
         streams = self._streams
         stream = streams.open.get(number)
         if stream is None:
@@ -159,7 +160,7 @@ class DataFrame:
 
 
 def _copy(parts: list[memoryview], room: memoryview) -> list[memoryview]:
-    """Fill the room; what was too much for it."""
+    """Fill the room; returns the parts that did not fit."""
     at, most = 0, len(room)
     for number, part in enumerate(parts):
         after = at + len(part)

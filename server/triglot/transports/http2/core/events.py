@@ -1,4 +1,4 @@
-"""What `Connection` makes of the bytes that it receives."""
+"""The events that `Connection` makes of received bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class RequestReceived(Generic[T]):
-    """A stream begins; `headers` as the connection was told to read them. `ended`: there is no body."""
+    """A request's headers.
+
+    `headers` is the result of the connection's `read`. `ended`: the request has no body.
+    """
 
     stream: int
     headers: T
@@ -21,7 +24,7 @@ class RequestReceived(Generic[T]):
 
 @dataclass(slots=True)
 class WholeRequest(Generic[T]):
-    """A stream begins, and all of its body is there: what most requests are. `headers` as of `RequestReceived`."""
+    """A request with its complete body, as most requests are. `headers`: see `RequestReceived`."""
 
     stream: int
     headers: T
@@ -30,9 +33,9 @@ class WholeRequest(Generic[T]):
 
 @dataclass(slots=True)
 class DataReceived:
-    """Parts of a request's body, views that are good until the next bytes are received.
+    """Parts of a request's body: views that are valid until the next bytes are received.
 
-    They take their room in the stream's window until `Connection.consumed` says that they are gone.
+    They count against the stream's window until `Connection.consumed` is called.
     """
 
     stream: int
@@ -42,7 +45,7 @@ class DataReceived:
 
 @dataclass(slots=True)
 class DataPlaced:
-    """So many bytes of a body are in the stream's own `Sink`."""
+    """`size` bytes of a body have been received into the stream's `Sink`."""
 
     stream: int
     size: int
@@ -51,14 +54,14 @@ class DataPlaced:
 
 @dataclass(slots=True)
 class RequestEnded:
-    """A body ends with trailers, which nobody reads."""
+    """A body has ended with trailers, which are ignored."""
 
     stream: int
 
 
 @dataclass(slots=True)
 class StreamReset:
-    """The other side gives a stream up, or had to be told that it is wrong (`by_us`)."""
+    """The client has reset a stream, or it was reset because of an error of the client (`by_us`)."""
 
     stream: int
     code: int
@@ -67,21 +70,21 @@ class StreamReset:
 
 @dataclass(slots=True)
 class Drained:
-    """All that was to be sent on a stream has left the windows; more may come."""
+    """All data that was to be sent on a stream has been sent; more may follow."""
 
     stream: int
 
 
 @dataclass(slots=True)
 class PingAcknowledged:
-    """The answer to our ping."""
+    """The reply to our PING."""
 
     data: bytes
 
 
 @dataclass(slots=True)
 class GoneAway:
-    """The other side begins no more streams; those that it has go on."""
+    """The client has sent GOAWAY: it opens no more streams; open ones continue."""
 
     code: int
     text: str
@@ -89,7 +92,7 @@ class GoneAway:
 
 @dataclass(slots=True)
 class ConnectionEnded:
-    """The other side has broken the rules: nothing is read any more."""
+    """The client has violated the protocol: nothing more is read."""
 
     code: ErrorCode
     text: str

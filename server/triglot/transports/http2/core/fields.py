@@ -1,4 +1,4 @@
-"""Header fields, classified once: what HTTP/2 and gRPC make of a name and of a value.
+"""Header fields: names and values are classified once, by the rules of HTTP/2 and gRPC.
 
 The rules are those of RFC 9113, 8, and of gRPC over HTTP/2, Requests.
 """
@@ -15,14 +15,14 @@ from typing import Any
 METHOD, SCHEME, PATH, AUTHORITY = range(4)
 TE, CONTENT_TYPE, TIMEOUT, ENCODING, ACCEPT_ENCODING, CONTENT_LENGTH = range(4, 10)
 METADATA, TRACEPARENT, TRACESTATE, MALFORMED = range(10, 14)
-"""All other fields that are allowed, those of a trace's context, and those that are not allowed."""
+"""Kinds of other valid fields, of the trace context, and of invalid fields."""
 FIRST_REGULAR = TE
-"""Kinds below are pseudo-headers."""
+"""Kinds below this are pseudo-headers."""
 CREDENTIALS = (b"authorization", b"x-api-key")
-"""Names of fields that a client sends with each call, all alike."""
+"""Fields that a client sends with each call, with the same value."""
 LONGEST_CREDENTIAL = 4096
 FIELD_BYTES = 32
-"""What HTTP/2 counts for each field beside its name and its value (RFC 9113, 6.5.2)."""
+"""Bytes that HTTP/2 counts per field besides its name and value (RFC 9113, 6.5.2)."""
 _KINDS = {
     b":method": METHOD,
     b":scheme": SCHEME,
@@ -43,15 +43,15 @@ _KINDS = {
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _NAME = re.compile(rb"[0-9a-z_.\-!#$%&'*+^`|~]+")
 _VALUE = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])")
-"""Matched as a whole: to search for what it must not have takes ten times as long."""
+"""Matched as a whole: searching for invalid characters takes ten times as long."""
 _METADATA_VALUE = re.compile(rb"(?!\t)[^\x00\r\n]*(?<!\t)")
-"""gRPC's clients send values with spaces around them, and its servers take these as they are."""
+"""gRPC clients send values with spaces around them, and gRPC servers accept these unchanged."""
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _GRPC_TYPE = re.compile(rb"application/grpc([+;].*)?")
 
 
 class Name:
-    """The name of fields."""
+    """A field name, classified."""
 
     __slots__ = ("is_binary", "is_credential", "kind", "text", "value")
 
@@ -71,16 +71,17 @@ LONGEST_KNOWN = 64
 
 
 def name_of(value: bytes) -> Name:
-    """The name; those that come again and again are classified once."""
+    """Returns the classified name; short names are cached."""
     return _known_name(value) if len(value) <= LONGEST_KNOWN else Name(value)
 
 
 class Field:
     """A field of a header block.
 
-    `kind`: one of the above. `meaning`: of a path or coding the text, of a timeout seconds, of a length bytes, of
-    binary metadata the values; whether the method is POST, and the content type gRPC's; of others the value.
-    `problem`: what is wrong with a timeout or with binary metadata, or nothing. `size`: bytes, as HTTP/2 counts.
+    `kind`: one of the constants above. `meaning`: the parsed value: text of a path or coding, seconds of a
+    timeout, bytes of a length, a list of binary metadata's values; whether a method is POST, and a content type
+    gRPC's; of other fields the raw value. `problem`: what is wrong with a timeout or with binary metadata, else
+    "". `size`: bytes as HTTP/2 counts them.
     """
 
     __slots__ = ("kind", "meaning", "name", "problem", "size", "text", "value")
@@ -89,7 +90,7 @@ class Field:
         self.name = name
         self.value = value
         self.text = ""
-        """Of a credential that is known, its value."""
+        """Value of a cached credential as text, else ""."""
         self.size = FIELD_BYTES + len(name.value) + len(value)
         rule = _METADATA_VALUE if name.kind >= METADATA else _VALUE
         self.kind = name.kind if rule.fullmatch(value) else MALFORMED
@@ -128,14 +129,14 @@ class Field:
 
     def _read_binary(self) -> None:
         try:
-            # One field may hold several values, and the padding may be left out.
+            # One field may hold several values, and padding may be omitted.
             parts = [one + b"=" * (-len(one) % 4) for one in self.value.split(b",")]
             self.meaning = [base64.b64decode(part, validate=True) for part in parts]
         except binascii.Error:
             self.problem = f"{self.name.text}: expected base64"
 
     def metadata(self) -> Iterable[tuple[str, str | bytes]]:
-        """The field as gRPC's metadata."""
+        """Returns the field as gRPC metadata."""
         if self.name.is_binary:
             return [(self.name.text, value) for value in self.meaning]
         return ((self.name.text, self.value.decode("latin-1")),)
@@ -149,10 +150,10 @@ def _known_credential(name: Name, value: bytes) -> Field:
 
 
 def credential_of(name: Name, value: bytes) -> Field:
-    """A field with a credential; those that come again and again are looked at once."""
+    """Returns a field with a credential; repeated ones are cached."""
     return _known_credential(name, value) if len(value) <= LONGEST_CREDENTIAL else Field(name, value)
 
 
 def header_list_size(fields: Iterable[Field]) -> int:
-    """Bytes of a block's fields, as SETTINGS_MAX_HEADER_LIST_SIZE counts them (RFC 9113, 6.5.2)."""
+    """Returns the size of fields in bytes, as SETTINGS_MAX_HEADER_LIST_SIZE counts them (RFC 9113, 6.5.2)."""
     return sum([field.size for field in fields])

@@ -1,4 +1,4 @@
-"""HTTP/2's frames: their numbers, and how the ones that we send are packed (RFC 9113, 4 to 7)."""
+"""HTTP/2 frames: constants, and functions that pack the frames that we send (RFC 9113, 4 to 7)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WITH_PRIORITY = 0x20
 LARGEST_WINDOW = 2**31 - 1
 SMALLEST_MAX_FRAME, LARGEST_MAX_FRAME = 2**14, 2**24 - 1
 DEFAULT_WINDOW = 65_535
-"""Of a connection, and of a stream until settings say otherwise."""
+"""Initial window of a connection, and of a stream unless SETTINGS change it."""
 
 
 class ErrorCode(enum.IntEnum):
-    """Why a stream or a connection ends (RFC 9113, 7)."""
+    """Error codes of streams and connections (RFC 9113, 7)."""
 
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
@@ -39,7 +39,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class Setting(enum.IntEnum):
-    """What each side tells of itself (RFC 9113, 6.5.2)."""
+    """Settings of a SETTINGS frame (RFC 9113, 6.5.2)."""
 
     HEADER_TABLE_SIZE = 0x1
     ENABLE_PUSH = 0x2
@@ -50,50 +50,50 @@ class Setting(enum.IntEnum):
 
 
 HEAD = struct.Struct(">LBL")
-"""Of a frame: its length, 24 bits, and kind; flags; stream."""
+"""A frame header: length (24 bits) and type; flags; stream."""
 _SETTING = struct.Struct(">HL")
 _WORD = struct.Struct(">L")
 _GOAWAY = struct.Struct(">LL")
 
 
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:
-    """The nine bytes before a payload of `length` bytes."""
+    """Returns the nine-byte header of a frame with a payload of `length` bytes."""
     return HEAD.pack(length << 8 | kind, flags, stream)
 
 
 def settings(values: Mapping[Setting, int]) -> bytes:
-    """A SETTINGS frame."""
+    """Returns a SETTINGS frame."""
     payload = b"".join([_SETTING.pack(key, value) for key, value in values.items()])
     return head(len(payload), SETTINGS, 0, 0) + payload
 
 
 def read_settings(payload: memoryview) -> list[tuple[int, int]]:
-    """The settings of a frame in their order, unknown ones among them."""
+    """Returns the settings of a frame in order, unknown ones included."""
     return list(_SETTING.iter_unpack(payload))
 
 
 def window_update(stream: int, by: int) -> bytes:
-    """A WINDOW_UPDATE frame; stream 0 is the connection."""
+    """Returns a WINDOW_UPDATE frame; stream 0 is the connection."""
     return head(4, WINDOW_UPDATE, 0, stream) + _WORD.pack(by)
 
 
 def rst_stream(stream: int, code: ErrorCode) -> bytes:
-    """A RST_STREAM frame."""
+    """Returns a RST_STREAM frame."""
     return head(4, RST_STREAM, 0, stream) + _WORD.pack(code)
 
 
 def ping(data: bytes, *, ack: bool = False) -> bytes:
-    """A PING frame of eight bytes."""
+    """Returns a PING frame with eight bytes of data."""
     return head(8, PING, ACK if ack else 0, 0) + data
 
 
 def goaway(last_stream: int, code: ErrorCode, text: str = "") -> bytes:
-    """A GOAWAY frame with a text for the other side's log."""
+    """Returns a GOAWAY frame with a debug text."""
     payload = _GOAWAY.pack(last_stream, code) + text.encode()[:256]
     return head(len(payload), GOAWAY, 0, 0) + payload
 
 
 def word(payload: memoryview) -> int:
-    """Four bytes as an unsigned integer."""
+    """Returns the first four bytes as an unsigned integer."""
     value: int = _WORD.unpack_from(payload)[0]
     return value

@@ -1,4 +1,4 @@
-"""HEADERS and CONTINUATION: blocks put together, and what they begin or end (RFC 9113, 6.2, 6.10 and 8)."""
+"""HEADERS and CONTINUATION frames: they begin requests, or end them as trailers (RFC 9113, 6.2, 6.10 and 8)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class HeaderFrames(Generic[T]):
-    """What a connection does about them. Everything raises `Broken` when the connection cannot go on."""
+    """The handler of these frames. All methods raise `Broken` for a connection error."""
 
     def __init__(self, streams: Streams, read: Callable[[Sequence[Field]], T]) -> None:
         self.expects = 0
-        """The stream whose CONTINUATION, and nothing else, has to come next; 0: none."""
+        """The stream whose CONTINUATION must be the next frame; 0: none."""
         self._streams = streams
         self._blocks = HeaderBlocks(read, streams.limits.max_header_block)
         self._block = bytearray()
@@ -29,7 +29,7 @@ class HeaderFrames(Generic[T]):
         self._continuations = 0
 
     def headers(self, flags: int, number: int, payload: memoryview, events: list[Event[T]]) -> None:
-        """A HEADERS frame."""
+        """Handle a HEADERS frame."""
         if not number & 1:
             raise Broken(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {number}")
         if flags & frames.PADDED:
@@ -49,7 +49,7 @@ class HeaderFrames(Generic[T]):
             self._block, self._continuations = bytearray(payload), 0
 
     def continuation(self, flags: int, number: int, payload: memoryview, events: list[Event[T]]) -> None:
-        """A CONTINUATION frame."""
+        """Handle a CONTINUATION frame."""
         if not self.expects:
             raise Broken(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         limits = self._streams.limits
@@ -62,7 +62,7 @@ class HeaderFrames(Generic[T]):
             self._received(number, bytes(self._block), self._ends, events)
 
     def request(self, block: bytes) -> T | None:
-        """What a request's whole block says; None: it is no request. Raises `Broken`."""
+        """Decode a request's complete header block; None: it is not a valid request. Raises `Broken`."""
         try:
             return self._blocks.decode(block)
         except MalformedRequest:
@@ -75,7 +75,7 @@ class HeaderFrames(Generic[T]):
         if number in streams.open:
             self._trailers(number, block, ended, events)
             return
-        # Also of a stream that is refused: the table that later blocks refer to may change.
+        # Blocks of refused streams are decoded too: they may change the table that later blocks refer to.
         value = self.request(block)
         if number <= streams.last:
             if not streams.was_reset(number):

@@ -1,4 +1,4 @@
-"""Header blocks that are received: decoded once, and remembered while they mean the same."""
+"""Decodes received header blocks, and caches the results while they stay valid."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 LONGEST_REMEMBERED = 1024
 MOST_REMEMBERED_BYTES = 32 * 1024
-"""Of all that one connection's remembered blocks decode to, as HTTP/2 counts it (RFC 9113, 6.5.2)."""
+"""Limit on the fields of one connection's cached blocks, in bytes as HTTP/2 counts them (RFC 9113, 6.5.2)."""
 
 
 class MalformedRequest(Exception):
-    """The fields are no request: the stream ends with PROTOCOL_ERROR, others go on."""
+    """The fields are not a valid request: the stream ends with PROTOCOL_ERROR, others continue."""
 
 
 class HeaderBlocks(Generic[T]):
-    """Decodes the blocks of one connection, in their order; `read` makes of the fields what the user wants.
+    """Decodes the header blocks of one connection, in order; `read` converts a request's fields.
 
-    A block means the same as long as nothing enters the dynamic table or leaves it: what clients send call after
-    call, indices into the table alone, is looked up.
+    A block has the same meaning as long as the dynamic table does not change: the blocks that clients repeat
+    call after call, which consist of indices into the table, are looked up.
     """
 
     def __init__(self, read: Callable[[Sequence[Field]], T], most_bytes: int) -> None:
@@ -33,7 +33,7 @@ class HeaderBlocks(Generic[T]):
         self._remembered_bytes = 0
 
     def decode(self, block: bytes) -> T:
-        """What `read` makes of a block's fields.
+        """Returns the result of `read` for a block's fields.
 
         Raises `HpackError`, after which no further block can be decoded, and what `read` raises.
         """
@@ -42,7 +42,7 @@ class HeaderBlocks(Generic[T]):
             return known
         fields = self._decode(block)
         value = self._read(fields)
-        # A block that changes the table does more than to mean this.
+        # A block that changes the table has an effect besides its result, so it is not cached.
         if self._is_same and len(block) <= LONGEST_REMEMBERED:
             self._remembered_bytes += header_list_size(fields)
             if self._remembered_bytes > MOST_REMEMBERED_BYTES:
@@ -52,7 +52,7 @@ class HeaderBlocks(Generic[T]):
         return value
 
     def check_trailers(self, block: bytes) -> None:
-        """Decode a block that nobody reads. Raises as `decode`, and `MalformedRequest`."""
+        """Decode trailers, whose fields are ignored. Raises as `decode`, and `MalformedRequest`."""
         if any(field.name.value[:1] == b":" for field in self._decode(block)):
             raise MalformedRequest("a pseudo-header in trailers")
 

@@ -1,4 +1,4 @@
-"""What the other side of a connection may do, and for how long it may do nothing."""
+"""Limits on what a client may do on a connection, and for how long it may be silent."""
 
 from __future__ import annotations
 
@@ -7,68 +7,77 @@ from dataclasses import dataclass
 
 MIB = 1024 * 1024
 MOST_HEADER_BYTES = 16 * 1024
-"""Of one request's fields, as HTTP/2 counts them (RFC 9113, 6.5.2): with more, the call is refused, as by grpc."""
+"""Limit on a request's fields, as HTTP/2 counts them (RFC 9113, 6.5.2): above it, the call is rejected, as by
+grpc.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes in bytes, times in seconds."""
+    """Limits on a connection; sizes in bytes, times in seconds."""
 
     max_streams: int = 1024
     max_frame: int = 4 * MIB
     stream_window: int = 2 * MIB
-    """What is smaller comes without waiting for more room: an image of a MiB and what surrounds it, too."""
+    """A smaller body arrives without waiting for WINDOW_UPDATE, an image of 1 MiB with its framing, for
+    example.
+    """
     first_window: int = 2 * MIB
-    """Of a stream until something of its body has been taken, if that is less."""
+    """Initial window of a stream, until some of its body has been consumed, if less than `stream_window`."""
     connection_window: int = 64 * MIB
-    """Opened as soon as something comes: `Config.max_total_queue_bytes` bounds what calls hold."""
+    """Opened as soon as data arrives: `Config.max_total_queue_bytes` bounds what calls hold."""
     max_header_block: int = 48 * 1024
-    """Of one request, compressed or not: with more, the connection ends. A frame of it has to fit the buffer."""
+    """Limit on a request's header block, compressed or not: above it, the connection ends. A frame of the block
+    has to fit into the buffer.
+    """
     max_continuations: int = 16
     max_settings: int = 64
-    """In one frame."""
+    """Settings in one frame."""
     max_unsent: int = 256 * MIB
-    """Of answers that the other side has not taken; with more, its new calls are refused."""
+    """Limit on responses that the client has not read; above it, its new calls are rejected."""
     max_unsent_in_all: int = 1024 * MIB
-    """Of all connections: with more, calls on those are refused that have more unsent than is fair."""
+    """The same of all connections: above it, connections with more than `fair_unsent` get their new calls
+    rejected.
+    """
     fair_unsent: int = MIB
     max_unread: int = 64 * 1024
-    """Of what needs no window, statuses and acknowledgements, while the socket takes nothing.
+    """Limit on frames without flow control, such as statuses and acknowledgements, while the socket's buffer is
+    full.
 
-    With more, nothing is read from the connection until its client has read them.
+    Above it, nothing is read from the connection until the client has read them.
     """
     max_open_in_all: int = 512 * MIB
-    """Memory that the open calls of all connections take, about, without their bodies.
+    """Approximate limit on the memory of open calls of all connections, without their bodies.
 
-    With more, calls on those connections are refused whose own take more than is fair.
+    Above it, connections with more than `fair_open` get their new calls rejected.
     """
     fair_open: int = 384 * 1024
-    """So that each of 1000 connections holds less than a MiB: this, its share of the above, and its own."""
+    """Keeps each of 1000 connections below 1 MiB: this, its share of `max_open_in_all`, and its own memory."""
     max_reset_running: int = 2048
-    """Streams that were reset and whose handlers have not ended; with more, new streams are refused.
+    """Limit on reset streams whose handlers have not ended; above it, new streams are refused.
 
-    Twice `max_streams`: who resets all streams may at once reset as many more, which it opens in their place.
+    Twice `max_streams`: a client that resets all of its streams may reset as many again, opened in their place.
     """
     abuse_budget: float = 1000.0
-    """Frames that cost it nothing and us something, and that its streams do not explain; see `AbuseBudget`."""
+    """Frames that cost the server work, and that the client's streams do not account for; see `AbuseBudget`."""
     abuse_budget_per_second: float = 100.0
     most_earned: int = 16 * 1024
-    """Frames that its streams and our answers explain and that it has not sent so far."""
+    """Limit on frames that the client's streams and our responses account for, and that it has not sent yet."""
     greeting: float = 10.0
-    """Until its first SETTINGS are there."""
+    """Time for the client's first SETTINGS to arrive."""
     idle: float = 120.0
-    """Without a byte from it, until it is asked with a PING whether it is still there."""
+    """Time without a byte received, after which a keepalive PING is sent."""
     answer_to_ping: float = 20.0
     max_age: float = math.inf
-    """After which it is asked to connect anew."""
+    """Age at which the connection is drained, so that the client connects again."""
     max_age_grace: float = math.inf
-    """For what runs then."""
+    """Time for running calls after that."""
     stall: float = 120.0
-    """In which it has to take something of what waits for it."""
+    """Time within which the client has to read some of the data that waits for it."""
     least_taken: int = 4 * 1024
-    """Bytes of a stream's answer, if so many wait, that its client has to make room for in that time."""
+    """Bytes of a stream's response for which the client has to open the window in that time."""
     linger: float = 1.0
-    """After our last word, for it to be read."""
+    """Time after our last frame for the client to read it, before the socket is closed."""
 
 
 DEFAULTS = Limits()

@@ -1,4 +1,4 @@
-"""gRPC's requests and statuses as HTTP/2 header fields (gRPC over HTTP/2: Requests, Responses)."""
+"""gRPC requests and statuses as HTTP/2 header fields (gRPC over HTTP/2: Requests, Responses)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from triglot.transports.http2.core.limits import MOST_HEADER_BYTES
 Metadata = Sequence[tuple[str, str | bytes]]
 
 CALL_BYTES = 16 * 1024
-"""About what an open call takes beside its fields: 2 to 15 KiB, streams and REST the most."""
+"""Approximate memory of an open call besides its fields: 2 to 15 KiB; streams and REST calls take the most."""
 FIELDS_FACTOR = 10
-"""How many bytes its fields take, for each that HTTP/2 counts."""
+"""Memory of fields, as a multiple of their size as HTTP/2 counts it."""
 CODINGS = ("identity", "deflate", "gzip")
 _DEFAULTS: Sequence[Any] = (None, None, None, None, None, False, None, "identity", "", None)
-"""What a request without a field means, by kind."""
+"""The meaning of an absent field, by kind."""
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 @dataclass(slots=True)
 class RpcHead:
-    """What the fields of a request say.
+    """The parsed header fields of a request.
 
-    `timeout` in seconds, None without one. `encoding` is the coding of its messages; `accepts` how answers may be
-    compressed. `length`: bytes of the body, where it says so. `traceparent` and `tracestate` as they came, or "".
-    `status`: the HTTP status of a request that is no gRPC call, or 0. `problem`: what is wrong with one that is,
-    or nothing; `too_large`: it is that. `call_bytes`: memory that the call takes, about.
+    `timeout` in seconds, None without one. `encoding`: the compression of its messages; `accepts`: that
+    accepted for responses. `length`: the content-length, if given. `traceparent` and `tracestate` are
+    unchecked, "" if absent. `status`: the HTTP status that answers a request that is not a gRPC call, else 0.
+    `problem`: what is wrong with a gRPC call, else ""; `too_large`: its fields are too large. `call_bytes`:
+    approximate memory of the call.
     """
 
     fields: Sequence[Field]
@@ -49,14 +50,14 @@ class RpcHead:
 
     @property
     def metadata(self) -> Metadata:
-        """The fields that neither HTTP/2 nor gRPC has a use for."""
+        """The fields that are not HTTP/2's or gRPC's own, as gRPC metadata."""
         if self.problem:
             return ()
         return [pair for field in self.fields if field.kind >= METADATA for pair in field.metadata()]
 
 
 def read_head(fields: Sequence[Field]) -> RpcHead:
-    """Raises `MalformedRequest` for fields that HTTP/2 does not allow (RFC 9113, 8)."""
+    """Parse the fields. Raises `MalformedRequest` for fields that HTTP/2 does not allow (RFC 9113, 8)."""
     meanings = list(_DEFAULTS)
     problem = parent = state = ""
     size = 0
@@ -91,16 +92,16 @@ def read_head(fields: Sequence[Field]) -> RpcHead:
     )
 
 
-# --- answers ---
+# --- responses ---
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """A field that enters no table: what it means depends on nothing that was sent before."""
+    """Returns a literal field without indexing, whose encoding does not depend on the dynamic table."""
     return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
 
 
 def _length(count: int) -> bytes:
-    """HPACK's integer with a prefix of seven bits (RFC 7541, 5.1)."""
+    """Returns an HPACK integer with a prefix of seven bits (RFC 7541, 5.1)."""
     if count < 127:
         return bytes((count,))
     rest, encoded = count - 127, bytearray((127,))
@@ -112,24 +113,24 @@ def _length(count: int) -> bytes:
 
 
 _STATUS_200 = b"\x88"
-"""`:status: 200`, which HPACK's static table has."""
+"""`:status: 200`, an index into HPACK's static table."""
 _CODINGS = _literal(b"grpc-accept-encoding", ",".join(CODINGS).encode())
 _HEAD = _STATUS_200 + _literal(b"content-type", b"application/grpc") + _CODINGS
 OK_TRAILERS = _literal(b"grpc-status", b"0")
 
 
 def answer_head() -> bytes:
-    """The header block before an answer's messages."""
+    """Returns the header block that precedes a response's messages."""
     return _HEAD
 
 
 def compressed_head(coding: str) -> bytes:
-    """As `answer_head`, where messages may be compressed."""
+    """As `answer_head`, for messages compressed with `coding`."""
     return _HEAD + _literal(b"grpc-encoding", coding.encode())
 
 
 def trailers(code: int, message: str = "", metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
-    """The header block that ends an answer."""
+    """Returns the header block that ends a response."""
     if not code and not metadata:
         return OK_TRAILERS
     block = _literal(b"grpc-status", str(code).encode())
@@ -142,15 +143,15 @@ def trailers(code: int, message: str = "", metadata: Iterable[tuple[str, str | b
 
 
 def only_trailers(code: int, message: str, metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
-    """The header block that is the whole answer: an error before any message."""
+    """Returns the header block of a Trailers-Only response: an error before any message."""
     return _HEAD + trailers(code, message, metadata)
 
 
 def http_error(status: int) -> bytes:
-    """The header block of the answer to what is no gRPC call."""
+    """Returns the header block that answers a request that is not a gRPC call."""
     return block_of(status, [(b"content-type", b"text/plain")])
 
 
 def block_of(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The header block of any answer; names in lower case."""
+    """Returns the header block of any response; names in lower case."""
     return _literal(b":status", str(status).encode()) + b"".join(_literal(*field) for field in fields)

@@ -1,4 +1,4 @@
-"""What leaves a connection: frames, as far as the other side's windows allow, and what waits for them."""
+"""The frames that a connection sends, as flow-control windows allow, and the data that waits for a window."""
 
 from __future__ import annotations
 
@@ -10,39 +10,42 @@ from triglot.transports.http2.core.events import Drained
 
 Piece = bytes | memoryview
 JOIN_BYTES = 16 * 1024
-"""Below this, one copy is quicker than another buffer for the socket to gather."""
+"""Below this size, one copy is faster than another buffer for the socket to gather."""
 WORTH_BYTES = 1024
-"""A smaller frame earns the other side nothing, unless it is the last of what was there."""
+"""A smaller DATA frame earns the client nothing, unless it is the last of the available data."""
 FRAME_EARNS = 2
-"""Room is made again in two windows."""
+"""WINDOW_UPDATEs that a DATA frame accounts for: of its stream and of the connection."""
 
 
 class _Outgoing:
-    """What leaves on one stream."""
+    """The sending side of one stream."""
 
     __slots__ = ("left", "pieces", "sent", "trailers", "waits_since")
 
     def __init__(self, left: int) -> None:
         self.left = left
-        """Of the stream's window; a change of settings may make it negative."""
+        """Remaining window of the stream; a change of SETTINGS may make it negative."""
         self.pieces: list[memoryview] = []
-        """Few: a deque takes ten times as much memory, which a client can have many of."""
+        """Data to send. A list, although pieces are taken from its front: they are few, and a deque takes ten
+        times as much memory, of which a client can have much.
+        """
         self.trailers: bytes | None = None
         """The frame that ends the stream, once it is known."""
         self.waits_since: float | None = None
-        """When `stalled` first saw that something waits."""
+        """When `stalled` first saw that data is waiting."""
         self.sent = 0
-        """Bytes that have left since then."""
+        """Bytes sent since then."""
 
 
 class Sender:
     """The sending half of a connection.
 
-    `done` is told of each stream on which nothing is to be sent any more, and `earned` how many frames a DATA
-    frame may be answered with.
+    `done` is called with each stream whose sending side has ended, and `earned` with the number of frames that
+    the client may send in reply to DATA.
 
-    Strategy: what its own stream's window keeps lies with the stream, until that window is opened. What the
-    connection's window or a full socket keeps waits in a row, so that opening it looks at what can leave only.
+    Strategy: data that waits for its stream's window stays with the stream until that window is opened. Data
+    that waits for the connection's window, or for the socket, is in `_waiting`, so that opening the window
+    visits only these streams.
     """
 
     def __init__(self, done: Callable[[int], None], earned: Callable[[int], None]) -> None:
@@ -50,26 +53,28 @@ class Sender:
         self.unsent = 0
         """Bytes that wait for a window or for the socket."""
         self.moved = 0
-        """Bytes of bodies that have left."""
+        """Bytes of bodies sent so far."""
         self._done = done
         self._earned = earned
         self._paused = False
         self._left = frames.DEFAULT_WINDOW
         self._initial = frames.DEFAULT_WINDOW
         self._streams: dict[int, _Outgoing | None] = {}
-        """None: nothing of its answer has left, and no room was made; most never need more."""
+        """None: nothing was sent on the stream and its window was not changed, which is all that most streams
+        need.
+        """
         self._waiting: dict[int, _Outgoing] = {}
         self._out: list[Any] = []
 
     @property
     def waits(self) -> bool:
-        """Whether something waits for a window or for the socket."""
+        """Whether data waits for a window or for the socket."""
         return self.unsent > 0
 
     def stalled(self, now: float, seconds: float, least: int) -> list[int]:
-        """The streams on which something has waited for a window, and less than `least` bytes left, for so long.
+        """Returns the streams whose data has waited for a window for `seconds`, with less than `least` bytes sent.
 
-        To be asked regularly. While the socket takes nothing, no stream is to blame.
+        To be called regularly. While the socket accepts nothing, no stream counts as stalled.
         """
         stalled = []
         for number, stream in self._streams.items():
@@ -84,16 +89,16 @@ class Sender:
         return stalled
 
     def take(self) -> list[Any]:
-        """What is to be written to the socket now, buffers in their order."""
+        """Returns the buffers to write to the socket now, in order."""
         out, self._out = self._out, []
         return out
 
     def write(self, frame: bytes) -> None:
-        """A frame that no window is for."""
+        """Send a frame that is not subject to flow control."""
         self._out.append(frame)
 
     def begin(self, number: int) -> None:
-        """A stream on which an answer is to be sent."""
+        """Open the sending side of a stream."""
         self._streams[number] = None
 
     def _stream(self, number: int) -> _Outgoing:
@@ -103,33 +108,33 @@ class Sender:
         return stream
 
     def has(self, number: int) -> bool:
-        """Whether more is to be sent on the stream."""
+        """Returns whether the sending side of the stream is open."""
         return number in self._streams
 
     def drop(self, number: int) -> None:
-        """Nothing more is to be sent on the stream."""
+        """Close the sending side of the stream, and discard its data."""
         stream = self._streams.pop(number, None)
         self._waiting.pop(number, None)
         if stream is not None and stream.pieces:
             self.unsent -= sum(map(len, stream.pieces))
 
     def unfinished(self, number: int) -> bool:
-        """Whether a part of the body waits."""
+        """Returns whether data of the stream is waiting."""
         stream = self._streams.get(number)
         return stream is not None and bool(stream.pieces)
 
-    # --- a stream's answer ---
+    # --- a stream's response ---
 
     def headers(self, number: int, block: bytes, *, end: bool = False) -> None:
-        """A header block; `end`: it is all that is said."""
+        """Send a header block; `end`: with END_STREAM."""
         if number not in self._streams:
-            return  # The stream was reset; that came together with what is answered.
+            return  # The stream was reset, together with the data that is answered here.
         self._out.append(self._headers(number, block, frames.END_STREAM if end else 0))
         if end:
             self._end(number)
 
     def _headers(self, number: int, block: bytes, flags: int) -> bytes:
-        most = frames.SMALLEST_MAX_FRAME  # The other side takes it, whatever it says later.
+        most = frames.SMALLEST_MAX_FRAME  # Valid whatever SETTINGS the client sends later.
         if len(block) <= most:
             return frames.head(len(block), frames.HEADERS, flags | frames.END_HEADERS, number) + block
         parts = [frames.head(most, frames.HEADERS, flags, number), block[:most]]
@@ -140,7 +145,7 @@ class Sender:
         return b"".join(parts)
 
     def data(self, number: int, pieces: Iterable[Piece]) -> bool:
-        """A part of the body; whether all of it has left. The pieces must stay as they are until then."""
+        """Send a part of the body; returns whether all was sent. The pieces must not change until then."""
         if number not in self._streams:
             return True
         stream = self._stream(number)
@@ -154,11 +159,11 @@ class Sender:
         return not stream.pieces
 
     def trailers(self, number: int, block: bytes) -> None:
-        """The end of the answer, after all of its data."""
+        """End the response with trailers, after all of its data."""
         self._last(number, self._headers(number, block, frames.END_STREAM))
 
     def end(self, number: int) -> None:
-        """The end of an answer without trailers, after all of its data."""
+        """End a response without trailers, after all of its data."""
         self._last(number, frames.head(0, frames.DATA, frames.END_STREAM, number))
 
     def _last(self, number: int, frame: bytes) -> None:
@@ -172,7 +177,7 @@ class Sender:
             self._end(number)
 
     def respond(self, number: int, headers: bytes, body: list[Any], size: int, trailers: bytes) -> None:
-        """A whole answer of `size` bytes in pieces, in one go where the windows allow."""
+        """Send a complete response with `size` bytes of body, in one buffer if the windows allow."""
         if number not in self._streams:
             return
         stream = self._streams[number]
@@ -216,7 +221,10 @@ class Sender:
     # --- windows ---
 
     def opened(self, number: int, by: int) -> list[Drained] | None:
-        """More room, on a stream or, with 0, for all of them: who has sent all; None: more than there can be."""
+        """Open the window of a stream or, with 0, of the connection; returns the streams whose data was all sent.
+
+        None: the window exceeds the largest size allowed.
+        """
         if number == 0:
             self._left += by
             return self.flush() if self._left <= frames.LARGEST_WINDOW else None
@@ -231,7 +239,10 @@ class Sender:
         return []
 
     def resize(self, initial: int) -> bool:
-        """The room that every stream begins with is another now; False: more than there can be."""
+        """Change the initial window of all streams (SETTINGS).
+
+        Returns False if a window exceeds the largest size allowed.
+        """
         more, self._initial = initial - self._initial, initial
         for number, stream in self._streams.items():
             if stream is None:
@@ -244,27 +255,27 @@ class Sender:
         return True
 
     def pause(self) -> None:
-        """The socket takes no more bodies."""
+        """Send no more bodies: the socket's buffer is full."""
         self._paused = True
 
     def resume(self) -> list[Drained]:
-        """The socket takes more; who has sent all."""
+        """Send again: the socket accepts data. Returns the streams whose data was all sent."""
         self._paused = False
         return self.flush()
 
     def flush(self) -> list[Drained]:
-        """Send what the windows allow now, of one stream after the other; which of them have sent all."""
+        """Send what the windows allow, one stream after the other; returns the streams whose data was all sent."""
         drained = []
         for number, stream in list(self._waiting.items()):
             if self._left <= 0 or self._paused:
                 break
-            del self._waiting[number]  # What cannot leave goes to the end of the row.
+            del self._waiting[number]  # `_send` appends it again if data remains.
             if self._send(number, stream):
                 drained.append(Drained(number))
         return drained
 
     def _send(self, number: int, stream: _Outgoing) -> bool:
-        """As much as the windows allow; whether nothing is left."""
+        """Send as much as the windows allow; returns whether nothing is left."""
         pieces = stream.pieces
         while pieces:
             room = 0 if self._paused else min(self._left, stream.left, self.max_frame)
@@ -282,7 +293,9 @@ class Sender:
         return True
 
     def _send_frames(self, number: int, stream: _Outgoing) -> None:
-        """Of a large piece, as many frames of the largest size as the windows allow; there is room for one."""
+        """Send a large piece in frames of the largest size, as many as the windows allow, which is at least
+        one.
+        """
         pieces, size = stream.pieces, self.max_frame
         piece = pieces[0]
         count = min(self._left, stream.left, len(piece)) // size

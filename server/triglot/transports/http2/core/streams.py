@@ -1,13 +1,13 @@
 """The streams of one connection, seen from the server: which are open, and how they end (RFC 9113, 5).
 
-What frames cost their sender:
+What a client may do without being penalized:
 
-- A client may reset any stream that it opened, at no cost: a deadline, a cancelled call. The stream's handler is
-  cancelled, or does not start if the reset came together with the request. Until it has ended it counts: with
+- It may reset any stream that it opened: a deadline, a cancelled call. The stream's handler is cancelled, or not
+  started if the reset arrived together with the request. It counts until it has ended: with
   `Limits.max_reset_running` of them, new streams are refused with REFUSED_STREAM.
 - Each stream, and each DATA frame that we send, earns the client some WINDOW_UPDATEs, PINGs and late frames.
-- All else that makes work, refused streams too, is paid from a budget that refills with time. When it is used up,
-  the connection ends with ENHANCE_YOUR_CALM.
+- All other frames that cause work, and refused streams, are paid from a budget that refills with time. When it is
+  used up, the connection ends with ENHANCE_YOUR_CALM.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from triglot.transports.http2.core.windows import AbuseBudget, ReceiveWindow
 
 MOST_RESET_REMEMBERED = 1024
 STREAM_EARNS = 5
-"""Frames that a stream explains: room for its answer, twice; room on the connection, a PING, a late reset."""
+"""Frames that a stream accounts for: two WINDOW_UPDATEs for its response, one for the connection, a PING, a
+late reset.
+"""
 
 
 class Sink(Protocol):
-    """Where a stream's data may be received to. It raises nothing."""
+    """A stream's receive buffer. Its methods must not raise."""
 
     def room(self) -> memoryview | None:
-        """Where the next bytes go; None: nowhere in particular."""
+        """Returns where the next bytes go; None: use the connection's buffer."""
 
     def filled(self, count: int) -> None:
-        """So many bytes are there now."""
+        """Note that `count` bytes have been received."""
 
 
 class Stream:
-    """A request that is not over yet."""
+    """An open stream."""
 
     __slots__ = ("ended", "id", "reset_with", "sink", "window")
 
@@ -46,14 +48,14 @@ class Stream:
         self.id = number
         self.window = ReceiveWindow(window)
         self.ended = False
-        """Whether the other side has said everything."""
+        """Whether the client has ended its side (END_STREAM)."""
         self.sink: Sink | None = None
         self.reset_with: ErrorCode | None = None
-        """What the other side is told when we have said all before it has."""
+        """Error code of the reset that is sent if our side ends before the client's."""
 
 
 class Broken(Exception):
-    """The connection cannot go on."""
+    """The connection cannot continue; it ends with this error code."""
 
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -61,14 +63,14 @@ class Broken(Exception):
 
 
 class Streams:
-    """Those that are open, by number. `window` and `abuse_budget` are the whole connection's."""
+    """The open streams by number. `window` and the abuse budget are those of the whole connection."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self.limits = limits
         self.first_window = min(limits.first_window, limits.stream_window)
         self.open: dict[int, Stream] = {}
         self.last = 0
-        """The highest number that was used."""
+        """Highest stream number that was used."""
         self.refuse_after = frames.LARGEST_WINDOW
         self.window = ReceiveWindow(max(limits.connection_window, frames.DEFAULT_WINDOW))
         self._abuse_budget = AbuseBudget(
@@ -77,28 +79,31 @@ class Streams:
         self._earn = self._abuse_budget.earn
         self.out = Sender(self._answered, self._earn)
         self.reset_now = 0
-        """Streams reset by what was read last, which the owner has not acted on."""
+        """Number of streams reset in the last read, whose events the owner has not acted on yet."""
         self.reset_running = 0
-        """Handlers of streams that are over, which have not ended; the owner's to count."""
+        """Number of running handlers whose streams have ended; maintained by the owner."""
         self._reset_lately: dict[int, None] = {}
         self._whole = Stream(0, 0)
-        """Stands for each request that has come as a whole: it has nothing that a later byte could change."""
+        """Stands for all requests whose body has arrived: later bytes cannot change these."""
         self._whole.ended = True
 
     def nuisance(self, what: str) -> None:
-        """A frame that nothing explains. Raises `Broken` when there were too many."""
+        """Charge a frame that nothing accounts for. Raises `Broken` when there were too many."""
         if not self._abuse_budget.spend():
             raise Broken(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
 
     def reaction(self, what: str) -> None:
-        """A frame that streams and answers explain, a few each. Raises `Broken` when there were too many."""
+        """Charge a frame that streams and responses account for, a few each.
+
+        Raises `Broken` when there were too many.
+        """
         if not self._abuse_budget.spend_earned():
             raise Broken(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
 
     def may_begin(self, number: int) -> bool:
-        """Whether a request may begin on this stream as most do.
+        """Returns whether a new request may begin on this stream.
 
-        Not where as many are open, or were reset while their handlers run, as may be.
+        False at the limit of open streams, or of streams that were reset while their handlers run.
         """
         limits = self.limits
         return (
@@ -109,7 +114,7 @@ class Streams:
         )
 
     def begin(self, number: int, *, ended: bool) -> None:
-        """A request; `ended` when it has no body."""
+        """Open a stream for a request; `ended`: it has no body."""
         self.last = number
         stream = self.open[number] = Stream(number, self.first_window)
         stream.ended = ended
@@ -117,7 +122,10 @@ class Streams:
         self._earn(STREAM_EARNS)
 
     def begin_whole(self, number: int, size: int) -> bool:
-        """A request that `may_begin`, with a whole body of `size` bytes; False where it is not as simple."""
+        """Open a stream for a request that `may_begin`, with a complete body.
+
+        False if the windows do not allow it.
+        """
         window = self.window
         if size > window.left or size > self.first_window:
             return False
@@ -130,7 +138,7 @@ class Streams:
         return True
 
     def end_whole(self, number: int, size: int) -> bool:
-        """All of a body, `size` bytes, is there; False where that is not as simple."""
+        """Note that a body of `size` bytes has arrived as a whole; False if it needs the general path."""
         stream = self.open.get(number)
         if stream is None or stream.ended or size > stream.window.left or size > self.window.left:
             return False
@@ -140,16 +148,18 @@ class Streams:
         return True
 
     def not_idle(self, number: int, what: str) -> None:
-        """Raises `Broken` for a stream that nobody has begun."""
+        """Raises `Broken` for a stream that was never opened."""
         if number > self.last or (number and not number & 1):
             raise Broken(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {number}, which is idle")
 
     def was_reset(self, number: int) -> bool:
-        """Whether we have reset the stream: what was on its way is no fault."""
+        """Returns whether we have reset the stream: frames that were in flight are no error then."""
         return number in self._reset_lately
 
     def consumed(self, stream: Stream | None, count: int) -> None:
-        """So many bytes of a body are gone: as many may come again on its stream."""
+        """Note that `count` bytes of a body have been consumed, and open the stream's window when it is worth
+        it.
+        """
         if stream is None or stream.ended:
             return
         opened = stream.window.widen(self.limits.stream_window) + stream.window.consumed(count)
@@ -157,9 +167,9 @@ class Streams:
             self.out.write(frames.window_update(stream.id, opened))
 
     def passed(self, count: int) -> None:
-        """So many bytes have come: as many may come again on the connection.
+        """Note that `count` bytes have arrived, and open the connection's window.
 
-        At once: one stream that nobody reads is not to hold up the others.
+        On arrival, not on consumption: one stream that is not read must not block the others.
         """
         if opened := self.window.consumed(count):
             self.out.write(frames.window_update(0, opened))
@@ -167,13 +177,13 @@ class Streams:
     # --- ends ---
 
     def end(self, stream: Stream) -> None:
-        """The other side has said everything."""
+        """Note that the client has ended its side."""
         stream.ended = True
         if not self.out.has(stream.id):
             self.open.pop(stream.id, None)
 
     def _answered(self, number: int) -> None:
-        """Our side of the stream is over."""
+        """Note that our side of the stream has ended."""
         stream = self.open.get(number)
         if stream is None:
             return
@@ -183,7 +193,7 @@ class Streams:
             self.reset(number, stream.reset_with)
 
     def forget(self, number: int) -> bool:
-        """The stream is over; whether it was not."""
+        """Close a stream; returns whether it was open."""
         self.out.drop(number)
         stream = self.open.pop(number, None)
         if stream is None:
@@ -192,29 +202,32 @@ class Streams:
         return True
 
     def was_left(self, number: int, code: int, events: list[Any], *, by_us: bool = False) -> None:
-        """The stream is over before its answer is; nothing happens where it was over already."""
+        """Close a stream before its response ends, and add a `StreamReset`.
+
+        Does nothing if it was closed already.
+        """
         if self.forget(number):
             self.reset_now += 1
             events.append(StreamReset(number, code, by_us))
 
     def wrong(self, number: int, code: ErrorCode, events: list[Any]) -> None:
-        """End a stream that the other side got wrong. Raises `Broken` when there were too many."""
+        """Reset a stream after an error of the client. Raises `Broken` when there were too many."""
         self.nuisance("malformed streams")
         self._say_reset(number, code)
         self.was_left(number, code, events, by_us=True)
 
     def late(self, number: int) -> None:
-        """DATA on a stream that is over; grpc-java sends some behind its own reset. Raises `Broken`."""
+        """Answer DATA on a closed stream; grpc-java sends some after its own reset. Raises `Broken`."""
         self.reaction("DATA frames on closed streams")
         self._say_reset(number, ErrorCode.STREAM_CLOSED)
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream before its time, if it is not over."""
+        """Reset a stream that is still open."""
         if self.forget(number):
             self._say_reset(number, code)
 
     def refuse(self, number: int) -> None:
-        """A stream beyond what may be open. Raises `Broken` when there were too many."""
+        """Refuse a stream beyond the limits. Raises `Broken` when there were too many."""
         self.nuisance("concurrent streams")
         self._say_reset(number, ErrorCode.REFUSED_STREAM)
 
@@ -225,7 +238,7 @@ class Streams:
             del self._reset_lately[next(iter(self._reset_lately))]
 
     def reset_when_sent(self, number: int, code: ErrorCode) -> None:
-        """Our side has said all: a stream on which the other side has not is reset once that has left."""
+        """Reset a stream once our response has been sent, if the client has not ended its request by then."""
         stream = self.open.get(number)
         if stream is None or stream.ended:
             return

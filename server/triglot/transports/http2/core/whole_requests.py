@@ -1,4 +1,4 @@
-"""Requests as most are: a header block in one frame, and all of the body behind it (RFC 9113, 8.1)."""
+"""The fast path of most requests: a header block in one frame, followed by the complete body (RFC 9113, 8.1)."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from triglot.transports.http2.core.streams import Streams
 T = TypeVar("T")
 
 MOST_BYTES = 64 * 1024
-"""Of a body; a larger one is received to where it stays."""
+"""Larger bodies are received straight into their final buffer."""
 
 
 class WholeRequests(Generic[T]):
-    """Makes one event of each; `read` says what a header block means, or None where that is no request.
+    """Makes one event of each such request; `read` decodes a header block, and returns None for an invalid
+    request.
 
-    Bodies follow their own headers, or those of all requests that were made together. `clear` is called before
-    other bytes are read: what has begun with the last ones has been told by then.
+    A body follows its own headers, or the headers of all requests that were sent together. `clear` is called
+    before further bytes are read: the events of earlier ones have been returned by then.
     """
 
     def __init__(self, streams: Streams, read: Callable[[bytes], T | None]) -> None:
         self._streams = streams
         self._read = read
         self._begun: dict[int, int] = {}
-        """Requests without a body so far, and where in the list of events they are told."""
+        """Requests whose body has not arrived, and the index of their event."""
         self.clear = self._begun.clear
 
     def head(self, view: memoryview, start: int, length: int, end: int, number: int, events: list[Any]) -> int:
-        """Where what comes next begins, after a header block and, if it is there, all of the body.
+        """Read a header block and, if it has arrived, the complete body; returns where the next frame begins.
 
-        The bytes that have come end at `end`. 0: the block is to be read as any other.
+        The received bytes end at `end`. 0: the frame needs the general path.
         """
         data_head = start + length
         streams = self._streams
@@ -63,9 +64,10 @@ class WholeRequests(Generic[T]):
         return data_head
 
     def body(self, view: memoryview, start: int, length: int, flags: int, number: int, events: list[Any]) -> int:
-        """Where what comes next begins, after a DATA frame that is all of a body; 0: it is one like any other.
+        """Read a DATA frame that is a complete body; returns where the next frame begins, or 0 for any other
+        frame.
 
-        To be asked about every DATA frame: the first of several is no whole body, and the last is none either.
+        To be called for every DATA frame: the first of several is not a complete body, and neither is the last.
         """
         at = self._begun.pop(number, None)
         whole = at is not None and flags == frames.END_STREAM and start + length <= len(view)

@@ -1,4 +1,4 @@
-"""What is counted of a connection: room in windows, and how much nuisance one may be."""
+"""Counters of a connection: flow-control windows, and the budget for frames that only cause work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class ReceiveWindow:
-    """What the other side may still send, of a stream or of the whole connection."""
+    """How much the client may still send, on a stream or on the connection."""
 
     __slots__ = ("_gone", "left", "size")
 
@@ -16,12 +16,12 @@ class ReceiveWindow:
         self._gone = 0
 
     def ahead(self, count: int) -> None:
-        """So many bytes may come before as many are gone: what is gone next opens nothing."""
+        """Allow `count` more bytes in advance: the next bytes consumed do not open the window."""
         self.left += count
         self._gone -= count
 
     def widen(self, size: int) -> int:
-        """Make it as large, if it is smaller; by how much it is to be opened."""
+        """Enlarge the window to `size`; returns by how much it is to be opened, 0 if it is large enough."""
         more = size - self.size
         if more <= 0:
             return 0
@@ -30,7 +30,10 @@ class ReceiveWindow:
         return more
 
     def consumed(self, count: int) -> int:
-        """So many bytes are gone; by how much the window is to be opened again now, seldom and much at a time."""
+        """Note that bytes were consumed.
+
+        Returns by how much to open the window now: rarely, and much at a time.
+        """
         self._gone += count
         if self._gone * 2 < self.size:
             return 0
@@ -40,10 +43,10 @@ class ReceiveWindow:
 
 
 class AbuseBudget:
-    """How many frames the other side may send that cost it nothing and us something: pings, empty frames, faults.
+    """Limits frames that cost the client nothing and the server work: pings, empty frames, errors.
 
-    Two budgets. One refills with time, up to `most`. The other, of at most `most_earned`, is earned by the streams
-    that the other side opens and by the DATA that we send: it pays only for frames that these explain.
+    There are two budgets. One refills with time, up to `most`. The other, up to `most_earned`, is earned by the
+    streams that the client opens and by the DATA that we send: it pays only for frames that these account for.
     """
 
     __slots__ = ("_clock", "_earned", "_left", "_most", "_most_earned", "_rate", "_since")
@@ -57,15 +60,18 @@ class AbuseBudget:
         self._most_earned = most_earned
 
     def spend_earned(self) -> bool:
-        """Whether a frame that streams and answers may explain is paid for, by either budget."""
+        """Pay for a frame that streams and responses may account for, from either budget.
+
+        Returns False if both are empty.
+        """
         if self._earned:
             self._earned -= 1
             return True
         return self.spend()
 
     def spend(self) -> bool:
-        """Whether a frame that nothing explains is paid for."""
-        if self._left < 1:  # The clock is looked at when it must be.
+        """Pay for a frame that nothing accounts for; returns False if the budget is empty."""
+        if self._left < 1:  # The clock is read only when necessary.
             now = self._clock()
             self._left = min(self._most, self._left + (now - self._since) * self._rate)
             self._since = now
@@ -75,6 +81,6 @@ class AbuseBudget:
         return True
 
     def earn(self, count: int) -> None:
-        """Something happened that explains so many frames."""
+        """Add `count` frames to the earned budget."""
         earned = self._earned + count  # Called for every stream: `min` takes three times as long.
         self._earned = earned if earned < self._most_earned else self._most_earned
