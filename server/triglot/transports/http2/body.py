@@ -1,4 +1,4 @@
-"""The requests of one gRPC call whose body comes in parts: a stream's, or a large one."""
+"""The requests of one gRPC call whose body arrives in parts: those of a stream, or a large one."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from triglot.transports.http2.messages import (
 from triglot.transports.http2.roles import OpenCall
 
 MOST_UNREAD_BYTES = 1024 * 1024
-"""Of requests of one stream that wait for its handler; beyond, the client's window stays closed."""
+"""Limit on a stream's requests that wait for its handler; above it, the client's window is not opened."""
 
 
 SMALL_HELD_BYTES = 16 * 1024
-"""So much of one stream's requests is taken whatever others hold: they may wait for their handler."""
+"""This much of a stream's requests is accepted whatever other calls hold: they may have to wait for the
+handler.
+"""
 MESSAGE_BYTES = 64
-"""What a message that waits takes beside its bytes."""
+"""Memory of a waiting message besides its bytes."""
 
 
 class StreamGone(Exception):
-    """Nobody reads the answers any more."""
+    """The client no longer reads the responses."""
 
 
 class Body:
-    """What a client sends on one call, as it comes. On the loop."""
+    """Receives the requests of one call. On the event loop."""
 
     __slots__ = (
         "_came",
@@ -55,7 +57,7 @@ class Body:
         server = rpc.protocol.server
         self.reader = MessageReader(server.most_bytes, server.buffers.take)
         self.ended = False
-        """Whether the client has sent everything."""
+        """Whether the client has ended its request."""
         self._rpc = rpc
         self._total = server.request_bytes
         self._inbox: deque[Message] = deque()
@@ -64,7 +66,7 @@ class Body:
         self._listener: Callable[[], None] | None = None
 
     def feed(self, parts: Sequence[memoryview]) -> None:
-        """Parts of the body have come. Raises `ServingError`."""
+        """Read parts of the body. Raises `ServingError`."""
         count = 0
         for part in parts:
             self.reader.feed(part)
@@ -72,9 +74,11 @@ class Body:
         self.came(count)
 
     def came(self, count: int) -> None:
-        """So many bytes of the body are in the reader; they may come again when not too many wait.
+        """Note that `count` bytes of the body are in the reader, and open the window unless too many requests
+        are waiting.
 
-        Raises `QueueFull` when all calls together hold too many, `Unimplemented` for a request too many.
+        Raises `QueueFull` when all calls together hold too much, `Unimplemented` for a second request where one
+        is allowed.
         """
         self._came += count
         self._owed += count
@@ -87,7 +91,7 @@ class Body:
         self._total.add(count)
         if self._rpc.kind is not Kind.BIDI_STREAM and len(self._inbox) > 1:
             raise Unimplemented("the method takes one request, got several")
-        # A few small ones that wait are not the reason, and are not lost for one that comes after them.
+        # A few small requests that wait are not the cause, and are not rejected for one that arrives after them.
         if not self._inbox or self._held > SMALL_HELD_BYTES:
             self._total.check()
         self._grant()
@@ -99,7 +103,7 @@ class Body:
             self._owed = 0
 
     def take(self) -> Message | None:
-        """The next request, if it is there."""
+        """Returns the next request, or None."""
         if not self._inbox:
             return None
         message = self._inbox.popleft()
@@ -112,28 +116,31 @@ class Body:
         return message
 
     def requests(self) -> Requests | AsyncIterator[bytes | memoryview]:
-        """As `iterate`; those that need not be inflated may be had without waiting."""
+        """As `iterate`; requests without compression can also be taken without waiting."""
         return Requests(self, self._rpc) if self._rpc.head.encoding == "identity" else self.iterate()
 
     def listen(self, came: Callable[[], None] | None) -> None:
-        """Have `came` called after each burst with something for `take`, or the end."""
+        """Call `came` after each burst that brings something for `take`, or the end; None: call nothing."""
         self._listener = came
         if came is not None and (self._inbox or self.ended):
             came()
 
     @property
     def all_taken(self) -> bool:
-        """Whether the client has sent everything, and nothing of it waits."""
+        """Whether the client has ended its request, and all of it has been taken."""
         return self.ended and not self._inbox
 
     async def iterate(self) -> AsyncIterator[bytes | memoryview]:
-        """The requests of a stream, until the client has sent all, or has left. Raises `ServingError`."""
+        """Yield the requests of a stream until the client has ended it or the call is over.
+
+        Raises `ServingError`.
+        """
         server = self._rpc.protocol.server
-        while not self._rpc.over:  # Then the handler, which may read in another task, is cancelled, too.
+        while not self._rpc.over:  # Once it is, the handler is cancelled, which may read in another task.
             message = self.take()
             if message is not None:
                 self._rpc.protocol.wake()
-                # It may wait again, and be much larger than what was taken.
+                # It is reserved anew, because it may wait again, and be much larger once decompressed.
                 with self._total.reserve(MOST_UNREAD_BYTES) as reserved:
                     if not isinstance(message, Packed):
                         reserved.grow(len(message))
@@ -145,25 +152,25 @@ class Body:
                 await self._reading
 
     def all_came(self) -> None:
-        """The client has sent everything."""
+        """Note that the client has ended its request."""
         self.ended = True
         self.wake()
 
     @property
     def is_whole(self) -> bool:
-        """Whether as much has come as its head promised."""
+        """Whether the body has the length that its content-length declared."""
         length = self._rpc.head.length
         return length is None or length == self._came
 
     def drop(self) -> None:
-        """Nobody takes what waits."""
+        """Discard all waiting requests."""
         self._inbox.clear()
         self._total.add(-self._held)
         self._held = self._unread = 0
         self.wake()
 
     def wake(self) -> None:
-        """Let whoever waits for a request look again."""
+        """Wake the reader or the listener."""
         if self._listener is not None:
             self._rpc.protocol.defer(self._listener)
         elif self._reading is not None and not self._reading.done():
@@ -171,7 +178,7 @@ class Body:
 
 
 class Requests(Duplex):
-    """A stream's requests, none of them compressed, and the way out for its answers."""
+    """The uncompressed requests of a stream, and a way to send small responses, as a `Duplex`."""
 
     def __init__(self, body: Body, rpc: OpenCall) -> None:
         self._body = body
@@ -194,7 +201,7 @@ class Requests(Duplex):
         """See the base class."""
         message = self._body.take()
         if type(message) is Packed:
-            window_bits_of("identity")  # Which they are all said to have.
+            window_bits_of("identity")  # Raises: the stream's encoding is identity.
         return cast("bytes | None", message)
 
     def offer(self, answers: deque[bytes]) -> None:

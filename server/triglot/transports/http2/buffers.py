@@ -1,8 +1,8 @@
-"""Memory of large messages, which is used again once nobody refers to it any more.
+"""A pool of buffers for large messages; a buffer is reused once nothing refers to it any longer.
 
-Strategy: what is lent is a view of a block. Whatever is laid over it, a model's array or a slice of one, keeps
-that view alive, and when it dies, on whichever thread, its block comes back. So a model may keep what it was
-given: it is never written to again, and the pool makes another block.
+Strategy: the pool lends a view of a block. Any array over it, or slice of one, keeps this view alive; when the
+view is freed, on whichever thread, its block returns to the pool. So a model may keep its inputs: their memory
+is not written to again, and the pool makes another block.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_KEPT_BYTES = 64 * 1024 * 1024
-"""Of blocks that nobody uses; what has not been asked for longest goes first."""
+"""Limit on unused blocks; the size used least recently is freed first."""
 ALIGNMENT = 64
-"""What the fastest instructions of any processor like, and so do libraries."""
+"""Alignment in bytes that the widest vector instructions prefer, and libraries too."""
 _SIZES_IN_AN_OCTAVE = 8
 
 Bytes = NDArray[np.uint8]
@@ -28,48 +28,49 @@ class _Block:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        # Not filled with zeros: what does not come takes no memory.
+        # Not filled with zeros: pages that are never written take no memory.
         memory: Bytes = np.empty(size + ALIGNMENT, np.uint8)
         self.memory = memory.data
         self.address: int = memory.ctypes.data
 
 
 class _Checkout(weakref.ref[Bytes]):
-    """The view that is lent, and the block that it is of."""
+    """A weak reference to a lent view, with the block of the view."""
 
     __slots__ = ("block",)
     block: _Block
 
 
 class BufferPool:
-    """Blocks of memory. Any thread may call it."""
+    """Blocks of memory. Thread-safe."""
 
     def __init__(self, most_kept: int = MOST_KEPT_BYTES) -> None:
         self.kept = 0
-        """Bytes of blocks that wait to be used again."""
+        """Bytes of unused blocks."""
         self._most_kept = most_kept
         self._taken = False
         self._free: dict[int, list[_Block]] = {}
-        """By size; the size that was asked for last is the last one."""
+        """Unused blocks by size; the size used last comes last."""
         self._checkouts: dict[int, _Checkout] = {}
-        # The one that runs `_returned` may be in here already: the garbage collector comes by anywhere.
+        # Reentrant, because the garbage collector may call `_returned` on a thread that holds the lock.
         self._lock = threading.RLock()
 
     @property
     def lent(self) -> int:
-        """Blocks that somebody refers to."""
+        """Number of blocks in use."""
         return len(self._checkouts)
 
     def take(self, size: int, whole: int) -> tuple[memoryview, memoryview]:
-        """Room for the first `size` of `whole` bytes, of whatever values, and the same to keep, for reading only.
+        """Returns a buffer for the first `size` of `whole` bytes, uninitialized, and a read-only view of it to
+        keep.
 
-        The last of all would end aligned: a message's tensor is the last of its fields, and begins aligned then.
-        Raises `MemoryError`.
+        The last of the `whole` bytes would end aligned: a message's tensor is its last field, and so begins
+        aligned. Raises `MemoryError`.
         """
         block = self._take(_rounded(size))
         start = -(block.address + whole) % ALIGNMENT
         room = block.memory[start : start + size]
-        # An array over another array refers to what that one is a view of, unless that is no array.
+        # Arrays over `view` refer to `view`: NumPy refers to the innermost base that is an array.
         view = np.frombuffer(room.toreadonly(), np.uint8)
         checkout = _Checkout(view, self._returned)
         checkout.block = block
@@ -105,7 +106,7 @@ class BufferPool:
                     del self._free[size]
 
     def rest(self) -> None:
-        """Let go what nobody uses, if nothing was taken since this was called last."""
+        """Free all unused blocks if none was taken since the last call."""
         with self._lock:
             if not self._taken:
                 self._free.clear()
@@ -114,6 +115,6 @@ class BufferPool:
 
 
 def _rounded(size: int) -> int:
-    """One of a few sizes, at most an eighth larger."""
+    """Returns a size of a limited set that is at most an eighth larger."""
     step = max(1, (1 << max(0, size - 1).bit_length()) // (2 * _SIZES_IN_AN_OCTAVE))
     return -(-size // step) * step

@@ -1,6 +1,8 @@
-"""Keeps the event loop awake for a moment after the last answer, where the next request is likely to come in it.
+"""Busy polling: keeps the event loop awake for a moment after the last response, if the next request is likely
+to arrive within it.
 
-A core that sleeps takes some 50 µs to wake, more than the request itself, and who wakes it pays for that, too.
+A sleeping core takes some 50 µs to wake up, more than a request takes, and the process that wakes it pays for
+it, too.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ import time
 
 
 class BusyPoll:
-    """Of a server's connections: for `seconds` at most, and only if the last request came as soon; 0: never."""
+    """Polls for `seconds` at most, and only if the last request arrived as soon.
+
+    0: never. Shared by all connections.
+    """
 
     __slots__ = ("_loop", "_seconds", "_soon", "_turning", "_until", "expected")
 
@@ -19,17 +24,17 @@ class BusyPoll:
         self._loop = loop
         self._seconds = seconds if hasattr(os, "sched_yield") else 0.0
         self.expected = 0.0
-        """Until when the next call is expected, by `time.monotonic`; 0: calls are open."""
+        """End of the time in which the next call is expected, by `time.monotonic`; 0 while calls are open."""
         self._until = 0.0
         self._soon = self._turning = False
 
     def begun(self) -> None:
-        """A call has come, as was `expected`."""
+        """Note that a call has arrived while one was `expected`."""
         self._soon = time.monotonic() < self.expected
         self.expected = self._until = 0.0
 
     def rest(self) -> None:
-        """No call is open. What comes without one changes nothing."""
+        """Start polling, if enabled: no call is open. Does nothing if no call has begun since the last time."""
         if self.expected or not self._seconds:
             return
         self.expected = time.monotonic() + self._seconds
@@ -41,7 +46,7 @@ class BusyPoll:
 
     def _turn(self) -> None:
         if time.monotonic() < self._until:
-            os.sched_yield()  # It gives way to whoever has something to do on this core.
+            os.sched_yield()  # Let other processes and threads use this core.
             self._loop.call_soon(self._turn)
         else:
             self._turning = False

@@ -1,4 +1,4 @@
-"""Answers that are compressed, for a server that is told to (gRPC over HTTP/2: Message-Encoding)."""
+"""Compression of gRPC responses, if the server is configured for it (gRPC over HTTP/2: Message-Encoding)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from triglot.transports.http2.rpc import Rpc
 from triglot.transports.off_loop import run_sized
 
 COMPRESSED_FROM = 1024
-"""Bytes; what is smaller fits into a packet or two as it is."""
+"""Size from which responses are compressed; smaller ones fit into one or two packets anyway."""
 
 
 class CompressingRpc(Rpc):
-    """A call whose answers are compressed, where the client accepts that and it makes them much smaller."""
+    """A call whose responses are compressed if the client accepts it and they become much smaller."""
 
     __slots__ = ("_coding", "answer_head")
 
@@ -30,14 +30,14 @@ class CompressingRpc(Rpc):
         preferred = protocol.server.compression
         accepted = [name.strip() for name in head.accepts.split(",")]
         self._coding = next((name for name in (preferred, *WINDOW_BITS) if name in accepted), "")
-        # A stream says so before its first answer, whether that is worth it or not.
+        # The headers of a stream declare it before its first message, whether that is compressed or not.
         self.answer_head = compressed_head(self._coding) if self._coding else answer_head()
 
     async def _packed(self, message: bytes | Scattered) -> bytes | Scattered | Packed:
-        """The message as it is to be sent; on a thread when that takes long."""
+        """Returns the message, compressed if that is worth it; on a thread if it takes long."""
         if not self._coding or len(message) < COMPRESSED_FROM or self.over:
             return message
-        # Clients name all that they can read: that is no wish of theirs, see `deflate`.
+        # Clients list every coding that they can read, which is not a request for it, see `deflate`.
         wish = Accepted(self._coding, asked=False)
         data = await run_sized(DEFLATED_WORK * len(message), deflate, bytes(message), wish)
         return message if data is None else Packed(data)
@@ -45,7 +45,7 @@ class CompressingRpc(Rpc):
     def respond(self, message: bytes | Scattered, trailing: Trailing = (), /, *, packed: bool = False) -> None:
         """See the base class."""
         if self._coding and len(message) >= COMPRESSED_FROM:
-            # What ran the call has ended; this runs it now.
+            # The task or call that ran so far has ended; this one takes its place.
             self.task = self.run(self._respond_packed(message, trailing))
             return
         self.answer_head = answer_head()
@@ -64,12 +64,12 @@ class CompressingRpc(Rpc):
             super().respond(message, trailing)
 
     def offer(self, answers: deque[bytes]) -> None:
-        """See the base class; to compress them may take a while."""
+        """See the base class. Messages to compress remain for `write`, because that may take a while."""
         if not self._coding:
             super().offer(answers)
 
     async def write(self, message: bytes | Scattered, /, *, packed: bool = False) -> None:
-        """Send one answer of a stream; waits while the client does not read. Raises `StreamGone`."""
+        """See the base class."""
         made = await self._packed(message)
         if isinstance(made, Packed):
             await super().write(bytes(made.data), packed=True)

@@ -1,4 +1,4 @@
-"""Looks after one connection from time to time: who says nothing, or takes nothing, is let go."""
+"""Checks one connection periodically: keepalive, maximum age, and clients that do not read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 LOOKS_PER_LIMIT = 4
 LONGEST_SECONDS = 5.0
 AGE_SPREAD = 0.1
-"""So that those who connected at the same time do not all come again at the same time."""
+"""Random spread of the maximum age, so that clients that connected together do not reconnect together."""
 _STILL_THERE = b"triglot2"
 
 
 class ConnectionTimers:
-    """One timer per connection. `last_received`: when something came, by the loop's time."""
+    """One timer per connection. `last_received`: when bytes were received last, in the loop's time."""
 
     def __init__(self, protocol: Connected, limits: Limits) -> None:
         self._protocol = protocol
@@ -45,19 +45,21 @@ class ConnectionTimers:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, transport: asyncio.Transport) -> None:
-        """The connection is made."""
+        """Start the checks on a new connection."""
         self._transport = transport
         self._made = self.last_received = self._moved = self._loop.time()
         self._timer = self._loop.call_later(self._pause, self._look)
 
     def stop(self) -> None:
-        """The connection is lost."""
+        """Stop the checks on a closed connection."""
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()
 
     def linger(self) -> None:
-        """The last word has been said; the socket is closed when it has had its time to arrive."""
+        """Close the socket after a while: our last frames have been written, and the client may need time to
+        read them.
+        """
         self._waited = self._loop.time()
         self._look_later(self._let_go, self._limits.linger / LOOKS_PER_LIMIT)
 
@@ -69,7 +71,7 @@ class ConnectionTimers:
     def _let_go(self) -> None:
         transport, now = self._transport, self._loop.time()
         assert transport is not None
-        # Who still takes his answers is given the time for it.
+        # A client that is still reading gets the time for it.
         if buffered(transport):
             self._waited = now
         if self._stalls(now):
@@ -79,7 +81,7 @@ class ConnectionTimers:
         elif transport.is_closing():
             self._protocol.abort()
         else:
-            transport.close()  # TLS says goodbye, and would wait for long for the other side to say it, too.
+            transport.close()  # TLS sends close_notify, and would wait long for the client's.
             self.linger()
 
     def _look(self) -> None:
@@ -87,7 +89,7 @@ class ConnectionTimers:
         limits, protocol = self._limits, self._protocol
         self._timer = self._loop.call_later(self._pause, self._look)
         if protocol.reading_paused:
-            self.last_received = now  # What it sends is not read: it cannot be asked whether it is there.
+            self.last_received = now  # Nothing is read, so a PING's reply would not be seen.
         for stream in protocol.connection.out.stalled(now, limits.stall, limits.least_taken):
             log.info("resetting a stream: its client read no response data for %.0f s", limits.stall)
             protocol.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
@@ -101,7 +103,7 @@ class ConnectionTimers:
             protocol.close(ErrorCode.ENHANCE_YOUR_CALM, f"no response data was read for {limits.stall:.0f} s")
         elif now - self._made >= self._age and not protocol.draining:
             protocol.drain()
-        elif self._asked is not None and self.last_received >= self._asked:  # uvloop's clock goes by milliseconds.
+        elif self._asked is not None and self.last_received >= self._asked:  # uvloop's clock has milliseconds.
             self._asked = None
         elif self._asked is not None and now - self._asked >= limits.answer_to_ping:
             log.info("closing a connection: no reply to a keepalive PING")
@@ -112,7 +114,7 @@ class ConnectionTimers:
             protocol.wake()
 
     def _stalls(self, now: float) -> bool:
-        """Whether something waits for the socket, and none of it has moved for long."""
+        """Returns whether data is waiting for the socket, and none of it was sent for `limits.stall` seconds."""
         assert self._transport is not None
         out, waiting = self._protocol.connection.out, buffered(self._transport)
         seen = (out.moved, waiting)

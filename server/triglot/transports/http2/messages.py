@@ -1,4 +1,6 @@
-"""gRPC's length-prefixed messages, cut out of a body (gRPC over HTTP/2: Length-Prefixed-Message)."""
+"""gRPC's length-prefixed messages, and how they are read from a body (gRPC over HTTP/2:
+Length-Prefixed-Message).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from triglot.transports.off_loop import run_sized
 from triglot.transports.request_bytes import Reservation
 
 IN_PLACE_BYTES = 64 * 1024
-"""From this size on a message is received straight into a buffer of its own."""
+"""Messages of this size or larger are received straight into a buffer of their own."""
 RESERVED_BYTES = 64 * 1024 * 1024
-"""So much room is taken for a message that says it is large; more, when as much of it has come."""
+"""Largest buffer allocated for the length that a message declares; it grows as data arrives."""
 PREFIX = struct.Struct(">BL")
-"""Whether a message is compressed, and its size."""
+"""The prefix of a message: compressed flag, length."""
 PREFIX_BYTES = PREFIX.size
 
 
@@ -38,21 +40,21 @@ Take = Callable[[int, int], tuple[memoryview, memoryview]]
 
 
 def prefix(size: int, packed: bool = False) -> bytes:
-    """What goes before a message of `size` bytes; `packed`: it is compressed."""
+    """Returns the prefix of a message of `size` bytes; `packed`: it is compressed."""
     return PREFIX.pack(packed, size)
 
 
 class MessageReader:
-    """Cuts one stream's body into messages; a `Sink` for the large ones.
+    """Splits one stream's body into messages; the `Sink` of large ones.
 
-    `most`: bytes of one message. `take`: where the memory of large ones comes from, see `BufferPool.take`.
+    `most`: largest message in bytes. `take` allocates buffers for large messages, see `BufferPool.take`.
     """
 
     __slots__ = ("_at", "_head", "_kept", "_left", "_message", "_most", "_packed", "_small", "_take", "messages")
 
     def __init__(self, most: int, take: Take) -> None:
         self.messages: list[Message] = []
-        """Those that are complete, in their order; whoever takes them empties it."""
+        """Complete messages in order; the caller that takes them empties the list."""
         self._most = most
         self._take = take
         self._head = b""
@@ -65,13 +67,13 @@ class MessageReader:
 
     @property
     def between(self) -> bool:
-        """Whether no message has begun that is not complete."""
+        """Whether the body so far ends with a complete message."""
         return not self._head
 
     def feed(self, data: memoryview) -> None:
-        """A part of the body.
+        """Read a part of the body.
 
-        Raises `PayloadTooLarge`, `Internal` for a flag that does not exist, and `QueueFull` when memory is short.
+        Raises `PayloadTooLarge`, `Internal` for an invalid compressed flag, and `QueueFull` when memory is short.
         """
         size = len(data)
         if self._message is not None and size <= len(self._message) - self._at:
@@ -81,7 +83,7 @@ class MessageReader:
         if not self._head and size >= PREFIX_BYTES:
             packed, length = PREFIX.unpack_from(data)
             if size == PREFIX_BYTES + length and not packed and length <= self._most:
-                self.messages.append(bytes(data[PREFIX_BYTES:]))  # The one whole message that most bodies are.
+                self.messages.append(bytes(data[PREFIX_BYTES:]))  # Most bodies are one whole message.
                 return
         while data:
             if len(self._head) < PREFIX_BYTES:
@@ -130,13 +132,13 @@ class MessageReader:
             raise QueueFull(f"not enough memory for a message of {whole} bytes") from None
 
     def room(self) -> memoryview | None:
-        """Where the rest of a large message goes, or the next part of it; None: it has to be fed."""
+        """See `Sink`. None unless a large message is incomplete and its buffer is not full."""
         if self._message is None or self._at == len(self._message):
             return None
         return self._message[self._at :]
 
     def filled(self, count: int) -> None:
-        """So much of it is there."""
+        """See `Sink`."""
         assert self._message is not None
         self._at += count
         self._left -= count
@@ -150,7 +152,7 @@ class MessageReader:
 
 
 async def unpacked(message: Message, encoding: str, most: int, reserved: Reservation) -> bytes | memoryview:
-    """The message as it was before it was compressed with `encoding`; see `inflate`."""
+    """Returns the message, decompressed as `encoding` says; see `inflate`."""
     if not isinstance(message, Packed):
         return message
     work = INFLATED_WORK * len(message)
@@ -158,10 +160,10 @@ async def unpacked(message: Message, encoding: str, most: int, reserved: Reserva
 
 
 def inflate(message: bytes | memoryview, encoding: str, most: int, grow: Grow) -> bytes:
-    """The message that was compressed; never more than `most` bytes of it are made.
+    """Returns the decompressed message; never makes more than `most` bytes of it.
 
-    Raises `Internal` for damaged data, `PayloadTooLarge` for too large a one, what `window_bits_of` does,
-    and what `grow` does, which is called with the size of each part.
+    Raises `Internal` for damaged data, `PayloadTooLarge`, what `window_bits_of` raises, and what `grow` raises,
+    which is called with the size of each part.
     """
     window_bits = window_bits_of(encoding)
     inflated = GrowingBytes()
@@ -177,7 +179,10 @@ def inflate(message: bytes | memoryview, encoding: str, most: int, grow: Grow) -
 
 
 def window_bits_of(encoding: str) -> int:
-    """zlib's parameter for grpc-encoding. Raises `Internal` for none, and `Unimplemented` for another coding."""
+    """Returns zlib's parameter for grpc-encoding.
+
+    Raises `Internal` for identity, `Unimplemented` for unknown ones.
+    """
     if encoding == "identity":
         raise Internal("a message is marked as compressed, but grpc-encoding names no algorithm")
     if encoding not in WINDOW_BITS:

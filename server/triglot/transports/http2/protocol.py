@@ -1,4 +1,4 @@
-"""One client's connection: asyncio's bytes to the HTTP/2 core, and its events to calls."""
+"""The asyncio protocol of one HTTP/2 connection: feeds the core with bytes, and turns its events into calls."""
 
 from __future__ import annotations
 
@@ -43,60 +43,61 @@ from triglot.transports.http2.rpc import Rpc
 log = logging.getLogger(__name__)
 
 MOST_TOGETHER = 32
-"""Answers that leave at once: their client reads these while the next ones are made."""
+"""Responses that are written together: the client reads these while the next ones are made."""
 MOST_MOVED_BYTES = 16 * 1024 * 1024
-"""Of answers that wait for the end of a burst to be written."""
+"""Bytes of responses after which they are written before the end of a burst."""
 REFUSED_STREAM_SECONDS = 0.05
-"""For a client that is refused a stream to send what it was about to: grpc.aio tells its caller INTERNAL, and not
-the status, when that comes while it writes."""
+"""Delay before the status of a rejected stream, in which the client may send what it was about to: if the status
+arrives while grpc.aio writes, its caller gets INTERNAL in place of the status.
+"""
 MOST_REFUSED_STREAMS = 64
-"""Of a connection that wait for that: they are not counted as open, and have headers."""
+"""Limit on a connection's streams in that delay: they do not count as open calls, but hold headers."""
 LAST_STREAM_SECONDS = 1.0
-"""For the other side to confirm that it knows that the connection ends."""
+"""Seconds for the client to acknowledge that the connection is draining."""
 
 
 class H2Protocol(asyncio.BufferedProtocol):
-    """Acts on a connection's events, and writes what is to be sent once per turn of the loop."""
+    """Acts on the events of a connection, and writes what is to be sent once per turn of the event loop."""
 
     def __init__(self, server: Serving) -> None:
         self.loop = asyncio.get_running_loop()
         self.connection: Connection[RpcHead] = Connection(read_head, server.limits, buffer=server.read_buffer)
         self.rpcs: dict[int, Rpc] = {}
         self._refused: dict[int, tuple[Rpc, ServingError]] = {}
-        """Streams that are not begun, until their status is sent."""
+        """Rejected streams, by number, until their status is sent."""
         self.server = server
         self.lost = self.loop.create_future()
-        """Done when the socket is closed."""
+        """Done once the socket is closed."""
         self._timers = ConnectionTimers(self, server.limits)
         self._transport: asyncio.Transport | None = None
         self.remote = ""
-        """The client's address, if it has one."""
+        """The client's address; "" where it has none."""
         self._certificate_names: Sequence[str] | None = None
-        """Once somebody has asked."""
+        """Names in the client's certificate, once they were needed."""
         self._awake = False
         self._unwritten = 0
-        """How often something was to be written since that was done."""
+        """Number of `wake` calls since the last write."""
         self._moved = 0
-        """Bytes of bodies that had left by then."""
+        """The connection's `out.moved` at the last write."""
         self._in_burst = False
-        """Whether all that was received together is being acted on."""
+        """True while events of bytes that were received together are being handled."""
         self._deferred: list[Callable[[], None]] = []
         self.draining = False
-        """Whether its end has been announced."""
+        """Whether the connection is shutting down, with GOAWAY."""
         self._ending = False
         self._paused = False
         self._unread = bytearray()
-        """What is to be written once the socket takes something."""
+        """Frames that are written once the socket accepts data again."""
         self.reading_paused = False
-        """Whether nothing is read, as too much of what is to be written waits."""
+        """Whether reading is paused because too much of that is waiting."""
         self.open_bytes = 0
-        """Memory that its open calls take, about."""
+        """Approximate memory of the connection's open calls, in bytes."""
 
     # --- asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See the base class."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class.
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass.
         peer = transport.get_extra_info("peername")
         self.remote = str(peer[0] if isinstance(peer, list | tuple) else peer or "")
         self.server.connections.add(self)
@@ -126,7 +127,10 @@ class H2Protocol(asyncio.BufferedProtocol):
         self._flush()
 
     def defer(self, work: Callable[[], None]) -> None:
-        """Do it once all that was received together has been acted on; where that is so, soon."""
+        """Run `work` after all events of a burst have been handled.
+
+        Outside of a burst, in the next turn of the loop.
+        """
         if not self._in_burst:
             self.loop.call_soon(work)
         elif work not in self._deferred:
@@ -159,15 +163,15 @@ class H2Protocol(asyncio.BufferedProtocol):
     # --- sending ---
 
     def wake(self) -> None:
-        """Something is to be written: when all that was received has been acted on, or soon."""
+        """Schedule a write: at the end of the burst, or soon."""
         if self._in_burst:
-            # Large answers are written at once: whoever asks next is told when the socket takes no more.
+            # Large responses are written at once, so that the next one sees whether the socket's buffer is full.
             if self.connection.out.moved - self._moved > MOST_MOVED_BYTES and not self.draining:
                 self._flush()
             return
         self._unwritten += 1
         if (self._unwritten == MOST_TOGETHER or not self.rpcs) and not self.draining:
-            self._flush()  # Nobody else has anything to say, or enough has been said.
+            self._flush()  # No other call is open, or enough has been collected.
         elif not self._awake:
             self._awake = True
             self.loop.call_soon(self._flush)
@@ -185,7 +189,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             connection.close()
         out = connection.out.take()
         if self._ending:
-            return  # Our last word has been said.
+            return  # The last frame has been written.
         if self._paused and not connection.over:
             self._keep(out, transport)
         elif self._unread:
@@ -202,7 +206,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             self._end(transport)
 
     def _keep(self, out: list[Any], transport: asyncio.Transport) -> None:
-        """The socket takes nothing now: frames wait here, together, as the transport would keep each by itself."""
+        """Keep frames while the socket's buffer is full, joined: the transport would keep each on its own."""
         for frame in out:
             self._unread += frame
         if len(self._unread) > self.server.limits.max_unread and not self.reading_paused:
@@ -210,19 +214,19 @@ class H2Protocol(asyncio.BufferedProtocol):
             transport.pause_reading()
 
     def _end(self, transport: asyncio.Transport) -> None:
-        # Closed at once, with bytes that nobody read, the socket would take our last word with it.
+        # If the socket were closed at once, with unread bytes in it, the client would not receive our last frames.
         if not transport.can_write_eof():
-            self._timers.linger()  # TLS has no end in one direction: the other side knows from our last word.
+            self._timers.linger()  # TLS cannot be half-closed: the client knows the end from our last frame.
             return
         try:
             transport.write_eof()
         except OSError:
-            transport.abort()  # The other side has left already.
+            transport.abort()  # The client has disconnected.
         else:
             self._timers.linger()
 
     def drain(self) -> None:
-        """Take no new calls, and close when the running ones have ended."""
+        """Take no new calls, and close the connection once the running ones have ended."""
         if not self.draining:
             self.draining = True
             self.connection.drain()
@@ -234,18 +238,18 @@ class H2Protocol(asyncio.BufferedProtocol):
         self.wake()
 
     def close(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
-        """End the connection, with all that still runs."""
+        """End the connection and all of its calls."""
         self.connection.close(code, text)
         self._stop_calls()
         self._flush()
 
     def abort(self) -> None:
-        """Close the socket, whatever is on its way."""
+        """Close the socket; unsent data is lost."""
         if self._transport is not None:
             self._transport.abort()
 
     def cancel_calls(self) -> None:
-        """Cancel what runs the open calls."""
+        """Cancel the tasks of the open calls."""
         for rpc in list(self.rpcs.values()):
             rpc.end_grace()
 
@@ -290,7 +294,7 @@ class H2Protocol(asyncio.BufferedProtocol):
     def _begin(self, event: RequestReceived[RpcHead]) -> None:
         head, number = event.headers, event.stream
         if number not in self.connection.streams:
-            return  # It was reset by what came together with it: nobody wants an answer.
+            return  # Reset by a frame that arrived together with the request: no response is needed.
         if head.status:
             begin_rest(self, event, self._transport)
             return
@@ -315,14 +319,14 @@ class H2Protocol(asyncio.BufferedProtocol):
             self.ended(rpc)
 
     def _refuse(self, number: int) -> None:
-        """Send the status of a stream that was refused, unless that is done or the client has left."""
+        """Send the status of a rejected stream, unless it was sent or the stream was reset."""
         refused = self._refused.pop(number, None)
         if refused is not None:
             rpc, error = refused
             rpc.fail(error)
 
     def _refusal(self, rpc: Rpc) -> ServingError | None:
-        """Why a call is not begun."""
+        """Returns why a call is rejected, or None."""
         if rpc.handler is None:
             return Unimplemented("Method not found!")
         if rpc.head.problem:
@@ -332,7 +336,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         return self.backlog()
 
     def backlog(self) -> ServingError | None:
-        """Why no more calls are begun for a client that has too many open, or has not read its answers."""
+        """Returns why new calls are rejected for clients with too many open calls or unread responses, or None."""
         limits = self.server.limits
         if self.open_bytes > limits.fair_open and self.server.open_bytes > limits.max_open_in_all:
             taken, most = self.open_bytes, limits.max_open_in_all
@@ -346,21 +350,21 @@ class H2Protocol(asyncio.BufferedProtocol):
         return None
 
     def certificate_names(self) -> Sequence[str]:
-        """Those of the client's certificate."""
+        """Returns the names in the client's certificate."""
         if self._certificate_names is None:
             self._certificate_names = () if self._transport is None else names_of(self._transport)
         return self._certificate_names
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that wait for the client."""
+        """Bytes of responses that the client has not received."""
         buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return self.connection.out.unsent + buffered
 
     def _begin_whole(self, event: WholeRequest[RpcHead]) -> None:
-        """A call whose one message is there begins without more ado."""
+        """Start a call whose only message has arrived: the fast path."""
         if event.stream not in self.connection.streams:
-            return  # As in `_begin`.
+            return  # See `_begin`.
         head, body = event.headers, event.body
         size = len(body) - PREFIX_BYTES
         row = self.server.rows.get(head.path, NO_ROW)
@@ -393,7 +397,7 @@ class H2Protocol(asyncio.BufferedProtocol):
     def _data(self, rpc: Rpc, parts: Sequence[memoryview], placed: int, ended: bool) -> None:
         body = rpc.body
         if body is None:
-            return  # The call is over.
+            return  # The call has ended.
         try:
             if placed:
                 body.came(placed)
@@ -406,10 +410,10 @@ class H2Protocol(asyncio.BufferedProtocol):
                 self.ended(rpc)
 
     def ended(self, rpc: Rpc) -> None:
-        """The client has sent all: calls that take one request begin."""
+        """Note that the client has ended its request; unary and server-streaming calls start now."""
         body = rpc.body
         if body is None:
-            return  # The call is over.
+            return  # The call has ended.
         if not body.is_whole:
             self.reset(rpc.number, ErrorCode.PROTOCOL_ERROR)
             return
@@ -428,13 +432,13 @@ class H2Protocol(asyncio.BufferedProtocol):
             rpc.start_stream(message)
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream before its time, and its call."""
+        """Reset a stream, and cancel its call."""
         self.connection.reset(number, code)
         self._was_reset(number)
         self.wake()
 
     def begun(self, rpc: Rpc) -> None:
-        """The call is open from now on."""
+        """Register an open call."""
         server, size = self.server, rpc.head.call_bytes
         self.rpcs[rpc.number] = rpc
         self.open_bytes += size
@@ -444,7 +448,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             server.busy_poll.begun()
 
     def runs_on(self, task: Running) -> None:
-        """A call is over, and what runs it was cancelled; it counts until that has ended."""
+        """Count a call that has ended and whose task was cancelled, until the task has ended too."""
         if not task.done():
             self.connection.runs_on()
             task.add_done_callback(self._has_ended)
@@ -453,7 +457,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         self.connection.has_ended()
 
     def forget(self, number: int) -> None:
-        """The call is over."""
+        """Remove a call that has ended."""
         if (rpc := self.rpcs.pop(number, None)) is not None:
             self.open_bytes -= rpc.head.call_bytes
             self.server.open_bytes -= rpc.head.call_bytes

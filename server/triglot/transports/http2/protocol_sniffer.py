@@ -1,7 +1,8 @@
-"""Which protocol a new connection speaks: HTTP/2 with gRPC, or HTTP/1.1 with REST, both on one port.
+"""Detects the protocol of a new connection: HTTP/2 with gRPC, or HTTP/1.1 with REST, both on one port.
 
-Strategy: with TLS the two sides have agreed on it (ALPN). Without, the first bytes tell: HTTP/2's preface begins
-no request of HTTP/1.1. Whoever speaks that takes the connection over, with the bytes that have come.
+Strategy: with TLS, client and server have agreed on it (ALPN). Without, the first bytes tell: no HTTP/1.1
+request begins with HTTP/2's preface. The connection is then passed to that protocol, with the bytes that were
+received.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from triglot.transports.http2.roles import Serving
 from triglot.transports.rest.server import HttpServer
 
 HTTP2, HTTP1 = "h2", "http/1.1"
-"""What ALPN calls them."""
+"""ALPN protocol names."""
 
 
 class ProtocolSniffer(asyncio.Protocol):
@@ -24,7 +25,7 @@ class ProtocolSniffer(asyncio.Protocol):
     def __init__(self, server: Serving, rest: HttpServer | None) -> None:
         self.loop = asyncio.get_running_loop()
         self.lost = self.loop.create_future()
-        """Done when somebody else has the connection, or it is closed."""
+        """Done once the connection was passed on, or closed."""
         self._server = server
         self._rest = rest
         self._first = b""
@@ -33,7 +34,7 @@ class ProtocolSniffer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See the base class."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class.
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass.
         secured = transport.get_extra_info("ssl_object")
         if secured is None and self._rest is not None:
             self._server.sniffers.add(self)
@@ -41,7 +42,7 @@ class ProtocolSniffer(asyncio.Protocol):
         elif secured is None or secured.selected_alpn_protocol() == HTTP2:
             self._hand(H2Protocol(self._server))
         else:
-            # gRPC over TLS is for those who agree on HTTP/2; all others speak HTTP/1.1.
+            # gRPC over TLS requires ALPN's h2; all other clients speak HTTP/1.1.
             self._hand_to_rest()
 
     def data_received(self, data: bytes) -> None:
@@ -58,7 +59,7 @@ class ProtocolSniffer(asyncio.Protocol):
         self._leave()
 
     def hurry(self) -> None:
-        """The server stops: what has been sent already is still served."""
+        """Shorten the wait for the first bytes, because the server stops; bytes already sent are still served."""
         self._wait(LAST_STREAM_SECONDS)
 
     def abort(self) -> None:
@@ -90,7 +91,7 @@ class ProtocolSniffer(asyncio.Protocol):
         transport, first = self._transport, self._first
         assert transport is not None
         self._leave()
-        # uvloop chooses how it reads, into a buffer or not, when reading begins.
+        # uvloop decides when reading starts whether it reads into a protocol's own buffer.
         transport.pause_reading()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)

@@ -1,7 +1,7 @@
-"""REST over HTTP/2: requests that are no gRPC calls.
+"""REST over HTTP/2: requests that are not gRPC calls.
 
-Strategy: browsers speak HTTP/2 over TLS, and serverless platforms speak it to the containers that offer it. Each
-of their REST calls is handed to the rows as one over HTTP/1.1 is, and its answer becomes frames.
+Strategy: browsers speak HTTP/2 over TLS, and serverless platforms speak it to containers that offer it. Each of
+their REST calls is passed to the rows as one over HTTP/1.1 is, and its response becomes frames.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from triglot.transports.rest.fields import FRAMING, Fields
 CONTINUE, BAD_REQUEST, TOO_LARGE, UNAVAILABLE = 100, 400, 431, 503
 BODILESS = (204, 304)
 LONGEST_RUN = 16
-"""So many pieces of an answer in a row leave before others have their turn."""
+"""Pieces of a response in a row, after which other tasks get a turn."""
 _METHOD = re.compile(rb"[A-Z]{1,32}")
 _TARGET = re.compile(rb"[/*][\x21-\x7e\x80-\xff]*")
 _NOT_HANDED_ON = {b"host", b"cookie", b"te"}
 
 
 class RestCall(Rpc):
-    """One request, and its answer. On the loop."""
+    """One REST request and its response. On the event loop."""
 
     __slots__ = ("_calls", "_pieces")
 
@@ -48,19 +48,19 @@ class RestCall(Rpc):
         *,
         ended: bool,
     ) -> None:
-        """`ended`: there is no body."""
+        """`ended`: the request has no body."""
         super().__init__(protocol, number, head, Kind.BIDI_STREAM, None)
         self.body = RestBody(self, 0 if ended else head.length)
         self._calls = calls
         self._pieces = 0
 
     def begin(self) -> None:
-        """Have the request answered."""
+        """Start the call, unless the request is invalid."""
         pseudo = _pseudo(self.head)
         if not _METHOD.fullmatch(pseudo[b":method"]) or not _TARGET.fullmatch(pseudo[b":path"]):
             self._refuse(BAD_REQUEST)
         else:
-            # With what has come together with the head.
+            # Deferred, so that the part of the body that arrived with the headers is there.
             self.protocol.defer(self._start)
 
     def _start(self) -> None:
@@ -73,7 +73,7 @@ class RestCall(Rpc):
         self.task = None
 
     def send_head(self, status: int, fields: Fields, length: int | None, *, end: bool = False) -> None:
-        """The head of the answer, and with `end` all of it."""
+        """Send the response's headers; `end`: there is no body."""
         named = [(name.lower(), value) for name, value in fields]
         named = [field for field in named if field[0] not in FRAMING]
         if length is not None and status not in BODILESS:
@@ -86,12 +86,12 @@ class RestCall(Rpc):
         self.protocol.connection.out.headers(self.number, block, end=end)
 
     def send_continue(self) -> None:
-        """Have a client that waits for it send the body."""
+        """Send 100 (Continue) to a client that waits for it before it sends the body."""
         self.protocol.connection.out.headers(self.number, block_of(CONTINUE, ()))
         self.protocol.wake()
 
     async def send(self, piece: bytes) -> None:
-        """A part of the body. Raises `ConnectionError` when nobody takes it."""
+        """Send a part of the body. Raises `ConnectionError` when the client no longer reads."""
         self.protocol.connection.out.data(self.number, (piece,))
         self.protocol.wake()
         self._pieces += 1
@@ -104,33 +104,33 @@ class RestCall(Rpc):
             raise ConnectionResetError
 
     def end(self) -> None:
-        """All has been said."""
+        """End the response."""
         if not self.over:
             if self.protocol.connection.out.has(self.number):
                 self.protocol.connection.out.end(self.number)
             self._close()
 
     def close(self) -> None:
-        """The answer has been sent as a whole."""
+        """End the call, whose response has been sent with END_STREAM."""
         self._close()
 
     def break_off(self) -> None:
-        """There is no end of the answer."""
+        """Reset the stream: the response ends prematurely."""
         if not self.over:
             self.protocol.connection.reset(self.number, ErrorCode.INTERNAL_ERROR)
             self.gone()
             self.protocol.wake()
 
     def finish(self, code: int = 0, details: str = "", trailing: Trailing | None = None) -> None:
-        """The request has come to its end before it was understood."""
+        """Reject the request, which was invalid or incomplete."""
         if not self.over:
             self._refuse(BAD_REQUEST)
 
     def end_grace(self) -> None:
-        """Nothing: `HttpCalls` ends its calls by itself, and says why."""
+        """Does nothing: `HttpCalls` ends its calls itself, with a reason."""
 
     def fail(self, error: ServingError) -> None:
-        """What was received is wrong."""
+        """Reject a request because of an error in what was received, and cancel its call."""
         self.finish()
         self.cancel()
 
@@ -143,7 +143,7 @@ class RestCall(Rpc):
 
 
 class RestExchange(Exchange):
-    """The request as the rows know it."""
+    """The `Exchange` of a REST call over HTTP/2."""
 
     __slots__ = ("_call",)
 
@@ -200,7 +200,7 @@ class RestExchange(Exchange):
 
 
 class RestBody(Body):
-    """The body of a request, handed on as it comes."""
+    """The body of a REST request, passed on as it arrives."""
 
     __slots__ = ("_call", "incoming")
 
@@ -211,7 +211,7 @@ class RestBody(Body):
         self.incoming = _Incoming(self, length, expected=expected)
 
     def feed(self, parts: Sequence[memoryview]) -> None:
-        """Parts of the body. Raises `InvalidArgument` for more than was promised."""
+        """Pass on parts of the body. Raises `InvalidArgument` if it is longer than its content-length."""
         for part in parts:
             self._hand_on(part)
         self.open_window()
@@ -226,21 +226,21 @@ class RestBody(Body):
         self.incoming.feed(bytes(data))
 
     def all_came(self) -> None:
-        """The client has sent everything."""
+        """Note that the client has ended its request."""
         super().all_came()
         self.incoming.end()
 
     def drop(self) -> None:
-        """Nobody takes the rest."""
+        """Discard the rest."""
         super().drop()
         self.incoming.fail("the call has ended")
 
     def send_continue(self) -> None:
-        """Have a client that waits for it send the body."""
+        """See `RestCall`."""
         self._call.send_continue()
 
     def open_window(self) -> None:
-        """Have the client send as much as has come, unless too much of it waits."""
+        """Open the window for as much as has arrived, unless too much of it waits to be read."""
         if self._owed and not self.incoming.paused and not self._call.over:
             self._call.protocol.connection.consumed(self._call.number, self._owed)
             self._owed = 0
@@ -248,14 +248,14 @@ class RestBody(Body):
 
 
 class _Incoming(IncomingBody):
-    """What is read of a `RestBody`."""
+    """The readable side of a `RestBody`."""
 
     __slots__ = ("_body", "expected")
 
     def __init__(self, body: RestBody, length: int | None, *, expected: bool) -> None:
         super().__init__(length)
         self.expected = expected
-        """Whether the client waits to be told that it may send it."""
+        """Whether the client waits for 100 (Continue)."""
         self._body = body
 
     def want(self, *, more: bool) -> None:
@@ -274,12 +274,12 @@ class _Incoming(IncomingBody):
 def begin_rest(
     protocol: Connected, event: RequestReceived[RpcHead], transport: asyncio.BaseTransport | None
 ) -> None:
-    """Have a request that is no gRPC call answered by REST, where that is served."""
+    """Answer a request that is not a gRPC call by REST, if that is served on this port."""
     head, number, connection, rest = event.headers, event.stream, protocol.connection, protocol.server.rest
     refused = head.status if rest is None else TOO_LARGE if head.too_large else 0
     if not refused and (transport is None or protocol.backlog() is not None):
         refused = UNAVAILABLE
-    # Made for what is answered only: it costs more than a refusal.
+    # Before a call is created, which would cost more than a rejection.
     if refused or rest is None or transport is None:
         connection.out.headers(number, http_error(refused or UNAVAILABLE), end=True)
         connection.reset_when_sent(number, ErrorCode.NO_ERROR)
@@ -296,7 +296,7 @@ def _pseudo(head: RpcHead) -> dict[bytes, bytes]:
 
 
 def rest_fields(head: RpcHead) -> list[tuple[str, str]]:
-    """The header fields as HTTP/1.1 would have them."""
+    """Returns the header fields as HTTP/1.1 would have them."""
     fields = [(field.name.value, field.value) for field in head.fields if field.kind >= FIRST_REGULAR]
     hosts = [value for name, value in fields if name == b"host"]
     cookies = [value for name, value in fields if name == b"cookie"]

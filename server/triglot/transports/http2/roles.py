@@ -1,4 +1,4 @@
-"""What the parts of a connection know of each other: the server, the connection, and an open call."""
+"""Interfaces of the parts of a connection to each other: server, connection, open call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from triglot.transports.rest.server import HttpServer
 
 
 class Serving(Protocol):
-    """The server: what its connections share. See `H2Server`."""
+    """The server, as its connections see it; see `H2Server`."""
 
     limits: Limits
     most_bytes: int
@@ -47,42 +47,42 @@ class Serving(Protocol):
 
     @property
     def rows(self) -> Mapping[str, GrpcRow]:
-        """By their paths."""
+        """The gRPC rows by path."""
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that wait for their clients."""
+        """Bytes of responses that clients have not received."""
 
 
 class OpenCall(Protocol):
-    """A call, as its connection and its body know it. See `Rpc`."""
+    """A call, as its connection and its body see it; see `Rpc`."""
 
     @property
     def protocol(self) -> Connected:
-        """Its connection."""
+        """The call's connection."""
 
     @property
     def number(self) -> int:
-        """Of its stream."""
+        """The number of its stream."""
 
     @property
     def kind(self) -> Kind | None:
-        """Of its row."""
+        """The kind of its row."""
 
     @property
     def head(self) -> RpcHead:
-        """What its fields say."""
+        """The parsed header fields."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is sent."""
+        """True once nothing more is sent."""
 
     def offer(self, answers: deque[bytes]) -> None:
-        """Send small answers of a stream that can leave at once."""
+        """Send small messages of a stream that can be sent at once."""
 
 
 class Connected(Protocol):
-    """A connection, as its calls know it. See `H2Protocol`."""
+    """A connection, as its calls see it; see `H2Protocol`."""
 
     loop: asyncio.AbstractEventLoop
     connection: Connection[RpcHead]
@@ -92,37 +92,37 @@ class Connected(Protocol):
     reading_paused: bool
 
     def certificate_names(self) -> Sequence[str]:
-        """Those of the client's certificate."""
+        """Returns the names in the client's certificate."""
 
     def wake(self) -> None:
-        """Something is to be written."""
+        """Schedule a write."""
 
     def defer(self, work: Callable[[], None]) -> None:
-        """Do it once all that was received together has been acted on."""
+        """Run `work` after all events of a burst have been handled."""
 
     def begun(self, call: Any) -> None:
-        """The call is open from now on."""
+        """Register an open call."""
 
     def ended(self, call: Any) -> None:
-        """The client has sent all."""
+        """Note that the client has ended its request."""
 
     def forget(self, number: int) -> None:
-        """The call is over."""
+        """Remove a call that has ended."""
 
     def runs_on(self, task: Running) -> None:
-        """A call is over, and what runs it was cancelled."""
+        """Count a call that has ended, until its task has ended too."""
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream before its time, and its call."""
+        """Reset a stream, and cancel its call."""
 
     def backlog(self) -> ServingError | None:
-        """Why no more calls are begun."""
+        """Returns why new calls are rejected, or None."""
 
     def drain(self) -> None:
-        """Take no new calls, and close when the running ones have ended."""
+        """Take no new calls, and close the connection once the running ones have ended."""
 
     def close(self, code: ErrorCode = ..., text: str = "") -> None:
-        """End the connection, with all that still runs."""
+        """End the connection and all of its calls."""
 
     def abort(self) -> None:
-        """Close the socket, whatever is on its way."""
+        """Close the socket; unsent data is lost."""

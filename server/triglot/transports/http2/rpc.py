@@ -1,4 +1,4 @@
-"""One gRPC call on a connection: what its handler knows as its context."""
+"""One gRPC call on an HTTP/2 connection: the `Context`, and the `Reply`, of its handler."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from triglot.transports.shutdown import SHUTTING_DOWN
 log = logging.getLogger(__name__)
 
 LONGEST_RUN = 16
-"""So many answers in a row leave before others have their turn."""
+"""Responses of a stream in a row, after which other tasks get a turn."""
 LARGE_BYTES = JOIN_BYTES // 2
-"""Such an answer of a stream shares no frame."""
+"""A streamed response of this size shares no DATA frame with others."""
 
 
 class Rpc:
-    """A call, its answers and its end. On the loop.
+    """One gRPC call. On the event loop; owned by its connection until it ends.
 
-    `kind` and `handler` are its row's, None where there is none. Of a call with one answer it is the `Reply`.
+    `kind` and `handler` are those of its row, None for an unknown path. It is the `Reply` of a unary call.
     """
 
     __slots__ = (
@@ -62,7 +62,7 @@ class Rpc:
     )
 
     answer_head = answer_head()
-    """What is said before an answer."""
+    """Header block before the first response."""
 
     def __init__(self, protocol: Connected, number: int, head: RpcHead, kind: Kind | None, handler: Any) -> None:
         self.protocol = protocol
@@ -71,21 +71,21 @@ class Rpc:
         self.kind = kind
         self.handler = handler
         self.body: Body | None = None
-        """What takes the body, where it does not come as a whole."""
+        """Receives the request's body, unless that arrived as a whole."""
         self.task: Running | None = None
-        """What runs it."""
+        """The task or the `UnaryCall` that runs the call."""
         self.over = False
-        """Whether nothing more is sent."""
+        """True once nothing more is sent."""
         self.permission: Permission = EVERYTHING
         """What the client may do."""
         self._limits: ClientLimits | None = None
-        """That count it."""
+        """Limits of the client that count this call, if any."""
         self._begun = False
         self._trailing: Trailing = ()
         self._written = 0
         self._writing: asyncio.Future[None] | None = None
         self.deadline: float | None = None
-        """The client's, by `time.monotonic`."""
+        """Deadline set by the client, in seconds of `time.monotonic`; None without one."""
         self._expires = 0
         if head.timeout is not None:
             self.deadline = monotonic() + head.timeout
@@ -95,26 +95,26 @@ class Rpc:
     # --- the context ---
 
     def time_remaining(self) -> float | None:
-        """Seconds until the client's deadline."""
+        """See `Context`."""
         return None if self.deadline is None else max(0.0, self.deadline - monotonic())
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
-        """What the client sent beside the request."""
+        """See `Context`."""
         return self.head.metadata
 
     def remote(self) -> str:
-        """The client's address, if it has one."""
+        """See `Context`."""
         return self.protocol.remote
 
     def set_trailing_metadata(self, metadata: Trailing, /) -> None:
-        """What is sent with the status."""
+        """See `Context`."""
         self._trailing = metadata
 
     def on_stall(self, close_answers: Callable[[], Awaitable[None]], /) -> None:
-        """Nothing: the connection resets such a stream."""
+        """See `Context`. Does nothing: `ConnectionTimers` resets such a stream."""
 
     async def write(self, message: bytes | Scattered, /, *, packed: bool = False) -> None:
-        """Send one answer of a stream; waits while the client does not read. Raises `StreamGone`."""
+        """Send one message of a stream; waits while the client does not read. Raises `StreamGone`."""
         if self.over:
             raise StreamGone
         out = self.protocol.connection.out
@@ -125,7 +125,7 @@ class Rpc:
         if not isinstance(message, bytes):
             out.data(self.number, (head, *message.pieces))
         elif len(message) < JOIN_BYTES:
-            out.data(self.number, (head + message,))  # A copy is quicker than another piece.
+            out.data(self.number, (head + message,))  # A copy is faster than another piece.
         else:
             out.data(self.number, (head, message))
         self.protocol.wake()
@@ -139,9 +139,9 @@ class Rpc:
             raise StreamGone
 
     def offer(self, answers: deque[bytes]) -> None:
-        """Send small answers of a stream that can leave at once, as many as fit into a frame together.
+        """Send small messages of a stream that can be sent at once, several in one DATA frame.
 
-        Large ones are to be written: each of them may wait.
+        Large ones remain for `write`, which may have to wait.
         """
         out = self.protocol.connection.out
         while answers and len(answers[0]) < LARGE_BYTES and not self.over and not out.unfinished(self.number):
@@ -161,19 +161,19 @@ class Rpc:
         return not self.over and self.protocol.connection.out.unfinished(self.number)
 
     def drained(self) -> None:
-        """All that was to be sent has left."""
+        """Resume `write`: all data has been sent, or the call has ended."""
         if self._writing is not None and not self._writing.done():
             self._writing.set_result(None)
 
-    # --- its handler ---
+    # --- the handler ---
 
     def admit(self, row: GrpcRow) -> ServingError | None:
-        """Why the client may not make this call; None where it may, as far as its head tells."""
+        """Check permission and limits by the request's headers; returns the error of a rejected call."""
         access = self.protocol.server.access
         if access is None or row.operation is None:
             return None
         names, fields = access.fields[GRPC], []
-        for one in self.head.fields:  # A comprehension would be one more call, of each call.
+        for one in self.head.fields:  # A comprehension would add a function call per request.
             if (name := one.name.text) in names:
                 fields.append((name, one.text or one.value.decode("latin-1")))  # noqa: PERF401
         try:
@@ -189,14 +189,14 @@ class Rpc:
         return None
 
     def watch_deadline(self) -> None:
-        """End it at its deadline: whoever runs it says earlier what was late, or does not know."""
+        """Set a timer that ends the call shortly after its deadline, unless its `UnaryCall` does so itself."""
         if self.deadline is None or self._expires:
             return
         if not (isinstance(self.task, RowCall) and self.task.ends_itself):
             self._expires = self.protocol.server.timers.add(self, self.deadline + LAST_WORD_SECONDS)
 
     def start(self, message: bytes | memoryview) -> None:
-        """Run the handler of a call with one request and one answer; it may have ended when this returns."""
+        """Run a unary call; it may have ended when this returns."""
         circumstances = self._call()
         circumstances.permission = self.permission
         call = self.handler.start(message, circumstances, self)
@@ -204,22 +204,22 @@ class Rpc:
             self.task = call
 
     def _call(self) -> Call:
-        """What user code may know of it."""
+        """Returns the `Call` that user code sees."""
         call = Call(self.deadline, self.invocation_metadata, self.protocol.remote)
         head = self.head
         call.context = (head.traceparent, head.tracestate) if head.traceparent else NO_CONTEXT
         return call
 
     def start_unary(self, message: Message) -> None:
-        """As `start`, where the message may be compressed."""
+        """As `start`, for a message that may be compressed."""
         if not isinstance(message, Packed):
             self.start(message)
             return
         self.task = self.run(self._unpack_and_start(message))
 
     async def _unpack_and_start(self, message: Packed) -> None:
-        # A cancellation ends here: a task that is cancelled keeps the error, whose frames hold the call, which has
-        # the task: a circle that only the garbage collector would open.
+        # Cancellation is handled here: a cancelled task keeps its error, whose frames hold the call, which holds
+        # the task; only the garbage collector would free this cycle.
         try:
             self.start(await self._unpacked(message))
         except asyncio.CancelledError:
@@ -228,7 +228,7 @@ class Rpc:
             self.failed(error)
 
     def start_stream(self, requests: Any) -> None:
-        """Run the handler of a call with many answers. `requests`: the one message, or an iterator over all."""
+        """Run a streaming call in a task. `requests`: the only message, or an iterator over all."""
         tasks = self.protocol.server.tasks
         task = self.task = self.protocol.loop.create_task(self._stream(requests))
         tasks.add(task)
@@ -248,12 +248,12 @@ class Rpc:
             self.failed(error)
 
     async def _unpacked(self, message: Message) -> bytes | memoryview:
-        """The message as the client meant it. Raises `ServingError`."""
+        """Returns the decompressed message. Raises `ServingError`."""
         server = self.protocol.server
         with server.request_bytes.reserve(MOST_UNREAD_BYTES) as reserved:
             return await unpacked(message, self.head.encoding, server.most_bytes, reserved)
 
-    # --- answered once ---
+    # --- `Reply` ---
 
     def run(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]:
         """See `Reply`."""
@@ -264,14 +264,14 @@ class Rpc:
 
     def _has_run(self, task: asyncio.Task[None]) -> None:
         self.protocol.server.tasks.discard(task)
-        if task.cancelled():  # Before it had begun: else it would have said how the call ends.
+        if task.cancelled():  # Before its first step; otherwise it has ended the call.
             self.cancelled()
 
     def respond(self, message: bytes | Scattered, trailing: Trailing = (), /, *, packed: bool = False) -> None:
         """See `Reply`."""
         if self.over:
             return
-        # What has answered it may hold it, by the metadata that its call could have asked for.
+        # It may refer to this call through the metadata that its `Call` can read.
         self.task = None
         size = len(message)
         head = PREFIX.pack(packed, size)
@@ -290,17 +290,17 @@ class Rpc:
         self.task = None
         self.cancelled()
 
-    # --- ends ---
+    # --- the end of a call ---
 
     def cancelled(self) -> None:
-        """What answers it was cancelled."""
+        """End the call, whose task was cancelled, with a status."""
         if self.protocol.server.stopping:
             self.finish(int(Code.UNAVAILABLE), SHUTTING_DOWN)
         else:
             self.finish(int(Code.CANCELLED), "the call was cancelled")
 
     def failed(self, error: Exception) -> None:
-        """An error before the handler, which tells its own ones."""
+        """End the call after an error outside of its handler, which reports its own errors."""
         if isinstance(error, ServingError):
             self.finish(int(error.code), fitting(error.message), hints(error))
         else:
@@ -308,7 +308,7 @@ class Rpc:
             self.finish(int(Code.INTERNAL), "internal error")
 
     def finish(self, code: int = 0, details: str = "", trailing: Trailing | None = None) -> None:
-        """The status, after all answers."""
+        """Send the status, after all messages."""
         if self.over:
             return
         metadata = self._trailing if trailing is None else trailing
@@ -323,15 +323,15 @@ class Rpc:
         self._close()
 
     def fail(self, error: ServingError) -> None:
-        """The call ends because of what was received."""
+        """End the call because of an error in what was received."""
         self.finish(int(error.code), fitting(error.message), hints(error))
         self.cancel()
 
     def expire(self) -> None:
-        """The deadline has passed, and nobody has said so."""
+        """End the call, whose deadline has passed without its handler having ended it."""
         connection = self.protocol.connection
         if connection.out.unfinished(self.number):
-            # A status would wait behind an answer that the client does not read.
+            # The status would wait behind a message that the client does not read.
             connection.reset(self.number, ErrorCode.CANCEL)
             self.gone()
             self.protocol.wake()
@@ -342,13 +342,13 @@ class Rpc:
     def _close(self) -> None:
         self.gone()
         protocol = self.protocol
-        # A client that goes on sending is told that nobody listens; one that has sent all is forgotten already.
+        # A client that is still sending is stopped by a reset; a stream that it has ended is closed already.
         if self.number in protocol.connection.streams:
             protocol.connection.reset_when_sent(self.number, ErrorCode.NO_ERROR)
         protocol.wake()
 
     def gone(self) -> None:
-        """Nothing more can be sent."""
+        """Note that nothing more can be sent, and release what the call holds."""
         self.over = True
         if self._limits is not None:
             self._limits.leave()
@@ -358,17 +358,17 @@ class Rpc:
         self.protocol.forget(self.number)
         if self.body is not None:
             self.body.drop()
-            self.body = None  # It refers to this.
+            self.body = None  # It refers to this call.
         if self._writing is not None:
             self.drained()
 
     def end_grace(self) -> None:
-        """The server has no more time for it."""
+        """Cancel the task at the end of the server's grace period."""
         if self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
     def cancel(self) -> None:
-        """Stop the handler, which counts on the connection until it has ended."""
+        """Cancel the task; the connection counts it until it has ended."""
         task = self.task
         if task is None:
             return

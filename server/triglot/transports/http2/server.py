@@ -1,4 +1,4 @@
-"""The rows over gRPC, on HTTP/2 spoken by ourselves."""
+"""The gRPC server on Triglot's own HTTP/2 implementation."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ from triglot.transports.rest.server import HttpServer
 from triglot.transports.tls import Tls
 
 REST_SECONDS = 10.0
-"""Without a large message, until the memory of such messages is given back."""
+"""Seconds without a large message, after which the memory for such messages is released."""
 LATE_SECONDS = 1.0
-"""For what is cancelled at the end of the grace period to say so."""
+"""Seconds for calls that are cancelled at the end of the grace period to send their status."""
 STRANGERS_WINDOW = 64 * 1024
-"""What may be sent with a request before its client is known: of refused ones it is read for nothing."""
+"""Initial window of streams where access is checked: bounds what rejected requests may send in vain."""
 UNBOUNDED = 2**63
 
 
 class H2Server:
-    """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls.
+    """Serves rows on one port and a Unix socket. `start` binds; `stop` ends streams, then waits for other
+    calls.
 
-    `limits`: in place of the configuration's. `request_bytes` is the count that it shares with the REST server,
-    `rest`, which takes the connections that speak HTTP/1.1 and knows REST's rows. `bound`: the port's sockets,
-    where somebody else has bound them. `access` says who may make which calls; None: everybody. Raises
-    `ConfigError` for a certificate that cannot be used.
+    `limits` override those of the configuration. `request_bytes` is shared with the REST server, `rest`, which
+    serves connections that speak HTTP/1.1, and requests over HTTP/2 that are not gRPC calls. `bound`: the
+    port's sockets, if another process has bound them. `access` decides which calls a client may make; None:
+    all. Raises `ConfigError` for a certificate that cannot be used.
     """
 
     def __init__(
@@ -63,23 +64,23 @@ class H2Server:
         self.limits = limits or _limits(config, DEFAULTS.first_window if access is None else STRANGERS_WINDOW)
         self.most_bytes = config.max_message_size
         self.request_bytes = request_bytes or RequestBytes(config.total_queue_bytes(None))
-        """Those of requests that have not come as a whole, or wait for a stream's handler."""
+        """Counts bytes of requests that have not arrived completely, or wait for a stream's handler."""
         self.buffers = BufferPool()
         self.read_buffer = read_buffer()
-        """Of all connections: what one reads has been acted on before another one reads."""
+        """Shared by all connections: the bytes of one have been handled before another one reads."""
         self.timers = TimerWheel(asyncio.get_running_loop())
-        """Of calls whose deadlines nobody else sees to."""
+        """Timers of calls that do not end at their deadline on their own."""
         self._releasing: asyncio.TimerHandle | None = None
         self.open_calls = 0
         self.open_bytes = 0
-        """Memory that open calls take, about, without their bodies."""
+        """Approximate memory of all open calls in bytes, without their bodies."""
         self.most_calls = config.max_connections or UNBOUNDED
-        """As many may be open."""
+        """Limit on open calls."""
         self.busy_poll = BusyPoll(asyncio.get_running_loop(), config.busy_poll)
         self.stopping = False
         self.connections: set[H2Protocol] = set()
         self.sniffers: set[ProtocolSniffer] = set()
-        """Connections that have not said yet what they speak."""
+        """Connections whose protocol is not known yet."""
         self.tasks: set[asyncio.Task[Any]] = set()
         self._config = config
         self.compression = config.grpc_compression
@@ -96,11 +97,11 @@ class H2Server:
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that wait for their clients."""
+        """Bytes of responses that clients have not received."""
         return sum(connection.unsent for connection in self.connections)
 
     async def start(self) -> int:
-        """Bind and serve; the port, if there is one. Raises `OSError` when an address cannot be bound."""
+        """Bind and serve; returns the port, or 0 without one. Raises `OSError` when an address cannot be bound."""
         config, port = self._config, 0
         sockets: list[socket.socket] = []
         if config.grpc_port != NO_PORT:
@@ -122,12 +123,15 @@ class H2Server:
         return port
 
     def _release_buffers(self) -> None:
-        """Every now and then, so that a burst of large messages does not take memory for ever."""
+        """Release unused buffers regularly, so that a burst of large messages does not hold memory for ever."""
         self.buffers.rest()
         self._releasing = asyncio.get_running_loop().call_later(REST_SECONDS, self._release_buffers)
 
     async def retire(self) -> None:
-        """Take no more connections, since another process does; calls, streams too, have the grace period."""
+        """Take no more connections, because another process does.
+
+        All calls, streams too, have the grace period to end.
+        """
         self.stopping = True
         if self._listener is not None:
             self._listener.stop()
@@ -137,7 +141,7 @@ class H2Server:
         await self._lost(self._config.grace)
 
     async def stop(self) -> None:
-        """Take no new connections, end streams with UNAVAILABLE, wait for other calls for the grace period."""
+        """Take no new connections, end streams with UNAVAILABLE, and wait for other calls for the grace period."""
         self.stopping = True
         if self._releasing is not None:
             self._releasing.cancel()
@@ -155,10 +159,10 @@ class H2Server:
             return
         path, number = self._socket_file
         try:
-            if path.stat().st_ino == number:  # Not another server's, which has taken its place.
+            if path.stat().st_ino == number:  # Not the file of another server that has replaced it.
                 path.unlink()
         except FileNotFoundError:
-            pass  # Somebody was quicker.
+            pass  # It was removed already.
 
     async def _finish(self) -> None:
         if self._listener is not None:
@@ -178,7 +182,7 @@ class H2Server:
         await self._lost(LATE_SECONDS)
 
     async def _lost(self, seconds: float) -> None:
-        """Wait until there is no connection any more, but no longer than that."""
+        """Wait up to `seconds` until all connections are closed."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while (connections := self._open()) and (left := end - loop.time()) > 0:

@@ -1,4 +1,4 @@
-"""HPACK (RFC 7541): header blocks to fields. The dynamic table holds fields, each of which was classified once."""
+"""HPACK decoder (RFC 7541). The dynamic table holds `Field` objects, each classified once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 from triglot.transports.http2.core.fields import Field, Name, credential_of, name_of
 
 TABLE_BYTES = 4096
-"""The largest dynamic table, as long as our SETTINGS say nothing else (RFC 9113, 6.5.2)."""
+"""Largest dynamic table, the default unless our SETTINGS change it (RFC 9113, 6.5.2)."""
 MOST_INTEGER_BITS = 28
 EOS = 256
 MOST_PADDING_BITS = 7
@@ -74,7 +74,7 @@ vary
 via
 www-authenticate
 """
-"""RFC 7541, appendix A."""
+"""The static table (RFC 7541, appendix A)."""
 _ENTRIES = [line.encode().partition(b" ") for line in _STATIC_TABLE.split("\n")[1:-1]]
 _STATIC = [Field(Name(name), value) for name, _, value in _ENTRIES]
 _STATIC_COUNT = len(_STATIC)
@@ -82,30 +82,30 @@ _BEYOND = "an index beyond the tables"
 
 
 class HpackError(Exception):
-    """A block that is not HPACK: no block that follows can be decoded either."""
+    """The block is not valid HPACK: blocks after it cannot be decoded either."""
 
 
 class FieldsTooLarge(HpackError):
-    """A block decodes to more bytes than are taken."""
+    """The fields of a block are larger than allowed."""
 
 
 class Decoder:
-    """Decodes the blocks of one connection, in their order.
+    """Decodes the header blocks of one connection, in order.
 
-    A block's fields may have `most_bytes` together, as HTTP/2 counts them (RFC 9113, 6.5.2). `changes` counts what
-    enters or leaves the table: as long as it stays, a block of indices means the same.
+    A block's fields may have `most_bytes` together, as HTTP/2 counts them (RFC 9113, 6.5.2). `changes` counts
+    changes of the dynamic table: while it stays the same, so does the meaning of a block of indices.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self.changes = 0
         self._most_bytes = most_bytes
         self._entries = _STATIC[::-1]
-        """Both tables, so that an index counts from the end (2.3.3); of the dynamic one the newest last."""
+        """Both tables in reverse order, so that an index counts from the end (2.3.3)."""
         self._bytes = 0
         self._room = TABLE_BYTES
 
     def decode(self, block: bytes) -> list[Field]:
-        """The fields of a block. Raises `HpackError`."""
+        """Returns the fields of a block. Raises `HpackError`."""
         try:
             return self._decode(block)
         except IndexError:
@@ -117,7 +117,7 @@ class Decoder:
         at, end, room = 0, len(block), self._most_bytes
         while at < end:
             first = block[at]
-            if 0x80 < first < 0xFF:  # Both the name and the value are in a table (6.1), as most are.
+            if 0x80 < first < 0xFF:  # An indexed field (6.1), as most are.
                 try:
                     field = entries[0x80 - first]
                 except IndexError:
@@ -133,7 +133,7 @@ class Decoder:
                 self._resize(size)
                 continue
             else:
-                is_added = first & 0x40  # Else the field enters no table, here or anywhere (6.2.2, 6.2.3).
+                is_added = first & 0x40  # Else without indexing, or never indexed (6.2.2, 6.2.3).
                 index, at = _integer(block, at, 0x3F if is_added else 0x0F)
                 if index:
                     name = self._entry(index).name
@@ -158,7 +158,7 @@ class Decoder:
     def _add(self, field: Field) -> None:
         self._entries.insert(len(self._entries) - _STATIC_COUNT, field)
         self._bytes += field.size
-        self._evict()  # A field that is larger than the table leaves it empty (4.4).
+        self._evict()  # A field larger than the table empties it (4.4).
 
     def _resize(self, size: int) -> None:
         if size > TABLE_BYTES:
@@ -173,7 +173,7 @@ class Decoder:
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """A number whose first bits are those of `mask` at `at`, and where it ends (5.1)."""
+    """Returns an integer whose prefix has the bits of `mask`, and where it ends (5.1)."""
     value = block[at] & mask
     at += 1
     if value < mask:
@@ -191,7 +191,7 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
-    """A string, and where it ends (5.2)."""
+    """Returns a string literal, and where it ends (5.2)."""
     first = block[at]
     is_coded = first & 0x80
     length, at = (first & 0x7F, at + 1) if first & 0x7F != 0x7F else _integer(block, at, 0x7F)
@@ -202,7 +202,7 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     return (decode_huffman(text) if is_coded else text), end
 
 
-# --- Huffman's code: a byte at a time, from one inner node of the code's tree to the next ---
+# --- Huffman decoding: byte by byte, from one inner node of the code's tree to the next ---
 
 _CODE_LENGTHS = bytes.fromhex(
     "0d171c1c1c1c1c1c1c181e1c1c1e1c1c1c1c1c1c1c1c1e1c1c1c1c1c1c1c1c1c"
@@ -215,11 +215,11 @@ _CODE_LENGTHS = bytes.fromhex(
     "14181415161515171616191918181a171a1b1a1a1b1b1b1b1b1c1b1b1b1b1b1a"
     "1e"
 )
-"""Bits of each symbol's code (RFC 7541, appendix B); the codes follow from them, as they are in order."""
+"""Bits of each symbol's code (RFC 7541, appendix B); the codes follow from them, because they are canonical."""
 
 
 def _tree() -> list[list[int]]:
-    """The inner nodes, the root first: where a 0 and a 1 lead, to a node or, as -1 - symbol, to a symbol."""
+    """Returns the inner nodes, root first: where a 0 and a 1 lead, to a node or, as -1 - symbol, to a symbol."""
     nodes = [[0, 0]]
     code = last_length = 0
     for length, symbol in sorted((length, symbol) for symbol, length in enumerate(_CODE_LENGTHS)):
@@ -240,7 +240,7 @@ _TREE = _tree()
 
 
 def _ends() -> frozenset[int]:
-    """The nodes at which a text may end: behind a symbol, or in padding, which is the beginning of EOS (5.2)."""
+    """Returns the nodes at which a string may end: after a symbol, or in padding, a prefix of EOS (5.2)."""
     ends = [0]
     for _ in range(MOST_PADDING_BITS):
         ends.append(_TREE[ends[-1]][1])
@@ -252,7 +252,7 @@ _ENDS = _ends()
 
 @lru_cache(maxsize=8192)
 def _step(node: int, byte: int) -> tuple[int, bytes]:
-    """Where a byte of coded text leads, and the symbols that are complete with it."""
+    """Returns the node that a byte leads to, and the symbols it completes."""
     symbols = bytearray()
     for bit in range(7, -1, -1):
         node = _TREE[node][byte >> bit & 1]
@@ -265,7 +265,7 @@ def _step(node: int, byte: int) -> tuple[int, bytes]:
 
 
 def decode_huffman(text: bytes) -> bytes:
-    """A string that is coded by RFC 7541's own code. Raises `HpackError`."""
+    """Returns a decoded Huffman string. Raises `HpackError`."""
     node = 0
     parts = []
     for byte in text:
