@@ -1,15 +1,15 @@
-"""The names in a client's certificate, for whoever decides what the client may do.
+"""The names in a client's certificate, by which access control identifies the client.
 
-They are those of the subjectAltName extension: URIs, DNS names, e-mail addresses and IP addresses, in this order.
-The subject's common name counts only where there is none of these, and begins with "CN=": many CAs check what is
-in the extension, and let the common name be anything (RFC 6125, 6.4.4). gRPC's peer identity and Envoy's
+They are those of the subjectAltName extension: URIs, DNS names, e-mail addresses and IP addresses, in this
+order. The subject's common name is used only if there is none of these, and is prefixed with "CN=": many CAs
+verify what is in the extension, but not the common name (RFC 6125, 6.4.4). gRPC's peer identity and Envoy's
 principals prefer the extension, too.
 
-Names are to be compared as they are: upper and lower case differ, and "*.example" is the name of a wildcard
-certificate, not a pattern. Names of different kinds are never equal: one that has not its kind's form, like a DNS
-name "spiffe://a/b" or "10.0.0.1", does not count.
+Names have to be compared exactly: upper and lower case differ, and "*.example" is the name of a wildcard
+certificate, not a pattern. Names of different kinds are never equal: a name without the form of its kind, such
+as the DNS names "spiffe://a/b" and "10.0.0.1", is ignored.
 
-Strategy: the certificate's bytes are read here, for all transports, since grpc's Python library ends a name at its
+Strategy: all transports have the certificate parsed here, because grpc's Python library truncates a name at its
 first NUL: "friend\0.stranger.example" would be "friend".
 """
 
@@ -24,30 +24,33 @@ from functools import lru_cache
 from typing import Any
 
 Element = tuple[int, bytes]
-"""Of DER (X.690): its tag, and what it holds."""
+"""A DER element (X.690): tag and content."""
 _SEQUENCE, _EXTENSIONS = 0x30, 0xA3
 _ALTERNATIVE_NAME, _COMMON_NAME = b"\x55\x1d\x11", b"\x55\x04\x03"
-"""Object identifiers: 2.5.29.17 and 2.5.4.3."""
+"""Object identifiers 2.5.29.17 and 2.5.4.3."""
 _KINDS = _URI, _DNS, _EMAIL, _ADDRESS = 0x86, 0x82, 0x81, 0x87
 _FORMS = {
     _URI: re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*:[!-~]+"),
     _DNS: re.compile(rb"[A-Za-z0-9*_-]+(\.[A-Za-z0-9*_-]+)*"),
-    _EMAIL: re.compile(rb"(?!CN=)[!-9;-?A-~]+@[A-Za-z0-9.-]+"),  # With one "@", and without ":".
+    _EMAIL: re.compile(rb"(?!CN=)[!-9;-?A-~]+@[A-Za-z0-9.-]+"),  # One "@", and no ":".
 }
 _CODECS = {0x0C: "utf-8", 0x13: "ascii", 0x14: "latin-1", 0x16: "ascii", 0x1C: "utf-32-be", 0x1E: "utf-16-be"}
-"""Of the kinds of texts that a common name may be."""
+"""Codecs of the string types that a common name may have, by tag."""
 _MOST_KEPT = 1024
 
 
 def names_of(transport: asyncio.BaseTransport) -> tuple[str, ...]:
-    """Of the connection's client; none without TLS, or without a certificate."""
+    """Returns the names in the certificate of a connection's client.
+
+    None without TLS, or without a certificate.
+    """
     secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
     certificate = None if secured is None else secured.getpeercert(binary_form=True)
     return () if certificate is None else certificate_names(certificate)
 
 
 def names_of_context(context: Any) -> tuple[str, ...]:
-    """Of the client of one of grpc.aio's calls; see `names_of`."""
+    """As `names_of`, for the client of a grpc.aio call."""
     for text in context.auth_context().get("x509_pem_cert", ()):
         return certificate_names(ssl.PEM_cert_to_DER_cert(text.decode()))
     return ()
@@ -55,9 +58,9 @@ def names_of_context(context: Any) -> tuple[str, ...]:
 
 @lru_cache(_MOST_KEPT)
 def certificate_names(certificate: bytes) -> tuple[str, ...]:
-    """Of a certificate in DER, which has been verified; none if it is not well-formed.
+    """Returns the names in a verified certificate in DER; none if it is not well-formed.
 
-    They are kept, as some ask for each call of a connection.
+    Cached, because grpc.aio's calls need them once per call.
     """
     try:
         return tuple(_names(certificate))
@@ -81,7 +84,7 @@ def _names(certificate: bytes) -> Iterator[str]:
             if tag == kind and (text := _text(kind, content)) is not None:
                 yield text
     if not names:
-        # Before it: the signature's algorithm, the issuer and the validity.
+        # Sequences before it: the signature's algorithm, the issuer and the validity.
         _, _, _, subject, *_ = (content for tag, content in fields if tag == _SEQUENCE)
         yield from (f"CN={text}" for text in _common(subject)[:1])
 
@@ -105,7 +108,7 @@ def _common(subject: bytes) -> list[str]:
 
 
 def _text(kind: int, content: bytes) -> str | None:
-    """None for what has not the form of its kind, or that of an address."""
+    """Returns a name as text; None if it does not have the form of its kind, or has that of an IP address."""
     if kind == _ADDRESS:
         return str(ipaddress.ip_address(content))
     if not _FORMS[kind].fullmatch(content):
@@ -119,7 +122,7 @@ def _text(kind: int, content: bytes) -> str | None:
 
 
 def _elements(data: bytes) -> list[Element]:
-    """What lies one after the other. Raises `ValueError`."""
+    """Returns consecutive DER elements. Raises `ValueError`."""
     elements: list[Element] = []
     at = 0
     while at < len(data):
@@ -131,7 +134,7 @@ def _elements(data: bytes) -> list[Element]:
                 raise ValueError("expected DER, which says how long things are")
             size = int.from_bytes(data[at : at + length])
             at += length
-        if at + size > len(data) or tag & 0x1F == 0x1F:  # Tags of several bytes are for other things.
+        if at + size > len(data) or tag & 0x1F == 0x1F:  # Certificates have no tags of several bytes.
             raise ValueError("expected the elements of a certificate")
         elements.append((tag, data[at : at + size]))
         at += size

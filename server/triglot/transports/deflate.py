@@ -1,8 +1,8 @@
-"""Compressed answers: what a client accepts, and when it is worth it (spec 3.4).
+"""Compression of responses: what a client accepts, and when it is worth it (spec 3.4).
 
-Strategy: a client that names one coding, or weighs several, asks for it. Most libraries name all that they can
-read with every request, and then compressing a tensor costs more time than sending it saves: such a client gets
-it where the first bytes of the answer show that little is left of them.
+Strategy: a client that names one coding, or gives weights, wants it. Most libraries name all codings that they
+support with every request, and then compressing a tensor often takes longer than sending it: their responses
+are compressed only if a sample of the first bytes shrinks enough.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import zlib
 from dataclasses import dataclass
 
 WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""zlib's parameter for each coding."""
+"""zlib's window bits for each coding."""
 LEVEL = 1
-"""The quickest: the network that a tensor is compressed for is not a slow one."""
+"""The fastest level: networks for tensors are not slow."""
 DEFLATED_WORK = 8
-"""To compress a byte takes as long as so many bytes of text."""
+"""Compressing a byte takes as long as processing this many bytes of text."""
 SAMPLE_BYTES = 16 * 1024
 WORTH = 0.5
-"""What a sample has to shrink to."""
+"""The ratio that a sample has to shrink to."""
 _QUALITY = re.compile(r"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The coding that a client likes best; `asked`: it is its choice, not only what it can read."""
+    """The coding that a client prefers; `asked`: it wants this coding, and does not only support it."""
 
     coding: str
     asked: bool
 
 
 def accepted(header: str) -> Accepted:
-    """What an Accept-Encoding header means: of gzip, deflate and identity the one with the highest weight.
+    """Returns the coding with the highest weight in an Accept-Encoding header: gzip, deflate or identity.
 
-    Of equals the first. Everything else in it is left aside, "*" and what is not understood, too.
+    Among equals the first. Other codings, "*", and invalid parts are ignored.
     """
     weights: dict[str, float] = {}
     names = 0
@@ -54,7 +54,7 @@ def accepted(header: str) -> Accepted:
 
 
 def _weight(rule: str) -> float:
-    """0 for what is no weight."""
+    """Returns the weight; 0.0 for an invalid one."""
     if not rule:
         return 1.0
     found = _QUALITY.fullmatch(rule.replace(" ", ""))
@@ -62,7 +62,7 @@ def _weight(rule: str) -> float:
 
 
 def deflate(body: bytes, wish: Accepted) -> bytes | None:
-    """The body in the coding that is wished for, which is not identity; None where it is not worth it."""
+    """Returns the compressed body; None if that is not worth it. The wish must not be identity."""
     bits = WINDOW_BITS[wish.coding]
     if not wish.asked:
         sample = body[:SAMPLE_BYTES]

@@ -1,9 +1,9 @@
-"""Bytes that come in pieces, held once.
+"""Collects bytes that arrive in pieces without copying them twice.
 
-Strategy: `BytesIO` gives what it holds without a copy, and writes into bytes that nobody else has. Bytes of zeros
-are none in memory yet where the C library takes them from the kernel, as it does for large ones; those it also
-moves, when they have to become larger, without a copy. So what is long goes on in such a block: joining the pieces
-would take memory twice, and hold the interpreter meanwhile. A few short pieces are joined.
+Strategy: `BytesIO` returns its content without a copy, and writes in place into bytes that nothing else refers
+to. Large zeroed bytes occupy no memory until they are written, since the C library takes them from the kernel;
+it also enlarges them without a copy. So long content is written into such a block: joining its pieces would
+take twice the memory, and would hold the interpreter's lock meanwhile. A few short pieces are joined.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from io import BytesIO
 
 LONG = 1024 * 1024
 LONG_UNKNOWN = 8 * LONG
-"""From here on there is a block; pages of one that is larger than need be are not kept by the C library."""
+"""Size from which content of unknown length gets a block; the C library does not keep pages that stay unused."""
 MOST_PIECES = 16
 LARGEST_RESERVED = 64 * LONG
-"""What says that it is longer has its block grow."""
+"""Largest block reserved for a declared length; a longer one grows."""
 
 
 class GrowingBytes:
-    """`length`: how many there will be, if it is known; fewer may come, or more."""
+    """`length`: the declared length, if known; the actual one may be smaller or larger."""
 
     __slots__ = ("_bytes", "_pieces", "_reserved", "_short", "_size")
 
@@ -34,7 +34,7 @@ class GrowingBytes:
         return self._size
 
     def add(self, piece: bytes) -> None:
-        """The next ones."""
+        """Append a piece."""
         self._size += len(piece)
         is_long = self._size > self._short
         if self._bytes is None:
@@ -52,7 +52,7 @@ class GrowingBytes:
         self._bytes.write(piece)
 
     def take(self) -> bytes:
-        """All of them; no more can be added."""
+        """Returns all bytes; no more can be added."""
         if self._bytes is None:
             return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._bytes.truncate()

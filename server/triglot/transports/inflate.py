@@ -1,4 +1,4 @@
-"""Compressed request bodies."""
+"""Decompression of request bodies."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from triglot.protocols.rows import DamagedBody, InflatedTooLarge
 from triglot.transports.growing import GrowingBytes
 
 WINDOW_BITS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""zlib's parameter for each content coding that is taken; 0: none is needed."""
+"""zlib's window bits for each supported content coding; 0: no decompression."""
 INFLATED_WORK = 32
-"""A compressed byte takes as long as so many bytes of text."""
+"""Decompressing a byte takes as long as processing this many bytes of text."""
 MAX_GZIP_MEMBERS = 16
-"""A request that is compressed by parts has few."""
+"""Limit on gzip members: a request that is compressed in parts has few."""
 PART_BYTES = 1024 * 1024
-"""Inflated at a time, and counted before there is more."""
+"""Bytes decompressed at a time, and counted before more are."""
 INPUT_BYTES = 64 * 1024
-"""Handed to zlib at a time: it copies what it leaves."""
+"""Bytes passed to zlib at a time: it copies what it does not consume."""
 Grow = Callable[[int], object]
-"""Called with the size of each part; what it raises ends the inflating."""
+"""Called with the size of each decompressed part; an exception from it ends the decompression."""
 
 
 def inflate(body: bytes, window_bits: int, limit: int, grow: Grow) -> bytes:
-    """The body inflated. Raises `DamagedBody`, and `InflatedTooLarge` before more than `limit` bytes are made."""
+    """Returns the decompressed body.
+
+    Raises `DamagedBody`, and `InflatedTooLarge` before it exceeds `limit` bytes.
+    """
     inflated = GrowingBytes()
     members = 0
     rest = memoryview(body)
@@ -39,7 +42,7 @@ def inflate(body: bytes, window_bits: int, limit: int, grow: Grow) -> bytes:
             raise InflatedTooLarge(f"the compressed request body holds more than {limit} bytes")
         if not ended:
             raise DamagedBody("the compressed request body is damaged: it is truncated")
-        if rest and window_bits == WINDOW_BITS["deflate"]:  # gzip may come in several members.
+        if rest and window_bits == WINDOW_BITS["deflate"]:  # Only gzip may have several members.
             raise DamagedBody("the compressed request body is damaged: data follows its end")
     return inflated.take()
 
@@ -47,10 +50,9 @@ def inflate(body: bytes, window_bits: int, limit: int, grow: Grow) -> bytes:
 def inflate_stream(
     data: memoryview, window_bits: int, limit: int, grow: Grow, inflated: GrowingBytes
 ) -> tuple[memoryview, bool]:
-    """Inflate one compressed stream: the data behind its end, and whether that was reached.
+    """Decompress one stream into `inflated`; returns the data after its end, and whether the end was reached.
 
-    What it holds is added to `inflated`. Stops with the first byte above `limit`. Raises `zlib.error`, and what
-    `grow` raises.
+    Stops with the first byte above `limit`. Raises `zlib.error`, and what `grow` raises.
     """
     inflater = zlib.decompressobj(window_bits)
     room = limit + 1

@@ -1,4 +1,4 @@
-"""Requests of a stream that come from an iterator, for rows that take them as a `Duplex`."""
+"""A `Duplex` over an iterator of requests, for rows that take their requests as a `Duplex`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triglot.core.duplex import Duplex
 
 
 class Iterated(Duplex):
-    """Reads one request ahead. Answers leave one by one: each waits for the transport."""
+    """Reads one request ahead. Responses are written one by one: `offer` sends none."""
 
     def __init__(self, requests: AsyncIterator[bytes]) -> None:
         self._requests = requests
@@ -56,7 +56,7 @@ class Iterated(Duplex):
             try:
                 raise error
             finally:
-                del error  # Its traceback has this frame.
+                del error  # Its traceback refers to this frame.
         return request
 
     def offer(self, answers: deque[bytes]) -> None:

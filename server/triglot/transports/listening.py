@@ -1,7 +1,8 @@
-"""The sockets of a host and a port, and the connections that come there.
+"""Listening sockets, and the connections that are accepted on them.
 
-Strategy: connections are accepted here, and not by asyncio's servers: one too many is closed before anything is
-spent on it, TLS takes the certificate of the day, and what has come already when the server stops is still served.
+Strategy: connections are accepted here, and not by asyncio's servers, so that one above the limit is closed
+before it costs anything, TLS uses the current certificate, and connections that were made before the server
+stops are served.
 """
 
 from __future__ import annotations
@@ -26,36 +27,39 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 64
-"""So many connections, and others have their turn."""
+"""Connections accepted in a row, after which other tasks get a turn."""
 RETRY_SECONDS = 0.5
-"""Until it is tried again, when the system has no more files, for example."""
+"""Pause after an error of accept(), when the system has no more file descriptors, for example."""
 SPARE_FILES = 100
-"""Of the process's files, those that are not for clients: of models, their processes, logs and telemetry."""
+"""File descriptors that are not for clients: of models, their processes, logs and telemetry."""
 LISTENERS = 3
-"""At most: gRPC's port, REST's and a Unix socket."""
+"""Most listeners of a server: gRPC's port, REST's, and a Unix socket."""
 GREETING_SECONDS = 10.0
-"""For TLS to agree on its keys."""
+"""Limit on the TLS handshake."""
 GOODBYE_SECONDS = 60.0
-"""For the other side of TLS to take the rest of its answer, and say that it has understood the end."""
+"""Limit on the TLS shutdown: for the client to read the rest of its response and reply to close_notify."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Sockets that somebody else has bound, for each address of the host one; others may have the ports, too."""
+    """Sockets that another process has bound, one per address of the host; other processes may share the ports."""
 
     grpc: list[socket.socket]
     rest: list[socket.socket]
 
     def close(self) -> None:
-        """In this process. What waits to be accepted is lost when no other has them."""
+        """Close them in this process.
+
+        Connections that were not accepted are lost if no other process has the sockets.
+        """
         for one in (*self.grpc, *self.rest):
             one.close()
 
 
 async def bind(host: str, port: int, name: str = "gRPC", *, shared: bool = False) -> list[socket.socket]:
-    """One for each address of the host, all on one port; 0: any free one. Raises `OSError`.
+    """Returns listening sockets for each address of the host, on one port; 0: any free one. Raises `OSError`.
 
-    `shared`: other processes may listen there, too, and the system spreads connections over them.
+    `shared`: other processes may listen on the port too, and the system distributes connections.
     """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -74,17 +78,17 @@ async def bind(host: str, port: int, name: str = "gRPC", *, shared: bool = False
 
 
 def bound_socket(family: int, address: tuple[object, ...], *, shared: bool) -> socket.socket:
-    """One that does not listen yet. `shared` as of `bind`. Raises `OSError`."""
-    # A second server on a used port is an error, not half of the calls, unless it is meant.
-    # That it is TCP is said: asyncio sets TCP_NODELAY for no other, and without it the end of an answer waits for
-    # the client's delayed acknowledgement, some 40 ms.
+    """Returns a bound socket that does not listen yet. `shared`: see `bind`. Raises `OSError`."""
+    # A second server on a used port must be an error, and not get half of the calls, unless `shared`.
+    # The protocol is given explicitly: asyncio sets TCP_NODELAY only for TCP, and without it the end of a response
+    # waits for the client's delayed acknowledgement, some 40 ms.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            # The wildcard is for both; any other address is its own.
+            # The IPv6 wildcard address covers IPv4 too; any other address does not.
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != "::"))
         made.bind(address)
         made.setblocking(False)
@@ -95,7 +99,7 @@ def bound_socket(family: int, address: tuple[object, ...], *, shared: bool) -> s
 
 
 def take_over(bound: Sequence[socket.socket]) -> list[socket.socket]:
-    """Sockets that another process has bound, for this one and perhaps others; from now on connections come."""
+    """Listen on sockets that another process has bound, for this one and maybe others; returns them."""
     for one in bound:
         one.setblocking(False)
         one.listen(BACKLOG)
@@ -103,7 +107,7 @@ def take_over(bound: Sequence[socket.socket]) -> list[socket.socket]:
 
 
 def bind_file(path: Path) -> socket.socket:
-    """A Unix socket; what a server that was killed left there is replaced. Raises `OSError`."""
+    """Returns a listening Unix socket; replaces one left behind by a killed server. Raises `OSError`."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
@@ -118,9 +122,10 @@ def bind_file(path: Path) -> socket.socket:
 
 
 class Listener:
-    """Accepts connections on sockets, from `start` on. On the loop.
+    """Accepts connections on sockets. On the event loop.
 
-    `make` gives each its protocol. `most`: so many may be open. `tls` is for all but Unix sockets.
+    `make` creates the protocol of each connection. `most`: limit on open connections. `tls` applies to all
+    sockets but Unix sockets. `greeting`: seconds for the TLS handshake.
     """
 
     def __init__(
@@ -140,16 +145,16 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._making: set[asyncio.Task[Any]] = set()
         self._accepted: WeakSet[socket.socket] = WeakSet()
-        """Those that are open, and some that are not, which somebody keeps."""
+        """Accepted sockets, closed ones included as long as something refers to them."""
         self._is_full = False
 
     def start(self) -> None:
-        """Take connections."""
+        """Start accepting connections."""
         for one in self._sockets:
             self._loop.add_reader(one.fileno(), self._accept, one)
 
     def stop(self) -> None:
-        """Take those that have come already, and no more."""
+        """Accept the connections that have been made already, and close the sockets."""
         for one in self._sockets:
             self._loop.remove_reader(one.fileno())
             while self._accept(one):
@@ -158,14 +163,14 @@ class Listener:
         self._sockets = []
 
     async def settle(self, seconds: float) -> None:
-        """Wait for connections that have been accepted to be made; those that take longer are let go."""
+        """Wait up to `seconds` for accepted connections to be set up; those that take longer are dropped."""
         if self._making:
             await asyncio.wait(self._making, timeout=seconds)
         for task in self._making:
             task.cancel()
 
     def _accept(self, listening: socket.socket) -> bool:
-        """Take what waits, or a part of it; whether there may be more."""
+        """Accept waiting connections, up to a limit; returns whether there may be more."""
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 accepted, peer = listening.accept()
@@ -190,7 +195,7 @@ class Listener:
         self._accepted.add(accepted)
         accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
-            with suppress(OSError):  # Its client has left.
+            with suppress(OSError):  # The client has disconnected.
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = self._loop.create_task(self._connect(accepted, peer))
         self._making.add(task)
@@ -225,9 +230,10 @@ class Listener:
 
 
 def most_sockets(config: Config) -> int:
-    """Connections that each listener may have: `max_sockets`, or its part of the files that are for clients.
+    """Returns the limit on connections per listener: `max_sockets`, or its share of the file descriptors for
+    clients.
 
-    Connections to one port cannot take the files of another, and all of them together leave `SPARE_FILES`.
+    Connections to one port cannot use up those of another, and all together leave `SPARE_FILES`.
     """
     listeners = (config.grpc_port != NO_PORT) + bool(config.grpc_socket)
     listeners += config.rest_port != NO_PORT and not config.rest_with_grpc
@@ -235,7 +241,7 @@ def most_sockets(config: Config) -> int:
 
 
 def raise_file_limit(config: Config) -> None:
-    """Have the system allow this process as many files as its listeners may take, or as many as it can."""
+    """Raise the limit on file descriptors to what the listeners may need, as far as the system allows."""
     if sys.platform == "win32":
         return
     import resource  # noqa: PLC0415 - not for Windows.

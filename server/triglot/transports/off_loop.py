@@ -1,4 +1,4 @@
-"""Codec work that is too long for the event loop."""
+"""Runs codec work on threads when it would take too long on the event loop."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 OFF_LOOP_BYTES = 128 * 1024
-"""Text larger than this takes longer than the way to a thread and back."""
+"""Text larger than this takes longer to process than the switch to a thread and back."""
 
 
 class OneAtATime:
-    """Runs work on threads, one piece after the other, in the order that it came in. On the loop."""
+    """Runs work on threads, one piece at a time, in order of arrival. On the event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` gives. The next piece waits for its end, even if nobody waits for it any more."""
+        """Returns what `work` returns.
+
+        The next piece waits until this one has ended, even if the caller is cancelled.
+        """
         await self._turn.acquire()
-        # In no variable: an error would have its own frame, and both be left to the garbage collector.
+        # Not in a local variable: an error's traceback would refer to it, a cycle for the garbage collector.
         return await asyncio.shield(self._begin(work))
 
     def _begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
@@ -35,7 +38,7 @@ class OneAtATime:
 
 
 async def run_sized(size: int, function: Callable[..., T], *arguments: object) -> T:
-    """What `function` gives, on a thread when it has more than `OFF_LOOP_BYTES` to work through."""
+    """Returns what `function` returns; it runs on a thread if `size` is above `OFF_LOOP_BYTES`."""
     if size > OFF_LOOP_BYTES:
         return await asyncio.to_thread(function, *arguments)
     return function(*arguments)

@@ -1,6 +1,6 @@
-"""Bytes of request bodies that the server has received and not decoded yet, over every transport.
+"""Memory of request bodies that the server has received but not decoded yet, over all transports.
 
-What is decoded is counted by the model that runs it (`engine.admission`).
+Decoded requests are counted by the model that runs them (`scheduling.admission`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from triglot.core.errors import RETRY_AFTER_SECONDS, Cancelled, QueueFull
 
 
 class RequestBytes:
-    """The total of all requests, and its limit; 0 sets none. For any thread."""
+    """Total of all requests in bytes, and its limit; 0: unlimited. Thread-safe, except for `add`."""
 
     __slots__ = ("_limit", "_lock", "_on_loop", "reserved")
 
@@ -21,7 +21,7 @@ class RequestBytes:
         self._lock = threading.Lock()
         self._on_loop = 0
         self.reserved = 0
-        """By requests that threads work on, too; changed under the lock."""
+        """Bytes of `Reservation`s, which threads may change too; guarded by the lock."""
 
     @property
     def held(self) -> int:
@@ -29,7 +29,7 @@ class RequestBytes:
         return self._on_loop + self.reserved
 
     def add(self, count: int) -> None:
-        """Count so many bytes more, or less. On the loop."""
+        """Add `count` bytes, which may be negative. On the event loop."""
         self._on_loop += count
 
     def check(self) -> None:
@@ -41,12 +41,12 @@ class RequestBytes:
             )
 
     def reserve(self, free: int) -> Reservation:
-        """Nothing yet, for one request; up to `free` bytes of it are never refused."""
+        """Returns an empty reservation for one request; up to `free` bytes of it are never rejected."""
         return Reservation(self, self._lock, free)
 
 
 class Reservation:
-    """What one request holds of the total, until the `with` block ends."""
+    """The bytes that one request holds, until its `with` block ends."""
 
     __slots__ = ("_free", "_lock", "_over", "_size", "_total")
 
@@ -66,9 +66,9 @@ class Reservation:
             self._total.reserved -= self._size
 
     def grow(self, count: int) -> None:
-        """Hold so many bytes more. Raises `QueueFull`, and `Cancelled` when the request has been given up."""
+        """Hold `count` more bytes. Raises `QueueFull`, and `Cancelled` once the `with` block has ended."""
         with self._lock:
-            if self._over:  # A thread was still at work on it.
+            if self._over:  # The request has ended, and a thread still works on it.
                 raise Cancelled("the request has ended")
             self._size += count
             self._total.reserved += count
@@ -76,7 +76,7 @@ class Reservation:
             self._total.check()
 
     def shrink(self, count: int) -> None:
-        """Hold so many bytes less."""
+        """Hold `count` bytes less."""
         with self._lock:
             self._size -= count
             self._total.reserved -= count

@@ -1,3 +1,3 @@
-"""What every transport tells a call that it ends or refuses because the server stops."""
+"""The message of calls that are ended or rejected because the server stops."""
 
 SHUTTING_DOWN = "the server is shutting down"

@@ -1,8 +1,9 @@
-"""Room for JSON bodies on their way: long texts are parsed one at a time, so that not all of them need to be here.
+"""Memory limit for large JSON bodies: they are parsed one at a time, so not all of them have to be in memory.
 
-Strategy: a socket that nobody reads stops its client, and what a client has not sent costs nothing. While the room
-is full, only the first body that is not complete goes on, so that one of them will be, and none while a complete
-one waits for the parser. Who may go on has to, as long as others wait: a body that is too slow is refused.
+Strategy: a socket that is not read stops its client, and data that was not sent takes no memory. While the
+memory is used up, only the first incomplete body is read further, so that one of them completes, and none while
+a complete one waits for the parser. While others wait, a body that is read has to arrive fast enough, or it is
+rejected.
 """
 
 from __future__ import annotations
@@ -13,38 +14,38 @@ from typing import Self
 from triglot.core.errors import RETRY_AFTER_SECONDS, QueueFull
 
 FREE_BYTES = 1024 * 1024
-"""A body that is not longer needs no room: reading ahead takes as much."""
+"""A body up to this size is not limited: read-ahead takes as much."""
 LOOK_SECONDS = 10.0
 LEAST_MOVED = 640 * 1024
-"""Bytes that a body has to gain in so many seconds while others wait: half a megabit a second."""
+"""Bytes by which a body has to grow in `LOOK_SECONDS` while others wait: half a megabit per second."""
 LONGEST_WAIT = 120.0
-"""Seconds."""
+"""Seconds that a body waits for memory before it is rejected."""
 
 
 class TextRoom:
-    """For so many bytes, and what the first body needs beyond them. On the loop."""
+    """Room for `size` bytes, plus what the first body needs beyond that. On the event loop."""
 
     def __init__(self, size: float) -> None:
         self.size = size
         self.held = 0
         self.complete = 0
         self.coming: dict[Place, None] = {}
-        """In the order in which they came."""
+        """Incomplete bodies, in order of arrival."""
         self.waiting: set[Place] = set()
         self.changed = asyncio.Event()
         self._look: asyncio.TimerHandle | None = None
 
     def place(self) -> Place:
-        """Nothing yet, for one body."""
+        """Returns an empty place for one body."""
         return Place(self)
 
     def change(self) -> None:
-        """There may be room, or another first body."""
+        """Wake waiting bodies: there may be room, or another first body."""
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
     def watch(self) -> None:
-        """Refuse who is too slow from now on, until nobody waits."""
+        """Reject bodies that arrive too slowly, until none waits."""
         if self._look is None:
             for place in self.coming:
                 place.seen = place.size
@@ -60,9 +61,9 @@ class TextRoom:
 
 
 class Place:
-    """What one body holds of the room, until the `with` block ends.
+    """What one body holds of the room, until its `with` block ends.
 
-    `reading` is the time limit of its reading, which is over when others wait and the body `is_too_slow`.
+    `reading` is the time limit of its reading; it is ended early when others wait and the body `is_too_slow`.
     """
 
     __slots__ = ("_room", "is_too_slow", "reading", "seen", "size")
@@ -70,7 +71,7 @@ class Place:
     def __init__(self, room: TextRoom) -> None:
         self._room = room
         self.size = 0
-        self.seen: int | None = None  # The size at the last look, if it has been going on since then.
+        self.seen: int | None = None  # The size at the last check, if it has been read since then.
         self.reading: asyncio.Timeout | None = None
         self.is_too_slow = False
 
@@ -88,7 +89,7 @@ class Place:
             room.change()
 
     def grow(self, count: int) -> None:
-        """Hold so many bytes more."""
+        """Hold `count` more bytes."""
         before = self.size if self.size > FREE_BYTES else 0
         self.size += count
         if self.size > FREE_BYTES:
@@ -96,7 +97,7 @@ class Place:
             self._room.held += self.size - before
 
     def complete(self) -> None:
-        """Nothing more comes."""
+        """Note that the body is complete."""
         if self.size > FREE_BYTES:
             del self._room.coming[self]
             self._room.complete += 1
@@ -104,14 +105,14 @@ class Place:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the rest of the body may be read."""
+        """Whether the rest of the body may be read now."""
         room = self._room
         if self.size <= FREE_BYTES or room.held < room.size:
             return True
         return not room.complete and next(iter(room.coming)) is self
 
     async def wait(self) -> None:
-        """Until it may go on. Raises `QueueFull`."""
+        """Wait until the body may be read further. Raises `QueueFull`."""
         room = self._room
         room.waiting.add(self)
         room.watch()
@@ -127,7 +128,7 @@ class Place:
             self.seen = None
 
     def refuse(self) -> None:
-        """Let its time be over."""
+        """End the time limit of its reading now."""
         if self.reading is not None and not self.reading.expired():
             self.is_too_slow = True
             self.reading.reschedule(asyncio.get_running_loop().time())

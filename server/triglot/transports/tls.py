@@ -1,4 +1,4 @@
-"""The server's certificate, read again when its files change."""
+"""The server's TLS configuration; certificate files are read again when they change."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from triglot.config.options import Config, ConfigError
 log = logging.getLogger(__name__)
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2, those that HTTP/2 allows (RFC 9113, 9.2.2); TLS 1.3 has no others."""
+"""Cipher suites of TLS 1.2 that HTTP/2 allows (RFC 9113, 9.2.2); TLS 1.3 has no others."""
 Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """The texts of the files; `client_ca` is empty where no certificate is asked of clients."""
+    """The content of the files; `client_ca` is empty if clients need no certificate."""
 
     certificate: bytes
     key: bytes
@@ -27,9 +27,9 @@ class Pem:
 
 
 class Tls:
-    """What TLS is spoken with, for connections that offer one of `protocols` by ALPN, or none.
+    """The TLS context of new connections; offers `protocols` by ALPN.
 
-    Raises `ConfigError` for files that are missing, or no certificate and its key.
+    Raises `ConfigError` for missing files, and for files that are not a certificate and its key.
     """
 
     def __init__(self, config: Config, *protocols: str) -> None:
@@ -42,17 +42,17 @@ class Tls:
         self._pem, self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """For the next connection."""
+        """Returns the context for a new connection."""
         self.renew()
         return self._context
 
     def pem(self) -> Pem:
-        """As `context`, for those that read certificates themselves."""
+        """Returns the files' content, for libraries that read certificates themselves."""
         self.renew()
         return self._pem
 
     def renew(self) -> bool:
-        """Read the files, if they have changed; whether they are others now. What is wrong with them is logged."""
+        """Read the files if they have changed; returns whether a new certificate is in use. Errors are logged."""
         stamp = self._look()
         if stamp == self._stamp:
             return False
@@ -94,7 +94,8 @@ class Tls:
             except ssl.SSLError as error:
                 raise ConfigError(f"tls_client_ca: {self._client_ca} is damaged: {error.reason}") from None
             context.verify_mode = self._certificates_asked
-            # A resumed session would be as good as its certificate, when that has expired, too.
+            # No session tickets: a resumed session would not check whether the client's certificate has expired
+            # since.
             context.num_tickets = 0
             context.options |= ssl.OP_NO_TICKET
         return pem, context
@@ -109,7 +110,7 @@ class Tls:
 
 
 def check_certificate(config: Config) -> None:
-    """Raises `ConfigError` for a certificate, if there is one, that cannot be used."""
+    """Raises `ConfigError` if a certificate is configured that cannot be used."""
     if config.tls_certificate:
         Tls(config)
 

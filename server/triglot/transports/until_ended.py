@@ -1,4 +1,4 @@
-"""Calls that run without a coroutine, for transports whose handlers are coroutines."""
+"""Runs calls that are not coroutines in transports whose handlers are coroutines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triglot.core.running import Running
 
 
 async def ended(start: Callable[[Callable[[Any], object]], Running | None]) -> None:
-    """Start a call, which is given what to call at its end, and wait for that. Cancelled, it cancels the call."""
+    """Start a call with a callback for its end, and wait for it. If this is cancelled, so is the call."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end(_: object) -> None:
@@ -27,7 +27,7 @@ async def ended(start: Callable[[Callable[[Any], object]], Running | None]) -> N
 
 
 async def cancel(call: Running) -> None:
-    """Cancel it, and wait for its end: code of users on the loop may take a while."""
+    """Cancel a call, and wait for its end: user code on the event loop may take a while."""
     call.cancel()
     while not call.done():
         await _end_of(call)
@@ -39,4 +39,4 @@ async def _end_of(call: Running) -> None:
     try:
         await over.wait()
     except asyncio.CancelledError:
-        call.cancel()  # Again, since code of users may have swallowed the first one.
+        call.cancel()  # Again: user code may have swallowed the first cancellation.

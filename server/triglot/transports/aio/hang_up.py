@@ -1,4 +1,4 @@
-"""Ends a connection of grpc's core, which has no call for it: its socket is found among the process's files."""
+"""Closes a connection of grpc's core, which has no function for it: its socket is found by file descriptor."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Address = tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]
 
 
 def host_of(peer: str) -> str:
-    """The address in the name that grpc gives a client, ipv4:127.0.0.1:80; "" for one of a Unix socket."""
+    """Returns the IP address of a client from grpc's name for it (ipv4:127.0.0.1:80); "" for a Unix socket."""
     family, _, address = unquote(peer).partition(":")
     return address.rpartition(":")[0].strip("[]") if family in ("ipv4", "ipv6") else ""
 
 
 def hang_up(peer: str, port: int) -> None:
-    """Shut down the connection that came to a port from a peer, as grpc names it: ipv4:127.0.0.1:80.
+    """Shut down the connection to `port` from a client, given by grpc's name for it: ipv4:127.0.0.1:80.
 
-    Clients of a Unix socket have no names; their connections stay.
+    Does nothing for clients of a Unix socket, which have no such names.
     """
     family, _, address = unquote(peer).partition(":")
     if family not in ("ipv4", "ipv6"):
@@ -39,10 +39,10 @@ def hang_up(peer: str, port: int) -> None:
         log.warning("cannot close the connection of %s: %s", peer, error)
         return
     for one in files:
-        with suppress(OSError):  # Closed since, or no connection.
+        with suppress(OSError):  # Closed meanwhile, or not a connection.
             if not stat.S_ISSOCK(os.fstat(one).st_mode):
                 continue
-            # A second descriptor: the core keeps and closes its own.
+            # A duplicate descriptor, because the core keeps and closes its own.
             with socket.socket(fileno=os.dup(one)) as found:
                 if found.family not in (socket.AF_INET, socket.AF_INET6):
                     continue

@@ -1,4 +1,4 @@
-"""Requests of a stream over grpc.aio."""
+"""The requests of a stream over grpc.aio, as a `Duplex`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triglot.core.duplex import Duplex
 
 MOST_REQUESTS = 32
 MOST_BYTES = 64 * 1024
-"""That are read ahead, and one request more."""
+"""Limits of what is read ahead; one request may exceed them."""
 
 
 def _nobody_listens() -> None:
@@ -19,9 +19,9 @@ def _nobody_listens() -> None:
 
 
 class AioRequests(Duplex):
-    """Reads ahead of whoever takes them. Answers leave one by one: each waits for the transport.
+    """Reads requests ahead. Responses are written one by one: `offer` sends none.
 
-    `read` gives the next request, and `end` when there are no more; `requests` iterates over the same.
+    `read` returns the next request, or `end` after the last one; `requests` is an iterator over the same requests.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class AioRequests(Duplex):
             try:
                 raise error
             finally:
-                del error  # Its traceback has this frame.
+                del error  # Its traceback refers to this frame.
         return None
 
     def offer(self, answers: deque[bytes]) -> None:
@@ -92,7 +92,7 @@ class AioRequests(Duplex):
 
     async def close(self) -> None:
         """See the base class."""
-        self._came = _nobody_listens  # Who listened has this.
+        self._came = _nobody_listens  # The listener refers to this object.
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])

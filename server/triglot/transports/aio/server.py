@@ -1,7 +1,7 @@
-"""The rows over gRPC, carried by grpc.aio.
+"""The gRPC server on grpc.aio.
 
-Strategy: handlers are registered without (de)serializers, so requests arrive as bytes and every error is ours
-to map; see `grpc_calls`.
+Strategy: handlers are registered without (de)serializers, so that requests arrive as bytes, and all errors are
+mapped by `grpc_calls`.
 """
 
 from __future__ import annotations
@@ -48,22 +48,23 @@ from triglot.transports.tls import Tls
 
 Unary = Callable[..., Coroutine[Any, Any, bytes]]
 Stream = Callable[..., Coroutine[Any, Any, None]]
-"""Called with the request, or an iterator over them, the context and the client's `permission`."""
+"""A handler; arguments: the request, or an iterator over requests, the context, and the client's permission."""
 
 LONGEST_MS = LONGEST_SECONDS = MOST_WAITING = 2**31 - 1
 MOST_OPEN_CALLS = 65_536
-"""Where `max_connections` sets no limit: each costs grpc.aio some 15 KB, whatever it sends."""
+"""Limit on open calls without `max_connections`: each takes some 15 KB in grpc.aio, however small."""
 COMPRESSION_LEVELS = {"none": 0, "gzip": 1, "deflate": 3}
-"""Of the codings that the client accepts, the first or the last. grpc's `compression` argument asks nobody."""
+"""The first or last coding that the client accepts. (grpc's `compression` argument ignores what it accepts.)"""
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
 class GrpcServer:
-    """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls.
+    """Serves rows on one port and a Unix socket. `start` binds; `stop` ends streams, then waits for other
+    calls.
 
-    `limits`: those of HTTP/2 that grpc's core has no other option for. `request_bytes` is the count that it shares
-    with the REST server. `access` says who may make which calls; None: everybody. `shared`: other processes
-    listen on the port, too. Raises `ConfigError` for a certificate that cannot be used.
+    `limits`: of HTTP/2, as far as grpc's core has options for them. `request_bytes` is shared with the REST
+    server. `access` decides which calls a client may make; None: all. `shared`: other processes listen on the
+    port too. Raises `ConfigError` for a certificate that cannot be used.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((_Rows(rows, unsent, calls, most),))
 
     async def start(self) -> int:
-        """Bind and serve; the port, if there is one. Raises `OSError` when an address cannot be bound."""
+        """Bind and serve; returns the port, or 0 without one. Raises `OSError` when an address cannot be bound."""
         config, port = self._config, 0
         if config.grpc_port != NO_PORT:
             port = self._bind(config.address(config.grpc_port), self._tls)
@@ -113,16 +114,16 @@ class GrpcServer:
             raise OSError(f"cannot bind gRPC to {address}: {error}") from None
 
     async def retire(self) -> None:
-        """Nothing: grpc.aio closes its port, and has connections go elsewhere, only when it stops."""
+        """Does nothing: grpc.aio closes its port, and makes clients connect elsewhere, only when it stops."""
 
     async def stop(self) -> None:
-        """Refuse new calls, end streams with UNAVAILABLE, wait for the rest as long as the grace period."""
+        """Reject new calls, end streams with UNAVAILABLE, and wait for other calls for the grace period."""
         await self._calls.stop(asyncio.ensure_future(self._server.stop(self._grace)))
         self._unsent.close()
 
 
 def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: Calls) -> grpc.RpcMethodHandler:
-    """Without access control: every client may make the call."""
+    """Returns the handler of a row without access control: every client may make the call."""
     if row.kind is Kind.UNARY:
         unary = _counted(row.handler, unsent, calls)
         return grpc.unary_unary_rpc_method_handler(partial(unary, permission=EVERYTHING))
@@ -134,9 +135,10 @@ def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: Calls) -> grpc.RpcMetho
 
 
 def _checked(row: GrpcRow, unsent: UnsentAnswers, calls: Calls, access: AccessControl) -> grpc.RpcMethodHandler:
-    """With access control, which is asked before anything else of the call is read.
+    """Returns the handler of a row with access control, which is checked before the request is read.
 
-    All are taken as streams, which are the same on the wire: grpc.aio reads the one request of others first.
+    All rows are registered as streams, which are the same on the wire: for other calls grpc.aio reads the
+    request first.
     """
     unary = _counted(row.handler, unsent, calls)
     stream = _counted_stream(row.handler, unsent)
@@ -160,7 +162,7 @@ def _checked(row: GrpcRow, unsent: UnsentAnswers, calls: Calls, access: AccessCo
                 await calls.end(context, Unimplemented("the method takes one request, got none"))
             elif row.kind is Kind.UNARY:
                 message = await unary(data, context, permission)
-                if not context.code():  # Else the call has ended with a status.
+                if not context.code():  # Otherwise the call has ended with a status.
                     await context.write(message)
             else:
                 await stream(data, context, permission)
@@ -172,7 +174,7 @@ def _checked(row: GrpcRow, unsent: UnsentAnswers, calls: Calls, access: AccessCo
 
 
 def _permission(row: GrpcRow, context: Any, access: AccessControl) -> Permission:
-    """Raises `ServingError` where the client may not make the call."""
+    """Returns the permission of a call's client. Raises `ServingError` if the client may not make the call."""
     names = access.fields[GRPC]
     fields = [(name, value) for name, value in context.invocation_metadata() if name in names]
     assert row.operation is not None
@@ -187,7 +189,7 @@ def _counted(handler: UnaryHandler, unsent: UnsentAnswers, calls: Calls) -> Unar
         message = await answer(handler, data, context, permission)
         if message:
             peer = context.peer()
-            # Others of this client's may have been answered meanwhile.
+            # Meanwhile more responses to this client may be waiting.
             if (refused := unsent.backlog(peer)) is not None:
                 await calls.end(context, refused)
             else:
@@ -220,7 +222,7 @@ def _counted_requests(stream: BidiStream, unsent: UnsentAnswers) -> Stream:
 
 
 class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
-    """Finds the handler of a call by its path, and refuses calls when `most` are open."""
+    """Finds the handler of a call by its path, and rejects calls when `most` are open."""
 
     def __init__(
         self,
@@ -234,11 +236,11 @@ class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
         self._calls = calls
         self._most = most
         self._open = 0
-        # As a stream, so that the status does not wait for the request.
+        # A stream, so that the status does not wait for the request.
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """None: there is no such row."""
+        """Returns the handler; None for an unknown path."""
         row = self._rows.get(handler_call_details.method)
         if row is not None and self._open >= self._most:
             return self._refusal
@@ -258,29 +260,29 @@ class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
 
 
 def _options(config: Config, limits: Limits, shared: bool) -> list[tuple[str, int]]:
-    # Times without limit are grpc's defaults.
+    # grpc's default is no limit.
     times = {
         "grpc.max_connection_age_ms": config.max_connection_age,
         "grpc.max_connection_age_grace_ms": config.max_connection_age_grace,
         "grpc.keepalive_time_ms": config.keepalive_time,
         "grpc.keepalive_timeout_ms": config.keepalive_timeout,
-        # Newer ones wait so long for the answer, whatever the option above says.
+        # Newer grpc versions wait this long for the reply, whatever the option above says.
         "grpc.http2.ping_timeout_ms": config.keepalive_timeout,
     }
     return [
-        # A second server on a used port must be an error, not half of the calls, unless it is meant.
+        # A second server on a used port must be an error, and not get half of the calls, unless `shared`.
         ("grpc.so_reuseport", int(shared)),
         ("grpc.default_compression_level", COMPRESSION_LEVELS[config.grpc_compression]),
         ("grpc.max_allowed_incoming_connections", most_sockets(config)),
         *((name, round(min(1000 * seconds, LONGEST_MS))) for name, seconds in times.items() if seconds),
         ("grpc.max_receive_message_length", config.max_message_size),
-        # Of calls that wait to be accepted, 1,000 for 30 s, grpc answers the others CANCELLED. Here the number of
-        # streams is bounded, and clients queue the rest.
+        # grpc answers CANCELLED to calls beyond 1,000 that wait to be accepted, and after 30 s. Here the number of
+        # streams is limited instead, and clients queue further calls.
         ("grpc.server.max_pending_requests", MOST_WAITING),
         ("grpc.server.max_pending_requests_hard_limit", MOST_WAITING),
         ("grpc.server_max_unrequested_time_in_server", LONGEST_SECONDS),
         ("grpc.max_concurrent_streams", limits.max_streams),
-        # It counts calls that have ended but are not released yet, and resets those of clients within the bound.
+        # It counts ended calls that are not released yet, and resets calls of clients that keep within the limit.
         ("grpc.http.overload_protection", 0),
         ("grpc.max_send_message_length", -1),
         # Clients behind load balancers ping every 10 to 30 seconds; gRPC's own default would cut them off.
@@ -297,7 +299,7 @@ def _credentials(tls: Tls) -> grpc.ServerCredentials:
     one_at_a_time = threading.Lock()
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
-        """grpc asks before each connection, on threads of its own; None: as before."""
+        """Called by grpc before each connection, on its own threads; None: no change."""
         with one_at_a_time:
             return configuration() if tls.renew() else None
 
@@ -309,5 +311,6 @@ async def _abort(context: Any, code: Code, details: str, trailing: Trailing) -> 
     try:
         await context.abort(_STATUS[code], details, trailing)
     except grpc.aio.AbortError as aborted:
-        # The context has it, and its frames have the context. grpc.aio raises it again when the handler returns.
+        # The context keeps the error, whose frames refer to the context. grpc.aio raises it again when the handler
+        # returns.
         aborted.__traceback__ = aborted.__context__ = None

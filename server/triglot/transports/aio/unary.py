@@ -1,4 +1,4 @@
-"""Calls with one answer over grpc.aio, whose handlers are awaited: all that one waits for is a future."""
+"""Unary calls over grpc.aio, whose handlers are coroutines: each awaits a single future."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Status = tuple[Code, str, Trailing]
 
 
 class _Reply:
-    """A `Reply` that is awaited: `ended` is done when there is a message or a status."""
+    """A `Reply` that can be awaited: `ended` is done once there is a message or a status."""
 
     __slots__ = ("_handler", "_loop", "defer", "ended", "message", "status", "trailing")
 
@@ -58,7 +58,7 @@ class _Reply:
 
 
 async def answer(handler: UnaryHandler, data: bytes, context: Any, permission: Permission) -> bytes:
-    """The answer; without one the call has been ended with a status."""
+    """Run a unary call; returns the response, or b"" if the call has been ended with a status."""
     reply = _Reply(handler)
     call = handler.start(data, call_of(context, permission, host_of(context.peer())), reply)
     try:

@@ -1,10 +1,10 @@
-"""Answers that grpc's core holds because their clients do not read them: counted by connection, bounded, let go.
+"""Limits responses that grpc's core holds because clients do not read them, per connection and in all.
 
-Strategy: the core neither bounds what it holds nor tells how much of an answer has left. It tells when a send is
-complete, so an answer counts as a whole until then. A client is given `stall` seconds, and more for what waits for
-it at `LEAST_RATE`. When a stream takes longer, what makes its answers is closed, and the send goes on: the core
-takes no status before it is complete. When nothing moves on a connection, its socket is shut down, since grpc.aio
-cannot close it.
+Strategy: the core neither limits what it holds nor reports how much of a message has been sent. It reports when
+a send is complete, so a message counts as a whole until then. A client has `stall` seconds, plus the time for
+the waiting bytes at `LEAST_RATE`. If a stream takes longer, its responses are closed at the source, but its
+send continues: the core accepts no status before it is complete. If nothing moves on a connection, its socket
+is shut down, because grpc.aio cannot close a single connection.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from triglot.transports.http2.core.limits import Limits
 log = logging.getLogger(__name__)
 
 COPIES = 2
-"""Of an answer that waits: grpc.aio keeps Python's bytes beside the core's."""
+"""Copies of a waiting message: grpc.aio keeps the Python bytes beside the core's."""
 LEAST_RATE = 64 * 1024
-"""Bytes a second that a client takes, or it is taken for one that does not read."""
+"""Bytes per second below which a client counts as not reading."""
 BUFFERED = 64 * 1024
-"""Bytes of a stream that the core holds although their sends are complete, `grpc.http2.write_buffer_size`."""
+"""Bytes of a stream that the core holds after their sends are complete (`grpc.http2.write_buffer_size`)."""
 LOOKS_PER_LIMIT = 4
 
 
@@ -38,45 +38,48 @@ class _Connection:
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.users = 0
-        """Streams, and answers that wait."""
+        """Number of streams and waiting messages."""
         self.bytes = 0
         self.still = 0.0
-        """Seconds for which no send has been complete, as of the last look."""
+        """Seconds since a send was complete, as of the last check."""
 
 
 class UnsentAnswers:
-    """Of all connections. On the loop; `start` begins to look for clients that do not read, `close` ends it."""
+    """Unsent bytes of all connections.
+
+    On the event loop; from `start` to `close` it looks for clients that do not read.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._connections: dict[str, _Connection] = {}
         self._last: dict[asyncio.Task[Any], tuple[_Connection, int]] = {}
-        """What the core holds of calls whose handlers have returned."""
+        """What the core holds of calls whose handlers have returned, by task."""
         self.streams: set[StreamContext] = set()
-        """Whose writes are looked after."""
+        """Streams whose writes are checked."""
         self._timer: asyncio.TimerHandle | None = None
         self.bytes = 0
-        """Those that wait for their clients."""
+        """Unsent bytes of all clients."""
         self.port = 0
-        """Where connections come in."""
+        """The server's port."""
 
     def start(self, port: int) -> None:
-        """Begin to look for clients that take nothing."""
+        """Start the periodic check."""
         self.port = port
         self._look_later()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the periodic check."""
         if self._timer is not None:
             self._timer.cancel()
 
     def backlog(self, peer: str) -> QueueFull | None:
-        """Why no more answers are made for a client that has not read those that it has."""
+        """Returns why calls are rejected for a client that has not read its responses, or None."""
         connection = self._connections.get(peer)
         return None if connection is None else self.backlog_of(connection)
 
     def backlog_of(self, connection: _Connection) -> QueueFull | None:
-        """As `backlog`."""
+        """As `backlog`, for a connection."""
         held = COPIES * connection.bytes
         if held <= self._limits.fair_unsent:
             return None
@@ -89,7 +92,7 @@ class UnsentAnswers:
         return QueueFull(text, retry_after=RETRY_AFTER_SECONDS)
 
     def use(self, peer: str) -> _Connection:
-        """The connection of a client, kept until all who use it `leave`."""
+        """Returns the connection of a client, which is kept until all users call `leave`."""
         connection = self._connections.get(peer)
         if connection is None:
             connection = self._connections[peer] = _Connection(peer)
@@ -103,18 +106,21 @@ class UnsentAnswers:
             del self._connections[connection.peer]
 
     def add(self, connection: _Connection, size: int) -> None:
-        """An answer is handed to the core."""
+        """Note that a message has been passed to the core."""
         connection.bytes += size
         self.bytes += size
 
     def remove(self, connection: _Connection, size: int) -> None:
-        """It has left, or its call is over."""
+        """Note that a message has been sent, or that its call has ended."""
         connection.still = 0.0
         connection.bytes -= size
         self.bytes -= size
 
     def add_last(self, peer: str, size: int) -> None:
-        """The answer that the current task's handler returns: it has left when grpc.aio's task is `done`."""
+        """Note the response that the current task's handler returns.
+
+        It counts until `done` is called for the task.
+        """
         task = asyncio.current_task()
         assert task is not None  # Every handler runs in a task of its own.
         connection = self.use(peer)
@@ -122,14 +128,14 @@ class UnsentAnswers:
         self._last[task] = connection, size
 
     def done(self, task: asyncio.Task[Any]) -> None:
-        """grpc.aio's task of a call has ended."""
+        """Note that grpc.aio's task of a call has ended."""
         if (last := self._last.pop(task, None)) is not None:
             connection, size = last
             self.remove(connection, size)
             self.leave(connection)
 
     def patience(self, size: int) -> float:
-        """Seconds that a client may take for so many bytes."""
+        """Returns the seconds that a client may take to read so many bytes."""
         return self._limits.stall + size / LEAST_RATE
 
     def _look_later(self) -> None:
@@ -155,7 +161,7 @@ class UnsentAnswers:
 
 
 class StreamContext:
-    """The context of a stream's call, whose answers are counted, and each of them sent in time."""
+    """The context of a streaming call; counts its unsent messages, and limits the time of each send."""
 
     __slots__ = (
         "_close_answers",
@@ -180,9 +186,9 @@ class StreamContext:
         self._connection = unsent.use(context.peer())
         self._sent = 0
         self.held = 0
-        """Bytes of the answer that is being sent."""
+        """Bytes of the message that is being sent."""
         self.still = 0.0
-        """Seconds for which it has been, as of the last look."""
+        """Seconds for which it has been waiting, as of the last check."""
         self._close_answers: Callable[[], Awaitable[None]] | None = None
         self._closing: asyncio.Future[None] | None = None
         self.abort = context.abort
@@ -200,7 +206,7 @@ class StreamContext:
         self._close_answers = close_answers
 
     async def write(self, message: bytes) -> None:
-        """Send one answer. Raises `SlowReader` when the client did not take it, nor those before it, in time."""
+        """Send one message. Raises `SlowReader` if the client did not read it, or those before it, in time."""
         unsent, connection, size = self._unsent, self._connection, len(message)
         if connection.bytes and (refused := unsent.backlog_of(connection)) is not None:
             raise SlowReader(refused.message, code=refused.code, retry_after=refused.retry_after)
@@ -218,13 +224,13 @@ class StreamContext:
             raise SlowReader(f"the client read nothing of a response of {size} bytes for {seconds:.0f} s")
 
     def give_up(self) -> None:
-        """Let the model go; the core still tries to send."""
+        """Close the responses, which ends the model; the core continues to send."""
         if self._close_answers is not None:
             self._closing = asyncio.ensure_future(self._close_answers())
             self._close_answers = None
 
     def end(self) -> None:
-        """No more is written; what the core holds counts until the call is over."""
+        """Note that nothing more is written; what the core holds counts until the call has ended."""
         unsent, connection = self._unsent, self._connection
         self._close_answers = None
         unsent.streams.discard(self)

@@ -1,10 +1,9 @@
-"""What aiohttp is given of a connection's bytes: no more than it can be expected to act on.
+"""Limits what aiohttp is given of a connection's bytes.
 
-Strategy: aiohttp takes what comes, and a client may send request after request while the first one is answered, a
-head of any size, or one whose many small fields take far more memory than they have bytes. So what comes is handed
-on in small pieces, but for a body whose length is known, and not at all while a request waits for the one before
-it: what has come by then lies here as it is, and when there is more, nothing is read from the client until aiohttp
-has begun with the next request.
+Strategy: aiohttp parses everything it receives, and a client may pipeline many requests, or send a head of any
+size, or one whose many small fields take far more memory than bytes. So bytes are passed on in small pieces,
+except for bodies of known length, and not at all while a pipelined request waits for the one before it: its
+bytes are kept here, and beyond these nothing is read from the client until aiohttp has begun the next request.
 """
 
 from __future__ import annotations
@@ -20,28 +19,34 @@ from aiohttp.web_protocol import _ErrInfo
 from triglot.transports.rest.fields import MOST_HEAD_BYTES
 
 PIECE_BYTES = 4096
-"""Of what is no body of a known length; the shortest requests that it may hold take 50 times as much."""
+"""Bytes passed on at a time, outside of bodies of known length.
+
+The shortest requests in them take 50 times as much.
+"""
 
 
 class ReadAhead(web.RequestHandler):
-    """Reads requests as they are taken. `begun` is to be called for each that aiohttp begins with."""
+    """An aiohttp connection with limited read-ahead.
+
+    `begun` has to be called for each request that aiohttp begins.
+    """
 
     __slots__ = ("_begun", "_content", "_handing_on", "_head_bytes", "_kept", "_length")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._kept = b""
-        """What has come, and waits for a request to begin."""
+        """Received bytes that wait for a request to begin."""
         self._begun = 0
         self._content = EMPTY_PAYLOAD
-        """The body of the request that is handled, or will be at once, and its length, if that is known."""
+        """The body of the current request, or of the one that begins next, and its length, if known."""
         self._length = 0
         self._handing_on = False
         self._head_bytes = 0
-        """Of what has come since there was a request, or a part of a body."""
+        """Bytes received since the last complete head, or part of a body."""
 
     def begun(self, request: web.BaseRequest) -> None:
-        """All before this request has been answered."""
+        """Note that this request begins: all before it have been answered."""
         self._begun += 1
         if self._content is not request.content:
             self._content, self._length = request.content, request.content_length or 0
@@ -56,17 +61,17 @@ class ReadAhead(web.RequestHandler):
     def resume_reading(self, *arguments: Any, **options: Any) -> None:
         """See the base class."""
         super().resume_reading(*arguments, **options)
-        if self._kept and not self._handing_on:  # A body that ends has aiohttp call this, too.
+        if self._kept and not self._handing_on:  # aiohttp also calls this when a body ends.
             self.data_received(b"")
 
     def data_received(self, data: bytes) -> None:
-        """See the base class. Without data: more may be taken of what has come."""
+        """See the base class. With b"": pass on more of what was kept."""
         if self._close or self._force_close:
             self._kept = b""
         elif self._kept or len(data) > PIECE_BYTES or not self._takes():
             self._hand_on_pieces(data)
         else:
-            self._hand_on(data)  # Without data, too: aiohttp itself may have kept something.
+            self._hand_on(data)  # With b"" too: aiohttp itself may have kept something.
 
     def _hand_on_pieces(self, data: bytes) -> None:
         if not data:
@@ -79,7 +84,8 @@ class ReadAhead(web.RequestHandler):
             at += len(piece)
             self._hand_on(piece)
         self._handing_on = False
-        # What follows a refused head is read and dropped: unread, it would have the socket reset with the answer.
+        # After a rejected head, bytes are discarded: unread ones would reset the connection, and the response with
+        # it.
         self._kept = came[at:] if self._head_bytes <= MOST_HEAD_BYTES else b""
         if self.transport is None or self._reading_paused:
             return
@@ -94,11 +100,11 @@ class ReadAhead(web.RequestHandler):
         return self._request_count <= self._begun or self._missing() > 0
 
     def _missing(self) -> int:
-        """Bytes of the body of known length that is on its way."""
+        """Returns how many bytes are missing of the body of known length that is being received."""
         return self._length - self._content.total_bytes
 
     def _room(self) -> int:
-        """For what is handed on at once."""
+        """Returns how many bytes may be passed on at once."""
         missing = self._missing()
         return missing if self._request_count > self._begun else max(PIECE_BYTES, missing)
 
@@ -119,7 +125,7 @@ class ReadAhead(web.RequestHandler):
                 self._refuse_head()
 
     def _refuse_head(self) -> None:
-        """As aiohttp refuses what is no request."""
+        """Reject the request as aiohttp rejects an invalid one."""
         status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
         text = f"the head of the request is larger than {MOST_HEAD_BYTES} bytes"
         wrong = _ErrInfo(status=status, exc=HttpProcessingError(code=status, message=text), message=text)

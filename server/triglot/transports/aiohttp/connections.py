@@ -1,10 +1,11 @@
-"""aiohttp's connections: what they say of a request that is no HTTP, and of clients that take, or send, no more.
+"""aiohttp's connections, with error bodies for invalid HTTP, half-closed connections, and a timer for stalled
+clients.
 
-The former has the form of every error (spec 0.3).
+Error bodies have the form of every error (spec 0.3).
 
-Strategy: a client that has sent its request may close its side of the connection and wait for the answer. On the
-wire that looks as if it had left. The difference shows when something is sent to it: who has left answers with a
-reset. So the client gets an interim answer, 100 Continue, which every client of HTTP/1.1 skips.
+Strategy: a client may close its sending side after its request, and wait for the response, which looks like a
+disconnect. Only sending something to it shows the difference: a client that has disconnected replies with a
+reset. So the server sends an interim response, 100 Continue, which every HTTP/1.1 client ignores.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from triglot.transports.rest.errors import error_body
 from triglot.transports.unsent import StallTimer
 
 RESET_SECONDS = 0.25
-"""Between two looks whether the client of a half-closed connection has left."""
+"""Seconds between two checks whether the client of a half-closed connection has disconnected."""
 LONGEST_TEXT = 200
-"""Of what was wrong: aiohttp quotes what was sent."""
+"""Longest error text in characters, because aiohttp quotes what was sent."""
 
 
 class Connections(web.Server):
-    """Makes what serves one connection; the arguments are the base class's."""
+    """Makes the protocol of each connection; the arguments are those of the base class."""
 
     def __init__(self, handler: Any, *, handler_cancellation: bool, **options: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -47,14 +48,14 @@ class Connections(web.Server):
 
 
 class Connection(ReadAhead):
-    """Serves one connection."""
+    """One HTTP/1.1 connection."""
 
     __slots__ = ("_stall", "half_closed")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.half_closed = False
-        """Whether its client sends no more."""
+        """Whether the client has closed its sending side."""
         self._stall = StallTimer()
 
     def pause_writing(self) -> None:
@@ -75,25 +76,25 @@ class Connection(ReadAhead):
 
     # --- half-closed connections ---
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's has no need to say so.
-        """See `asyncio.Protocol`: True where answers are still to be sent."""
+    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp declares no result.
+        """See `asyncio.Protocol`. Returns True if responses are still to be sent."""
         waiter = self._waiter
         is_idle = not self._request_count or (waiter is not None and not waiter.done())
         if is_idle or self.transport is None or self.transport.get_extra_info("ssl_object") is not None:
             return False
         self.half_closed = True
-        self._loop.call_soon(self._stay_half_closed)  # What handles the request may be about to begin.
+        self._loop.call_soon(self._stay_half_closed)  # The request's handler may be about to start.
         return True
 
     def _stay_half_closed(self) -> None:
-        """Answer what has come as a whole, and close the connection."""
+        """Answer requests that are complete, and close the connection."""
         transport, request = self.transport, self._current_request
         if transport is None:
             return
         body = self._messages[-1][1] if self._messages else None if request is None else request.content
         begun = request is not None and request.writer.output_size > 0
         if begun or (body is not None and not body.is_eof()):
-            transport.close()  # A stream's client cannot be asked any more, and is taken to have left.
+            transport.close()  # 100 (Continue) cannot be sent in a stream: its client counts as disconnected.
             return
         self.close_when_answered()
         if request is not None and request.version >= HttpVersion11:
@@ -101,14 +102,14 @@ class Connection(ReadAhead):
             self._look_for_reset(transport)
 
     def close_when_answered(self) -> None:
-        """Of a half-closed connection: let the request that is being answered be the last one, if it is."""
+        """Close a half-closed connection after the current request, if no other follows."""
         if not self._messages:
             self.close()
 
     def _look_for_reset(self, transport: asyncio.Transport) -> None:
         if self.transport is None or transport.is_closing():
             return
-        # Nobody reads any more, and so nobody is told of a reset.
+        # Nothing is being read, so asyncio does not notice a reset.
         if transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             transport.abort()
         else:
@@ -121,11 +122,11 @@ class Connection(ReadAhead):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """See the base class, which logs it; the connection is closed."""
+        """See the base class, which logs the error. The connection is closed."""
         super().handle_error(request, status, exc, message)
         text = HTTPStatus(status).phrase
         if status == HTTPStatus.BAD_REQUEST:
-            # aiohttp's text has lines, and may end with a caret that points into the one above.
+            # aiohttp's text has several lines, and may end with a caret that points into the line above.
             wrong = " ".join((message or "").split())[:LONGEST_TEXT].rstrip(" ^")
             text = f"the request is not valid HTTP: {wrong}"
         elif message:

@@ -1,4 +1,4 @@
-"""Requests as they come from aiohttp, and answers as it sends them."""
+"""The `Exchange` of a request over aiohttp."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triglot.transports.rest.fields import Fields
 
 
 class _Pieces(Payload):
-    """A body in pieces, each of which leaves from where it is."""
+    """A response body in pieces, which are sent without joining them."""
 
     def __init__(self, body: Scattered) -> None:
         super().__init__(body)
@@ -28,13 +28,13 @@ class _Pieces(Payload):
         return bytes(self._value).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """See the base class. The first piece goes with the headers."""
+        """See the base class. The first piece is sent with the headers."""
         for piece in self._value.pieces:
             await writer.write(piece)
 
 
 class AiohttpBody(RequestBody):
-    """A request's body."""
+    """The body of an aiohttp request."""
 
     __slots__ = ("_content", "_expected", "_http", "length")
 
@@ -61,7 +61,7 @@ class AiohttpBody(RequestBody):
                 self._expected = False
                 await self._go_on()
             while True:
-                # What has a length comes in the pieces of the socket. HTTP's own chunks may be tiny, and are taken
+                # A body of known length arrives in the pieces of the socket. HTTP chunks may be tiny, and are read
                 # many at a time.
                 chunk = await content.readany() if self.length is None else (await content.readchunk())[0]
                 if chunk or content.at_eof():
@@ -70,15 +70,15 @@ class AiohttpBody(RequestBody):
             raise InvalidArgument(f"the request body is invalid: {error}") from None
 
     async def _go_on(self) -> None:
-        """Have a client that waits for it send the body."""
+        """Send 100 (Continue) to a client that waits for it before it sends the body."""
         writer = self._http.writer
         await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        writer.output_size = 0  # The answer's own bytes are counted.
+        writer.output_size = 0  # Only bytes of the response itself are counted.
         await writer.drain()
 
 
 class AiohttpExchange(Exchange):
-    """A request, and its answer, which aiohttp is to be given."""
+    """A request over aiohttp; `answer` is the response that its handler has to return."""
 
     __slots__ = ("_http", "answer")
 
@@ -114,7 +114,7 @@ class AiohttpExchange(Exchange):
             answer.enable_chunked_encoding()
         writer = await answer.prepare(self._http)
         self.begun = True
-        # aiohttp would keep the headers until the first chunk (since 3.12).
+        # aiohttp 3.12 and later would hold the headers back until the first chunk.
         if writer is not None and hasattr(writer, "send_headers"):
             writer.send_headers()
 

@@ -1,4 +1,4 @@
-"""What aiohttp logs of connections. Whoever sends it something that is no HTTP is no error of the server's."""
+"""The log of aiohttp's connections. A client that sends invalid HTTP is not an error of the server."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import re
 from aiohttp.http_exceptions import HttpProcessingError
 
 LONGEST_TEXT = 200
-"""Of what was wrong."""
+"""Longest error text in characters."""
 _QUOTED = re.compile(r""": b?['"]""")
 
 
 def connection_log() -> logging.Logger:
-    """Where aiohttp logs: a malformed request is one line of information, without a trace."""
+    """Returns the logger for aiohttp.
+
+    It logs an invalid request in one line, as information, without a traceback.
+    """
     log = logging.getLogger(__name__)
     log.addFilter(_one_line)
     return log
@@ -30,5 +33,5 @@ def _one_line(record: logging.LogRecord) -> bool:
 
 
 def _text(error: HttpProcessingError) -> str:
-    """Without what was sent, which aiohttp quotes: it may be a credential, and logs have none."""
+    """Returns the error without the client's data, which aiohttp quotes: a credential must not be logged."""
     return _QUOTED.split(" ".join(error.message.split()), maxsplit=1)[0][:LONGEST_TEXT]

@@ -1,4 +1,4 @@
-"""REST over HTTP/1.1, carried by aiohttp."""
+"""The REST server on aiohttp."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triglot.transports.rest.server import HttpServer
 from triglot.transports.until_ended import ended
 
 KEEP_ALIVE_SECONDS = 75
-"""Longer than the idle time of the usual proxies, so that they close first and no request is lost."""
+"""Longer than the idle timeout of common proxies, so that the proxy closes first and no request is lost."""
 
 
 class AiohttpServer(HttpServer):
@@ -28,21 +28,21 @@ class AiohttpServer(HttpServer):
 
     def __init__(self, calls: HttpCalls, config: Config, *, bound: Sequence[socket.socket] = ()) -> None:
         super().__init__(calls, config, bound=bound)
-        # aiohttp's bare server: what an application adds to it for each request, nobody needs here.
-        # The task of a request whose client is gone is cancelled, and its work is not started.
+        # aiohttp's low-level server: the overhead of an application per request is not needed.
+        # The task of a request whose client disconnects is cancelled, so that its work is not started.
         server = Connections(
             self._respond,
             handler_cancellation=True,
             keepalive_timeout=KEEP_ALIVE_SECONDS,
             access_log=None,
             logger=connection_log(),
-            # Inflated by us: bounded by the result's size, off the loop, and with our own errors.
+            # Decompressed here: limited by the result's size, off the loop, and with Triglot's own errors.
             auto_decompress=False,
             max_line_size=LONGEST_LINE,
             max_field_size=LONGEST_LINE,
             read_bufsize=READ_AHEAD,
         )
-        # The grace period is kept by us: aiohttp would give it twice.
+        # `HttpCalls` keeps the grace period: aiohttp would wait for it a second time.
         self._runner = web.ServerRunner(server, shutdown_timeout=CLEAN_UP_SECONDS)
 
     async def set_up(self) -> None:

@@ -1,10 +1,10 @@
-"""One client's connection: asyncio's bytes to requests, which are answered one after the other.
+"""The asyncio protocol of one HTTP/1.1 connection; its requests are answered one after the other.
 
-Strategy: a request begins as soon as its head has come, and is answered by whatever `HttpCalls` makes of it. What
-its client sends ahead waits as bytes, and beyond some of them nothing is read. A client that has sent its request
-may close its side of the connection and wait for the answer. On the wire that looks as if it had left. The
-difference shows when something is sent to it: who has left answers with a reset. So the client gets an interim
-answer, 100 Continue, which every client of HTTP/1.1 skips.
+Strategy: a request starts as soon as its head has arrived, as a call of `HttpCalls`. Pipelined requests wait as
+bytes, and above a limit nothing is read. A client may close its sending side after its request, and wait for
+the response, which looks like a disconnect. Only sending something to it shows the difference: a client that
+has disconnected replies with a reset. So the server sends an interim response, 100 Continue, which every
+HTTP/1.1 client ignores.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ from triglot.transports.unsent import StallTimer
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75.0
-"""Longer than the idle time of the usual proxies, so that they close first and no request is lost."""
+"""Longer than the idle timeout of common proxies, so that the proxy closes first and no request is lost."""
 HEAD_SECONDS = 30.0
-"""For a head to come, from its first byte."""
+"""Limit on the time for a request's head, from its first byte."""
 LINGER_SECONDS = 10.0
-"""For the rest of a body that was answered before it had come, or for the other side to see the end."""
+"""Limit on the time for the rest of a body after its response, or for the client to close the connection."""
 MOST_AHEAD_BYTES = 64 * 1024
-"""That may come before a request is answered; then nothing is read until it is."""
+"""Bytes received before a request is answered; above this, nothing is read until it is."""
 RESET_SECONDS = 0.25
-"""Between two checks whether the client of a half-closed connection has left."""
+"""Seconds between two checks whether the client of a half-closed connection has disconnected."""
 JOINED_BYTES = 64 * 1024
-"""A copy of less is quicker than another piece."""
+"""Below this size, a copy is faster than another write."""
 MOST_IN_A_ROW = 16
-"""Requests that one segment brings, or pieces of a stream, before others have their turn."""
+"""Pipelined requests, or chunks of a stream, after which other tasks get a turn."""
 REQUEST_TIMEOUT = 408
 
 
 class Serving(Protocol):
-    """What connections share. See `Http1Server`."""
+    """The server, as its connections see it; see `Http1Server`."""
 
     calls: HttpCalls
     connections: set[Connection]
 
     def lost(self, connection: Connection) -> None:
-        """The connection is closed."""
+        """Remove a closed connection."""
 
 
 class _Body(IncomingBody):
-    """A request's body; `connection` reads it."""
+    """A request's body, received by its connection."""
 
     __slots__ = ("_connection", "expected")
 
     def __init__(self, connection: Connection, length: int | None) -> None:
         super().__init__(length)
         self.expected = False
-        """Whether the client waits to be told that it may send it."""
+        """Whether the client waits for 100 (Continue)."""
         self._connection = connection
 
     def want(self, *, more: bool) -> None:
@@ -88,7 +88,7 @@ class _Body(IncomingBody):
 
 
 class _Request(Exchange):
-    """A request on a connection, and its answer."""
+    """The `Exchange` of one request on a connection."""
 
     __slots__ = ("_connection", "_incoming", "_is_head", "keep_alive", "task")
 
@@ -123,11 +123,11 @@ class _Request(Exchange):
     def _head(self, status: int, fields: Fields, length: int | None) -> bytes:
         self.begun = True
         connection = self._connection
-        # Who was not told to send a body may send it, or not.
+        # A client that was not sent 100 (Continue) may send the body or not.
         if connection.is_last or self._incoming.expected or ("Connection", "close") in fields:
             self.keep_alive = False
         elif length is None and self.is_old:
-            self.keep_alive = False  # Its end is the body's.
+            self.keep_alive = False  # The end of the connection is the end of the body.
         date = connection.server.calls.clock.date()
         return heads.head(status, fields, date, length=length, is_old=self.is_old, keep_alive=self.keep_alive)
 
@@ -153,67 +153,67 @@ class _Request(Exchange):
 
 
 class Connection(asyncio.Protocol):
-    """Serves one connection."""
+    """One HTTP/1.1 connection."""
 
     def __init__(self, server: Serving) -> None:
         self.server = server
         self.transport: asyncio.Transport | None = None
         self.half_closed = False
-        """Whether its client sends no more."""
+        """Whether the client has closed its sending side."""
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader()
         self._request: _Request | None = None
-        """What is being answered."""
+        """The request that is being answered."""
         self._body: _Body | None = None
-        """The body that is on its way, unless nobody wants the rest of it."""
+        """The body being received; None if there is none, or if the rest of it is discarded."""
         self._is_incoming = False
-        """Whether a body is on its way."""
+        """Whether a body is being received."""
         self._is_acting = False
         self._is_closing = False
-        """Whether what comes is dropped, as the last answer has been given."""
+        """Whether received bytes are discarded, because the last response has been written."""
         self._is_broken = False
-        """Whether nobody knows where another request would begin."""
+        """Whether the stream of bytes is out of sync: no further request can be found in it."""
         self._is_paused = False
-        """Whether the client does not take what is written."""
+        """Whether the socket's buffer is full."""
         self._writable: asyncio.Future[None] | None = None
         self._written = 0
         self._is_head_begun = False
         self._stall = StallTimer()
         self._deadline = math.inf
-        """What the client does has to be done by then."""
+        """When the client's current step times out, in the loop's time."""
         self._timer: asyncio.TimerHandle | None = None
         self._remote: str | None = None
         self._certificate_names: Sequence[str] | None = None
 
     @property
     def remote(self) -> str:
-        """The client's address, if it has one."""
+        """The client's address; "" where it has none."""
         if self._remote is None:
             peer = None if self.transport is None else self.transport.get_extra_info("peername")
             self._remote = str(peer[0] if isinstance(peer, list | tuple) else peer or "")
         return self._remote
 
     def certificate_names(self) -> Sequence[str]:
-        """Those of the client's certificate; none without one."""
+        """Returns the names in the client's certificate; none without one."""
         if self._certificate_names is None:
             self._certificate_names = () if self.transport is None else names_of(self.transport)
         return self._certificate_names
 
     @property
     def ahead(self) -> int:
-        """Bytes that have come before their turn."""
+        """Bytes of pipelined requests."""
         return self._reader.kept
 
     @property
     def is_last(self) -> bool:
-        """Whether the connection is closed with the request that is being answered."""
+        """Whether the connection closes after the current request."""
         return self._is_broken or self.server.calls.draining or (self.half_closed and not self._reader.kept)
 
     # --- asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See the base class."""
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class.
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass.
         self.server.connections.add(self)
         self._limit(KEEP_ALIVE_SECONDS)
 
@@ -230,11 +230,11 @@ class Connection(asyncio.Protocol):
             self.update_reading()
 
     def eof_received(self) -> bool:
-        """See the base class: True where answers are still to be sent."""
+        """See the base class. Returns True if responses are still to be sent."""
         transport, request = self.transport, self._request
         if transport is None or transport.get_extra_info("ssl_object") is not None:
             return False
-        # A stream's client cannot be asked any more, and is taken to have left.
+        # Once a stream has begun, 100 (Continue) cannot be sent: its client counts as disconnected.
         begun = request is not None and request.begun
         if self._is_closing or self._is_incoming or begun or (request is None and not self._reader.kept):
             return False
@@ -275,7 +275,7 @@ class Connection(asyncio.Protocol):
     # --- requests ---
 
     def _go_on(self) -> None:
-        """Begin with the next request, if it is its turn."""
+        """Start the next pipelined request if the previous one has been answered."""
         if self._is_acting:
             return
         self._is_acting = True
@@ -283,14 +283,14 @@ class Connection(asyncio.Protocol):
         while self._reader.kept and self._is_ready():
             count += 1
             if count > MOST_IN_A_ROW:
-                self._loop.call_soon(self._go_on)  # Others have their turn.
+                self._loop.call_soon(self._go_on)  # Other tasks get a turn.
                 break
             self._act(self._reader.next_request())
         self._is_acting = False
         if count:
             self.update_reading()
         if self.half_closed and not self._is_closing and (self._is_incoming or not self._reader.waits):
-            self.close_idle()  # The rest of the request does not come.
+            self.close_idle()  # The rest of the request will not arrive.
 
     def _is_ready(self) -> bool:
         return self._request is None and not (
@@ -325,16 +325,16 @@ class Connection(asyncio.Protocol):
             request.task = self.server.calls.start(request, self._served)
 
     def _served(self, _: object) -> None:
-        """The request has been answered."""
+        """Continue after the current request has been answered."""
         request, self._request = self._request, None
         if request is None:
-            return  # The connection is lost.
+            return  # The connection is closed.
         request.task = None
         self._body = None
         if self.is_last or not request.keep_alive:
             self._close()
         elif self._is_incoming:
-            # The rest of the body is dropped: unread, it would have the socket reset with the answer.
+            # The rest of the body is discarded: unread bytes would reset the connection, and the response with it.
             self._limit(LINGER_SECONDS)
             self.update_reading()
         else:
@@ -342,7 +342,7 @@ class Connection(asyncio.Protocol):
             self._go_on()
 
     def _refuse(self, error: Malformed) -> None:
-        """What has come is no request, or no body of one."""
+        """Reject bytes that are not a valid request or body."""
         self._is_broken = True
         if self._body is not None:
             self._body.fail(error.text)
@@ -354,7 +354,7 @@ class Connection(asyncio.Protocol):
             self._answer_error(error.status, text)
 
     def _answer_error(self, status: int, text: str) -> None:
-        """Of what is no request, as the last answer."""
+        """Answer an invalid request, and close the connection."""
         body = error_body(text)
         fields = [("Content-Type", "application/json"), *FIXED_FIELDS]
         date = self.server.calls.clock.date()
@@ -365,7 +365,7 @@ class Connection(asyncio.Protocol):
     # --- writing ---
 
     def write(self, *pieces: bytes | memoryview) -> None:
-        """Send these, together."""
+        """Send these pieces."""
         if self.transport is None:
             return
         if len(pieces) == 1:
@@ -376,10 +376,10 @@ class Connection(asyncio.Protocol):
             self.transport.writelines(pieces)
 
     async def drained(self) -> None:
-        """Wait while the client does not take what is written. Raises `ConnectionError`."""
+        """Wait while the socket's buffer is full. Raises `ConnectionError` when the connection is closed."""
         self._written += 1
         if not self._written % MOST_IN_A_ROW:
-            await asyncio.sleep(0)  # Others have their turn.
+            await asyncio.sleep(0)  # Other tasks get a turn.
         while self._is_paused and self.transport is not None:
             self._writable = self._loop.create_future()
             await self._writable
@@ -393,7 +393,7 @@ class Connection(asyncio.Protocol):
     # --- reading ---
 
     def update_reading(self) -> None:
-        """Read from the socket, or not, as there is room for what comes."""
+        """Pause or resume reading, depending on the room for received bytes."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -406,7 +406,7 @@ class Connection(asyncio.Protocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        # Nobody reads any more, and so nobody is told of a reset.
+        # Nothing is being read, so asyncio does not notice a reset.
         if transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             transport.abort()
         else:
@@ -415,12 +415,12 @@ class Connection(asyncio.Protocol):
     # --- time ---
 
     def _limit(self, seconds: float, *, begun: bool = False) -> None:
-        """Let the client have so many seconds for what comes next. `begun`: unless it has them already."""
+        """Set a time limit on the client's next step. `begun`: keep the limit if this step has begun already."""
         if begun and self._is_head_begun:
             return
         self._is_head_begun = begun
         self._deadline = self._loop.time() + seconds
-        # A timer that rings too early is set again then: most requests need none of their own.
+        # A timer that fires too early is set again then, so most requests need no timer of their own.
         if self._timer is None or self._timer.when() > self._deadline:
             self._ring_at(self._deadline)
 
@@ -444,7 +444,7 @@ class Connection(asyncio.Protocol):
     # --- ends ---
 
     def _close(self) -> None:
-        """Send what waits, and no more; what still comes is dropped."""
+        """Send what has been written, and nothing more; further received bytes are discarded."""
         self._is_closing = True
         self._body = None
         transport = self.transport
@@ -454,22 +454,22 @@ class Connection(asyncio.Protocol):
         if clean or not transport.can_write_eof():
             transport.close()
             return
-        # Closed with bytes that nobody read, the socket would be reset, and the answer be lost with it.
+        # If the socket were closed with unread bytes, the connection would be reset, and the response lost.
         self._reader.close()
         self.update_reading()
         try:
             transport.write_eof()
         except OSError:
-            transport.abort()  # The other side has left already.
+            transport.abort()  # The client has disconnected.
         else:
             self._limit(LINGER_SECONDS)
 
     def close_idle(self) -> None:
-        """Close the connection; what is written is still sent."""
+        """Close the connection; written data is still sent."""
         if self.transport is not None:
             self.transport.close()
 
     def abort(self) -> None:
-        """Close the socket, whatever is on its way."""
+        """Close the socket; unsent data is lost."""
         if self.transport is not None:
             self.transport.abort()

@@ -1,4 +1,4 @@
-"""Heads of answers, and chunks, in HTTP/1.1 (RFC 9112). No I/O."""
+"""Formats response heads and chunks for HTTP/1.1 (RFC 9112). No I/O."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from triglot.transports.rest.fields import FRAMING, Fields
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 BODILESS = (204, 304)
-"""Statuses of answers without a body."""
+"""Statuses of responses without a body."""
 MOST_LINES = 256
-"""Status lines that are remembered."""
+"""Status lines, and lines of header fields, that are cached."""
 
 
 @lru_cache(MOST_LINES)
 def status_line(status: int, *, is_old: bool) -> bytes:
-    """The first line of an answer; to HTTP/1.0 in the same."""
+    """Returns the status line; `is_old`: of HTTP/1.0."""
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:
@@ -26,7 +26,7 @@ def status_line(status: int, *, is_old: bool) -> bytes:
 
 
 def lines(fields: Fields) -> bytes:
-    """Of an answer's own fields."""
+    """Returns the lines of a response's header fields, without framing."""
     own = [f"{name}: {value}\r\n" for name, value in fields if name.lower() not in FRAMING]
     return "".join(own).encode("utf-8", "surrogateescape")
 
@@ -37,9 +37,9 @@ def _usual_lines(fields: tuple[tuple[str, str], ...]) -> bytes:
 
 
 def head(status: int, fields: Fields, date: str, *, length: int | None, is_old: bool, keep_alive: bool) -> bytes:
-    """The head of an answer. `length`: of its body; None: it is chunked, or ends with the connection.
+    """Returns the head of a response. `length`: of its body; None: it is chunked, or ends with the connection.
 
-    `fields` that are a tuple come again, and their lines are remembered.
+    The lines of `fields` that are a tuple are cached.
     """
     own = _usual_lines(fields) if type(fields) is tuple else lines(fields)
     if status in BODILESS:
@@ -56,5 +56,5 @@ def head(status: int, fields: Fields, date: str, *, length: int | None, is_old: 
 
 
 def chunk(data: bytes) -> bytes:
-    """A part of a chunked body; not empty."""
+    """Returns a chunk of a chunked body; `data` must not be empty."""
     return b"%x\r\n%b\r\n" % (len(data), data)

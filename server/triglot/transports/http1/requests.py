@@ -1,9 +1,9 @@
-"""Requests of HTTP/1.1 as bytes: from what comes on a connection to heads and bodies (RFC 9112). No I/O.
+"""Parses HTTP/1.1 requests, heads and bodies, from a connection's bytes (RFC 9112). No I/O.
 
-Strategy: llhttp, strict in everything, parses heads and chunked bodies, and would go on with what a client has
-sent ahead. So it is given bytes up to the next blank line only, which ends every head and every chunked body: no
-more than one request is read before it is its turn, and no parser outlives the request that it was made for. A
-body of a known length is counted, and passed on in the pieces that it came in.
+Strategy: llhttp, in its strict mode, parses heads and chunked bodies, but would continue with pipelined
+requests. So it is fed only up to the next blank line, which ends every head and every chunked body: no request
+is read before its turn, and each request has a parser of its own. A body of known length is counted, and passed
+on in the pieces in which it arrived.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from triglot.transports.rest.fields import LONGEST_LINE, MOST_HEAD_BYTES
 
 PIECE_BYTES = 16 * 1024
-"""Of what is kept, that are looked at together: what is left of them is copied with each request."""
+"""Pipelined bytes that are parsed at a time, because what is left of a piece is copied with each request."""
 MOST_FIELDS = 128
 LONGEST_TEXT = 200
-"""Of what was wrong, and of the line that it was in."""
+"""Longest error text, and longest quotation in it, in characters."""
 BAD_REQUEST, HEAD_TOO_LARGE = 400, 431
 BLANK_LINE = b"\r\n\r\n"
 _SINGLE = frozenset(
@@ -36,10 +36,10 @@ _SINGLE = frozenset(
         "user-agent",
     )
 )
-"""Fields of which several could mean different things to different servers."""
+"""Fields whose repetition different servers could interpret differently."""
 _BLANKS = (b" ", b"\t")
 _BEGIN = re.compile(rb"[A-Z]+ /[^?\s]*|[!#$%&'*+.^_`|~\w-]*")
-"""Of a line: a verb and a path, or the name of a field."""
+"""The beginning of a line: method and path, or the name of a field."""
 
 
 def _lower(name: bytes) -> str:
@@ -62,13 +62,13 @@ _KNOWN_NAMES = {
     )
     for name in (known.encode(), known.lower().encode())
 }
-"""As most clients write them."""
+"""Common field names in lower case, by the spellings of most clients."""
 _CHUNKED_HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @dataclass(slots=True)
 class RequestHead:
-    """A request, but for its body. `length`: of the body; None: it is chunked. `fields`: names in lower case."""
+    """A request without its body. `length`: that of the body; None: it is chunked. `fields`: lower-case names."""
 
     verb: str
     target: str
@@ -87,12 +87,12 @@ class BodyPart:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """The request is complete; nothing more is read until `next_request`."""
+    """The end of a request; nothing more is read until `next_request`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """What has come is no request, or no body. Nobody knows where another would begin: nothing more is read."""
+    """An invalid request or body. The beginning of a next request is unknown, so nothing more is read."""
 
     text: str
     status: int = BAD_REQUEST
@@ -109,7 +109,7 @@ class _MalformedRequest(Exception):
 
 
 class RequestReader:
-    """Bytes in, events out, one request at a time. After `Malformed` there are none."""
+    """Turns bytes into events, one request at a time; none after `Malformed`."""
 
     __slots__ = (
         "_at",
@@ -129,13 +129,13 @@ class RequestReader:
 
     def __init__(self) -> None:
         self._kept = b""
-        """What has come and is not read yet, from `_at` on."""
+        """Received bytes that are not parsed yet, from `_at` on."""
         self._at = 0
         self._is_over = False
         self._head: HttpRequestParser | None = None
         self._body: _ChunkedBody | None = None
         self._left = 0
-        """Bytes of the body that are still to come, if its length is known."""
+        """Bytes of a body of known length that have not arrived."""
         self._begin()
 
     def _begin(self) -> None:
@@ -144,13 +144,13 @@ class RequestReader:
         self._is_complete = self._keep_alive = False
         self._size = 0
         self._tail = b""
-        """The last bytes that were parsed, which the next ones may complete to a blank line."""
+        """The last bytes that were parsed, which may be part of a blank line."""
         self._line = b""
-        """The line that has not come as a whole."""
+        """The incomplete last line."""
 
     @property
     def kept(self) -> int:
-        """Bytes that have come, and wait for `next_request`."""
+        """Number of bytes that wait for `next_request`."""
         return len(self._kept) - self._at
 
     @property
@@ -159,12 +159,12 @@ class RequestReader:
         return self._head is None and not self._left and self._body is None
 
     def close(self) -> None:
-        """Nothing more is read."""
-        self._head = self._body = None  # They refer to this.
+        """Read nothing more."""
+        self._head = self._body = None  # They refer to this object.
         self._kept, self._at, self._left = b"", 0, 0
 
     def receive(self, data: bytes) -> list[Event]:
-        """What has come with these bytes; those of a request before its turn are kept."""
+        """Returns the events of these bytes; bytes of later requests are kept."""
         events: list[Event] = []
         rest = data if self.waits else self._read(data, events)
         if rest and not self._is_over:
@@ -173,7 +173,7 @@ class RequestReader:
         return events
 
     def next_request(self) -> list[Event]:
-        """Read the next request, as far as it has come."""
+        """Returns the events of the next request, as far as it has arrived."""
         self._head = HttpRequestParser(self)
         self._begin()
         events: list[Event] = []
@@ -186,7 +186,7 @@ class RequestReader:
         return events
 
     def _read(self, data: bytes, events: list[Event]) -> bytes:
-        """Up to the end of the request; what comes after it."""
+        """Parse up to the end of the request; returns the bytes after it."""
         try:
             if self._head is not None:
                 data = self._read_head(self._head, data, events)
@@ -204,7 +204,7 @@ class RequestReader:
     # --- heads ---
 
     def _read_head(self, parser: HttpRequestParser, data: bytes, events: list[Event]) -> bytes:
-        """Parse up to the end of the head; what comes after it."""
+        """Parse up to the end of the head; returns the bytes after it."""
         while data:
             end = blank_line(self._tail, data)
             piece = data if end == len(data) else data[:end]
@@ -238,31 +238,31 @@ class RequestReader:
         try:
             parser.feed_data(piece)
         except HttpParserUpgrade:
-            pass  # Another protocol is offered, and this one stays.
+            pass  # The client offers another protocol, which is ignored.
         except HttpParserError as error:
             if isinstance(error.__context__, _MalformedRequest):
                 raise error.__context__ from None
             where = f": {_named(_first_wrong_line(piece))}" if is_first else ""
             raise _MalformedRequest(f"{error}{where}") from None
 
-    # llhttp calls these; it may have been given less than all of a line.
+    # Callbacks of llhttp, which may pass parts of a line.
 
     def on_url(self, url: bytes) -> None:
-        """The target, or a part of it."""
+        """Handle the target, or a part of it."""
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header field."""
+        """Handle a header field."""
         if len(name) + len(value) > LONGEST_LINE:
             raise _MalformedRequest(f"a header field is longer than {LONGEST_LINE} bytes: {_quoted(name)}")
         if len(self._fields) == MOST_FIELDS:
             raise _MalformedRequest(f"there are more than {MOST_FIELDS} header fields")
-        if value[-1:] in _BLANKS:  # llhttp leaves them.
+        if value[-1:] in _BLANKS:  # llhttp keeps trailing blanks.
             value = value.rstrip(b" \t")
         self._fields.append((_KNOWN_NAMES.get(name) or _lower(name), value.decode("utf-8", "surrogateescape")))
 
     def on_headers_complete(self) -> None:
-        """The end of the head."""
+        """Handle the end of the head."""
         self._is_complete = True
         assert self._head is not None
         self._keep_alive = bool(self._head.should_keep_alive())
@@ -317,19 +317,19 @@ class RequestReader:
 
 
 class _ChunkedBody:
-    """Takes a chunked body apart."""
+    """Decodes a chunked body."""
 
     def __init__(self) -> None:
         self.is_complete = False
         self.overhead = 0
-        """Bytes since there was data, about."""
+        """Approximate number of bytes since the last data."""
         self._parts: list[bytes] = []
         self._tail = b""
         self._parser: HttpRequestParser | None = HttpRequestParser(self)
         self._parser.feed_data(_CHUNKED_HEAD)
 
     def feed(self, data: bytes) -> bytes:
-        """Parse up to the end of the body; what comes after it. Raises `HttpParserError`."""
+        """Parse up to the end of the body; returns the bytes after it. Raises `HttpParserError`."""
         assert self._parser is not None
         while data and not self.is_complete:
             end = blank_line(self._tail, data)
@@ -339,26 +339,29 @@ class _ChunkedBody:
             self._parser.feed_data(piece)
             self._tail = (self._tail + piece)[-3:]
         if self.is_complete:
-            self._parser = None  # It refers to this.
+            self._parser = None  # It refers to this object.
         return data
 
     def take(self) -> bytes:
-        """The data that has come."""
+        """Returns the data that has arrived since the last call."""
         parts, self._parts = self._parts, []
         return b"".join(parts)
 
     def on_body(self, data: bytes) -> None:
-        """Data, as llhttp calls it."""
+        """Handle data. Called by llhttp."""
         self._parts.append(data)
         self.overhead = 0
 
     def on_message_complete(self) -> None:
-        """The end, as above."""
+        """Handle the end. Called by llhttp."""
         self.is_complete = True
 
 
 def blank_line(tail: bytes, data: bytes) -> int:
-    """Where the first blank line of `data` ends, which may have begun in `tail`; its length, if there is none."""
+    """Returns where the first blank line of `data`, which may begin in `tail`, ends.
+
+    Its length if there is none.
+    """
     if tail:
         early = (tail + data[:3]).find(BLANK_LINE)
         if early >= 0:
@@ -376,7 +379,7 @@ def _check_singles(fields: list[tuple[str, str]]) -> None:
 
 
 def _first_wrong_line(piece: bytes) -> bytes:
-    """Of a head that is refused."""
+    """Returns the line of a rejected head that is invalid."""
     parser = HttpRequestParser(object())
     for line in piece.splitlines(keepends=True):
         try:
@@ -387,7 +390,7 @@ def _first_wrong_line(piece: bytes) -> bytes:
 
 
 def _named(line: bytes) -> str:
-    """What it begins with: the rest may be a credential, and logs have none."""
+    """Returns the beginning of a line, quoted: the rest may be a credential, which must not be logged."""
     begin = _BEGIN.match(line)
     assert begin is not None
     return _quoted(begin[0])

@@ -1,4 +1,4 @@
-"""REST over HTTP/1.1, spoken by ourselves."""
+"""The REST server on Triglot's own HTTP/1.1 implementation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Http1Server(HttpServer):
         return len(self.connections)
 
     def lost(self, connection: Connection) -> None:
-        """The connection is closed."""
+        """See `Serving`."""
         self.connections.discard(connection)
         if not self.connections:
             self._all_lost.set()
@@ -59,4 +59,4 @@ class Http1Server(HttpServer):
                     self._all_lost.clear()
                     await self._all_lost.wait()
         except TimeoutError:
-            pass  # Their clients do not take what they are sent.
+            pass  # Some clients do not read their responses.

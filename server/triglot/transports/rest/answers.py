@@ -1,4 +1,4 @@
-"""Answers of rows, and errors, as they are handed to whatever carries HTTP."""
+"""Makes HTTP responses of rows' results and errors, and sends streams."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from triglot.transports.rest.fields import Fields
 T = TypeVar("T")
 
 LAST_WORD_SECONDS = 1.0
-"""What is left to write when a call's deadline is over."""
+"""Seconds after a call's deadline in which its stream may still be written."""
 FIXED_FIELDS = (("Server", "triglot"), ("X-Content-Type-Options", "nosniff"))
-"""Of every answer."""
+"""Header fields of every response."""
 MOST_TYPES = 64
-"""Content types that are remembered."""
+"""Content types whose fields are cached."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _FIXED_NAMES = frozenset(name.lower() for name, _ in FIXED_FIELDS)
 
 
 def fields_of(response: HttpResponse, row: Mapping[str, str], origin: Mapping[str, str]) -> Fields:
-    """The header fields of an answer: its own, those of its row, and those that let another `origin` read it.
+    """Returns the header fields of a response: its own, those of its row, and those that let another `origin`
+    read it.
 
-    A tuple of fields that many answers have.
+    Common combinations are a cached tuple.
     """
     if not (response.headers or row or origin):
         return _usual_fields(response.content_type)
@@ -62,7 +63,7 @@ def _usual_fields(content_type: str) -> Fields:
 
 
 def check_fields(response: HttpResponse) -> None:
-    """Raises `ValueError` for a header field, which a model may have made, that would begin another one."""
+    """Raises `ValueError` for a header field, maybe made by a model, that would inject another one."""
     own = response.headers
     if not own:
         return
@@ -72,24 +73,24 @@ def check_fields(response: HttpResponse) -> None:
 
 
 def error_response(route: Route, error: Exception, observed: Observation) -> HttpResponse:
-    """What the client gets for an error."""
-    # A function of its own: a frame that the error came through must not hold it, or what the frame holds, the
-    # request among it, is left to the garbage collector.
+    """Returns the response for an exception."""
+    # A function of its own: a traceback refers to the frames that the error passed through. If one of these
+    # referred to the error, the cycle, with the request in it, would live until garbage collection.
     return failure_response(route, as_serving_error(error, f"{route.verb} {route.method}"), observed)
 
 
 def failure_response(route: Route, error: ServingError, observed: Observation) -> HttpResponse:
-    """An error in the route's form, or in the usual one."""
+    """Returns the response for an error, in the route's own form if it has one."""
     return _told(error, usual_error(error) if route.encode_error is None else route.encode_error(error), observed)
 
 
 def refusal_response(error: ServingError, observed: Observation) -> HttpResponse:
-    """An error that comes before the protocol's own: the client may not make the call."""
+    """Returns the response for a call that the client may not make; it has the usual form, not the protocol's."""
     return _told(error, usual_error(error), observed)
 
 
 def _told(error: ServingError, response: HttpResponse, observed: Observation) -> HttpResponse:
-    """With the fields that belong to the error."""
+    """Add the header fields that belong to the error, and count the response."""
     observed.sent(len(response.body))
     if response.status == HTTPStatus.UNAUTHORIZED:
         # No Basic: browsers would ask for a password themselves, and keep it.
@@ -107,7 +108,7 @@ def _with_field(response: HttpResponse, body: bytes | Scattered, name: str, valu
 
 
 async def compressed(http: Exchange, response: HttpResponse) -> HttpResponse:
-    """The answer as the client likes it best; on a thread when that takes long."""
+    """Returns the response in the coding that the client prefers; compressed on a thread if it takes long."""
     wishes = http.values("accept-encoding")
     if not wishes or (wish := accepted(",".join(wishes))).coding == "identity":
         return response
@@ -121,7 +122,7 @@ async def compressed(http: Exchange, response: HttpResponse) -> HttpResponse:
 async def send_stream(
     http: Exchange, stream: HttpStream, fields: Fields, call: Call, observed: Observation
 ) -> None:
-    """Sends each chunk when it comes; a slow client holds the next one up."""
+    """Send each chunk as soon as the model yields it; a slow client delays the next one."""
     try:
         async with aclosing(stream.answers) as answers:
             if not stream.waits:
@@ -129,11 +130,12 @@ async def send_stream(
             async for answer in answers:
                 chunk = await run_sized(stream.answer_size(answer), stream.encode, answer)
                 if not http.begun:
-                    # An error comes first where a stream tells its errors by itself, and has nothing else to say.
+                    # An error comes first if the stream reports errors itself, and fails before its first
+                    # response.
                     failed = isinstance(answer, ServingError)
                     await http.begin(usual_error(answer).status if failed else 200, fields)
                 if chunk:
-                    # The model ends at the deadline, and may have a last word.
+                    # The model ends at the deadline, and may send a last chunk after it.
                     await in_time(call, http.write(chunk), LAST_WORD_SECONDS, "while the client read the response")
                     observed.sent(len(chunk))
             if not http.begun:
@@ -143,12 +145,12 @@ async def send_stream(
         raise Cancelled("the client disconnected during the response") from None
     except BaseException:
         if http.begun:
-            http.abort()  # Nothing else tells the client that this is not the end.
+            http.abort()  # So that the client sees that the response is incomplete.
         raise
 
 
 async def in_time(call: Call, work: Awaitable[T], spare: float, when: str) -> T:
-    """What `work` gives until the call's deadline and `spare` seconds more. Raises `DeadlineExceeded`."""
+    """Await `work` until `spare` seconds after the call's deadline. Raises `DeadlineExceeded` after that."""
     if call.remaining is None:
         return await work
     try:

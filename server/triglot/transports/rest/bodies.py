@@ -1,4 +1,4 @@
-"""Request bodies: how much of one is taken, and how slowly it may come."""
+"""Reads request bodies, with limits on their size and on how slowly they may arrive."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from triglot.transports.rest.exchange import RequestBody
 from triglot.transports.text_room import LEAST_MOVED, LOOK_SECONDS, Place
 
 PATIENCE = 120.0
-"""Seconds without a byte, after which the rest of a body is not waited for; HTTP/2 waits as long for a reader."""
+"""Seconds without a byte after which reading is given up.
+
+The same as HTTP/2's limit for clients that do not read.
+"""
 GRACE_SECONDS = 30.0
 LEAST_RATE = 240
-"""Bytes per second, on average, at which a body has to come once the grace period is over."""
+"""Average bytes per second at which a body has to arrive after the first `GRACE_SECONDS`."""
 
 
 def body_at_once(coming: RequestBody, limit: int) -> bytes | None:
-    """The whole body where it has come already; None where there is more to come, or it is broken.
+    """Returns the body if all of it has arrived; None if not, or if it is invalid.
 
     Raises `PayloadTooLarge`.
     """
@@ -31,10 +34,11 @@ def body_at_once(coming: RequestBody, limit: int) -> bytes | None:
 
 
 async def read_body(coming: RequestBody, limit: int, reserved: Reservation, place: Place) -> bytes:
-    """The whole body, which is `reserved` as it comes, and has its `place` where there may not be room for all.
+    """Returns the body; its bytes are `reserved` as they arrive, and `place` limits how many bodies are read at
+    once.
 
-    Raises `PayloadTooLarge` before more than `limit` bytes are kept, `QueueFull` when all requests together hold
-    too many, and `InvalidArgument` for a body that is broken or comes too slowly.
+    Raises `PayloadTooLarge` before more than `limit` bytes are kept, `QueueFull` when all requests together
+    hold too much, and `InvalidArgument` for a body that is invalid or arrives too slowly.
     """
     length = coming.length
     body = GrowingBytes(length)
@@ -57,7 +61,7 @@ async def read_body(coming: RequestBody, limit: int, reserved: Reservation, plac
                     patience.reschedule(None)
                     waited = now()
                     await place.wait()
-                    started += now() - waited  # That was not the client's fault.
+                    started += now() - waited  # The wait was not caused by the client.
                 patience.reschedule(min(now() + PATIENCE, started + GRACE_SECONDS + size / LEAST_RATE))
     except TimeoutError:
         text = (

@@ -1,4 +1,4 @@
-"""One call over HTTP, from its request to its answer, whichever transport carries it."""
+"""A REST call, from its HTTP request to its response, over any transport."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from triglot.transports.shutdown import SHUTTING_DOWN
 log = logging.getLogger(__name__)
 
 MODEL_VARIABLE = "model"
-"""What a route's path calls the name of the model, known before the request is understood."""
+"""Variable of a route's path with the model's name, which is known before the request is decoded."""
 LATE_SECONDS = 0.02
-"""After its deadline a call is ended that has not said by itself what was late."""
+"""Delay after the deadline before a call is ended that has not ended on its own with a more specific error."""
 STREAM_HEADERS = {"X-Accel-Buffering": "no"}
-"""A proxy that collects chunks would take from a stream what it is for."""
+"""Headers of streams: a proxy that buffers responses would defeat the purpose."""
 
 
 class OpenCalls(Protocol):
-    """What calls share. See `HttpCalls`."""
+    """The state that calls share; see `HttpCalls`."""
 
     loop: asyncio.AbstractEventLoop
     timers: TimerWheel
@@ -55,14 +55,17 @@ class OpenCalls(Protocol):
     grace_is_over: bool
 
     def admit(self) -> None:
-        """Raises `Unavailable` when no call is taken."""
+        """Raises `Unavailable` when no further call is accepted."""
 
     def discard(self, call: HttpCall) -> None:
-        """It has ended."""
+        """Remove a call that has ended."""
 
 
 class HttpCall(RowCall):
-    """See the base class. `ended` is called once: the answer is sent, or the exchange aborted."""
+    """A REST call; its response goes to an `Exchange`. On the event loop.
+
+    `ended` is called once, when the response has been sent, or the exchange aborted.
+    """
 
     __slots__ = ("_calls", "_ended", "_expires", "_found", "_is_late", "_limits")
 
@@ -84,10 +87,10 @@ class HttpCall(RowCall):
         self._expires = 0
         self._is_late = False
         self._limits: ClientLimits | None = None
-        """That count it."""
+        """Limits of the client that count this call, if any."""
 
     def start(self) -> None:
-        """Answer the request, or begin to."""
+        """Start the call; it may have ended when this returns."""
         calls, found, call = self._calls, self._found, self.call
         http: Exchange = self._out
         if calls.timeout:
@@ -109,7 +112,7 @@ class HttpCall(RowCall):
             self._fail(error)
 
     def _is_permitted(self, access: AccessControl, http: Exchange) -> bool:
-        """Whether its client may make the call; else it has been answered."""
+        """Check the client's permission and limits; if it returns False, the call has been answered."""
         names = access.fields[REST]
         fields = [field for field in http.fields if field[0] in names]
         call = self.call
@@ -131,7 +134,7 @@ class HttpCall(RowCall):
         self._submit(await self._calls.decoder.decode(self._found, http, self.call, self._observed))
 
     async def _await_row(self, request: Any) -> Any:
-        assert self._found.route.call is not None  # Of a row without `inference`.
+        assert self._found.route.call is not None  # True for rows without `inference`.
         return await self._found.route.call(request, self.call)
 
     def _answer_size(self, answer: Any) -> int:
@@ -155,10 +158,10 @@ class HttpCall(RowCall):
 
     async def _stream(self, http: Exchange, stream: HttpStream) -> None:
         call = self.call
-        if call.permission.withdrawn:  # While the model was asked.
+        if call.permission.withdrawn:  # While the model was called.
             raise Unauthenticated(WITHDRAWN)
         call.permission.follow(self.cancel)
-        self._stop_timer()  # From here on a stream sees to its deadline, and says how it ends.
+        self._stop_timer()  # From here on the stream checks its deadline, and reports how it ends.
         head = HttpResponse(b"", 200, stream.content_type, STREAM_HEADERS)
         if call.span is not None:
             call.span.end_http(head.status)
@@ -195,9 +198,9 @@ class HttpCall(RowCall):
     def _answer(self, code: Code, response: HttpResponse, refusal: str = "") -> None:
         if (span := self.call.span) is not None:
             span.end_http(response.status)
-        # Counted before the client hears of it, so that who asks next finds it.
+        # Counted before it is sent, so that a client that has its response finds it in the metrics.
         http = self._end(code, refusal)
-        if not http.begun:  # Else it was a stream, whose end says no more.
+        if not http.begun:  # Otherwise it was a stream, which has ended without an error message.
             try:
                 http.respond(response.status, self._fields(response, http), response.body)
             except Exception:
@@ -213,7 +216,7 @@ class HttpCall(RowCall):
         return (*fields, *context)
 
     def _end(self, code: Code, refusal: str = "") -> Exchange:
-        """It is over and counted; see `_stop`."""
+        """End and count the call; returns its exchange, see `_stop`."""
         self._stop_timer()
         self._calls.discard(self)
         if self._limits is not None:
@@ -229,6 +232,6 @@ class HttpCall(RowCall):
             self._expires = 0
 
     def expire(self) -> None:
-        """Its deadline has passed, and nobody has said so."""
+        """Cancel the call: its deadline has passed, and it has not ended on its own."""
         self._is_late = True
         self.cancel()

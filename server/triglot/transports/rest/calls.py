@@ -1,4 +1,4 @@
-"""Calls over HTTP: each request becomes one call of its row."""
+"""All REST calls of a server: each request becomes a call of its row."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from triglot.transports.rest.routes import Refused, Router
 from triglot.transports.shutdown import SHUTTING_DOWN
 
 CLEAN_UP_SECONDS = 1.0
-"""What is left to write and close when the grace period is over."""
+"""Seconds to write and close after the end of the grace period."""
 NO_FIELDS: Mapping[str, str] = {}
 
 
 class HttpCalls:
-    """Rows, the calls of them that are open, and how new ones are taken. On the loop.
+    """The routes, the open calls, and whether new ones are accepted. On the event loop.
 
-    `request_bytes` counts their bodies until they are decoded, those of gRPC too. `access` says who may make which
-    calls; None: everybody.
+    `request_bytes` counts bodies until they are decoded, those of gRPC too. `access` decides which calls a
+    client may make; None: all.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class HttpCalls:
         self.clock = Clock()
         self.timers = TimerWheel(self.loop)
         self.timeout = config.rest_timeout
-        """Seconds that a call may take; 0: as long as it takes."""
+        """Limit on the seconds of a call; 0: none."""
         self.origins = Origins(config)
         self.access = access
         self.decoder = HttpDecoder(config, request_bytes)
@@ -64,20 +64,20 @@ class HttpCalls:
         self._ended = asyncio.Event()
         self._stopping = False
         self.grace_is_over = False
-        """Whether what is cancelled is told that the server ends."""
+        """Whether cancelled calls end with UNAVAILABLE because the server stops."""
         self.draining = False
-        """Whether connections are to be closed with their next answers."""
+        """Whether connections are closed with their next response."""
 
     def drain(self) -> None:
-        """Have each connection closed with its next answer."""
+        """Have each connection closed with its next response."""
         self.draining = True
 
     def refuse(self) -> None:
-        """Take no more calls; connections are closed as after `drain`."""
+        """Accept no more calls; connections are closed as after `drain`."""
         self.draining = self._stopping = True
 
     async def finish(self, grace: float) -> None:
-        """Wait for the open calls, so many seconds; answer the rest with 503."""
+        """Wait up to `grace` seconds for open calls, then end the rest with 503."""
         await self._all_ended(grace)
         self.grace_is_over = True
         for call in list(self.open):
@@ -91,12 +91,12 @@ class HttpCalls:
                     self._ended.clear()
                     await self._ended.wait()
         except TimeoutError:
-            pass  # Some go on.
+            pass  # Some calls have not ended.
 
     def start(self, http: Exchange, ended: Callable[[Any], object]) -> Running | None:
-        """Have a request answered; `ended` is called when that is done, maybe before this returns.
+        """Start the call of a request; `ended` is called when it has ended, maybe before this returns.
 
-        What runs the call; None where that is done.
+        Returns the call, or None if it has ended.
         """
         if http.verb == "OPTIONS" and (preflight := self.origins.preflight(http.headers)) is not None:
             self._answer(http, preflight, ended)
@@ -114,13 +114,13 @@ class HttpCalls:
         return None if call.done() else call
 
     def _answer(self, http: Exchange, response: HttpResponse, ended: Callable[[Any], object]) -> None:
-        """Of a request that is no call."""
+        """Answer a request that is not a call."""
         fields = fields_of(response, NO_FIELDS, self.origins.allow(http.headers))
         http.respond(response.status, fields, response.body)
         ended(None)
 
     def admit(self) -> None:
-        """Raises `Unavailable` when no call is taken."""
+        """Raises `Unavailable` when no further call is accepted."""
         if self._stopping:
             raise Unavailable(SHUTTING_DOWN)
         if len(self.open) >= self._most:
@@ -128,7 +128,7 @@ class HttpCalls:
             raise Unavailable(text, retry_after=RETRY_AFTER_SECONDS)
 
     def discard(self, call: HttpCall) -> None:
-        """It has ended."""
+        """Remove a call that has ended."""
         self.open.discard(call)
         if self._stopping and not self.open:
             self._ended.set()

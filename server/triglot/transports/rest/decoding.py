@@ -1,4 +1,4 @@
-"""Requests over HTTP from their bodies to what their rows take: limits, inflating, and long texts on threads."""
+"""Decodes HTTP requests: body limits, decompression, and long texts on threads."""
 
 from __future__ import annotations
 
@@ -24,26 +24,31 @@ from triglot.transports.rest.routes import Found
 from triglot.transports.text_room import Place, TextRoom
 
 FREE_BYTES = 64 * 1024
-"""Of a body, that are taken however much other requests hold."""
+"""Bytes of a body that are accepted even if other requests have used up the buffer limit."""
 _ADVICE = "; send large tensors as binary data, or raise the server's option"
 TEXT_ON_LOOP = 32 * 1024
-"""A text of more bytes is parsed on a thread: the slowest parser, of TensorFlow Serving's errors, takes 20 ms."""
+"""Larger texts are parsed on a thread: the slowest parser, which reports errors as TensorFlow Serving, takes 20
+ms.
+"""
 
 
 class HttpDecoder:
-    """Decodes the requests of all routes. On the loop. `request_bytes` counts bodies until they are decoded."""
+    """Decodes the requests of all routes.
+
+    On the event loop. `request_bytes` counts bodies until they are decoded.
+    """
 
     def __init__(self, config: Config, request_bytes: RequestBytes) -> None:
         self._request_bytes = request_bytes
         self._max_body = config.max_message_size
-        # So that there is one large text at a time, and the values that are made of it. A parser holds the
-        # interpreter most of the time anyway.
+        # Large texts, and the values parsed from them, are in memory one at a time. Parallel parsers would gain
+        # little, because a parser holds the interpreter's lock most of the time.
         self._long_texts = OneAtATime()
         self._text_room = TextRoom(config.max_json_size // 2)
         self._other_room = TextRoom(math.inf)
 
     def small_request(self, found: Found, http: Exchange, call: Call, observed: Observation) -> HttpRequest | None:
-        """A request that nothing has to wait for: its body is small, and there; None for any other one.
+        """Returns a request whose small body has arrived and can be decoded at once; None for any other.
 
         Raises `PayloadTooLarge`.
         """
@@ -61,16 +66,16 @@ class HttpDecoder:
             raise PayloadTooLarge(f"{error}{_advice(option)}") from None
 
     def _limit(self, route: Route, http: Exchange) -> tuple[int, str]:
-        """The most bytes of a body, and the option that says so, if there is one."""
+        """Returns the limit on the body in bytes, and the option that sets it, if any."""
         route_limit = route.body_limit(http.headers)
         if route_limit is not None and route_limit < self._max_body:
             return route_limit, route.limit_option
         return self._max_body, "max_message_size"
 
     async def decode(self, found: Found, http: Exchange, call: Call, observed: Observation) -> Any:
-        """What the row makes of the request; nothing else keeps the body.
+        """Returns the decoded request; keeps no reference to the body.
 
-        Raises what the row does, `InvalidArgument` for a body that is broken, and `PayloadTooLarge`.
+        Raises what the row's `decode` raises, `InvalidArgument` for an invalid body, and `PayloadTooLarge`.
         """
         request = self.small_request(found, http, call, observed)
         if request is not None:
@@ -87,7 +92,7 @@ class HttpDecoder:
             else:
                 reserved.grow(len(body))
             request = _received(found, http, body, call, observed)
-            del body  # It may be inflated, and then takes no more memory.
+            del body  # If it is decompressed, this frees it.
             if route.inflate_limit is not None and route.inflate_limit < limit:
                 limit, advice = route.inflate_limit, ""
             inflating = partial(_inflate, request, window_bits, limit, advice, reserved)
@@ -96,7 +101,7 @@ class HttpDecoder:
     async def _decode_long(
         self, route: Route, request: HttpRequest, inflating: Callable[[], None] | None, call: Call
     ) -> Any:
-        """What the row's codec makes of a request that may be large, after `inflating` it."""
+        """Returns the decoded request, which may be large, after calling `inflating`."""
         if inflating is not None and request.body:
             if len(request.body) * INFLATED_WORK <= OFF_LOOP_BYTES:
                 inflating()
@@ -111,12 +116,12 @@ class HttpDecoder:
 
 
 def _advice(option: str) -> str:
-    """What a client is told whose body is too large, by this option."""
+    """Returns what a client can do whose body exceeds the limit of this option."""
     return f"{_ADVICE} {option}" if option else ""
 
 
 async def _read(body: RequestBody, limit: int, advice: str, reserved: Reservation, place: Place) -> bytes:
-    """The body as it was sent, compressed or not."""
+    """Returns the body as it was sent."""
     try:
         return await read_body(body, limit, reserved, place)
     except PayloadTooLarge as error:
@@ -124,7 +129,7 @@ async def _read(body: RequestBody, limit: int, advice: str, reserved: Reservatio
 
 
 def _received(found: Found, http: Exchange, body: bytes, call: Call, observed: Observation) -> HttpRequest:
-    """The request, whose body is there."""
+    """Returns the request with its body, and notes its size and model."""
     request = HttpRequest(
         found.variables, http.headers, body, http.verb, http.target, http.remote, call.permission
     )
@@ -136,7 +141,7 @@ def _received(found: Found, http: Exchange, body: bytes, call: Call, observed: O
 
 
 def _window_bits(route: Route, http: Exchange) -> int:
-    """What zlib needs to know of the body's coding; 0: it is not compressed. Raises `UnknownCoding`."""
+    """Returns zlib's window bits for the body's coding; 0: not compressed. Raises `UnknownCoding`."""
     if "content-encoding" not in http.headers:
         return 0
     coding = route.coding(http.values("content-encoding")[0])
@@ -146,7 +151,7 @@ def _window_bits(route: Route, http: Exchange) -> int:
 
 
 def _inflate(request: HttpRequest, window_bits: int, limit: int, advice: str, reserved: Reservation) -> None:
-    """Put the inflated body, which is counted as it grows, in place of the compressed one."""
+    """Replace the body by the decompressed one, whose bytes are reserved as it grows."""
     compressed = bytes(request.body)
     try:
         request.body = inflate(compressed, window_bits, limit, reserved.grow)

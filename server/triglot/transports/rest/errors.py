@@ -1,4 +1,4 @@
-"""Errors as HTTP tells them: the status of each code, and the usual body (spec 3.6)."""
+"""Errors in HTTP: the status of each code, and the default body (spec 3.6)."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ STATUS = {
 
 
 class UnknownCoding(Unimplemented):
-    """The request is compressed in a way that the server does not know."""
+    """The request has a content coding that the server does not support."""
 
 
 def usual_error(error: ServingError) -> HttpResponse:
-    """An error of a route that has no form of its own for it."""
+    """Returns the response for an error, for routes without a form of their own."""
     status = 413 if isinstance(error, PayloadTooLarge) else STATUS[error.code]
     headers = {"Accept-Encoding": "gzip, deflate"} if isinstance(error, UnknownCoding) else {}
-    # No charset: a stock client compares the content type to the letter (KServe V2, spec 0.3).
+    # No charset: a stock client compares the content type literally (KServe V2, spec 0.3).
     return HttpResponse(error_body(error.message), status, headers=headers)
 
 
 def error_body(text: str) -> bytes:
-    """The JSON of an error."""
+    """Returns the JSON of an error."""
     return json.dumps({"error": text}).encode()

@@ -1,4 +1,4 @@
-"""One request over HTTP and the way out for its answer, whatever carries it."""
+"""The interface of a transport for one HTTP request and its response."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from triglot.core.scattered import Scattered
 from triglot.transports.rest.fields import Fields
 
 JOINED_BYTES = 64 * 1024
-"""Of several parts of a body, which are handed on as one."""
+"""Parts of a body up to this total size are joined when it is read."""
 READ_AHEAD = 512 * 1024
-"""Of a body, beyond which its client has to wait until some of it is read."""
+"""Bytes of a body that are received before it is read; beyond that, the client has to wait."""
 
 
 class Clock:
-    """What the Date field says, made once a second."""
+    """Formats the Date header field, once per second."""
 
     __slots__ = ("_date", "_second")
 
@@ -29,7 +29,7 @@ class Clock:
         self._date = ""
 
     def date(self) -> str:
-        """Of this second."""
+        """Returns the current time as an HTTP date."""
         second = int(time.time())
         if second != self._second:
             self._second, self._date = second, formatdate(second, usegmt=True)
@@ -37,28 +37,28 @@ class Clock:
 
 
 class RequestBody(ABC):
-    """A request's body as it comes. `length`: of the body, if that is known."""
+    """A request's body, which may still be arriving. `length`: its length in bytes, if known."""
 
     __slots__ = ()
     length: int | None
 
     @abstractmethod
     def whole(self) -> bytes | None:
-        """The whole body where it has come already; None where there is more to come, or it is broken."""
+        """Returns the body if all of it has arrived; None if not, or if it is invalid."""
 
     @abstractmethod
     async def read(self) -> bytes:
-        """What has come since the last time, at least one byte; b"" after the end.
+        """Returns what has arrived since the last call, at least one byte; b"" at the end.
 
-        Raises `InvalidArgument` for a body that is broken.
+        Raises `InvalidArgument` for an invalid body.
         """
 
 
 class Exchange(ABC):
-    """A request, and what its answer is handed to.
+    """A request, and the way to send its response.
 
-    `fields` are the request's header fields, names in lower case; `headers` has the last value of each. `is_old`:
-    the client speaks HTTP/1.0. `begun`: the head of an answer is on its way.
+    `fields` are the request's header fields, names in lower case; `headers` has the last value of each.
+    `is_old`: the client speaks HTTP/1.0. `begun`: the response's head has been sent.
     """
 
     __slots__ = ("begun", "body", "fields", "headers", "is_old", "target", "verb")
@@ -75,41 +75,44 @@ class Exchange(ABC):
     @property
     @abstractmethod
     def remote(self) -> str:
-        """The client's address, if it has one."""
+        """The client's address; "" where it has none."""
 
     @abstractmethod
     def certificate_names(self) -> Sequence[str]:
-        """Those of the client's certificate; none without one."""
+        """Returns the names in the client's certificate; none without one."""
 
     @abstractmethod
     def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:
-        """Send an answer that has been made as a whole."""
+        """Send a complete response."""
 
     @abstractmethod
     async def begin(self, status: int, fields: Fields) -> None:
-        """Send the head of an answer whose body is written in pieces."""
+        """Send the head of a response whose body follows in chunks."""
 
     @abstractmethod
     async def write(self, chunk: bytes) -> None:
-        """Send a piece; waits while the client does not read. Raises `ConnectionError` when it has left."""
+        """Send a chunk.
+
+        Waits while the client does not read. Raises `ConnectionError` when it has disconnected.
+        """
 
     @abstractmethod
     async def finish(self) -> None:
-        """The answer that was begun is complete."""
+        """End a response that was begun."""
 
     @abstractmethod
     def abort(self) -> None:
-        """There is no end of the answer that was begun."""
+        """Break off a response that was begun: the client sees that it is incomplete."""
 
     def values(self, name: str) -> list[str]:
-        """All values of a header field, in their order."""
+        """Returns all values of a header field, in order."""
         return [value for one, value in self.fields if one == name]
 
 
 class IncomingBody(RequestBody):
-    """A body that a transport adds to as it comes, and that is read once. On the loop.
+    """A body that a transport feeds as it arrives, and that is read once. On the event loop.
 
-    Subclasses take `want`: whether more of it may be received.
+    Subclasses implement `want`.
     """
 
     __slots__ = ("_error", "_parts", "_size", "_waiter", "ended", "length", "paused")
@@ -117,19 +120,19 @@ class IncomingBody(RequestBody):
     def __init__(self, length: int | None) -> None:
         self.length = length
         self.ended = False
-        """Whether nothing more comes."""
+        """Whether the body is complete."""
         self.paused = False
-        """Whether too much of it waits for somebody to read it."""
+        """Whether too much of it is waiting to be read."""
         self._parts: deque[bytes] = deque()
         self._size = 0
         self._error: str | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def want(self, *, more: bool) -> None:
-        """Hold the client up, or have it go on."""
+        """Called when the transport has to stop, or may continue, receiving the body."""
 
     def feed(self, data: bytes) -> None:
-        """The next part."""
+        """Add the next part."""
         self._parts.append(data)
         self._size += len(data)
         if self._size > READ_AHEAD and not self.paused:
@@ -138,12 +141,12 @@ class IncomingBody(RequestBody):
         self._wake()
 
     def end(self) -> None:
-        """All has come."""
+        """Note that the body is complete."""
         self.ended = True
         self._wake()
 
     def fail(self, problem: str) -> None:
-        """It is broken, or cut off."""
+        """Note that the body is invalid, or incomplete."""
         if not self.ended and self._error is None:
             self._error = problem
             self._wake()
@@ -165,7 +168,7 @@ class IncomingBody(RequestBody):
         return self._take(JOINED_BYTES)
 
     def _take(self, joined: int) -> bytes:
-        """All that waits, if it has no more bytes than that, or the first part of it."""
+        """Returns all waiting parts if they have at most `joined` bytes, else the first one."""
         parts = self._parts
         if len(parts) > 1 and self._size <= joined:
             taken = b"".join(parts)

@@ -1,4 +1,4 @@
-"""Header fields of requests and answers, and how large heads may be."""
+"""Types and limits of HTTP header fields."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 Fields = Sequence[tuple[str, str]]
 
 LONGEST_LINE = 64 * 1024
-"""Bytes of a request's path, and of a header field."""
+"""Limit on a request's path, and on a header field, in bytes."""
 MOST_HEAD_BYTES = 128 * 1024
-"""Of one request's head, or of what a chunked body has between two parts of its data: the longest path and the
-longest field fit."""
+"""Limit on a request's head, and on what a chunked body has between two parts of its data, in bytes. The
+longest path and the longest field fit together.
+"""
 FRAMING = frozenset(("connection", "content-length", "date", "keep-alive", "transfer-encoding"))
-"""Fields of an answer that only what carries it makes."""
+"""Response header fields that only the transport sets."""

@@ -1,8 +1,9 @@
-"""What browsers may do: a web page of another origin must not use the server in its reader's name.
+"""Protects browser users: a web page of another origin must not use the server on its reader's behalf (CSRF,
+CORS).
 
-Strategy: a browser says by Host which server it believes to talk to, and by Sec-Fetch-Site and Origin which page
-makes it send a request. No page can change these headers, and other clients do not send the latter two. Whether a
-request needs its page's origin checked depends on the operation of its route, and not on its path.
+Strategy: a browser's request says in Host which server it believes to talk to, and in Sec-Fetch-Site and Origin
+which page sends it. Pages cannot change these headers, and other clients do not send the latter two. Whether
+the origin is checked depends on the operation of the request's route, and not on its path.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from triglot.core.operation import ADMINISTRATION, Operation
 from triglot.protocols.rows import Route
 
 CHECKED = {Operation.INFER, *ADMINISTRATION}
-"""What a page of another origin may not do. What the others answer, no such page can read."""
+"""Operations that pages of other origins may not use. They cannot read the responses of the others."""
 SAFE_VERBS = ("GET", "HEAD")
 BROWSER = "Mozilla/"
-"""How the User-Agent of every browser begins."""
+"""Prefix of every browser's User-Agent."""
 PREFLIGHT_SECONDS = "600"
-"""How long a browser may remember that it may send such requests."""
+"""Time for which a browser may cache the result of a preflight request."""
 MOST_HOSTS = 256
-"""Host headers that are remembered."""
+"""Host headers whose check is cached."""
 
 
 class Origins:
-    """Checks the headers of browsers, as the options allowed_hosts and allowed_origins say."""
+    """Checks browsers' headers by the options allowed_hosts and allowed_origins."""
 
     def __init__(self, config: Config) -> None:
         self._origins = frozenset(config.allowed_origin_list)
         self._hosts = {"localhost", config.host.lower(), *config.allowed_host_list}
-        # A server that others may reach has names that it does not know.
+        # A server that is reachable from other machines has names that it cannot know.
         self._any_host = "*" in self._hosts or not (config.on_loopback or config.allowed_host_list)
         self._is_own = lru_cache(MOST_HOSTS)(self._has_own_name)
 
@@ -42,7 +43,7 @@ class Origins:
         """Raises `PermissionDenied` for a request that a page of another origin may have sent."""
         host = headers.get("host", "")
         if host and not self._any_host and not self._is_own(host):
-            host = host.rpartition("@")[2]  # A user and a password do not belong there, and in no log.
+            host = host.rpartition("@")[2]  # Without user and password, which must not be logged.
             raise PermissionDenied(
                 f"Host {host[:MOST_HOSTS]!r} is not a name of this server; add it with --allowed-hosts"
             )
@@ -50,7 +51,8 @@ class Origins:
             return
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         if route.operation in ADMINISTRATION and route.verb in SAFE_VERBS:
-            # An image may be enough to send it; without TLS, and away from loopback, only its User-Agent tells.
+            # A page can send it with an image; without TLS and not on loopback, only User-Agent reveals the
+            # browser.
             if site or origin or headers.get("user-agent", "").startswith(BROWSER):
                 raise PermissionDenied(f"browsers must not change the server with {route.verb}; use POST")
             return
@@ -59,7 +61,7 @@ class Origins:
         if route.any_origin or (origin is not None and origin.lower() in self._origins):
             return
         if site is None:
-            # The scheme may be another behind a proxy that ends TLS.
+            # Schemes are not compared: they differ behind a proxy that terminates TLS.
             same = origin is not None and origin.partition("://")[2].lower() == host.lower()
         else:
             same = site in ("same-origin", "none")
@@ -78,10 +80,13 @@ class Origins:
             ipaddress.ip_address(name)
         except ValueError:
             return False
-        return True  # The browser has connected to this very address, whatever names lead there.
+        return True  # The browser connected to this very address: a rebound DNS name would be in Host.
 
     def preflight(self, headers: Mapping[str, str]) -> HttpResponse | None:
-        """The answer to OPTIONS where a browser asks whether a page of an allowed origin may send a request."""
+        """Returns the response to a preflight request from a page of an allowed origin.
+
+        None for any other request.
+        """
         verb = headers.get("access-control-request-method")
         if verb is None or not self._allows(headers):
             return None
@@ -91,7 +96,7 @@ class Origins:
         return HttpResponse(b"", 204, content_type="", headers=allowed)
 
     def allow(self, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """Header fields of an answer that let a page of an allowed origin read it."""
+        """Returns the header fields that let a page of an allowed origin read the response."""
         if not self._origins or not self._allows(headers):
             return {}
         return {"Access-Control-Allow-Origin": headers["origin"], "Access-Control-Expose-Headers": "*"}

@@ -1,7 +1,7 @@
-"""Which row a request is for.
+"""Finds the row of a request.
 
-Strategy: rows without variables are found by their path; of the others, those with the longest constant beginning
-come first. What has been found is remembered by the path as it was sent, since clients send few different ones.
+Strategy: rows without variables are found by their path; the others by the constant beginning of their paths, the
+longest first. Results are cached by the path as it was sent, because clients use few different ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from triglot.transports.rest.errors import error_body
 
 MOST_KNOWN = 1024
 LONGEST_KNOWN = 512
-"""Characters of a path that is remembered."""
+"""Longest path in characters that is cached."""
 ANY_VERB = "*"
 _VARIABLE = re.compile(r"\{([_a-zA-Z][_a-zA-Z0-9]*)(?::(.+))?\}", re.DOTALL)
 _VARIABLES = re.compile(r"(\{[_a-zA-Z][^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
@@ -27,12 +27,12 @@ _ORIGIN = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*")
 _AFTER_PATH = re.compile(r"[?#]")
 _ESCAPES = re.compile(r"(?:%[0-9a-fA-F]{2})+")
 _KEPT = {"/": "%2F", "%": "%25"}
-"""Of what was escaped: a variable may hold it, and it separates nothing."""
+"""Escapes that stay: a variable may contain these characters, and they separate nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A row, what its calls are counted under, and the decoded variables of a path."""
+    """A row, its metrics, and the decoded variables of the path."""
 
     route: Route
     endpoint: Endpoint
@@ -40,7 +40,7 @@ class Found:
 
 
 class Refused(Exception):
-    """No row is called; `answer` says why."""
+    """No row matches; `answer` is the response."""
 
     def __init__(self, status: HTTPStatus, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status.phrase)
@@ -51,16 +51,16 @@ Row = tuple[Route, Endpoint]
 
 
 class Router:
-    """Finds rows by verb and path."""
+    """Finds rows by HTTP method and path."""
 
     def __init__(self) -> None:
         self._fixed: dict[str, list[Row]] = {}
         self._patterns: dict[str, list[tuple[re.Pattern[str], Row]]] = {}
-        """By their constant beginning, up to the last slash in it."""
+        """Patterns by the constant beginning of the path, up to its last slash."""
         self._known: dict[tuple[str, str], Found] = {}
 
     def add(self, route: Route, endpoint: Endpoint) -> None:
-        """A row; of those that fit a request equally well the first one is taken."""
+        """Add a row; of rows that match a request equally well, the first one is used."""
         constant, variable, _ = route.path.partition("{")
         if not variable:
             self._fixed.setdefault(decoded(route.path), []).append((route, endpoint))
@@ -69,7 +69,7 @@ class Router:
         self._patterns.setdefault(begin, []).append((_pattern(route.path), (route, endpoint)))
 
     def find(self, verb: str, target: str) -> Found:
-        """Raises `Refused`: there is no such path, or not with this verb."""
+        """Returns the row for a method and a target. Raises `Refused` for an unknown path, or another method."""
         sent = _AFTER_PATH.split(target, maxsplit=1)[0] if "?" in target or "#" in target else target
         found = self._known.get((verb, sent))
         if found is None:
@@ -113,7 +113,7 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 def decoded(path: str) -> str:
-    """The path without its escapes, but for those of slashes and per cent signs, and of what is no UTF-8."""
+    """Returns the path with escapes decoded, except for slashes, per cent signs, and invalid UTF-8."""
     return _ESCAPES.sub(_decoded, path) if "%" in path else path
 
 

@@ -1,4 +1,4 @@
-"""What serves REST over HTTP/1.1, whatever carries it."""
+"""The base class of the HTTP/1.1 servers for REST."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
 from triglot.transports.tls import Tls
 
 RETIRE_SECONDS = 0.05
-"""Between two checks for connections that are left."""
+"""Seconds between two checks for open connections."""
 
 
 class HttpServer(ABC):
     """Serves `calls` on one port. `start` binds; `stop` waits for calls.
 
-    `bound`: the port's sockets, where somebody else has bound them. Raises `ConfigError` for a certificate that
+    `bound`: the port's sockets, if another process has bound them. Raises `ConfigError` for a certificate that
     cannot be used.
     """
 
@@ -31,7 +31,7 @@ class HttpServer(ABC):
         self._listener: Listener | None = None
 
     async def start(self) -> int:
-        """Bind and serve; the port. Raises `OSError` when the address cannot be bound."""
+        """Bind and serve; returns the port. Raises `OSError` when the address cannot be bound."""
         config = self._config
         sockets = take_over(self._bound) or await bind(config.host, config.rest_port, "REST")
         await self.set_up()
@@ -42,39 +42,39 @@ class HttpServer(ABC):
 
     @abstractmethod
     async def set_up(self) -> None:
-        """Be ready for connections that somebody else accepts, and hands over to `protocol`."""
+        """Prepare to serve connections; also without `start`, for connections that are passed to `protocol`."""
 
     @abstractmethod
     def make(self) -> asyncio.Protocol:
-        """What serves one connection."""
+        """Returns the protocol of a new connection."""
 
     @abstractmethod
     def protocol(self) -> asyncio.Protocol | None:
-        """What serves one connection; None when none is served any more."""
+        """Returns the protocol of a connection accepted elsewhere; None once no more are served."""
 
     @abstractmethod
     def count_connections(self) -> int:
-        """Those that are open."""
+        """Returns the number of open connections."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close all connections; what has been answered is still sent."""
+        """Close all connections; responses that were written are still sent."""
 
     def drain(self) -> None:
-        """Have each connection closed with its next answer, so that clients go elsewhere."""
+        """Have each connection closed with its next response, so that clients connect to another server."""
         self.calls.drain()
 
     async def retire(self, seconds: float) -> None:
-        """Take no more connections, since another process does; wait for the others, `seconds` at most."""
+        """Accept no more connections, because another process does; wait up to `seconds` for the open ones."""
         self.drain()
         await self._stop_listening()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self.count_connections():  # noqa: ASYNC110 - not every kind knows of their ends.
+                while self.count_connections():  # noqa: ASYNC110 - not every server can notify of closed ones.
                     await asyncio.sleep(RETIRE_SECONDS)
 
     async def stop(self) -> None:
-        """Refuse new calls, wait for the others as long as the grace period, answer the rest with 503."""
+        """Reject new calls, wait for the others for the grace period, and end the rest with 503."""
         self.calls.refuse()
         await self._stop_listening()
         await self.calls.finish(self._config.grace)
@@ -85,4 +85,4 @@ class HttpServer(ABC):
             self._listener.stop()
             await self._listener.settle(CLEAN_UP_SECONDS)
         for _ in range(3):
-            await asyncio.sleep(0)  # What has come on new connections is still answered.
+            await asyncio.sleep(0)  # Requests that have arrived on new connections are still answered.
