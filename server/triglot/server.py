@@ -1,4 +1,4 @@
-"""`Server`: builds everything, starts it, and stops it in the right order."""
+"""`Server`: creates all parts of a server, starts them, and stops them in the right order."""
 
 from __future__ import annotations
 
@@ -68,20 +68,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FEWEST_INSTANCES = 8
-"""That the configuration in a request may ask for on any machine, unless an option says otherwise."""
+"""Instances that the configuration in a request may ask for on any machine, unless an option sets the limit."""
 
 
 class Server:
-    """The server of the models at `paths`, or of `models`; `async with` starts and stops it.
+    """A server of the models at `paths`, or of `models`; `async with` starts and stops it.
 
-    `load` makes models, and `adapt` completes each of them before it is served. `telemetry`: one that somebody
-    else reads or feeds, too. `about`: what grps' clients are told of the server. `log_handler` writes the log, if
-    that is the server's business. `control` and `bound`: where it is one of several workers. `started_with`: the
-    operator's own list of models, whose folders TensorFlow Serving's clients may name; by default, `models`.
+    `load` makes models, and `adapt` completes each of them before it is served. `telemetry`: one that is shared
+    with other code. `about`: text about the server for grps clients. `log_handler` writes the log, if the
+    server manages it. `control` and `bound`: for one of several workers. `started_with`: the operator's own
+    list of models, whose folders clients of TensorFlow Serving may name; by default, `models`.
 
-    Starting raises `ModelLoadError` when the paths hold no model, or a model cannot be loaded and the
-    configuration says that this is the end, `ConfigError` when a library is missing that it asks for, and
-    `OSError` when a port is taken. The ports are bound last, when every model is loaded.
+    Starting raises `ModelLoadError` when the paths hold no model, or when a model cannot be loaded and the
+    configuration makes this an error, `ConfigError` when a library is missing that the configuration requires,
+    and `OSError` when a port is in use. The ports are bound last, when every model is loaded.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Server:
         await self.stop()
 
     async def start(self) -> None:
-        """Load every model, then open the ports; see the class for what it raises."""
+        """Load every model, then open the ports; raises as the class says."""
         for port in (self.config.grpc_port, self.config.rest_port):
             if port != NO_PORT and self._bound is None:
                 _check_free(self.config.host, port)
@@ -204,9 +204,9 @@ class Server:
         try:
             errors = await self.load()
             if errors and self.config.exit_on_load_error:
-                # The log has each of them.
+                # Each error has been logged.
                 raise ModelLoadError(f"{len(errors)} of the models could not be loaded") from errors[0]
-            # The other workers have the same models.
+            # Other workers serve the same models.
             for line in table(self.summaries()) if self.dataplane.control.number == 1 else ():
                 log.info("%s", line)
             await self._open()
@@ -215,7 +215,7 @@ class Server:
             raise
 
     def _configured(self, models: Sequence[ModelSettings]) -> None:
-        """These are the models of a configuration, in place of those before."""
+        """Apply the settings for request records in a new list of models."""
         own = {model.name: model.recording for model in models}
         self._recorder.configure({name: recording for name, recording in own.items() if recording is not None})
 
@@ -225,14 +225,16 @@ class Server:
                 raise OSError(f"request records: expected a prefix in an existing folder, got {folder}")
 
     def _tallies(self) -> Tallies:
-        """Where clients' calls are counted."""
+        """Returns what counts clients' calls: per process, or shared by all workers."""
         if (shared := self.dataplane.control.tally_file) is None:
             return LocalTally
         file, run = shared
         return SharedTallies(file, self.config.workers, run)
 
     def _start_spans(self) -> None:
-        """Export spans, where OpenTelemetry's variables or Triton's setting ask for it."""
+        """Start to export spans, if OpenTelemetry's environment variables or Triton's trace settings ask for
+        it.
+        """
         traces = self.config.traces
         settings, problems = settings_of(os.environ)
         for problem in problems:
@@ -264,7 +266,7 @@ class Server:
                 raise ConfigError(text) from None
 
     async def load(self) -> list[ModelLoadError]:
-        """Load and warm every model, and open no port; what could not be loaded. `stop` unloads the others.
+        """Load and warm up every model, without opening a port; returns the errors. `stop` unloads the models.
 
         Raises `ModelLoadError` as `start`.
         """
@@ -283,7 +285,7 @@ class Server:
         self.telemetry.loaded_from(place, seconds, failed=failed)
 
     async def _prepare(self, servable: Servable, files: ModelFiles) -> None:
-        """Everything that is done with a version before it takes calls; what warms it up counts nowhere."""
+        """Prepare a version before it takes calls; warm-up requests are not counted."""
         await start_instances(servable, self.dataplane.reach)
         if self.config.warm_up:
             await self._warm_up(servable, files)
@@ -315,7 +317,7 @@ class Server:
             )
 
     async def _warm_up(self, servable: Servable, files: ModelFiles) -> None:
-        # What it calls counts as little.
+        # Calls of the model during its warm-up are not counted either.
         reach = ModelCalls(self.dataplane, None).reach
         await run_warm_up(servable, files.config.warm_up, reach)
         recorded = await asyncio.to_thread(read_warm_up, files.file.parent)
@@ -350,7 +352,7 @@ class Server:
         if self.config.malloc == "keep":
             self._resting = asyncio.create_task(give_back_at_rest())
         listeners = []
-        # gRPC's port may take REST calls, too.
+        # gRPC's port may serve REST too.
         calls = HttpCalls(routes, self.config, self.telemetry, self._request_bytes, self._access)
         http = self._http = _http_server(self.config)(
             calls, self.config, bound=[] if self._bound is None else self._bound.rest
@@ -382,7 +384,9 @@ class Server:
         return [*port, *([self.config.grpc_socket] if self.config.grpc_socket else [])]
 
     async def drain(self, delay: float) -> None:
-        """Turn readiness off and go on serving for `delay` seconds, so that balancers look elsewhere."""
+        """Turn readiness off and continue serving for `delay` seconds, in which load balancers take the server
+        out.
+        """
         ends = ", and new sequences are rejected" if any(one.sequences for one in self.metadata()) else ""
         self.dataplane.stop()
         if self._http is not None:
@@ -393,14 +397,14 @@ class Server:
             await self.dataplane.sequences_ended(self.config.grace)
 
     async def retire(self) -> None:
-        """Take no more connections, since another process does; those that are open end with their calls."""
+        """Accept no more connections, because another process does; open ones end with their calls."""
         listeners = [] if self._grpc is None else [self._grpc.retire()]
         if self._http is not None:
             listeners.append(self._http.retire(self.config.drain_delay))
         await asyncio.gather(*listeners)
 
     async def stop(self) -> None:
-        """Close the ports, let running calls finish within the grace period, unload the models."""
+        """Close the ports, let running calls finish within the grace period, then unload the models."""
         self.dataplane.stop()
         stops = [server.stop() for server in (self._grpc, self._http) if server is not None]
         self._grpc = self._http = None
@@ -419,11 +423,11 @@ class Server:
                 task.cancel()
 
     def summaries(self) -> list[VersionSummary]:
-        """Each version that is to be served: what it is, and whether it was loaded."""
+        """Returns each version that is to be served: what it is, and whether it was loaded."""
         return self.manager.summaries()
 
     def metadata(self) -> list[ModelMetadata]:
-        """What the models that serve say of themselves."""
+        """Returns the metadata of all ready models."""
         return self.dataplane.serving(EVERYTHING)
 
 
@@ -439,7 +443,7 @@ def _recording(config: Config) -> Recording | None:
 def _grpc_server(
     config: Config, bound: Bound | None = None
 ) -> Callable[[list[Service], Telemetry, RequestBytes, HttpServer, AccessControl | None], GrpcServer | H2Server]:
-    """Makes what carries gRPC; the other one, and its library, are not loaded."""
+    """Returns what makes the configured gRPC transport; the other one, and its library, are not imported."""
     if config.grpc_transport == "h2":
         from triglot.transports.http2.server import H2Server  # noqa: PLC0415
 
@@ -460,7 +464,7 @@ def _grpc_server(
 
 
 def _http_server(config: Config) -> type[HttpServer]:
-    """What carries REST over HTTP/1.1; the other one, and its library, are not loaded."""
+    """Returns the configured transport of REST over HTTP/1.1; the other one, and its library, are not imported."""
     if config.http_transport == "h1":
         from triglot.transports.http1.server import Http1Server  # noqa: PLC0415
 
@@ -475,7 +479,7 @@ def _counted(count: int, thing: str) -> str:
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raises `OSError` now, rather than after minutes of loading."""
+    """Raises `OSError` if the port is in use: now, and not after minutes of loading."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -489,10 +493,10 @@ def _check_free(host: str, port: int) -> None:
 
 
 def _check_socket(path: str) -> None:
-    """Raises `OSError` when another server listens there: gRPC would take its place without a word."""
+    """Raises `OSError` when another server listens there: grpc would silently replace its socket file."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
         except OSError:
-            return  # Nobody answers; what is left of a server that was killed may be replaced.
+            return  # No server listens; the file left behind by a killed server may be replaced.
     raise OSError(f"cannot listen on {path}: another server uses it")

@@ -75,9 +75,7 @@ class Control:
         return Reports([(self.number, await self.report_of[name](arguments))])
 
     async def loaded(self) -> None:
-        """Called once the models are loaded and before the ports open: catch up with earlier actions of other
-        workers.
-        """
+        """Called after the models are loaded and before the ports open: catch up with other workers' actions."""
 
     async def closing(self) -> None:
         """Called once no call runs any longer and the models are still loaded: send the last report."""

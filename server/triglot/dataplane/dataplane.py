@@ -82,9 +82,7 @@ class DataPlane:
         return self._registry.servable(name, version, label)
 
     def servable_of(self, permission: Permission, request: InferenceRequest) -> Servable:
-        """Returns the version for a request: for one that continues a sequence, the version that holds its
-        state.
-        """
+        """Returns the version for a request; if it continues a sequence, the version that holds its state."""
         permission.check_model(request.model_name)
         if request.parameters and (holder := self._sequences.find(request)) is not None:
             return holder
@@ -444,7 +442,7 @@ class DataPlane:
 
     @property
     def ready(self) -> bool:
-        """Whether every model that is to be served is loaded and has a live instance, and the server is not
+        """Whether every model that is to be served is loaded with a live instance, and the server is not
         stopping.
         """
         return not self.stopping and self._registry.all_ready()

@@ -176,8 +176,9 @@ class Inference(Submission):
         self.conclude()
 
     async def _keep(self) -> None:
-        """Copy a large response for the cache on a thread, before it is reported: the model may reuse its
-        memory.
+        """Copy a large response for the cache on a thread.
+
+        It is reported after that, as the model may reuse its memory.
         """
         key, cache = self.cache_key, self.servable.answers
         assert key is not None

@@ -46,9 +46,7 @@ class Waiting:
 
 
 def hurry_of(deadline: float | None, now: float) -> float:
-    """Returns when a request arriving now may no longer be delayed: half-way to its deadline, to leave time to
-    run.
-    """
+    """Returns when a request arriving now may no longer be delayed: half-way to its deadline."""
     return inf if deadline is None else now + (deadline - now) / 2
 
 
@@ -93,8 +91,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Decide again at `until`, or earlier: when a request arrives that has another `key` or that expires before
-    that, or when the `rows` that are there have grown to `target`.
+    """Decide again at `until`, or earlier if a request arrives that ends the wait.
+
+    That is one with another `key`, one that expires before `until`, or one that makes the `rows` reach `target`.
     """
 
     until: float

@@ -62,9 +62,7 @@ class Kinds:
         return rows, (call.signature_name, layout)
 
     def _pads_little(self, inputs: Inputs) -> bool:
-        """Returns whether a full batch of such requests stays small, if each has the largest of the dims
-        everywhere.
-        """
+        """Returns whether a full batch of such requests stays small, even if padded to their largest dims."""
         return all(
             self.max_rows * max(array.shape[1:], default=1) ** (array.ndim - 1) * array.itemsize
             <= MOST_PADDED_BYTES

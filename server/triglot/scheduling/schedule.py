@@ -1,4 +1,4 @@
-"""The interface of schedules: they hold queued requests, and decide in which order and batches they are
+"""The interface of schedules: they hold queued requests, and decide when and with which others each is
 executed.
 """
 

@@ -253,7 +253,7 @@ class Servable:
         )
         """Statistics since it was loaded."""
         self.preparations: list[Callable[[Function], object]] = []
-        """Called with the model's function, on its thread, by each instance that is added later, before it
+        """Called with the model's function by each instance that is added later, on its thread, before it
         serves.
         """
         self.load_seconds = 0.0
@@ -322,8 +322,7 @@ class Servable:
             self.answers = cache.for_model(ordered=self.model.any_tensors)
 
     async def resize(self, come: int, go: int) -> Sequence[BaseException]:
-        """Add and remove instances: `come` new ones, prepared by `preparations`, then remove `go` once they are
-        idle.
+        """Add `come` instances, prepared by `preparations`, then remove `go` instances once these are idle.
 
         Returns the errors of instances that could not be added; in that case none is removed.
         """
@@ -506,8 +505,7 @@ class Servable:
     def stream(
         self, inputs: Inputs, call: Call, convert: Callable[[Any], Any] = _identity
     ) -> AsyncGenerator[Any, None]:
-        """Yield the responses of a decoupled model as it yields them, or the one response of another,
-        converted.
+        """Yield the responses of a decoupled model one by one, or the one response of another, converted.
 
         A plain function may also send responses with `call.respond`. Closing the generator stops the model at
         its next response; so does the deadline. Raises as `infer`.

@@ -417,9 +417,7 @@ class _OpenStream:
         self.sending = False
 
     def end(self) -> None:
-        """Cancel the call's task, unless it is inside of the transport: that would leave the client without a
-        status.
-        """
+        """Cancel the call's task, unless the transport is awaited: its cancellation would leave no status."""
         if not self.sending:
             self.task.cancel()
 

@@ -230,8 +230,7 @@ class Listener:
 
 
 def most_sockets(config: Config) -> int:
-    """Returns the limit on connections per listener: `max_sockets`, or its share of the file descriptors for
-    clients.
+    """Returns the limit on connections per listener: `max_sockets`, or a share of the clients' file descriptors.
 
     Connections to one port cannot use up those of another, and all together leave `SPARE_FILES`.
     """

@@ -44,8 +44,8 @@ class RowCall(ABC):
     ) -> None:
         self.call = call
         self.ends_itself = False
-        """Whether it ends at its deadline on its own, whatever the model does: it runs on a thread, not on the
-        loop.
+        """Whether the call ends at its deadline on its own, even if the model runs on: the loop runs none of
+        its code.
         """
         self._defer = defer
         self._inference = inference

@@ -1,9 +1,9 @@
-"""A change that a client makes at one worker, made by all of them.
+"""Makes a change that a client requests from one worker in all of them.
 
-Strategy: the worker that was called goes first. What it refuses is refused, and nobody else is asked: so a wrong
-value, or a model whose code ends the process, harms nobody. Then all others make the change, and the client has
-its answer when they have. Where they do not agree, a model that was not served before is unloaded again; after any
-other change, who has not made it is replaced by a worker that has.
+Strategy: the called worker goes first. If it rejects the change, no other worker is asked: so an invalid value,
+or a model whose code ends the process, does no harm elsewhere. Then all others make the change, and the client
+is answered once they have. If some fail, a model that was not served before is unloaded again; after any other
+change, the workers that failed are replaced.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from triglot.workers.record import Change, Key, Record, key_of
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 60.0
-"""For a change; for loading models it is added to the time that this may take."""
+"""Limit on the time for a change; for loading models, it is added to the time limit of that."""
 GOES_ON = {LOAD_MODEL: Code.INVALID_ARGUMENT, RELOAD: Code.UNKNOWN}
-"""Errors after which something has changed all the same: a model is wanted that cannot be loaded."""
+"""Errors after which the change still takes effect: a model is to be served that cannot be loaded."""
 
 
 class Member(Protocol):
@@ -33,13 +33,14 @@ class Member(Protocol):
     number: int
 
     async def ask(self, what: str, argument: Any = None) -> Any:
-        """As `Channel.ask`."""
+        """See `Channel.ask`."""
 
 
 class Changes:
-    """Has changes made, one after the other for each thing. `behind` is told who has not made one.
+    """Makes changes in all workers, one at a time per subject; calls `behind` with a worker that failed to make
+    one.
 
-    `load_timeout`: seconds that loading a model may take; 0 sets no limit.
+    `load_timeout`: limit on the seconds for loading a model; 0: none.
     """
 
     def __init__(self, behind: Callable[[Any], None], load_timeout: float) -> None:
@@ -50,25 +51,28 @@ class Changes:
         self._turns: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def join(self, member: Member, revision: int) -> list[Change]:
-        """The changes since then; when there are none, it is told of every further one."""
+        """Returns the changes since a revision.
+
+        If there are none, the worker takes part in all further changes.
+        """
         missed = self.record.after(revision)
         if not missed and member not in self._members:
             self._members.append(member)
         return missed
 
     def leave(self, member: Member) -> None:
-        """It is told no more."""
+        """Exclude a worker from further changes."""
         if member in self._members:
             self._members.remove(member)
 
     async def make(self, origin: Member, name: str, arguments: Arguments) -> None:
-        """Have everybody make it. Raises `ServingError`."""
+        """Make a change in all workers. Raises `ServingError`."""
         key = key_of(name, arguments)
         async with self._turns[key]:
             try:
                 await self._make(origin, name, arguments)
             finally:
-                if not self._turns[key]._waiters:  # Names of models come without end.
+                if not self._turns[key]._waiters:  # Keys include model names, of which there is no limit.
                     del self._turns[key]
 
     async def _make(self, origin: Member, name: str, arguments: Arguments) -> None:
@@ -78,7 +82,7 @@ class Changes:
             raise Internal(f"worker {origin.number} exited during the change; the other workers are unchanged")
         if isinstance(first, ServingError) and GOES_ON.get(name) is not first.code:
             raise first
-        # Who has joined meanwhile has not been told of it.
+        # Workers that joined meanwhile make the change too.
         while missing := [member for member in self._members if member not in results]:
             answers = await asyncio.gather(*(self._ask(member, name, arguments) for member in missing))
             results.update(zip(missing, answers, strict=True))
@@ -96,7 +100,7 @@ class Changes:
     async def _settle(
         self, name: str, arguments: Arguments, failed: dict[Member, ServingError], done: dict[Member, Any]
     ) -> None:
-        """Some have made it, others have not."""
+        """Handle a change that some workers have made, and others have not: undo it, or replace the latter."""
         if name == LOAD_MODEL and not any(done.values()):
             undo = {"name": arguments["name"], "dependents": False}
             await asyncio.gather(*(self._ask(member, UNLOAD_MODEL, undo) for member in (*done, *failed)))
@@ -109,7 +113,7 @@ class Changes:
         raise ServingError(f"worker {member.number}: {error.message}", code=error.code)
 
     async def _ask(self, member: Member, name: str, arguments: Arguments) -> Any:
-        """What it answers, or why it does not."""
+        """Returns a worker's result, or the error."""
         seconds = self._load_seconds if name in GOES_ON else PATIENCE_SECONDS
         try:
             async with asyncio.timeout(seconds):
@@ -121,5 +125,5 @@ class Changes:
 
 
 def models_changed(changes: Iterable[Change]) -> set[str]:
-    """The models that were loaded or unloaded one by one."""
+    """Returns the models that were loaded or unloaded individually."""
     return {change.arguments["name"] for change in changes if change.name in (LOAD_MODEL, UNLOAD_MODEL)}

@@ -1,4 +1,6 @@
-"""Questions and answers between the supervisor and a worker, either way: JSON over a socket, behind its length."""
+"""Requests and replies between the supervisor and a worker, in both directions: length-prefixed JSON over a
+socket.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,15 @@ log = logging.getLogger(__name__)
 _LENGTH = struct.Struct("<I")
 ASK, ANSWER, FAIL = "ask", "answer", "fail"
 Answer = Callable[[str, Any], Awaitable[Any]]
-"""What is answered to a question of this name with this argument."""
+"""Returns the reply to a request; arguments: its name and argument."""
 
 
 class Gone(Exception):
-    """The other side is not there any more."""
+    """The other side has ended."""
 
 
 class Channel:
-    """One end of it. `answer` answers questions, each in a task of its own; `run` takes what comes."""
+    """One end of a channel. `answer` handles requests, each in a task of its own; `run` reads messages."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer) -> None:
         self._reader = reader
@@ -41,12 +43,12 @@ class Channel:
 
     @classmethod
     async def open(cls, end: socket.socket, answer: Answer) -> Channel:
-        """Over one end of a socket pair."""
+        """Returns a channel over one end of a socket pair."""
         reader, writer = await asyncio.open_unix_connection(sock=end)
         return cls(reader, writer, answer)
 
     async def ask(self, what: str, argument: Any = None) -> Any:
-        """The answer. Raises `ServingError` as the other side, and `Gone`."""
+        """Send a request; returns the reply. Raises the other side's `ServingError`, and `Gone`."""
         number = next(self._numbers)
         answered = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
@@ -56,7 +58,7 @@ class Channel:
             self._asked.pop(number, None)
 
     async def run(self) -> None:
-        """Take what comes until the other side is gone; whoever waits for an answer then gets `Gone`."""
+        """Read messages until the other side has ended; open requests then raise `Gone`."""
         try:
             while True:
                 (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
@@ -67,13 +69,13 @@ class Channel:
             self.close()
 
     def close(self) -> None:
-        """No more questions, no more answers."""
+        """Close the channel: fail open requests, and cancel the handling of the other side's."""
         self._gone = True
         self._writer.close()
         for answered in self._asked.values():
             if not answered.done():
                 answered.set_exception(Gone())
-                answered.exception()  # Whoever asked may have left.
+                answered.exception()  # Marks it as retrieved, if the caller was cancelled.
         for task in self._answering:
             task.cancel()
 
@@ -85,7 +87,7 @@ class Channel:
             return
         answered = self._asked.get(number)
         if answered is None or answered.done():
-            return  # Whoever asked did not wait.
+            return  # The caller was cancelled.
         if kind == ANSWER:
             answered.set_result(rest[0])
         else:

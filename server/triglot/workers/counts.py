@@ -1,4 +1,4 @@
-"""What workers have counted, of which some are gone: sums do not become smaller with that."""
+"""Counters of ended workers are kept, so that sums over all workers never decrease."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triglot.dataplane.control import METRICS, TFSERVING_METRICS
 from triglot.telemetry.merging import growing, merged_pages, merged_texts
 
 Snapshots = dict[str, Any]
-"""What a worker has said last, by the name of the report."""
+"""A worker's last reports by name."""
 
 
 def _pages(past: Any, last: Any) -> Any:
@@ -22,21 +22,21 @@ def _texts(past: Any, last: Any) -> Any:
 
 
 KEPT: dict[str, Callable[[Any, Any], Any]] = {METRICS: _pages, TFSERVING_METRICS: _texts}
-"""The reports of which something remains, and what adds one to what remains of others."""
+"""The reports that are kept, with the function that adds one to the sum."""
 
 
 class Past:
-    """What remains of workers that are gone."""
+    """The sums of ended workers' reports."""
 
     def __init__(self) -> None:
         self._sums: Snapshots = {}
 
     def take(self, last: Snapshots) -> None:
-        """The last reports of a worker."""
+        """Add the last reports of a worker."""
         for name, add in KEPT.items():
             if name in last:
                 self._sums[name] = add(self._sums.get(name), last[name])
 
     def of(self, name: str) -> Any:
-        """The sum for a report; None where there is none."""
+        """Returns the sum of a report, or None."""
         return self._sums.get(name)

@@ -1,9 +1,9 @@
-"""Whether a worker lives: it answers, or it works on something.
+"""Detects a worker that hangs: it neither replies to heartbeats nor does any work.
 
-Strategy: the supervisor asks each worker that serves every now and then; who answers has a loop that runs. One
-that does not may compute, or wait for a processor or a disk, and comes back; one that does none of this for long
-stands still, as when it was stopped, or when native code holds the interpreter's lock and waits: clients that the
-system sends there would wait for ever.
+Strategy: the supervisor sends each serving worker a heartbeat regularly; a reply means that its event loop
+runs. A worker without a reply may be computing, or waiting for a processor or a disk, and will recover. One
+that does neither for long hangs: it was stopped, or native code holds the interpreter's lock while it waits.
+Clients whose connections the kernel assigns to it would wait for ever.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from triglot.executors.process.health import cpu_seconds, has_something_to_do
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
-"""Between two questions, and for an answer."""
+"""Seconds between two heartbeats, and for the reply."""
 READ_SECONDS = 0.05
-"""For an answer that came while the supervisor itself was held up."""
+"""Seconds to read a reply that arrived while the supervisor itself was blocked."""
 WORKING = 0.02
-"""Of a processor; what threads that only look at the time use is less."""
+"""Share of a processor that counts as work; threads that only check the time use less."""
 
 
 async def stands_still(pid: int, ask: Callable[[], Awaitable[object]], seconds: float) -> None:
-    """Return when the process has neither answered nor worked for so long. Raises what `ask` raises."""
+    """Return once the process has neither replied nor worked for `seconds`. Raises what `ask` raises."""
     silent, used = 0.0, cpu_seconds(pid)
     asked = asyncio.ensure_future(ask())
     try:

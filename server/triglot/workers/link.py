@@ -1,4 +1,4 @@
-"""A worker's side: its changes and its counts go by the supervisor."""
+"""The worker's end of the channel to the supervisor: its `Control`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 LAST_WORDS = (METRICS, TFSERVING_METRICS)
 RETIRE = signal.SIGHUP
-"""What the queue of signals has when a successor takes over; nobody sends it to a worker."""
+"""In the queue of signals: a successor takes over. The signal itself is never sent to workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is different from the start of the server: `models` as they were listed last, or None."""
+    """The state at the start, where it differs from the server's own start: `models` as last listed, or None."""
 
     models: list[Any] | None
     models_fail: bool
@@ -43,9 +43,9 @@ class Wanted:
 
 
 class Link(Control):
-    """The control of a worker. What the supervisor says of its end is put into `signals`.
+    """The control of a worker; create it with `open`. `signals` gets the supervisor's requests to end.
 
-    `strict`: a model that cannot be loaded as the others have it is the end. Made by `open`.
+    `strict`: end the worker if it cannot load a model that the other workers have loaded.
     """
 
     alone = False
@@ -64,7 +64,7 @@ class Link(Control):
 
     @classmethod
     async def open(cls, spec: WorkerSpec, signals: asyncio.Queue[signal.Signals], *, strict: bool) -> Link:
-        """Over what the worker has inherited."""
+        """Returns the control, connected over the inherited socket."""
         link = cls(spec, signals, strict=strict)
         end, link.bound = spec.take()
         link._channel = await Channel.open(end, link._answer)
@@ -85,14 +85,14 @@ class Link(Control):
             return await self.report_of[name](arguments)
         if what == "alive":
             return None
-        # The time for it has come: a signal of its own.
+        # Requests to end the worker are handled as signals.
         self._signals.put_nowait({"stop": signal.SIGTERM, "retire": RETIRE, "leave": signal.SIGINT}[what])
         return None
 
     # --- at the start ---
 
     async def catch_up(self) -> Wanted:
-        """What has changed so far; some of it counts before models are loaded, the rest in `loaded`."""
+        """Get earlier changes; returns those that affect which models are loaded. `loaded` makes the others."""
         self._missed = await self._changes("state")
         lists = [change for change in self._missed if change.name == RELOAD]
         self.left_out: Collection[str] = models_changed(self._missed)
@@ -102,7 +102,10 @@ class Link(Control):
         return Wanted(list(lists[-1].arguments["models"]), models_fail=not lists[-1].went_well)
 
     async def _changes(self, what: str) -> list[Change]:
-        """Those that came since the last time; to "join": with none, this worker is told of all further ones."""
+        """Returns the changes since the last call.
+
+        If "join" returns none, the worker takes part in further ones.
+        """
         try:
             answer = await self._channel.ask(what, self._revision)
         except Gone:
@@ -112,7 +115,7 @@ class Link(Control):
         return changes
 
     async def loaded(self) -> None:
-        """Make the changes that were made before this worker was there. Raises `ModelLoadError`."""
+        """Make the changes made before this worker took part in them. Raises `ModelLoadError`."""
         missed = self._missed
         while True:
             for change in missed:
@@ -136,7 +139,7 @@ class Link(Control):
             log.error("%s", text)
 
     async def serving(self, hints: list[str]) -> None:
-        """Connections are accepted."""
+        """Report that connections are accepted."""
         with suppress(Gone):
             await self._channel.ask("serving", hints)
 
@@ -165,6 +168,6 @@ class Link(Control):
             await self._channel.ask("last words", last)
 
     def close(self) -> None:
-        """The worker ends."""
+        """Close the channel."""
         self._running.cancel()
         self._channel.close()

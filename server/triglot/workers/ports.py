@@ -1,4 +1,4 @@
-"""The ports that workers share: bound by the supervisor, which never listens, and inherited."""
+"""The ports that workers share: the supervisor binds them without listening, and workers inherit the sockets."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from triglot.transports.listening import Bound, bound_socket
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The numbers, `NO_PORT` where there is none. REST may have gRPC's."""
+    """Port numbers; `NO_PORT` for none. REST may share gRPC's port."""
 
     host: str
     grpc: int
     rest: int
 
     def bind(self) -> Bound:
-        """New ones for a worker. Raises `OSError`."""
+        """Bind new sockets for a worker. Raises `OSError`."""
         rest = NO_PORT if self.rest == self.grpc else self.rest
         return Bound(_bind(self.host, self.grpc), _bind(self.host, rest))
 
 
 def reserve(config: Config) -> tuple[Ports, Bound]:
-    """Ports that nobody else has, chosen where the configuration leaves it to us, and what holds them.
+    """Returns ports that no other process uses, free ones for configured zeros, and the sockets that reserve them.
 
     Raises `OSError`.
     """

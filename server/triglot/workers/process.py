@@ -1,4 +1,4 @@
-"""A worker as the supervisor sees it: a process, and a channel to it."""
+"""A worker process, as the supervisor sees it."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from triglot.__main__ import run
 run(spec)
 """
 REPORT_SECONDS = 5.0
-"""For a worker to say what it has counted."""
+"""Limit on the time for a worker's report."""
 HEARD_SECONDS = 5.0
-"""For a worker to say that it has heard something."""
+"""Limit on the time for a worker's acknowledgement."""
 
 
 class Worker:
-    """One process, from `start` to `ended`. Two may have the same `number`: one takes the other's place."""
+    """One worker process, from `start` to `ended`. Two may have the same `number` while one replaces the other."""
 
     def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel, now: float) -> None:
         self.number = number
         self.started = now
         self.served = 0.0
-        """When it began to serve; 0.0: not yet."""
+        """When it began to serve, in the loop's time; 0.0: not yet."""
         self.serving = asyncio.Event()
         self.ended = asyncio.Event()
         self.retiring = False
         self.counted = False
-        """Whether what it has counted is part of the past."""
+        """Whether its counters have been added to those of ended workers."""
         self.snapshots: Snapshots = {}
         self.status = 0
         self._killed = False
@@ -63,7 +63,7 @@ class Worker:
         arguments: Sequence[str],
         answer: Answer,
     ) -> Worker:
-        """`triglot ARGUMENTS` as a worker; `answer` answers what it asks. Raises `OSError`."""
+        """Start `triglot ARGUMENTS` as a worker; `answer` handles its requests. Raises `OSError`."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
@@ -77,7 +77,7 @@ class Worker:
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), tallies, *(one.fileno() for one in (*sockets.grpc, *sockets.rest))],
-                # The supervisor says when it ends, not the terminal.
+                # Signals of the terminal reach only the supervisor, which decides when workers end.
                 start_new_session=True,
             )
         finally:
@@ -86,7 +86,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The system's number of it."""
+        """The process id."""
         return self._process.pid
 
     def __str__(self) -> str:
@@ -95,20 +95,23 @@ class Worker:
     async def _run(self) -> None:
         taking = asyncio.create_task(self._channel.run())
         self.status = await self._process.wait()
-        # What it has said before its end is heard, last words above all.
+        # Its last messages are still handled, its last reports above all.
         await taking
         self.ended.set()
 
     async def ask(self, what: str, argument: Any = None) -> Any:
-        """As `Channel.ask`."""
+        """See `Channel.ask`."""
         return await self._channel.ask(what, argument)
 
     async def report(self, name: str, arguments: Any) -> tuple[Any, bool]:
-        """What it has counted, and that it says so now; or what it said last, None if that is not kept."""
+        """Returns a report, and whether it is current.
+
+        Otherwise it is the last one, or None if that is not kept.
+        """
         try:
             async with asyncio.timeout(REPORT_SECONDS):
                 answer = await self._channel.ask("report", [name, arguments])
-        except Exception as error:  # One worker must not keep the others' numbers back.
+        except Exception as error:  # One worker must not prevent the report of the others.
             if not isinstance(error, Gone):
                 log.warning("%s did not report its %s: %r", self, name, error)
             return self.snapshots.get(name), False
@@ -117,13 +120,13 @@ class Worker:
         return answer, True
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._killed = True
         with suppress(ProcessLookupError):
             self._process.kill()
 
     def how_it_ended(self) -> str:
-        """For the log."""
+        """Returns a description of its end for the log."""
         if self.status >= 0:
             return f"exited with status {self.status}"
         try:
@@ -135,7 +138,10 @@ class Worker:
 
 
 async def notify(worker: Worker, what: str) -> bool:
-    """Tell it something that it answers at once, or is gone; whether it does not stand still."""
+    """Send a request that a worker acknowledges at once.
+
+    Returns False if it does not respond, True if it has ended.
+    """
     try:
         async with asyncio.timeout(HEARD_SECONDS):
             await worker.ask(what)

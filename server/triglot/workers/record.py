@@ -1,4 +1,4 @@
-"""What clients have changed since the server was started: as much as brings another worker to the same state."""
+"""The changes that clients have made since the start: as many as bring a new worker to the same state."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from triglot.dataplane.control import (
 Key = tuple[str, ...]
 MODEL, REGION = "model", "region"
 MOST_GIVEN_BACK = 512
-"""Regions that were given back, of which the last are remembered; their names come without end."""
+"""Unregistered shared-memory regions that are remembered, because there is no limit on their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change by its name. `revision` numbers them; `went_well`: whether the call that made it had no error."""
+    """A change. `revision` numbers changes; `went_well`: whether the call that made it succeeded."""
 
     revision: int
     name: str
@@ -32,12 +32,12 @@ class Change:
     went_well: bool = True
 
     def fields(self) -> list[Any]:
-        """It as JSON's values."""
+        """Returns the change as JSON values."""
         return [self.revision, self.name, dict(self.arguments), self.went_well]
 
 
 def key_of(name: str, arguments: Arguments) -> Key:
-    """What a change is about: a later one for the same takes its place, and waits for its end."""
+    """Returns the subject of a change: a later change of the same subject waits for it, and replaces it here."""
     if name in (LOAD_MODEL, UNLOAD_MODEL):
         return MODEL, str(arguments["name"])
     if name in (REGISTER, UNREGISTER):
@@ -46,14 +46,14 @@ def key_of(name: str, arguments: Arguments) -> Key:
 
 
 class Record:
-    """The changes that count, the latest for each key. Pure."""
+    """The changes that are still in effect, the latest per key."""
 
     def __init__(self) -> None:
         self.revision = 0
         self._kept: dict[Key, Change] = {}
 
     def note(self, name: str, arguments: Arguments, *, went_well: bool = True) -> None:
-        """It was made."""
+        """Record a change that was made."""
         key = key_of(name, arguments)
         before = self._kept.pop(key, None)
         if name == UNREGISTER:
@@ -64,7 +64,10 @@ class Record:
         self._kept[key] = Change(self.revision, name, arguments, went_well)
 
     def _forget_regions(self, *, every: bool) -> None:
-        """Make room for one more that is given back: who is about to start has to be told of that, too."""
+        """Make room for one more unregistered region.
+
+        These are kept because a starting worker may need them too.
+        """
         given_back = [key for key, change in self._kept.items() if change.name == UNREGISTER]
         doomed = set(given_back[: max(0, len(given_back) + 1 - MOST_GIVEN_BACK)])
         self._kept = {
@@ -74,12 +77,12 @@ class Record:
         }
 
     def after(self, revision: int) -> list[Change]:
-        """Those since then, in their order."""
+        """Returns the changes since a revision, in order."""
         return [change for change in self._kept.values() if change.revision > revision]
 
 
 def _with(name: str, before: Arguments, arguments: Arguments) -> Arguments:
-    """Settings are changed one by one; of all else the last word counts."""
+    """Returns merged arguments: settings are merged one by one, other changes replace earlier ones."""
     if name == LOG_SETTINGS:
         return {**before, **_given(arguments)}
     if name == TRACE_SETTINGS:

@@ -1,4 +1,4 @@
-"""The supervisor: keeps workers running, replaces them, and has all of them end with itself."""
+"""The supervisor: starts workers, restarts and replaces them, and ends them when it ends."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from triglot.workers.process import Worker, notify
 log = logging.getLogger(__name__)
 
 LASTING_SECONDS = 10.0
-"""A worker that has served for so long may be replaced at once."""
+"""A worker that has served for at least this long is restarted without a delay."""
 FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0
-"""Until a worker that has not lasted is replaced, in seconds; each time it is twice as long."""
+"""Delay in seconds before a worker that has not is restarted; it doubles each time."""
 MOST_FIRST_FAILURES = 3
-"""Workers that are killed before any has served."""
+"""Limit on workers killed by signals before any worker has served."""
 SPARE_SECONDS = 30.0
-"""For the end of a worker, besides what it gives its calls."""
+"""Time for a worker to end, besides its calls' grace period."""
 FAILED = 1
 
 
 class Slot:
-    """The place of a worker, and what listens there. `turn`: held by who replaces it."""
+    """The place of one worker, with its sockets. `turn` is held while the worker is replaced."""
 
     def __init__(self, number: int, sockets: Bound) -> None:
         self.number = number
@@ -47,12 +47,15 @@ class Slot:
 
     @property
     def delay(self) -> float:
-        """How long its next worker has to wait."""
+        """Seconds to wait before its next worker is started."""
         return min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(self.failures - 1, 10)) if self.failures else 0.0
 
 
 class Supervisor:
-    """Of the workers of `triglot ARGUMENTS`. `run` returns the exit status; `say` prints lines for people."""
+    """Supervises the workers of `triglot ARGUMENTS`.
+
+    `run` returns the exit status; `say` prints lines for users.
+    """
 
     def __init__(self, config: Config, arguments: Sequence[str], say: Callable[[str], object]) -> None:
         self._config = config
@@ -72,10 +75,10 @@ class Supervisor:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ports: Ports
         self._tallies = -1
-        """The descriptor of the file that workers count clients' calls in."""
+        """Descriptor of the file with clients' counters that all workers share."""
 
     async def run(self) -> int:
-        """Until a signal, or until no worker can be started. Raises `OSError` when a port is taken."""
+        """Run until a signal, or until no worker can be started. Raises `OSError` when a port is in use."""
         with tempfile.TemporaryFile() as tallies:
             tallies.truncate(shared_size(self._config.workers))
             self._tallies = tallies.fileno()
@@ -92,17 +95,17 @@ class Supervisor:
         keepers = [asyncio.create_task(self._keep(slot)) for slot in self._slots]
         await self._over.wait()
         for slot in self._slots:
-            slot.sockets.close()  # Or the ports would be open for as long as we are.
+            slot.sockets.close()  # Otherwise the ports would stay open until this process ends.
         await self._end_all()
         for keeper in (*keepers, *self._tasks):
             keeper.cancel()
         log.info("stopped")
         return self._status
 
-    # --- workers come ---
+    # --- starting ---
 
     async def _keep(self, slot: Slot) -> None:
-        """See to it that there is a worker, until the end."""
+        """Keep a worker running in this slot until the end."""
         try:
             while not self._over.is_set():
                 if slot.delay:
@@ -111,7 +114,7 @@ class Supervisor:
                 worker = slot.worker = await self._start(slot)
                 while True:
                     await worker.ended.wait()
-                    async with slot.turn:  # Somebody may be replacing it.
+                    async with slot.turn:  # It may be being replaced.
                         if slot.worker is worker:
                             break
                         worker = slot.worker
@@ -143,7 +146,7 @@ class Supervisor:
         return worker
 
     async def _watch(self, worker: Worker) -> None:
-        """What is to be done at its end, whoever it is replaced by."""
+        """Wait for the end of a worker, whether it is replaced or not, and keep its counters."""
         await worker.ended.wait()
         self._workers.remove(worker)
         self._changes.leave(worker)
@@ -155,7 +158,7 @@ class Supervisor:
             self._past.take(last)
 
     def _lost(self, slot: Slot, worker: Worker) -> None:
-        """It has ended, and nobody has told it to."""
+        """Handle the unexpected end of a worker."""
         if self._over.is_set():
             return
         now = asyncio.get_running_loop().time()
@@ -164,15 +167,15 @@ class Supervisor:
         slot.restarts += 1
         log.error("%s %s", worker, worker.how_it_ended())
         if not self._said and (worker.status >= 0 or slot.failures >= MOST_FIRST_FAILURES):
-            # What is wrong is the same for all, and has been told.
+            # The cause is the same for all workers, and was logged.
             self._finish(worker.status if worker.status > 0 else FAILED)
             return
-        # Connections that come to a socket of nobody's would wait.
+        # Connections to a socket that no worker accepts from would wait for ever.
         fresh = self._ports.bind()
         slot.sockets.close()
         slot.sockets = fresh
 
-    # --- what they ask ---
+    # --- requests of workers ---
 
     async def _answer(self, worker: Worker, what: str, argument: Any) -> Any:
         if what == "state":
@@ -201,7 +204,7 @@ class Supervisor:
             self._spawn(self._look_after(worker, self._config.worker_timeout))
 
     async def _look_after(self, worker: Worker, seconds: float) -> None:
-        """Kill it when it stands still: it would keep its share of the connections."""
+        """Kill the worker when it hangs: clients would keep connecting to it."""
         with suppress(Gone):
             await stands_still(worker.pid, partial(worker.ask, "alive"), seconds)
             log.error("%s sent no heartbeat for %g s; killing it", worker, seconds)
@@ -211,7 +214,7 @@ class Supervisor:
         workers = [worker for worker in self._workers if worker.served]
         answers = await asyncio.gather(*(worker.report(name, arguments) for worker in workers))
         pairs = zip(workers, answers, strict=True)
-        # Who has ended meanwhile is in the past.
+        # Workers that have ended meanwhile are counted in the past.
         found = [(worker.number, *said) for worker, said in pairs if not worker.counted]
         return {
             "workers": [[number, report] for number, report, _ in found if report is not None],
@@ -220,16 +223,16 @@ class Supervisor:
             "restarts": [[slot.number, slot.restarts] for slot in self._slots],
         }
 
-    # --- workers go ---
+    # --- replacing ---
 
     def _replace(self, worker: Worker) -> None:
-        """It is not as the others are."""
+        """Replace a worker whose state differs from the others'."""
         for slot in self._slots:
             if slot.worker is worker:
                 self._spawn(self._renew(slot))
 
     def _roll(self) -> None:
-        """Replace all of them, one after the other."""
+        """Replace all workers, one by one."""
         if not (self._rolling or self._over.is_set()):
             self._rolling = True
             self._spawn(self._renew_all())
@@ -248,7 +251,7 @@ class Supervisor:
             self._rolling = False
 
     async def _renew(self, slot: Slot) -> bool:
-        """Start a worker's successor, and when it serves, have the worker end; whether it does."""
+        """Start a successor, and end the old worker once it serves; returns whether it does."""
         async with slot.turn:
             old = slot.worker
             successor = await self._start(slot)
@@ -266,13 +269,13 @@ class Supervisor:
             slot.restarts += 1
         if old is not None:
             old.retiring = True
-            # From now on it is no part of what there is, but for its calls.
+            # It makes no further changes, and only finishes its calls.
             self._changes.leave(old)
             heard = await notify(old, "retire")
             await self._ended([old], self._timeout(self._config.drain_delay, heard))
         return True
 
-    # --- the end ---
+    # --- stopping ---
 
     def _stop(self, number: signal.Signals) -> None:
         self._signals += 1
@@ -300,12 +303,12 @@ class Supervisor:
         await self._ended([worker], self._timeout(delay, heard))
 
     def _timeout(self, delay: float, heard: bool) -> float:
-        """For the end of a worker that goes on serving for `delay`; seconds."""
-        # Who has not heard it may be busy with a call, and does nothing more when it stands still.
+        """Returns the seconds to wait for the end of a worker that continues to serve for `delay` seconds."""
+        # A worker that has not acknowledged may be busy with a call, or hang.
         return delay + 2 * self._config.grace + SPARE_SECONDS if heard else self._config.grace
 
     async def _ended(self, workers: Sequence[Worker], seconds: float) -> None:
-        """Wait for their end; who takes longer is killed."""
+        """Wait for workers to end; kill those that take longer."""
         ends = [asyncio.create_task(worker.ended.wait()) for worker in workers]
         if not ends:
             return
@@ -328,7 +331,7 @@ class Supervisor:
 
 
 def supervise(config: Config, arguments: Sequence[str], make_loop: Any) -> int:
-    """Run the workers of `triglot ARGUMENTS`; the exit status. Raises `OSError`."""
+    """Supervise the workers of `triglot ARGUMENTS`; returns the exit status. Raises `OSError`."""
     with asyncio.Runner(loop_factory=make_loop) as runner:
         return runner.run(_supervise(config, arguments))
 

@@ -17,9 +17,7 @@ SequenceWork = Execution | Stream
 
 
 class Slot(NamedTuple):
-    """A place for a sequence, ordered by row first: free slots with the lowest row, over all instances, are
-    used first.
-    """
+    """A place for a sequence: a row of an instance. Free slots with the lowest row are used first."""
 
     row: int
     instance: int

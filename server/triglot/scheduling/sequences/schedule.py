@@ -101,8 +101,9 @@ class SequenceSchedule:
         self._numbers = itertools.count(1)
         self._in_order = isinstance(batching.strategy, OldestStrategy) and batching.strategy.preserve_ordering
         self._begun: deque[SequenceBatch] = deque()
-        """Started batches, if responses are to be sent in the order in which the batches were started. A
-        request that waits for a slot is not among them: it may wait for a slot of one of their sequences.
+        """Started batches, if responses are to be sent in the order in which the batches were started.
+
+        A request that waits for a slot is not among them: it may wait for a slot of one of their sequences.
         """
         self._counts = BatchCounts()
         self._requests: dict[Work, SequenceRequest] = {}
@@ -217,9 +218,7 @@ class SequenceSchedule:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Act on changes: form batches, hold one lease per sequence, and set the timer for the next one that
-        expires.
-        """
+        """Act on changes: form batches, hold one lease per sequence, and set the timer for expiring sequences."""
         if not self._deferred and self._table.woken:
             self._deferred = True
             self._defer(self._come_by)

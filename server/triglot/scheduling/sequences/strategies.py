@@ -29,8 +29,7 @@ class Strategy(Protocol):
     """Number of sequences for which each instance has slots."""
 
     def choose(self, heads: Sequence[SequenceRequest], now: float) -> Chosen | float:
-        """Returns a batch of the instance's `heads`, at least one, oldest first; or the seconds to wait for it
-        to grow.
+        """Returns a batch of the instance's `heads`, at least one, oldest first; or the seconds to wait for more.
 
         After these seconds, or with `now` at infinity because no more requests will arrive, it returns a batch.
         """

@@ -199,8 +199,9 @@ class SequenceTable:
     # --- execution ---
 
     def heads(self, instance: int, now: float) -> tuple[list[SequenceRequest], list[Dropped]]:
-        """Returns requests that the instance may execute now, oldest first, and removes cancelled ones, with
-        others.
+        """Returns the requests that the instance may execute now, oldest first, and those dropped on the way.
+
+        Cancelled requests are dropped, with the others of their sequences.
         """
         ready = self._ready[instance]
         dropped: list[Dropped] = []

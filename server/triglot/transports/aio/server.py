@@ -59,7 +59,7 @@ _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
 class GrpcServer:
-    """Serves rows on one port and a Unix socket. `start` binds; `stop` ends streams, then waits for other
+    """Serves gRPC rows on a port and a Unix socket. `start` binds; `stop` ends streams, then waits for other
     calls.
 
     `limits`: of HTTP/2, as far as grpc's core has options for them. `request_bytes` is shared with the REST

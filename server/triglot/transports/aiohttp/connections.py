@@ -1,11 +1,10 @@
-"""aiohttp's connections, with error bodies for invalid HTTP, half-closed connections, and a timer for stalled
-clients.
+"""aiohttp's connections: error bodies for invalid HTTP, half-closed connections, a timer for stalled clients.
 
 Error bodies have the form of every error (spec 0.3).
 
 Strategy: a client may close its sending side after its request, and wait for the response, which looks like a
-disconnect. Only sending something to it shows the difference: a client that has disconnected replies with a
-reset. So the server sends an interim response, 100 Continue, which every HTTP/1.1 client ignores.
+disconnect. Only sending something to it shows the difference: a client that has disconnected replies with a reset.
+So the server sends an interim response, 100 Continue, which every HTTP/1.1 client ignores.
 """
 
 from __future__ import annotations

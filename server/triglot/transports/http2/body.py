@@ -25,8 +25,9 @@ MOST_UNREAD_BYTES = 1024 * 1024
 
 
 SMALL_HELD_BYTES = 16 * 1024
-"""This much of a stream's requests is accepted whatever other calls hold: they may have to wait for the
-handler.
+"""Bytes of a stream's requests that are accepted whatever other calls hold.
+
+They may have to wait for the stream's handler.
 """
 MESSAGE_BYTES = 64
 """Memory of a waiting message besides its bytes."""
@@ -74,8 +75,7 @@ class Body:
         self.came(count)
 
     def came(self, count: int) -> None:
-        """Note that `count` bytes of the body are in the reader, and open the window unless too many requests
-        are waiting.
+        """Note that `count` bytes of the body are in the reader; open the window unless too many requests wait.
 
         Raises `QueueFull` when all calls together hold too much, `Unimplemented` for a second request where one
         is allowed.

@@ -61,7 +61,7 @@ class BufferPool:
         return len(self._checkouts)
 
     def take(self, size: int, whole: int) -> tuple[memoryview, memoryview]:
-        """Returns a buffer for the first `size` of `whole` bytes, uninitialized, and a read-only view of it to
+        """Returns an uninitialized buffer for the first `size` of `whole` bytes, and a read-only view of it to
         keep.
 
         The last of the `whole` bytes would end aligned: a message's tensor is its last field, and so begins

@@ -1,5 +1,4 @@
-"""Busy polling: keeps the event loop awake for a moment after the last response, if the next request is likely
-to arrive within it.
+"""Busy polling: keeps the event loop awake for a moment after a response if another request is likely.
 
 A sleeping core takes some 50 µs to wake up, more than a request takes, and the process that wakes it pays for
 it, too.

@@ -57,8 +57,8 @@ class ConnectionTimers:
             self._timer.cancel()
 
     def linger(self) -> None:
-        """Close the socket after a while: our last frames have been written, and the client may need time to
-        read them.
+        """Close the socket after a while, in which the client may read our last frames, which have been
+        written.
         """
         self._waited = self._loop.time()
         self._look_later(self._let_go, self._limits.linger / LOOKS_PER_LIMIT)

@@ -1,6 +1,4 @@
-"""gRPC's length-prefixed messages, and how they are read from a body (gRPC over HTTP/2:
-Length-Prefixed-Message).
-"""
+"""gRPC's length-prefixed messages, and their reader (gRPC over HTTP/2: Length-Prefixed-Message)."""
 
 from __future__ import annotations
 

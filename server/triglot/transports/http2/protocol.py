@@ -47,8 +47,9 @@ MOST_TOGETHER = 32
 MOST_MOVED_BYTES = 16 * 1024 * 1024
 """Bytes of responses after which they are written before the end of a burst."""
 REFUSED_STREAM_SECONDS = 0.05
-"""Delay before the status of a rejected stream, in which the client may send what it was about to: if the status
-arrives while grpc.aio writes, its caller gets INTERNAL in place of the status.
+"""Delay before the status of a rejected stream, in which the client may send what it was about to.
+
+If the status arrives while grpc.aio writes, its caller gets INTERNAL in place of the status.
 """
 MOST_REFUSED_STREAMS = 64
 """Limit on a connection's streams in that delay: they do not count as open calls, but hold headers."""

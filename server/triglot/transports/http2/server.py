@@ -40,8 +40,7 @@ UNBOUNDED = 2**63
 
 
 class H2Server:
-    """Serves rows on one port and a Unix socket. `start` binds; `stop` ends streams, then waits for other
-    calls.
+    """Serves rows on a port and a Unix socket. `start` binds; `stop` ends streams, then waits for other calls.
 
     `limits` override those of the configuration. `request_bytes` is shared with the REST server, `rest`, which
     serves connections that speak HTTP/1.1, and requests over HTTP/2 that are not gRPC calls. `bound`: the

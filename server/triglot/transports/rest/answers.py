@@ -36,8 +36,7 @@ _FIXED_NAMES = frozenset(name.lower() for name, _ in FIXED_FIELDS)
 
 
 def fields_of(response: HttpResponse, row: Mapping[str, str], origin: Mapping[str, str]) -> Fields:
-    """Returns the header fields of a response: its own, those of its row, and those that let another `origin`
-    read it.
+    """Returns a response's header fields: its own, its row's, and those that let another `origin` read it.
 
     Common combinations are a cached tuple.
     """

@@ -34,8 +34,7 @@ def body_at_once(coming: RequestBody, limit: int) -> bytes | None:
 
 
 async def read_body(coming: RequestBody, limit: int, reserved: Reservation, place: Place) -> bytes:
-    """Returns the body; its bytes are `reserved` as they arrive, and `place` limits how many bodies are read at
-    once.
+    """Returns the body, whose bytes are `reserved` as they arrive; `place` limits how many are read at once.
 
     Raises `PayloadTooLarge` before more than `limit` bytes are kept, `QueueFull` when all requests together
     hold too much, and `InvalidArgument` for a body that is invalid or arrives too slowly.

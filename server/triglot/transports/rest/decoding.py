@@ -27,8 +27,8 @@ FREE_BYTES = 64 * 1024
 """Bytes of a body that are accepted even if other requests have used up the buffer limit."""
 _ADVICE = "; send large tensors as binary data, or raise the server's option"
 TEXT_ON_LOOP = 32 * 1024
-"""Larger texts are parsed on a thread: the slowest parser, which reports errors as TensorFlow Serving, takes 20
-ms.
+"""Texts above this size are parsed on a thread: the slowest parser, that of TensorFlow Serving's errors, takes
+20 ms.
 """
 
 

@@ -9,8 +9,9 @@ Fields = Sequence[tuple[str, str]]
 LONGEST_LINE = 64 * 1024
 """Limit on a request's path, and on a header field, in bytes."""
 MOST_HEAD_BYTES = 128 * 1024
-"""Limit on a request's head, and on what a chunked body has between two parts of its data, in bytes. The
-longest path and the longest field fit together.
+"""Limit in bytes on a request's head, and on what is between two parts of a chunked body's data.
+
+The longest path and the longest field fit together.
 """
 FRAMING = frozenset(("connection", "content-length", "date", "keep-alive", "transfer-encoding"))
 """Response header fields that only the transport sets."""

@@ -1,5 +1,4 @@
-"""Protects browser users: a web page of another origin must not use the server on its reader's behalf (CSRF,
-CORS).
+"""Protects browsers' users: pages of other origins must not use the server on their behalf (CSRF, CORS).
 
 Strategy: a browser's request says in Host which server it believes to talk to, and in Sec-Fetch-Site and Origin
 which page sends it. Pages cannot change these headers, and other clients do not send the latter two. Whether

@@ -73,8 +73,7 @@ class DataFrame:
         self.busy = True
 
     def run(self, number: int, start: int, length: int, buffer: memoryview, events: list[Any]) -> int:
-        """Read all complete frames in a row that hold only data of one stream; returns where the next frame
-        begins.
+        """Read all complete frames in a row with data of one stream only; returns where the next frame begins.
 
         0: there is none, or it needs the general path. `start`: where the first frame's payload begins.
         """

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 MIB = 1024 * 1024
 MOST_HEADER_BYTES = 16 * 1024
-"""Limit on a request's fields, as HTTP/2 counts them (RFC 9113, 6.5.2): above it, the call is rejected, as by
-grpc.
+"""Limit on a request's fields, as HTTP/2 counts them (RFC 9113, 6.5.2).
+
+Above it, the call is rejected, as by grpc.
 """
 
 
@@ -19,16 +20,15 @@ class Limits:
     max_streams: int = 1024
     max_frame: int = 4 * MIB
     stream_window: int = 2 * MIB
-    """A smaller body arrives without waiting for WINDOW_UPDATE, an image of 1 MiB with its framing, for
-    example.
-    """
+    """Smaller bodies arrive without waiting for WINDOW_UPDATE, such as an image of 1 MiB with its framing."""
     first_window: int = 2 * MIB
     """Initial window of a stream, until some of its body has been consumed, if less than `stream_window`."""
     connection_window: int = 64 * MIB
     """Opened as soon as data arrives: `Config.max_total_queue_bytes` bounds what calls hold."""
     max_header_block: int = 48 * 1024
-    """Limit on a request's header block, compressed or not: above it, the connection ends. A frame of the block
-    has to fit into the buffer.
+    """Limit on a request's header block, compressed or not; above it, the connection ends.
+
+    Each frame of the block has to fit into the receive buffer.
     """
     max_continuations: int = 16
     max_settings: int = 64
@@ -36,12 +36,10 @@ class Limits:
     max_unsent: int = 256 * MIB
     """Limit on responses that the client has not read; above it, its new calls are rejected."""
     max_unsent_in_all: int = 1024 * MIB
-    """The same of all connections: above it, connections with more than `fair_unsent` get their new calls
-    rejected.
-    """
+    """The same for all connections; above it, calls are rejected on those with more than `fair_unsent`."""
     fair_unsent: int = MIB
     max_unread: int = 64 * 1024
-    """Limit on frames without flow control, such as statuses and acknowledgements, while the socket's buffer is
+    """Limit on statuses, acknowledgements and other frames without flow control, while the socket's buffer is
     full.
 
     Above it, nothing is read from the connection until the client has read them.

@@ -26,8 +26,9 @@ class _Outgoing:
         self.left = left
         """Remaining window of the stream; a change of SETTINGS may make it negative."""
         self.pieces: list[memoryview] = []
-        """Data to send. A list, although pieces are taken from its front: they are few, and a deque takes ten
-        times as much memory, of which a client can have much.
+        """Data to send.
+
+        Few pieces. A deque would take ten times as much memory, and a client can cause many of them.
         """
         self.trailers: bytes | None = None
         """The frame that ends the stream, once it is known."""
@@ -60,9 +61,7 @@ class Sender:
         self._left = frames.DEFAULT_WINDOW
         self._initial = frames.DEFAULT_WINDOW
         self._streams: dict[int, _Outgoing | None] = {}
-        """None: nothing was sent on the stream and its window was not changed, which is all that most streams
-        need.
-        """
+        """None: nothing was sent and no window was changed, as for most streams until their response."""
         self._waiting: dict[int, _Outgoing] = {}
         self._out: list[Any] = []
 
@@ -293,9 +292,7 @@ class Sender:
         return True
 
     def _send_frames(self, number: int, stream: _Outgoing) -> None:
-        """Send a large piece in frames of the largest size, as many as the windows allow, which is at least
-        one.
-        """
+        """Send a large piece in frames of the largest size, as many as the windows allow: at least one."""
         pieces, size = stream.pieces, self.max_frame
         piece = pieces[0]
         count = min(self._left, stream.left, len(piece)) // size

@@ -24,9 +24,7 @@ from triglot.transports.http2.core.windows import AbuseBudget, ReceiveWindow
 
 MOST_RESET_REMEMBERED = 1024
 STREAM_EARNS = 5
-"""Frames that a stream accounts for: two WINDOW_UPDATEs for its response, one for the connection, a PING, a
-late reset.
-"""
+"""Frames that a stream accounts for: two for its response's window, one for the connection's, PING, late reset."""
 
 
 class Sink(Protocol):
@@ -157,9 +155,7 @@ class Streams:
         return number in self._reset_lately
 
     def consumed(self, stream: Stream | None, count: int) -> None:
-        """Note that `count` bytes of a body have been consumed, and open the stream's window when it is worth
-        it.
-        """
+        """Note that `count` bytes of a body have been consumed, and open the stream's window if it is worth it."""
         if stream is None or stream.ended:
             return
         opened = stream.window.widen(self.limits.stream_window) + stream.window.consumed(count)

@@ -17,8 +17,7 @@ MOST_BYTES = 64 * 1024
 
 
 class WholeRequests(Generic[T]):
-    """Makes one event of each such request; `read` decodes a header block, and returns None for an invalid
-    request.
+    """Makes one event per such request; `read` decodes a header block, and returns None for an invalid request.
 
     A body follows its own headers, or the headers of all requests that were sent together. `clear` is called
     before further bytes are read: the events of earlier ones have been returned by then.
@@ -64,8 +63,7 @@ class WholeRequests(Generic[T]):
         return data_head
 
     def body(self, view: memoryview, start: int, length: int, flags: int, number: int, events: list[Any]) -> int:
-        """Read a DATA frame that is a complete body; returns where the next frame begins, or 0 for any other
-        frame.
+        """Read a DATA frame that is a complete body; returns where the next frame begins, or 0 for other frames.
 
         To be called for every DATA frame: the first of several is not a complete body, and neither is the last.
         """
