@@ -19,7 +19,7 @@ from triglot.core.errors import Code, ServingError
 from triglot.core.permission import EVERYTHING
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor
 from triglot.dataplane.dataplane import Decoupled
-from triglot.model.ensemble import MOST_ANSWERS
+from triglot.model.ensemble import MAX_RUNS
 from waiting import until
 
 AB = [triglot.TensorSpec(name, "INT32", [-1]) for name in ("a", "b")]
@@ -66,7 +66,7 @@ async def ys(served: Served, *values: int, **said: Any) -> list[int]:
 
 
 @both
-@pytest.mark.parametrize("count", [0, 1, 5, 3 * MOST_ANSWERS])
+@pytest.mark.parametrize("count", [0, 1, 5, 3 * MAX_RUNS])
 async def test_each_answer_goes_through_the_steps_after_it(infer: Any, count: int) -> None:
     models = {
         "e": ensemble(step("twice", "x", "m"), step("each", "m", "n"), step("twice", "n", "y")),
@@ -140,7 +140,7 @@ async def test_streams_of_streams() -> None:
     async with serving(models) as served:
         for name in ("e", "outer"):
             assert await ys(served, 3, 0, 2, model=name) == [0, 2, 4, 0, 2]
-            many = 3 * MOST_ANSWERS
+            many = 3 * MAX_RUNS
             assert await ys(served, many, many, model=name) == [2 * number for number in range(many)] * 2
         await served.is_idle()
 
@@ -154,7 +154,7 @@ async def test_a_stream_through_the_same_model_again(infer: Any) -> None:
         "twice": Function(twice),
     }
     async with serving(models) as served:
-        many = range(4 * MOST_ANSWERS)
+        many = range(4 * MAX_RUNS)
         assert await ys(served, *many) == [2 * number for number in many]
         await served.is_idle()
 
@@ -396,7 +396,7 @@ async def test_the_decoupled_step_is_held_up(limit: int) -> None:
         inside -= 1
         return {"y": inputs["x"]}
 
-    bound = limit or MOST_ANSWERS
+    bound = limit or MAX_RUNS
     model = ensemble(step("endless", "x", "m"), step("slow", "m", "y"), max_inflight_requests=limit)
     async with serving({"e": model, "endless": Function(endless), "slow": Function(slow)}) as served:
         async with aclosing(answers(served, 1)) as stream:

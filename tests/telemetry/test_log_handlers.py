@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from triglot.telemetry.log_handlers import (
-    LINES,
+    MAX_LINES,
     MAX_LINE,
     MAX_TRACE,
     WINDOW_SECONDS,
     LineFormatter,
     LogFile,
-    Repeats,
+    RepeatLimiter,
     escaped,
 )
 
@@ -38,7 +38,7 @@ class Log:
         self.handler = LogFile(file)
         self.handler.setFormatter(LineFormatter("%(levelname).1s %(message)s"))
         self.seconds = 0.0
-        self.handler._repeats = Repeats(lambda: self.seconds)
+        self.handler._limiter = RepeatLimiter(lambda: self.seconds)
 
     def say(self, name: str, text: str, *arguments: object, error: BaseException | None = None) -> None:
         record = logging.LogRecord(name, logging.INFO, __file__, 1, text, arguments, None)
@@ -114,20 +114,20 @@ def test_an_exception_that_cannot_be_described(log: Log) -> None:
 def test_lines_that_clients_cause_are_limited_and_counted(log: Log) -> None:
     for number in range(1000):
         log.say(CLIENTS, "a connection ends: %d", number)
-    assert log.lines() == [f"I a connection ends: {number}" for number in range(LINES)]
+    assert log.lines() == [f"I a connection ends: {number}" for number in range(MAX_LINES)]
     log.seconds = WINDOW_SECONDS
     log.say(OTHER, "something else")
-    assert log.lines()[LINES:] == [
-        f"I {1000 - LINES} similar lines in the last minute not logged: a connection ends: 0",
+    assert log.lines()[MAX_LINES:] == [
+        f"I {1000 - MAX_LINES} similar lines in the last minute not logged: a connection ends: 0",
         "I something else",
     ]
 
 
 def test_other_lines_are_not_limited(log: Log) -> None:
     for name in (OTHER, "their.own", "triglot.models", "triglot.access", "root"):
-        for number in range(3 * LINES):
+        for number in range(3 * MAX_LINES):
             log.say(name, "loaded %d", number)
-    assert len(log.lines()) == 5 * 3 * LINES
+    assert len(log.lines()) == 5 * 3 * MAX_LINES
 
 
 def test_one_traceback_a_minute_for_each_kind(log: Log) -> None:
@@ -150,13 +150,13 @@ def test_one_traceback_a_minute_for_each_kind(log: Log) -> None:
     assert text.count("Traceback (most recent call last):") == 2 * 3
     assert text.count("I m failed, error 5: TypeError: here") == 2
     # Of 50, 25 and 25 calls.
-    assert text.count(f"I 49 similar errors in the last minute, {50 - LINES} of them not logged") == 1
-    assert text.count(f"I 24 similar errors in the last minute, {25 - LINES} of them not logged") == 2
+    assert text.count(f"I 49 similar errors in the last minute, {50 - MAX_LINES} of them not logged") == 1
+    assert text.count(f"I 24 similar errors in the last minute, {25 - MAX_LINES} of them not logged") == 2
 
 
 def test_what_is_left_out_is_counted_at_the_end_too(tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
-    for _ in range(LINES + 3):
+    for _ in range(MAX_LINES + 3):
         log.say(CLIENTS, "a connection ends")
     log.handler.close()
     assert log.lines()[-1] == "I 3 similar lines in the last minute not logged: a connection ends"

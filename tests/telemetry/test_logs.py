@@ -19,7 +19,7 @@ from protocol_clients.channel import grpc_channel, rpc
 from protocol_clients.kserve import infer
 from protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.telemetry.log_handlers import LINES
+from triglot.telemetry.log_handlers import MAX_LINES
 
 QUICK = (*FREE_PORTS, "--drain-delay", "0")
 FAILS = """
@@ -59,8 +59,8 @@ def test_a_model_that_fails_again_and_again(tmp_path: Path, execution: str) -> N
         server.stop()
         text = server.stderr.text()
     assert text.count("Traceback (most recent call last)") <= 2  # Of a process, the two sides' one each.
-    assert text.count("m version 1 failed, error") == LINES + 1  # And the one of the count.
-    assert f"E 49 similar errors in the last minute, {50 - LINES} of them not logged" in text
+    assert text.count("m version 1 failed, error") == MAX_LINES + 1  # And the one of the count.
+    assert f"E 49 similar errors in the last minute, {50 - MAX_LINES} of them not logged" in text
     lines = text.split("\n")[:-1]
     assert [line for line in lines if not LINE.fullmatch(line) or not line.isprintable()] == []
     assert [line for line in lines if line.startswith(FORGED)] == []
@@ -94,7 +94,7 @@ def test_connections_that_speak_something_else(tmp_path: Path) -> None:
         text = server.stderr.text()
     assert "Traceback" not in text
     assert "similar lines in the last minute not logged: rejected a malformed HTTP request" in text
-    assert len(text.splitlines()) - before < 4 * LINES
+    assert len(text.splitlines()) - before < 4 * MAX_LINES
     assert all(line.isprintable() for line in text.splitlines())
 
 
@@ -110,7 +110,7 @@ def test_tls_handshakes_that_fail(tmp_path: Path, transport: str) -> None:
             shoot(port, b"\x16\x03\x01\x00\x05hello")
         server.stop()
         lines = server.stderr.text().splitlines()
-    assert len(lines) - before < 2 * LINES
+    assert len(lines) - before < 2 * MAX_LINES
     assert [line for line in lines if not LINE.fullmatch(line)] == []
 
 
@@ -161,7 +161,7 @@ def test_a_disk_that_was_full(tmp_path: Path) -> None:
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (hard, hard))
         server.stop()
         assert server.stderr.text() == ""
-    before, lost, *rest = file.read_text().partition(f"{LINES} log lines were lost: OSError: ")
+    before, lost, *rest = file.read_text().partition(f"{MAX_LINES} log lines were lost: OSError: ")
     assert lost
     assert before.count("m version 1 failed") <= 1
     assert "stopped" in rest[0]

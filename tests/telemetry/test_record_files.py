@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from triglot.telemetry.record_files import MOST_RECORDS, RecordFiles
+from triglot.telemetry.record_files import MAX_RECORDS, RecordFiles
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -30,9 +30,9 @@ def test_a_file_ends_before_it_is_too_large(tmp_path: Path) -> None:
 
 def test_a_file_holds_no_more_records_than_a_warm_up_may(tmp_path: Path) -> None:
     files = RecordFiles(str(tmp_path / "r"), 2**20, 0)
-    for _ in range(MOST_RECORDS + 1):
+    for _ in range(MAX_RECORDS + 1):
         files.append(b"x")
-    assert sizes(tmp_path) == {"r-00001.tfrecord": MOST_RECORDS, "r-00002.tfrecord": 1}
+    assert sizes(tmp_path) == {"r-00001.tfrecord": MAX_RECORDS, "r-00002.tfrecord": 1}
 
 
 def test_the_latest_are_kept(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a configuration says of a model, whatever file or request it came in (spec 1.4, 5.6, 5.7)."""
+"""The configuration of a model, independent of the file or request that it came in (spec 1.4, 5.6, 5.7)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from triglot.model.scheduling import DynamicBatching, SequenceBatching, Step
 
 MAX_INSTANCES = 1000
-"""Of a group, and of a model; each is a thread."""
+"""Limit on the instances of one group and of one model; each instance is a thread or a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """Which of the versions on disk are wanted: all, the `latest` highest, or the `specific` ones (tfs 6.1).
+    """Selects the versions on disk to serve: all, the `latest` highest, or the `specific` ones (tfs 6.1).
 
-    Raises `ValueError` for a number below 1, and for both.
+    Raises `ValueError` when `latest` is below 1, or when both are given.
     """
 
     latest: int | None = None
@@ -29,19 +29,19 @@ class VersionPolicy:
             raise ValueError("expected the latest versions or specific ones, got both")
 
     def wanted(self, found: Collection[int]) -> list[int]:
-        """The wanted ones of the versions that were found, ascending."""
+        """Returns the selected ones of the `found` versions, in ascending order."""
         versions = sorted(found)
         if self.specific is not None:
             return [version for version in versions if version in self.specific]
         return versions if self.latest is None else versions[-self.latest :]
 
     def missing(self, found: Collection[int]) -> list[int]:
-        """The specific ones that were not found, ascending."""
+        """Returns the `specific` versions that are not in `found`, in ascending order."""
         return sorted((self.specific or frozenset()).difference(found))
 
 
 EXECUTIONS = ("thread", "process")
-"""What an instance may be."""
+"""Valid values of `execution`."""
 INLINE_REMOVED = "expected thread or process; 'inline' was removed: an async def infer runs on the event loop"
 ALL = VersionPolicy()
 LATEST = VersionPolicy(latest=1)
@@ -49,11 +49,14 @@ LATEST = VersionPolicy(latest=1)
 
 @dataclass(frozen=True, slots=True)
 class TensorConfig:
-    """An input or output: `dims` are its shape, without the batch dim when `ModelConfig.max_batch_size` > 0.
+    """An input or output of a configuration.
 
-    `datatype` "" and `dims` None are the model's own.
-    `label_file`: the file with a name for each class, one a line. `optional`: a request may leave this input out.
-    `reshape`: the shape that the model has where clients have `dims`; None: the same one.
+    Attributes:
+        datatype: KServe datatype; "" takes the model's own.
+        dims: Shape, without the batch dim when `ModelConfig.max_batch_size` > 0; None takes the model's own.
+        label_file: File with one class label per line.
+        optional: Whether a request may omit this input.
+        reshape: Shape that the model sees where clients see `dims`; None means the same shape.
     """
 
     name: str
@@ -66,9 +69,11 @@ class TensorConfig:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """`count` instances: for each of the `gpus`, or of all of them, with `kind` GPU; in all with CPU and MODEL.
+    """A group of instances.
 
-    AUTO is GPU where there is one, and CPU where there is none. MODEL: the model places itself.
+    With `kind` GPU there are `count` instances on each of the `gpus` (on every GPU if `gpus` is empty); with CPU
+    and MODEL there are `count` in total. AUTO means GPU where one is available, else CPU. MODEL means that the
+    model places itself.
     """
 
     kind: str = "AUTO"
@@ -78,7 +83,7 @@ class InstanceGroup:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpInput:
-    """An input of a warm-up request, without the batch dim: zeros, `random` values, or what `file` holds."""
+    """An input of a warm-up request, without the batch dim: zeros, `random` values, or the contents of `file`."""
 
     datatype: str
     dims: Sequence[int]
@@ -88,7 +93,7 @@ class WarmUpInput:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpRequest:
-    """A request that runs `count` times before a version takes calls; `batch_size` 0: it has no batch dim."""
+    """A request that runs `count` times before a version takes calls; `batch_size` 0 means no batch dim."""
 
     name: str
     inputs: Mapping[str, WarmUpInput]
@@ -98,7 +103,7 @@ class WarmUpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where an instance runs: kind "CPU", "GPU" or "MODEL" (the model places itself); `id` is the GPU's."""
+    """The device of an instance: "CPU", GPU number `id`, or "MODEL" if the model places itself."""
 
     kind: str
     id: int = 0
@@ -109,21 +114,30 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What is configured; what is empty is for the model itself to say.
+    """The configuration of a model. An empty or None field leaves the choice to the model.
 
-    `backend` and `file_name` say what to load, `parameters` are for the model's own code. `max_instances`: of all
-    groups, on all GPUs that there are. `decoupled`: None where nothing is said. `dynamic_batching` and
-    `sequence_batching` exclude each other. `ensemble` are the steps of a model that is made of others, and
-    `max_inflight_requests` how many calls of each of these run at the same time, 0: as many as come.
-    `response_cache`: keep its answers, where the server has a cache. `first_response_buckets`: upper limits of the
-    buckets of its times to the first response, in milliseconds; none where nothing is said. `execution`: one of
-    `EXECUTIONS`, "" where nothing is said. `cpus` are for the instances, in turn; none: any. `hang_seconds`,
-    `longest_run` and `inputs_in_place` are the model's, None where nothing is said. `environment`: the Python that
-    its processes run in, a folder or an archive; None: the server's. `source` is what messages call the
-    configuration: its file. `text` is the whole of it in Triton's JSON (spec 3.7), with what is zero, and "" where
-    there is none; `sign` changes with all of it but the name, which is the folder's, the version policy, which is
-    of the model and no part of a version's own, and the instance groups, which have a sign of their own,
-    `groups_sign`.
+    Attributes:
+        backend: Backend that loads the model.
+        file_name: Name of the model file.
+        max_batch_size: Largest batch; 0 means that requests have no batch dim.
+        max_instances: Limit on the instances of all groups on all available GPUs.
+        parameters: Free settings for the model's own code.
+        dynamic_batching: Excludes `sequence_batching`.
+        ensemble: Steps of an ensemble.
+        max_inflight_requests: Limit on concurrent calls of each ensemble step; 0 means no limit.
+        response_cache: Whether responses are cached, if the server has a response cache.
+        first_response_buckets: Upper bounds of the histogram of the time to the first response, in milliseconds.
+        execution: One of `EXECUTIONS`.
+        cpus: CPUs that the instances are pinned to, in round-robin order; empty means any CPU.
+        hang_seconds, longest_run, inputs_in_place: As in `Model`.
+        environment: Folder or archive with the Python that the model's processes run in; None: the server's
+            Python.
+        source: Name of the configuration (its file) in messages.
+        text: The whole configuration in Triton's JSON (spec 3.7), zero values included; "" without a
+            configuration.
+        sign: Fingerprint of the configuration without the name (the folder decides it), the version policy (it
+            belongs to the model and not to a version) and the instance groups (see `groups_sign`).
+        groups_sign: Fingerprint of the instance groups.
     """
 
     backend: str = ""
@@ -155,14 +169,14 @@ class ModelConfig:
     groups_sign: str = field(default="", repr=False)
 
     def says_other_instances(self, before: ModelConfig) -> bool:
-        """Whether nothing but its instances differs from what was configured before."""
+        """Whether only the instance groups differ from those of the configuration `before`."""
         of_before = replace(self, instance_groups=before.instance_groups, groups_sign=before.groups_sign)
         return self != before and of_before == before
 
     def devices(self, gpu_count: Callable[[], int]) -> list[Device]:
-        """The device of each instance; empty when no instance group says so. `gpu_count`: how many GPUs there are.
+        """Returns the device of each instance; empty without instance groups. `gpu_count` counts usable GPUs.
 
-        Raises `ValueError`, which names the key, for a GPU that is not there.
+        Raises `ValueError`, which names the key, for a GPU that does not exist.
         """
         devices: list[Device] = []
         for number, group in enumerate(self.instance_groups):
@@ -190,4 +204,4 @@ class ModelConfig:
 
 
 NO_CONFIG = ModelConfig()
-"""Of a model that has no configuration."""
+"""Configuration of a model that has none."""

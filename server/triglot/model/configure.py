@@ -1,4 +1,4 @@
-"""A loaded model and its configuration: each completes the other, and they must agree (spec 1.4)."""
+"""Combines a loaded model with its configuration: each completes the other, and they must agree (spec 1.4)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from triglot.model.signature import Signature, default_of, shape_text
 
 
 def configure(model: Model, config: ModelConfig) -> None:
-    """Completes a loaded model, before it serves, by its configuration.
+    """Completes a loaded model with its configuration, before it serves.
 
-    Raises `ValueError`, which names the key, for what the model contradicts.
+    Raises `ValueError`, which names the key, where the configuration contradicts the model.
     """
     _check_decoupled(model, config)
     if config.max_batch_size and model.max_batch_size not in (0, config.max_batch_size):
@@ -35,7 +35,7 @@ def configure(model: Model, config: ModelConfig) -> None:
 
 
 def _set_scheduling(model: Model, config: ModelConfig) -> None:
-    """What the configuration says takes the place of what the model's class says, and must fit the rest of it."""
+    """Overrides the model's scheduling attributes with the configured ones and checks the result."""
     if config.dynamic_batching is not None or config.sequence_batching is not None:
         model.dynamic_batching, model.sequence_batching = config.dynamic_batching, config.sequence_batching
     if config.response_cache:
@@ -56,7 +56,7 @@ def _set_scheduling(model: Model, config: ModelConfig) -> None:
 
 def _check_decoupled(model: Model, config: ModelConfig) -> None:
     if config.decoupled is None or model.takes_messages or isinstance(model, Ensemble):
-        return  # An ensemble is what the models of its steps are.
+        return  # Whether an ensemble is decoupled depends on the models of its steps.
     decoupled = is_decoupled(model.infer)
     if config.decoupled != decoupled:
         raise ValueError(
@@ -71,8 +71,11 @@ def _set_instances(model: Model, config: ModelConfig) -> None:
 
 
 def configured_instances(model: Model, config: ModelConfig) -> int:
-    """How many instances the groups make of a model that does not place them itself. Raises as `configure`."""
-    # A Python model's own code uses a GPU or does not.
+    """Returns how many instances the groups give a model that does not place them itself.
+
+    Raises `ValueError` as `configure` does.
+    """
+    # Whether a Python model runs on a GPU is up to its own code.
     on_gpu = "python" in (model.platform, config.backend)
     instances = 0
     for at, group in enumerate(config.instance_groups):
@@ -83,9 +86,12 @@ def configured_instances(model: Model, config: ModelConfig) -> int:
 
 
 def change_instances(model: Model, config: ModelConfig) -> tuple[int, int] | None:
-    """As `Model.change_instances`, of any model. Raises as `configure`, and what an instance raises that comes."""
+    """Applies changed instance groups to any loaded model and returns what `Model.change_instances` returns.
+
+    Raises `ValueError` as `configure` does, and the errors of starting an instance.
+    """
     if not config.instance_groups:
-        return None  # The model says.
+        return None  # The model decides.
     if model.places_instances or model.execution == "process":
         return model.change_instances(config)
     before, model.instances = model.instances, configured_instances(model, config)
@@ -100,7 +106,7 @@ def _shape(dims: Sequence[int], config: ModelConfig) -> tuple[int, ...]:
 
 
 def _declare(model: Model, config: ModelConfig) -> None:
-    """Gives a model the inputs and outputs that it does not declare itself."""
+    """Gives a model without declared inputs and outputs the configured ones."""
     if not config.inputs and not config.outputs:
         return
     if model.any_tensors and not (config.inputs and config.outputs):
@@ -121,7 +127,7 @@ def _declared(key: str, tensor: TensorConfig, config: ModelConfig) -> TensorSpec
 
 
 def _narrow(model: Model, config: ModelConfig) -> None:
-    """Sets the shapes of the default signature to what is configured; the other signatures stay."""
+    """Sets the configured shapes in the default signature; other signatures stay unchanged."""
     signatures = signatures_of(model)
     name = default_of(signatures)
     if config.max_batch_size:
@@ -137,7 +143,7 @@ def _narrow(model: Model, config: ModelConfig) -> None:
 
 
 def _check_optional(signature: Signature, model: Model, config: ModelConfig) -> None:
-    """What may be left out must be something that the model can run without; of code only its author knows."""
+    """Checks that the model can run without each optional input; not for Python models, whose code decides."""
     if "python" in (model.platform, config.backend):
         return
     for at, tensor in enumerate(config.inputs):
@@ -154,7 +160,7 @@ def _check_batch_dims(signatures: Mapping[str, Signature], default: str, config:
         for kind, specs in (("input", signature.inputs), ("output", signature.outputs)):
             for spec in specs:
                 if spec.shape is None and name == default and (kind, spec.name) in configured:
-                    continue  # The configuration says which rank.
+                    continue  # The configuration gives the rank.
                 if not spec.shape or spec.shape[0] != -1:
                     where = "" if name == default else f" in signature {name!r}"
                     raise ValueError(
@@ -167,7 +173,7 @@ def _check_batch_dims(signatures: Mapping[str, Signature], default: str, config:
 def _narrowed(
     kind: str, specs: Sequence[TensorSpec], tensors: Sequence[TensorConfig], model: Model, config: ModelConfig
 ) -> tuple[TensorSpec, ...]:
-    """The model's tensors, those among them that are configured with the configured shapes."""
+    """Returns the model's tensors, with the configured shapes where a tensor is configured."""
     narrowed = {spec.name: spec for spec in specs}
     for at, tensor in enumerate(tensors):
         key = f"{kind}[{at}]"

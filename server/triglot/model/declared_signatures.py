@@ -1,4 +1,4 @@
-"""What can be asked of a model: the signatures that it declares."""
+"""The signatures that a model declares."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 
 
 def signatures_of(model: Model) -> dict[str, Signature]:
-    """A model's signatures by name, `inputs` and `outputs` as `DEFAULT_SIGNATURE` among them.
+    """Returns a model's signatures by name; `inputs` and `outputs` are included as `DEFAULT_SIGNATURE`.
 
-    What the server adds for sequences, and keeps of them, is no part of them: no client sends or gets it.
-    Raises `ValueError` as `Signature`, and when the default signature is declared twice.
+    Sequence controls and implicit states are excluded: no client sends or receives them.
+    Raises `ValueError` as `Signature` does, and when the default signature is declared twice.
     """
     declared = dict(model.signatures)
     for name, signature in declared.items():
@@ -32,7 +32,7 @@ def signatures_of(model: Model) -> dict[str, Signature]:
 
 
 def _without_own(signature: Signature, sequences: object) -> Signature:
-    """The signature without controls and states (spec 5.2)."""
+    """Returns the signature without sequence controls and implicit states (spec 5.2)."""
     if not isinstance(sequences, SequenceBatching):
         return signature
     inputs = {control.name for control in sequences.controls} | {state.input_name for state in sequences.states}

@@ -1,9 +1,9 @@
-"""Ensembles: models that are made of others (spec 5.3).
+"""Ensembles: models that are composed of other models of the same server (spec 5.3).
 
-Strategy: tensors have names, and a step runs as soon as all that it takes are there. What steps give is what the
-next ones get: nothing is copied on the way. Each answer of a decoupled step goes by itself through the steps after
-it, which take nothing else: these are a graph of their own. `ensemble_checks` say before the first call whether
-that can come to its end.
+Tensors have names, and a step runs as soon as all of its input tensors are available. A step's output arrays are
+passed to the next steps without a copy. Each response of a decoupled step runs separately through the steps that
+depend on it; these steps take no other tensors, so they form a graph of their own. `ensemble_checks` verifies
+before the first call that the steps can complete.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from triglot.core.tensor import Array
 from triglot.core.types import Answer, ParameterValue
 from triglot.model.ensemble_checks import Keys, Part, check_fit, streams_of
 from triglot.model.model import Model
-from triglot.model.reshaping import Rebatch, Reshape, Reshaping, all_of
+from triglot.model.reshaping import Rebatch, Reshape, Reshaping, apply_changes
 from triglot.model.scheduling import Step
 from triglot.model.signature import Signature, TensorRule
 
 T = TypeVar("T")
 Parameters = Mapping[str, ParameterValue]
 Inputs = Mapping[str, Array]
-MOST_GRAPHS = 64
-"""That an ensemble keeps, each for some of its outputs; clients may ask for others."""
-MOST_ANSWERS = 32
-"""Of a decoupled step that are on their way through the steps after it, for one request, unless
-`max_inflight_requests` says otherwise."""
+MAX_GRAPHS = 64
+"""Limit on cached graphs, one per set of requested outputs; clients choose the set."""
+MAX_RUNS = 32
+"""Limit on responses of a decoupled step in flight through the steps after it, per request, unless
+`max_inflight_requests` is set."""
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
-"""Parameters of a request, and of an answer."""
+"""Sequence parameters of a request and of a response."""
 
 
 class Ensemble(Model):
-    """A model made of other models of the same server: what it says of itself are `inputs`, `outputs` and `steps`.
+    """A model composed of other models of the same server; it declares `inputs`, `outputs` and `steps`.
 
-    Steps whose tensors are there run side by side. The first error of a step is the error of the request, and ends
-    the others. `max_inflight_requests`: how many calls of each step run at the same time; 0: as many as come.
-    With a decoupled step it is decoupled, too; such a step is held up while many of its answers are on their way.
+    Steps whose inputs are available run concurrently. The first error of a step fails the request and cancels the
+    other steps. `max_inflight_requests` limits the concurrent calls of each step; 0 means no limit. An ensemble
+    with a decoupled step is decoupled itself; such a step is paused while too many of its responses are in flight.
     """
 
     steps: Sequence[Step] = ()
     max_inflight_requests: int = 0
     reshaping: Reshaping | None = None
-    """Of a configuration's `reshape`: steps have other shapes than clients."""
+    """Set by a configuration's `reshape`: the steps see other shapes than clients."""
     platform: ClassVar[str] = "ensemble"
 
     def connect(self, signature: Signature, parts: Sequence[Part], keys: Keys) -> None:
-        """The models of the steps are there, and later others in their places.
+        """Plans the steps. Called once the models of the steps are loaded, and again when one is replaced.
 
-        Raises `ValueError` as `check_fit`, and changes nothing then.
+        Raises `ValueError` as `check_fit` does; the previous plan then stays in place.
         """
         inside = signature if self.reshaping is None else self.reshaping.inside(signature)
         check_fit(self.steps, inside, parts, keys)
@@ -63,21 +63,21 @@ class Ensemble(Model):
         self._graphs = {}
 
     async def infer(self, inputs: Inputs, call: Call) -> dict[str, Array]:
-        """The outputs that are requested, when every step has run that they need.
+        """Returns the requested outputs once every step that they need has run.
 
-        Those that a step has left out are not there.
+        Outputs that a step omitted are missing.
         """
-        with _naming(call):
-            return await self._run(inputs, call).answer()
+        with _add_ensemble_name(call):
+            return await self._run(inputs, call).response()
 
     async def infer_stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[dict[str, Array], None]:
-        """As `infer`, where steps are decoupled: an answer for each of theirs, in their order."""
+        """As `infer`, with decoupled steps: yields a response per response of theirs, in their order."""
         run = self._run(inputs, call)
         try:
-            with _naming(call):
-                async with aclosing(run.answers()) as answers:
-                    async for answer in answers:
-                        yield answer
+            with _add_ensemble_name(call):
+                async with aclosing(run.responses()) as responses:
+                    async for response in responses:
+                        yield response
         finally:
             for task in run.tasks:
                 task.cancel()
@@ -87,7 +87,7 @@ class Ensemble(Model):
         return _Run(self._graph(call.requested_outputs), given, call, set(), call.parameters)
 
     def _graph(self, requested: Sequence[str]) -> _Graph:
-        """The steps that these outputs need; all steps where all outputs are requested, or none is named."""
+        """Returns the steps that the requested outputs need: all steps if all outputs or none are named."""
         outputs = frozenset(requested)
         graph = self._graphs.get(outputs)
         if graph is None:
@@ -95,7 +95,7 @@ class Ensemble(Model):
             is_whole = outputs in (frozenset(), names)
             needed = range(len(self.steps)) if is_whole else _needed(self.steps, outputs)
             graph = _Graph(self._plan, needed, outputs or names)
-            if len(self._graphs) < MOST_GRAPHS:
+            if len(self._graphs) < MAX_GRAPHS:
                 self._graphs[outputs] = graph
         return graph
 
@@ -110,13 +110,13 @@ class Ensemble(Model):
 
 
 @contextmanager
-def _naming(call: Call) -> Iterator[None]:
-    """Errors say which ensemble it was."""
+def _add_ensemble_name(call: Call) -> Iterator[None]:
+    """Adds the name of the ensemble to the text of a `ServingError`."""
     try:
         yield
     except ServingError as error:
         text = f"in ensemble '{call.model_name}', {error.message}"
-        if isinstance(error, ModelNotFound):  # Not what the client asked for.
+        if isinstance(error, ModelNotFound):  # The client requested the ensemble, not this model.
             raise Unavailable(text) from None
         error.message = text
         raise
@@ -126,10 +126,12 @@ def _naming(call: Call) -> Iterator[None]:
 
 
 class _Plan:
-    """All steps, and what their models make of them.
+    """The steps of a connected ensemble with what follows from the signatures of their models.
 
-    `changes`: how the shapes of each step's inputs change, by name, and `last_changes` those of the ensemble's
-    outputs, one after the other. `streams`: see `streams_of`.
+    Attributes:
+        changes: Per step, the shape changes of its inputs, by input name.
+        last_changes: Shape changes of the ensemble's outputs, applied one after the other.
+        streams: See `streams_of`.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class _Plan:
 def _rebatches(
     taken: Mapping[str, str], batched: Mapping[str, bool], taking: Signature, rules: Mapping[str, TensorRule]
 ) -> dict[str, Rebatch]:
-    """What is done with tensors, by the names that who takes them has for them."""
+    """Returns the batch dim changes of the `taken` tensors, by the input names of the model that takes them."""
     return {
         name: Rebatch(dims, taking.batched)
         for name, tensor in taken.items()
@@ -175,13 +177,18 @@ def _rebatches(
 
 
 class _Graph:
-    """The steps that some outputs need, by what they wait for.
+    """The steps that a set of outputs needs, with their dependencies; immutable and shared by all requests.
 
-    `stream`: of which decoupled step they take each answer, None where they take the request's inputs. `streams`:
-    the graphs of the answers of its own decoupled steps; the outputs are those of one of them, the `outlet`, if
-    they are not its own. `uses`: how often each tensor is taken, the answer counted as one. `given`: the tensors
-    that come from outside, which may lack those that are optional. `most`: runs of it at the same time, for one
-    request. `models`: of its steps and those after them. `read_out`: decoupled steps that are not held up.
+    `stream` is the decoupled step whose responses these steps take, None for those that take the request's inputs.
+
+    Attributes:
+        subgraphs: Per decoupled step of this graph, the graph that runs for each of its responses.
+        output_stream: The decoupled step whose subgraph produces the outputs; None if this graph does.
+        uses: How often each tensor is used; the response counts as one use.
+        given: Tensors that come from outside; the optional ones may be absent.
+        max_runs: Limit on concurrent runs of this graph within one request.
+        models: Models of the steps of this graph and its subgraphs.
+        unbounded: Decoupled steps whose responses are read without backpressure.
     """
 
     def __init__(
@@ -192,40 +199,40 @@ class _Graph:
         ]
         steps = self.steps = [plan.steps[at] for at in here]
         self.outputs = frozenset(name for name in outputs if plan.streams[name] == stream)
-        self.streams = {
+        self.subgraphs = {
             place: _Graph(plan, needed, outputs, at) for place, at in enumerate(here) if plan.decoupled[at]
         }
-        after = (graph.models for graph in self.streams.values())
+        after = (graph.models for graph in self.subgraphs.values())
         self.models: set[str] = {step.model for step in steps}.union(*after)
-        # Their models have to be free for the steps after them.
-        self.read_out = {place for place, graph in self.streams.items() if steps[place].model in graph.models}
-        self.outlet = next((place for place, graph in self.streams.items() if graph.leads_out), None)
-        self.leads_out: bool = bool(self.outputs) or self.outlet is not None
+        # The subgraph calls the same model, whose instance must become free for it.
+        self.unbounded = {place for place, graph in self.subgraphs.items() if steps[place].model in graph.models}
+        self.output_stream = next((place for place, graph in self.subgraphs.items() if graph.has_outputs), None)
+        self.has_outputs: bool = bool(self.outputs) or self.output_stream is not None
         self.changes = [plan.changes[at] for at in here]
         self.last_changes = plan.last_changes
         self.limits = [plan.limits[at] for at in here] if plan.limits else None
-        several = plan.max_inflight_requests * max(1, len(here)) or MOST_ANSWERS
-        # A stream that is read later may hold the instance that the one which is read now waits for.
-        self.most = several if self.outlet is None else 1
-        self.takes = [frozenset(step.inputs.values()) for step in steps]
-        self.names = [tuple(step.outputs) for step in steps]
+        several = plan.max_inflight_requests * max(1, len(here)) or MAX_RUNS
+        # A stream that is read later may hold the instance that the stream being read is waiting for.
+        self.max_runs = several if self.output_stream is None else 1
+        self.step_inputs = [frozenset(step.inputs.values()) for step in steps]
+        self.step_outputs = [tuple(step.outputs) for step in steps]
         self.versions = [str(step.version) if step.version else "" for step in steps]
-        self.uses = Counter(name for names in (*self.takes, self.outputs) for name in names)
+        self.uses = Counter(name for names in (*self.step_inputs, self.outputs) for name in names)
         made = frozenset[str]().union(*(step.outputs.values() for step in steps))
-        self.given = self.outputs.union(*self.takes) - made
-        self.takers: dict[str, list[int]] = {}
-        for at, names in enumerate(self.takes):
+        self.given = self.outputs.union(*self.step_inputs) - made
+        self.consumers: dict[str, list[int]] = {}
+        for at, names in enumerate(self.step_inputs):
             for name in names:
-                self.takers.setdefault(name, []).append(at)
+                self.consumers.setdefault(name, []).append(at)
 
 
 def _needed(steps: Sequence[Step], outputs: Iterable[str]) -> list[int]:
-    """The steps that lead to these tensors, in their order."""
-    givers = {tensor: at for at, step in enumerate(steps) for tensor in step.outputs.values()}
+    """Returns the steps that the `outputs` depend on, in declaration order."""
+    producers = {tensor: at for at, step in enumerate(steps) for tensor in step.outputs.values()}
     needed: set[int] = set()
     wanted = list(outputs)
     while wanted:
-        at = givers.get(wanted.pop())
+        at = producers.get(wanted.pop())
         if at is not None and at not in needed:
             needed.add(at)
             wanted += steps[at].inputs.values()
@@ -236,10 +243,11 @@ def _needed(steps: Sequence[Step], outputs: Iterable[str]) -> list[int]:
 
 
 class _Run:
-    """One request, or one answer of a decoupled step, on its way through the steps of a graph.
+    """One request, or one response of a decoupled step, on its way through the steps of a graph.
 
-    A tensor is let go of when nobody will take it any more. `tasks`: see `_Ahead`. `parameters`: the request's, in
-    the sequence that the decoupled step's answer says.
+    Runs on the event loop. A tensor is released once no remaining step uses it. `tasks` holds the tasks of the
+    request's `_Prefetch` objects. `parameters` are those of the request, with the sequence parameters of the
+    decoupled step's response.
     """
 
     def __init__(
@@ -255,71 +263,71 @@ class _Run:
         self._graph = graph
         self._call = call
         self._inputs = inputs
-        self._there: dict[str, Array] = {}
+        self._available: dict[str, Array] = {}
         self._uses = graph.uses.copy()
-        self._missing = [len(names) for names in graph.takes]
+        self._missing = [len(names) for names in graph.step_inputs]
         self._running: dict[asyncio.Future[Any], int] = {}
         self._absent = set(graph.given - inputs.keys())
-        self._outlet: _Ahead[_Ahead[dict[str, Array]]] | None = None
+        self._output_stream: _Prefetch[_Prefetch[dict[str, Array]]] | None = None
 
-    async def answers(self) -> AsyncGenerator[dict[str, Array], None]:
-        """One answer, or all those that come of the outlet's, in their order."""
-        answer = await self.answer()
-        if self._outlet is None:
-            yield answer
+    async def responses(self) -> AsyncGenerator[dict[str, Array], None]:
+        """Yields the response, or with an output stream all responses of its subgraph, in their order."""
+        response = await self.response()
+        if self._output_stream is None:
+            yield response
             return
-        async for ahead in self._outlet:
-            async for answer in ahead:
-                yield answer
+        async for run in self._output_stream:
+            async for response in run:
+                yield response
 
-    async def answer(self) -> dict[str, Array]:
-        """What is there when every step has run that is not decoupled."""
+    async def response(self) -> dict[str, Array]:
+        """Returns the available outputs once every step that is not decoupled has run."""
         running = self._running
         try:
-            self._begin()
+            self._start_first_steps()
             while running:
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 while done:
-                    self._ended(done.pop())
+                    self._finish(done.pop())
             lacks = not self._absent.isdisjoint(self._graph.outputs)
-            there = self._there
+            outputs = self._available
             for changes in self._graph.last_changes:
-                there = all_of(changes, there)
-            sequence = _sequence_of(self._parameters)
-            return Answer(there, sequence, partial=lacks) if lacks or sequence else there
+                outputs = apply_changes(changes, outputs)
+            sequence = _sequence_parameters(self._parameters)
+            return Answer(outputs, sequence, partial=lacks) if lacks or sequence else outputs
         finally:
             for task in running:
-                task.add_done_callback(_look_at)
+                task.add_done_callback(_retrieve_exception)
                 task.cancel()
-            running.clear()  # Their errors have frames that have this.
+            running.clear()  # The errors of the tasks refer to frames that refer to this dict.
 
-    def _begin(self) -> None:
+    def _start_first_steps(self) -> None:
         inputs, self._inputs = self._inputs, {}
         self._add(inputs)
-        self._need_no_more(tuple(self._absent))
+        self._resolve(tuple(self._absent))
 
-    def _ended(self, task: asyncio.Future[Any]) -> None:
+    def _finish(self, task: asyncio.Future[Any]) -> None:
         outputs = self._graph.steps[self._running.pop(task)].outputs
         try:
-            answer = task.result()
+            response = task.result()
         finally:
-            del task  # It has the error, whose traceback has this frame.
-        self._add({tensor: answer[name] for name, tensor in outputs.items() if name in answer})
-        if absent := [tensor for name, tensor in outputs.items() if name not in answer]:
-            # Its model has left them out. Who needs them says so.
+            del task  # It holds the error, whose traceback refers to this frame.
+        self._add({tensor: response[name] for name, tensor in outputs.items() if name in response})
+        if absent := [tensor for name, tensor in outputs.items() if name not in response]:
+            # The model omitted them; a step that requires one of them reports that.
             self._absent.update(absent)
-            self._need_no_more(absent)
+            self._resolve(absent)
 
     def _add(self, tensors: Inputs) -> None:
-        """These are there now: start what has waited for them."""
-        self._there |= {name: tensor for name, tensor in tensors.items() if self._uses[name]}
-        self._need_no_more(tensors)
+        """Stores tensors that are still needed and starts the steps that were waiting for them."""
+        self._available |= {name: tensor for name, tensor in tensors.items() if self._uses[name]}
+        self._resolve(tensors)
 
-    def _need_no_more(self, names: Iterable[str]) -> None:
-        """Nobody waits for these any more."""
+    def _resolve(self, names: Iterable[str]) -> None:
+        """Marks these tensors, now available or absent, as resolved and starts the steps that become ready."""
         graph = self._graph
         for name in names:
-            for at in graph.takers.get(name, ()):
+            for at in graph.consumers.get(name, ()):
                 self._missing[at] -= 1
                 if not self._missing[at]:
                     self._start(at)
@@ -328,24 +336,24 @@ class _Run:
         graph = self._graph
         absent = self._absent
         taken = graph.steps[at].inputs.items()
-        inputs = {name: self._there[tensor] for name, tensor in taken if tensor not in absent}
-        for tensor in graph.takes[at] - absent:
+        inputs = {name: self._available[tensor] for name, tensor in taken if tensor not in absent}
+        for tensor in graph.step_inputs[at] - absent:
             self._uses[tensor] -= 1
             if not self._uses[tensor]:
-                del self._there[tensor]
+                del self._available[tensor]
         if graph.changes[at]:
-            inputs = all_of(graph.changes[at], inputs)
-        if at in graph.streams:
-            ahead = _Ahead(self._follow(at, inputs), graph.streams[at].most, self.tasks)
-            if at == graph.outlet:
-                self._outlet = ahead
+            inputs = apply_changes(graph.changes[at], inputs)
+        if at in graph.subgraphs:
+            responses = _Prefetch(self._stream(at, inputs), graph.subgraphs[at].max_runs, self.tasks)
+            if at == graph.output_stream:
+                self._output_stream = responses
                 return
-            answer: Any = _drained(ahead)
+            response: Any = _drain(responses)
         elif graph.limits is None:
-            answer = self._infer(at, inputs)
+            response = self._infer(at, inputs)
         else:
-            answer = self._in_turn(graph.limits[at], at, inputs)
-        self._running[asyncio.ensure_future(answer)] = at
+            response = self._infer_limited(graph.limits[at], at, inputs)
+        self._running[asyncio.ensure_future(response)] = at
 
     def _infer(self, at: int, inputs: Inputs) -> Any:
         graph = self._graph
@@ -353,45 +361,45 @@ class _Run:
             graph.steps[at].model,
             inputs,
             version=graph.versions[at],
-            outputs=graph.names[at],
+            outputs=graph.step_outputs[at],
             parameters=self._parameters,
         )
 
-    async def _in_turn(self, limit: asyncio.Semaphore, at: int, inputs: Inputs) -> Any:
+    async def _infer_limited(self, limit: asyncio.Semaphore, at: int, inputs: Inputs) -> Any:
         async with limit:
             return await self._infer(at, inputs)
 
-    async def _follow(self, at: int, inputs: Inputs) -> AsyncGenerator[_Ahead[dict[str, Array]], None]:
-        """What becomes of each answer of a decoupled step."""
+    async def _stream(self, at: int, inputs: Inputs) -> AsyncGenerator[_Prefetch[dict[str, Array]], None]:
+        """Yields, per response of a decoupled step, the responses of the subgraph run for it."""
         graph = self._graph
         step, limit = graph.steps[at], graph.limits[at] if graph.limits else nullcontext()
         stream = self._call.infer_stream(
             step.model,
             inputs,
             version=graph.versions[at],
-            outputs=graph.names[at],
+            outputs=graph.step_outputs[at],
             parameters=self._parameters,
         )
         async with limit:
-            async for answer in _Ahead(stream, sys.maxsize if at in graph.read_out else 1, self.tasks):
-                given = {tensor: answer[name] for name, tensor in step.outputs.items() if name in answer}
-                parameters = _in_sequence(self._parameters, answer)
-                run = _Run(graph.streams[at], given, self._call, self.tasks, parameters)
-                yield _Ahead(run.answers(), 1, self.tasks)
+            async for response in _Prefetch(stream, sys.maxsize if at in graph.unbounded else 1, self.tasks):
+                given = {tensor: response[name] for name, tensor in step.outputs.items() if name in response}
+                parameters = _stream_parameters(self._parameters, response)
+                run = _Run(graph.subgraphs[at], given, self._call, self.tasks, parameters)
+                yield _Prefetch(run.responses(), 1, self.tasks)
 
 
-class _Ahead(Generic[T]):
-    """What a generator gives, which runs in one of the `tasks` until these are cancelled, ahead of its reader.
+class _Prefetch(Generic[T]):
+    """Reads a generator ahead of its consumer, in a task of the set `tasks` that ends when it is cancelled.
 
-    It waits while there are `most` items, the one that is being read among them.
+    The task pauses while `most` items are buffered; the item that the consumer is using counts as one.
     """
 
     def __init__(self, items: AsyncGenerator[T, None], most: int, tasks: set[asyncio.Task[None]]) -> None:
         self._most = most
         self._items: deque[T] = deque()
-        self._reads = self._over = False
+        self._reading = self._ended = False
         self._failure: BaseException | None = None
-        self._news, self._room = asyncio.Event(), asyncio.Event()
+        self._changed, self._has_room = asyncio.Event(), asyncio.Event()
         task = asyncio.get_running_loop().create_task(self._run(items))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -401,69 +409,69 @@ class _Ahead(Generic[T]):
             async with aclosing(items):
                 async for item in items:
                     self._items.append(item)
-                    self._news.set()
+                    self._changed.set()
                     while len(self._items) >= self._most:
-                        self._room.clear()
-                        await self._room.wait()
+                        self._has_room.clear()
+                        await self._has_room.wait()
         except asyncio.CancelledError:
-            self._failure = asyncio.CancelledError()  # Not the one whose traceback gets this frame.
+            self._failure = asyncio.CancelledError()  # A new one: the traceback of the other gets this frame.
             raise
         except Exception as error:
             self._failure = without_frames(error)
         finally:
-            self._over = True
-            self._news.set()
+            self._ended = True
+            self._changed.set()
 
-    def __aiter__(self) -> _Ahead[T]:
+    def __aiter__(self) -> _Prefetch[T]:
         return self
 
     async def __anext__(self) -> T:
-        if self._reads:
-            self._reads = False
+        if self._reading:
+            self._reading = False
             self._items.popleft()
-            self._room.set()
+            self._has_room.set()
         while not self._items:
-            if self._over:
+            if self._ended:
                 failure, self._failure = self._failure, None
                 try:
                     raise failure or StopAsyncIteration
                 finally:
-                    del failure  # Its traceback has this frame.
-            self._news.clear()
-            await self._news.wait()
-        self._reads = True
+                    del failure  # Its traceback refers to this frame.
+            self._changed.clear()
+            await self._changed.wait()
+        self._reading = True
         return self._items[0]
 
 
-def _sequence_of(parameters: Parameters) -> dict[str, ParameterValue]:
-    """What the answer to a request of a sequence says of it, as in Triton."""
+def _sequence_parameters(parameters: Parameters) -> dict[str, ParameterValue]:
+    """Returns the sequence parameters of the response to a request of a sequence, as in Triton."""
     found = parameters.get("sequence_id")
     if not found:
         return {}
     if isinstance(found, int) and found >= 1 << 63:
-        found -= 1 << 64  # An int64 is what a parameter can be.
+        found -= 1 << 64  # A parameter is an int64.
     flags = {name: parameters.get(name, False) for name in SEQUENCE[1:]}
     return {"sequence_id": found, **flags}
 
 
-def _in_sequence(parameters: Parameters, answer: Mapping[str, Any]) -> Parameters:
-    """The parameters for the steps after a decoupled one: of a sequence, if its answer says one."""
-    said = answer.parameters if isinstance(answer, Answer) else {}
+def _stream_parameters(parameters: Parameters, response: Mapping[str, Any]) -> Parameters:
+    """Returns the parameters for the steps after a decoupled one: the sequence of its response, if it has one."""
+    said = response.parameters if isinstance(response, Answer) else {}
     if not any(name in said for name in SEQUENCE):
         return parameters
     flags = {name: said.get(name, False) for name in SEQUENCE[1:]}
     return {**parameters, "sequence_id": said.get("sequence_id", parameters.get("sequence_id", 0)), **flags}
 
 
-async def _drained(ahead: _Ahead[_Ahead[dict[str, Array]]]) -> dict[str, Array]:
-    """Of a decoupled step that nothing leads out of: no tensors, when it has ended."""
-    async for answers in ahead:
-        async for _ in answers:
+async def _drain(responses: _Prefetch[_Prefetch[dict[str, Array]]]) -> dict[str, Array]:
+    """Consumes a decoupled step that no output depends on; returns no tensors."""
+    async for run in responses:
+        async for _ in run:
             pass
     return {}
 
 
-def _look_at(task: asyncio.Future[Any]) -> None:
-    """Of what nobody waits for any more, nobody needs to hear how it ended."""
+def _retrieve_exception(task: asyncio.Future[Any]) -> None:
+    """Retrieves the exception of a cancelled task, so that asyncio does not log it as never retrieved."""
     if not task.cancelled():
         task.exception()

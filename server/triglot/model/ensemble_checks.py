@@ -1,4 +1,4 @@
-"""Whether the steps of an ensemble can run, and whether their models fit together (spec 5.3).
+"""Checks that the steps of an ensemble can run, and that their models fit together (spec 5.3).
 
 Each check raises `ValueError`, which names the step and the key.
 """
@@ -16,7 +16,7 @@ from triglot.model.signature import Signature, shape_text
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What messages call the fields of a step: as they are written in a configuration, or in Python."""
+    """Names of a step's fields in messages: as written in a configuration, or in Python."""
 
     step: str = "steps"
     model: str = "model"
@@ -30,7 +30,7 @@ IN_CONFIG = Keys("ensemble_scheduling.step", "model_name", "input_map", "output_
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the model of a step says of itself."""
+    """What an ensemble has to know about the model of a step."""
 
     signature: Signature
     decoupled: bool = False
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a tensor comes from, and what is known of it; None: nothing."""
+    """The origin of a tensor and its declaration; `spec` None means undeclared."""
 
     where: str
     spec: TensorSpec | None
@@ -46,7 +46,7 @@ class _Source:
 
 
 def check_steps(steps: Sequence[Step], signature: Signature, keys: Keys) -> None:
-    """Whether every tensor is produced once, and every step can run, and gives or takes what the ensemble says."""
+    """Checks that tensors are produced once, that all inputs are used and outputs produced, without a cycle."""
     if not steps:
         raise ValueError(f"{keys.step}: expected at least one step, got none")
     given = {spec.name: f"input '{spec.name}' of the ensemble" for spec in signature.inputs}
@@ -86,18 +86,18 @@ def _check_taken(steps: Sequence[Step], signature: Signature, given: Mapping[str
 
 
 def _check_order(steps: Sequence[Step], signature: Signature, keys: Keys) -> None:
-    there = {spec.name for spec in signature.inputs}
-    left = dict(enumerate(steps))
-    while ready := [at for at, step in left.items() if there.issuperset(step.inputs.values())]:
+    available = {spec.name for spec in signature.inputs}
+    remaining = dict(enumerate(steps))
+    while ready := [at for at, step in remaining.items() if available.issuperset(step.inputs.values())]:
         for at in ready:
-            there.update(left.pop(at).outputs.values())
-    if left:
-        names = ", ".join(f"{keys.step}[{at}] ('{step.model}')" for at, step in left.items())
+            available.update(remaining.pop(at).outputs.values())
+    if remaining:
+        names = ", ".join(f"{keys.step}[{at}] ('{step.model}')" for at, step in remaining.items())
         raise ValueError(f"{keys.step}: steps depend on each other in a cycle: {names}")
 
 
 def check_fit(steps: Sequence[Step], signature: Signature, parts: Sequence[Part], keys: Keys) -> None:
-    """Whether the models of the steps, `parts`, take and give what is handed to and fro."""
+    """Checks that the models of the steps, `parts`, accept the tensors that they are given."""
     sources = {
         spec.name: _Source(f"input '{spec.name}' of the ensemble", spec, signature) for spec in signature.inputs
     }
@@ -116,16 +116,16 @@ def check_fit(steps: Sequence[Step], signature: Signature, parts: Sequence[Part]
             spec = None if rule is None else rule.spec
             sources[tensor] = _Source(f"output '{name}' of '{step.model}'", spec, part.signature)
     _check_streams(steps, signature, parts, keys)
-    for where, tensor, taken, taking in _taken(steps, signature, parts, keys):
+    for where, tensor, taken, taking in _taken_tensors(steps, signature, parts, keys):
         _check_tensor(where, sources[tensor], taken, taking)
 
 
 def streams_of(steps: Sequence[Step], parts: Sequence[Part]) -> dict[str, int | None]:
-    """Of each tensor the decoupled step with each of whose answers it comes; None: it comes once."""
-    givers = {tensor: at for at, step in enumerate(steps) for tensor in step.outputs.values()}
+    """Returns, per tensor, the decoupled step that produces one per response; None: one per request."""
+    producers = {tensor: at for at, step in enumerate(steps) for tensor in step.outputs.values()}
 
     def stream_of(tensor: str) -> int | None:
-        while (at := givers.get(tensor)) is not None and not parts[at].decoupled:
+        while (at := producers.get(tensor)) is not None and not parts[at].decoupled:
             tensor = next(iter(steps[at].inputs.values()))
         return at
 
@@ -134,7 +134,7 @@ def streams_of(steps: Sequence[Step], parts: Sequence[Part]) -> dict[str, int | 
 
 
 def _check_streams(steps: Sequence[Step], signature: Signature, parts: Sequence[Part], keys: Keys) -> None:
-    """What is taken together comes together."""
+    """Checks that the tensors that are taken together belong to the same responses."""
     streams = streams_of(steps, parts)
     taken = [(f"{keys.step}[{at}].{keys.inputs}", list(step.inputs.values())) for at, step in enumerate(steps)]
     taken.append(("output", [spec.name for spec in signature.outputs]))
@@ -168,7 +168,7 @@ def _check_names(where: str, step: Step, signature: Signature, keys: Keys) -> No
 
 
 def _check_needs(where: str, step: Step, taking: Signature, ensemble: Signature, keys: Keys) -> None:
-    """What a request may leave out, the step must be able to run without."""
+    """Checks that a step can run without the inputs that a request may omit."""
     for name, tensor in step.inputs.items():
         rule = ensemble.input_rules.get(tensor)
         if rule is not None and rule.spec.optional and name not in taking.may_lack and not taking.any_tensors:
@@ -179,10 +179,10 @@ def _check_needs(where: str, step: Step, taking: Signature, ensemble: Signature,
             )
 
 
-def _taken(
+def _taken_tensors(
     steps: Sequence[Step], signature: Signature, parts: Sequence[Part], keys: Keys
 ) -> Iterator[tuple[str, str, TensorSpec, Signature]]:
-    """Where each tensor is taken, its name, and what it is expected to be there, in whose signature."""
+    """Yields where each tensor is taken, its name, its expected spec, and the signature that this is from."""
     for at, (step, part) in enumerate(zip(steps, parts, strict=True)):
         for name, tensor in step.inputs.items():
             if (rule := part.signature.input_rules.get(name)) is not None:
@@ -192,7 +192,7 @@ def _taken(
 
 
 def _check_tensor(where: str, source: _Source, taken: TensorSpec, taking: Signature) -> None:
-    """Of a model that batches, the shape may be that of another one with its batch dim, or without."""
+    """Checks datatype and shape; if a model batches, the shapes may differ by its batch dim."""
     given = source.spec
     if given is None:
         return

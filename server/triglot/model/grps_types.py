@@ -1,4 +1,4 @@
-"""The types of grps' tensors (grps 1): what its protocol and its projects both go by."""
+"""The datatypes of grps' tensors (grps 1), shared by the protocol and the backend."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from triglot.pb.grps import grps_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class FlatList:
-    """The list of a tensor that a DataType chooses.
+    """The repeated field of a `GenericTensor` that holds the elements of one DataType.
 
-    `wire` is how its elements travel, `datatype` what they are.
+    `wire` is the dtype of the elements on the wire, `datatype` their KServe datatype.
     """
 
     dtype: int
@@ -25,7 +25,7 @@ class FlatList:
 
     @property
     def name(self) -> str:
-        """The DataType's own name, such as "DT_INT8"."""
+        """The name of the DataType, such as "DT_INT8"."""
         return pb.DataType.Name(self.dtype)
 
 
@@ -43,8 +43,8 @@ LISTS: dict[int, FlatList] = {
         FlatList(pb.DT_STRING, "flat_string", 12, np.dtype("O"), "BYTES"),
     )
 }
-"""By the number of the DataType."""
+"""By DataType number."""
 PACKED_FLOATS = {row.number: row for row in LISTS.values() if row.wire.kind == "f"}
-"""By the number of the list, those whose packed form is their elements' own memory."""
+"""By field number, the lists whose packed encoding is the memory layout of the elements."""
 WIDER = {"BOOL": "UINT8", "UINT16": "INT32", "UINT32": "INT64", "UINT64": "INT64", "BF16": "FP32"}
-"""What an output travels as when grps lacks its datatype."""
+"""The datatype that an output is sent as if grps lacks its own."""

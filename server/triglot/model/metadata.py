@@ -1,4 +1,4 @@
-"""What a model tells of itself, in no protocol's terms."""
+"""The metadata of a model, independent of protocols."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a model says of itself. `versions` are those that serve, or the one that was asked for."""
+    """The metadata of a model. `versions` are the serving ones, or the requested one."""
 
     name: str
     versions: list[str]

@@ -1,4 +1,4 @@
-"""Metrics that a model's own code keeps by their names, as Prometheus knows them; any thread counts."""
+"""Custom metrics that a model's own code keeps, with Prometheus' kinds; usable from any thread."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ Kind = Literal["counter", "gauge", "histogram"]
 Operation = Literal["increment", "set", "observe"]
 Labels = tuple[tuple[str, str], ...]
 ReportChange = Callable[[Mapping[str, Any]], object]
-"""Hands what was done on to where it is collected, see `ModelMetrics.apply`."""
+"""Passes a change to the process that collects it, see `ModelMetrics.apply`."""
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*\Z")
 OURS = ("triglot_", "nv_", "process_", "python_")
-"""How the names of the server's own metrics begin."""
+"""Name prefixes of the server's own metrics."""
 
 
 @dataclass(slots=True)
 class Metric:
-    """One of a family: the value; of a histogram, the sum, and how many were in each bucket and above all."""
+    """One metric of a family.
+
+    `value` is the value, or the sum of a histogram. `counts` are a histogram's observations per bucket, the last
+    one above all bounds in `buckets`.
+    """
 
     labels: Labels
     buckets: Sequence[float] = ()
@@ -35,7 +39,7 @@ class Metric:
 
 @dataclass(slots=True)
 class Family:
-    """The metrics of one name."""
+    """The metrics of one name, by their labels."""
 
     name: str
     description: str
@@ -44,9 +48,10 @@ class Family:
 
 
 class ModelMetrics:
-    """The metrics of one version of a model.
+    """The custom metrics of one version of a model.
 
-    `tell`: where the model runs in a process of its own, what it does is told to the server's `ModelMetrics`.
+    If the model runs in its own process, that process reports each change to the server's instance, see
+    `report_to`.
     """
 
     def __init__(self) -> None:
@@ -55,7 +60,10 @@ class ModelMetrics:
         self._report: ReportChange | None = None
 
     def family(self, name: str, description: str, kind: Kind) -> Family:
-        """A new one, or the one of this name. Raises `ValueError` for a name that cannot be, or another kind."""
+        """Returns the family of this name, creating it if needed.
+
+        Raises `ValueError` for an invalid name, or if the family exists with another kind.
+        """
         if not _NAME.match(name):
             raise ValueError(f"metric family {name!r}: expected a name of letters, digits, '_' and ':'")
         if name.startswith(OURS):
@@ -70,7 +78,10 @@ class ModelMetrics:
             return family
 
     def metric(self, family: Family, labels: Mapping[str, str], buckets: Sequence[float]) -> Metric:
-        """A new one, or the one with these labels. Raises `ValueError` for labels and `buckets` that cannot be."""
+        """Returns the metric with these labels, creating it if needed.
+
+        Raises `ValueError` for invalid labels, or for `buckets` that are invalid or not those of the metric.
+        """
         for label in labels:
             if not _LABEL.match(label) or (label == "le" and family.kind == "histogram"):
                 raise ValueError(f"metric '{family.name}': label {label!r}: expected another name")
@@ -82,7 +93,7 @@ class ModelMetrics:
             if metric is None:
                 counts = [0] * (len(buckets) + 1) if family.kind == "histogram" else []
                 metric = family.metrics[key] = Metric(key, tuple(buckets), counts=counts)
-                self._say(family, metric)
+                self._notify(family, metric)
             elif metric.buckets != tuple(buckets):
                 before = list(metric.buckets)
                 raise ValueError(
@@ -92,7 +103,7 @@ class ModelMetrics:
             return metric
 
     def do(self, family: Family, metric: Metric, operation: Operation, value: float) -> None:
-        """Change a metric."""
+        """Applies an operation to a metric."""
         with self._lock:
             if operation == "set":
                 metric.value = value
@@ -100,22 +111,22 @@ class ModelMetrics:
                 metric.value += value
             if operation == "observe":
                 metric.counts[bisect_left(metric.buckets, value)] += 1
-            self._say(family, metric, operation, value)
+            self._notify(family, metric, operation, value)
 
-    def _say(self, family: Family, metric: Metric, operation: str = "", value: float = 0.0) -> None:
+    def _notify(self, family: Family, metric: Metric, operation: str = "", value: float = 0.0) -> None:
         if self._report is not None:
             self._report(_fields_of(family, metric) | {"operation": operation, "value": value})
 
     def report_to(self, report: ReportChange) -> None:
-        """Have it told what is done from now on, and what there is; raises nothing."""
+        """Reports the current state to `report`, and each change from now on. `report` must not raise."""
         with self._lock:
             self._report = report
             for family in self._families.values():
                 for metric in family.metrics.values():
-                    self._say(family, metric, "state", metric.value)
+                    self._notify(family, metric, "state", metric.value)
 
     def apply(self, change: Mapping[str, Any]) -> None:
-        """In the server: what a process has reported. Raises as `family` and `metric`."""
+        """In the server: applies a change that a process reported. Raises as `family` and `metric` do."""
         family = self.family(change["name"], change["description"], change["kind"])
         metric = self.metric(family, change["labels"], change["buckets"])
         operation = change["operation"]
@@ -127,7 +138,7 @@ class ModelMetrics:
             self.do(family, metric, operation, change["value"])
 
     def collect(self) -> Iterator[Family]:
-        """Copies of the families that have metrics."""
+        """Yields copies of the families that have metrics."""
         with self._lock:
             families = [
                 Family(

@@ -1,7 +1,7 @@
-"""Tensors whose elements stay as they are while their shape changes (spec 1.4, 5.3).
+"""Shape changes that keep the elements of a tensor (spec 1.4, 5.3).
 
-`reshape` of a configuration: clients have `dims`, the model another shape. Between the steps of an ensemble, of
-which some models batch and some do not: the batch dim.
+`Reshape` implements `reshape` of a configuration: clients see `dims`, the model another shape. `Rebatch` adds or
+removes the batch dim between the steps of an ensemble, of which some models batch and some do not.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """From shapes like `source` to ones like `target`; sizes of the dims that are -1 go over in their order.
+    """Reshapes arrays from `source` to `target`; the sizes of the -1 dims are carried over in order.
 
-    `batch`: there is a first dim before these, which stays.
+    `batch`: whether a batch dim precedes these dims; it stays.
     """
 
     source: tuple[int, ...]
@@ -34,7 +34,7 @@ class Reshape:
     batch: bool
 
     def __call__(self, array: Array) -> Array:
-        """The elements in the other shape; an array of an unlike shape as it is, for who checks it later."""
+        """Returns the reshaped array; one that does not fit `source` unchanged, for a later check to reject."""
         own = array.shape[1:] if self.batch else array.shape
         if len(own) != len(self.source) or (self.batch and not array.shape):
             return array
@@ -45,21 +45,21 @@ class Reshape:
 
 @dataclass(frozen=True, slots=True)
 class Reshaping:
-    """The inputs and outputs of a model that are reshaped, and how."""
+    """The reshapes of a model's inputs and outputs, by name."""
 
     inputs: Mapping[str, Reshape]
     outputs: Mapping[str, Reshape]
 
     def given(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The model's inputs of a client's."""
-        return all_of(self.inputs, inputs)
+        """Returns the model's inputs for a client's."""
+        return apply_changes(self.inputs, inputs)
 
     def made(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
-        """A client's outputs of the model's."""
-        return all_of(self.outputs, outputs)
+        """Returns the client's outputs for a model's."""
+        return apply_changes(self.outputs, outputs)
 
     def inside(self, signature: Signature) -> Signature:
-        """The model's of a client's."""
+        """Returns the model's signature for the client's."""
         inputs = {name: (*(-1,) * one.batch, *one.target) for name, one in self.inputs.items()}
         outputs = {name: (*(-1,) * one.batch, *one.source) for name, one in self.outputs.items()}
         return replace(
@@ -73,16 +73,16 @@ def _shaped(specs: Sequence[TensorSpec], shapes: Mapping[str, Sequence[int]]) ->
 
 @dataclass(frozen=True, slots=True)
 class Rebatch:
-    """Gives a tensor the batch dim of the model that takes it, or takes it away, where its shape says so.
+    """Adds or removes the batch dim of a tensor, depending on its shape, for the model that takes it.
 
-    `dims` are that model's, without the batch dim; `batched`: it has one.
+    `dims` are the dims that this model declares, without the batch dim; `batched`: whether it has a batch dim.
     """
 
     dims: Sequence[int]
     batched: bool
 
     def __call__(self, array: Array) -> Array:
-        """The same elements: as a batch of one, or those of a batch of one. Any other array as it is."""
+        """Returns the elements as a batch of one, or those of a batch of one; any other array unchanged."""
         shape, fits = array.shape, may_be_same(array.shape, self.dims)
         if self.batched and fits:
             return array.reshape(1, *shape)
@@ -90,27 +90,27 @@ class Rebatch:
 
 
 def may_be_same(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two shapes can be those of one array, -1 being any size."""
+    """Whether two shapes can be those of one array, where -1 stands for any size."""
     return len(shape) == len(other) and all(
         -1 in dims or dims[0] == dims[1] for dims in zip(shape, other, strict=True)
     )
 
 
-def all_of(changes: Mapping[str, Reshape | Rebatch], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays, those changed that are named."""
+def apply_changes(changes: Mapping[str, Reshape | Rebatch], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns the arrays, with the changes applied to those that have one."""
     return {name: changes[name](array) if name in changes else array for name, array in arrays.items()}
 
 
 def reshaped(
     file: Path, config: ModelConfig, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> tuple[list[TensorSpec], list[TensorSpec], Reshaping | None]:
-    """What clients have of a model's inputs and outputs, and what lies between; None where nothing is reshaped.
+    """Returns the inputs and outputs that clients see of a model's, and the reshaping; None without any `reshape`.
 
-    Raises `ModelLoadError`, which names the key, for a shape that is not the model's.
+    Raises `ModelLoadError`, which names the key, for a shape that does not fit the model's.
     """
     if not any(_configured(config)):
         return list(inputs), list(outputs), None
-    shapes, theirs = [], []
+    shapes, client_specs = [], []
     for kind, specs, tensors in (("input", inputs, config.inputs), ("output", outputs, config.outputs)):
         found: dict[str, Reshape] = {}
         seen = {spec.name: spec for spec in specs}
@@ -125,8 +125,8 @@ def reshaped(
             found[spec.name] = Reshape(dims, shape, batch) if to_model else Reshape(shape, dims, batch)
             seen[spec.name] = spec
         shapes.append(found)
-        theirs.append(list(seen.values()))
-    return theirs[0], theirs[1], Reshaping(*shapes)
+        client_specs.append(list(seen.values()))
+    return client_specs[0], client_specs[1], Reshaping(*shapes)
 
 
 def _client_spec(key: str, tensor: TensorConfig, spec: TensorSpec, config: ModelConfig) -> TensorSpec:
@@ -146,7 +146,7 @@ def _client_spec(key: str, tensor: TensorConfig, spec: TensorSpec, config: Model
 
 
 def warn_of_reshapes(file: Path, config: ModelConfig) -> None:
-    """Name what a backend that does not reshape passes over in the log."""
+    """Logs a warning for each `reshape` that the model's backend does not support."""
     for key in _configured(config):
         log.warning("%s: %s: not supported by this backend, ignored", config.source or file, key)
 

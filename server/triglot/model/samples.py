@@ -1,4 +1,4 @@
-"""Sample tensors: a small input that a first call can send, made from a signature."""
+"""Sample tensors: small inputs for a first call, made from a signature."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SAMPLE_VALUES: dict[str, bool | int | float | str] = {
     "UINT32": 1,
     "UINT64": 1,
 }
-"""The element of which a sample of each datatype consists; each can be written in JSON as it is."""
+"""The element of a sample, per datatype; each can be written in JSON as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A tensor for one input: every element is `value`."""
+    """A sample tensor for one input, in which every element is `value`."""
 
     name: str
     datatype: str
@@ -39,40 +39,40 @@ class Sample:
 
     @property
     def value(self) -> bool | int | float | str:
-        """One element."""
+        """The value of every element."""
         return SAMPLE_VALUES[self.datatype]
 
     @property
     def count(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return element_count(self.shape)
 
     def flat(self) -> list[Any]:
-        """The elements in row-major order."""
+        """Returns the elements in row-major order."""
         return [self.value] * self.count
 
     def nested(self) -> Any:
-        """The elements as lists in lists."""
+        """Returns the elements as nested lists."""
         nested: Any = self.value
         for dim in reversed(self.shape):
             nested = [nested] * dim
         return nested
 
     def message_elements(self) -> list[Any]:
-        """The elements as protobuf's JSON writes them: bytes in base64."""
+        """Returns the elements as protobuf's JSON has them: bytes in base64."""
         value = self.value
         return [base64.b64encode(value.encode()).decode() if isinstance(value, str) else value] * self.count
 
 
 def sample_of(spec: TensorSpec) -> Sample | None:
-    """A sample of an input, each free dim 1; None when its rank is free or its datatype has none."""
+    """Returns a sample of an input, each free dim 1; None if its rank is free or its datatype has no sample."""
     if spec.shape is None or spec.datatype not in SAMPLE_VALUES:
         return None
     return Sample(spec.name, spec.datatype, [1 if dim == -1 else dim for dim in spec.shape])
 
 
 def samples_of(inputs: Sequence[TensorSpec], largest: int) -> list[Sample] | None:
-    """A sample of each input; None when one has none, or has more than `largest` elements."""
+    """Returns a sample of each input; None if one has none, or has more than `largest` elements."""
     samples = [sample_of(spec) for spec in inputs]
     found = [sample for sample in samples if sample is not None and sample.count <= largest]
     return found if len(found) == len(samples) else None

@@ -1,4 +1,4 @@
-"""How a model's requests are put together, ordered and held back, as values (spec 5.1-5.4; tfs 6.5)."""
+"""Scheduling options of a model: dynamic batching, sequences and ensemble steps (spec 5.1-5.4; tfs 6.5)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from triglot.core.tensor import DATATYPES
 AUTO_REMOVED = "the automatic delay was removed: expected seconds, 0 (the default) or more"
 MAX_PRIORITY_LEVELS = 2**64 - 1
 LONGEST_SECONDS = 365 * 24 * 3600.0
-"""What a wait may take; the system's own waiting functions have a limit, too."""
+"""Limit on a configured delay or timeout; the system's wait functions have one, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """What becomes of requests of one priority level that wait too long, or are too many (spec 5.1).
+    """Timeout and queue size of the requests of one priority level (spec 5.1).
 
-    `timeout` is in seconds, 0 is none; a request that has waited longer is refused, or, with `delay_expired`, runs
-    after all that have not. `allow_timeout_override`: a request's own, shorter timeout counts. `max_queue_size` 0:
-    as many as the model's queue takes. Raises `ValueError`, which names the field, as all of these values do.
+    Attributes:
+        timeout: Seconds that a request may be queued, 0 for no limit; then it is rejected or, with
+            `delay_expired`, runs after all requests that have not expired.
+        allow_timeout_override: Whether a request's own timeout applies if it is shorter.
+        max_queue_size: Limit on queued requests; 0: only the limit of the model's queue.
+
+    Raises `ValueError`, which names the field, for an invalid value, as all classes of this module do.
     """
 
     timeout: float = 0.0
@@ -44,20 +48,23 @@ def _check_seconds(name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
-    """Requests that wait at the same time are executed together, joined along the batch dim (spec 5.1).
+    """Executes requests that are queued at the same time together, joined along the batch dim (spec 5.1).
 
-    - `preferred_sizes`: batch sizes worth waiting for; none: the model's max_batch_size.
-    - `max_queue_delay`: seconds that an idle instance waits for more requests.
-    - `preserve_ordering`: answers leave in the order in which the requests came.
-    - `priority_levels`: 1 is the highest; 0: all are alike.
-    - `allowed_sizes`: a batch is padded to the next of these by repeating a row; none: no padding (tfs 6.5).
-    - `max_execution_size`: a request with more rows is executed in parts of so many; 0: requests are never split.
-    - `pad_variable_lengths`: inputs that differ in other dims are padded with zeros, up to the longest (tfs 6.5).
-    - `max_waiting_batches`: batches of max_batch_size that may wait; 0: the model's bound on requests is all.
-    - `max_batch_size`: most rows of a batch and of a request, where the model has no `max_batch_size` (tfs 6.5).
-    - `signatures`: those whose requests are joined, the others are executed one by one; none: all are joined.
+    Attributes:
+        preferred_sizes: Batch sizes that are worth a delay; empty: the model's max_batch_size.
+        max_queue_delay: Seconds that an idle instance waits for more requests.
+        preserve_ordering: Whether responses are sent in the order in which the requests arrived.
+        priority_levels: Number of levels, 1 is the highest; 0: no priorities.
+        allowed_sizes: Batches are padded to the next of these sizes by repeating a row; empty: no padding (tfs
+            6.5).
+        max_execution_size: A request with more rows is executed in parts of this size; 0: requests are not split.
+        pad_variable_lengths: Whether inputs that differ in other dims are zero-padded to the longest (tfs 6.5).
+        max_waiting_batches: Limit on queued batches of max_batch_size; 0: only the model's limit on requests.
+        max_batch_size: Limit on the rows of a batch and of a request, for a model without `max_batch_size` (tfs
+            6.5).
+        signatures: Signatures whose requests are batched, others are executed one by one; empty: all.
 
-    Raises `ValueError`, which names the field, for a value that cannot be.
+    Raises `ValueError`, which names the field, for an invalid value.
     """
 
     preferred_sizes: Sequence[int] = ()
@@ -117,13 +124,13 @@ class DynamicBatching:
                 raise ValueError(f"{name}.delay_expired: expected False with preserve_ordering, got True")
 
     def level(self, priority: int) -> int:
-        """The level of a request that asks for `priority` (0: for none)."""
+        """Returns the level of a request with this `priority`; 0 stands for none."""
         if not self.priority_levels:
             return 0
         return priority if 1 <= priority <= self.priority_levels else self.default_priority_level
 
     def policy_of(self, level: int) -> QueuePolicy:
-        """The policy of a level."""
+        """Returns the policy of a level."""
         return self.policies.get(level, self.policy)
 
 
@@ -132,14 +139,14 @@ class DynamicBatching:
 ControlKind = Literal["START", "READY", "END", "CORRID"]
 _FLAGS, _IDS = ("INT32", "FP32", "BOOL"), ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
 CONTROL_DATATYPES = {"START": _FLAGS, "READY": _FLAGS, "END": _FLAGS, "CORRID": _IDS}
-"""The datatypes that an input of each kind may have."""
+"""Datatypes that a control input of each kind may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlInput:
-    """An input that the server adds: whether a request starts or ends its sequence, is there, or its id.
+    """A sequence control input that the server adds: the start, ready or end flag, or the correlation ID (CORRID).
 
-    `false` and `true` are the values of the first three kinds.
+    `false` and `true` are the values of the flags.
     """
 
     name: str
@@ -159,7 +166,7 @@ class ControlInput:
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """What a state is at a sequence's start: zeros of `dims`, or what `file` holds."""
+    """The value of a state at the start of a sequence: zeros of shape `dims`, or the contents of `file`."""
 
     datatype: str
     dims: Sequence[int]
@@ -174,9 +181,9 @@ class InitialState:
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """An output of one request that is an input of the sequence's next one; `dims` without the batch dim.
+    """An implicit state: an output of one request that is an input of the sequence's next one.
 
-    `returned`: the output is for the clients, too.
+    `dims` have no batch dim. `returned`: whether clients receive the output, too.
     """
 
     input_name: str
@@ -207,7 +214,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class DirectStrategy:
-    """Each sequence has one row of one instance's batch for itself (spec 5.2); the delay is in seconds."""
+    """Assigns each sequence a batch slot of one instance (spec 5.2). `max_queue_delay` is in seconds."""
 
     max_queue_delay: float = 0.0
     minimum_slot_utilization: float = 0.0
@@ -219,9 +226,10 @@ class DirectStrategy:
 
 @dataclass(frozen=True, slots=True)
 class OldestStrategy:
-    """The oldest waiting requests of up to `max_candidate_sequences` per instance are batched (spec 5.2).
+    """Batches the oldest queued requests of up to `max_candidate_sequences` sequences per instance (spec 5.2).
 
-    `preserve_ordering`: answers leave in the order in which their requests began to run.
+    `max_queue_delay` is in seconds. `preserve_ordering`: whether responses are sent in the order in which the
+    requests were started.
     """
 
     max_candidate_sequences: int = 0
@@ -238,11 +246,11 @@ class OldestStrategy:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
-    """Requests with the same sequence id reach the same instance, in their order (spec 5.2).
+    """Routes the requests of a sequence id to the same instance, in their order (spec 5.2).
 
-    `max_idle`: seconds after which a sequence without a request is over. `iterative`: each request is a sequence
-    of its own, whatever it says, and needs no id (those with the same one follow each other); a Triton Python
-    model may take it up again before it answers.
+    `max_idle`: seconds without a request after which a sequence ends. `iterative`: each request is a sequence of
+    its own, whatever its flags, and needs no id (requests with the same id run one after the other); a Triton
+    Python model may reschedule it before it responds.
     """
 
     max_idle: float = 1.0
@@ -279,9 +287,9 @@ class SequenceBatching:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One model of an ensemble (spec 5.3): its inputs and outputs, and what the ensemble calls these tensors.
+    """A step of an ensemble (spec 5.3): a model, and the ensemble's tensor for each of its inputs and outputs.
 
-    `version` 0: the highest that serves.
+    `version` 0 is the highest version that serves.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Whether what a model says of its scheduling can be, and fits the rest of the model (spec 5.1, 5.2, 5.4)."""
+"""Checks a model's scheduling attributes against each other and the rest of the model (spec 5.1, 5.2, 5.4)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CONFIG_KEYS: Mapping[str, str] = MappingProxyType(
         "inputs_in_place": "parameters[inputs_in_place]",
     }
 )
-"""What a configuration calls a model's attributes, where it has other names for them."""
+"""Configuration keys of a model's attributes, where the names differ."""
 
 
 def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Raises `ValueError`, which names the attribute, or what `keys` call it."""
+    """Raises `ValueError` for an invalid attribute; the text has its name, or the one that `keys` has for it."""
     named: Callable[[str], str] = lambda name: keys.get(name, name)  # noqa: E731
     dynamic, sequences = model.dynamic_batching, model.sequence_batching
     if dynamic is not None:
@@ -51,7 +51,7 @@ def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({}
         raise ValueError(f"{named('execution')}: {INLINE_REMOVED}")
     checks.choice(named("execution"), model.execution, EXECUTIONS)
     check_cpus(named("cpus"), model.cpus)
-    # What the class says of its processes may stay when the configuration says that there are none.
+    # The process attributes of the class may stay set when the configuration selects threads.
     if model.cpus and "process" not in (model.execution, type(model).execution):
         raise ValueError(f"{named('cpus')}: expected none without execution 'process', got {list(model.cpus)}")
     check_seconds(named("hang_seconds"), model.hang_seconds)
@@ -71,7 +71,7 @@ def check_seconds(key: str, seconds: object) -> None:
 
 
 def _check_sizes(key: str, sizes: Sequence[int], largest: int, what: str) -> None:
-    """None of the sizes is above the largest; with 0 there is no batch, and so no size."""
+    """Checks that no size exceeds `largest`; without batching (0) no size is allowed."""
     if sizes and not largest:
         raise ValueError(f"{key}: expected none without a max_batch_size, got {list(sizes)}")
     if sizes and max(sizes) > largest:
@@ -108,9 +108,9 @@ def _check_sequences(model: Model, batching: SequenceBatching, named: Callable[[
 
 
 def _check_declared(model: Model, batching: SequenceBatching) -> None:
-    """What the model declares of a tensor that the server adds, or keeps, is what is said of it.
+    """Checks that controls and states have the datatypes that the model declares for them.
 
-    Python code need not declare it; what reads a file has the inputs that are in the file.
+    Python code need not declare them; a model file must have them as inputs and outputs.
     """
     declared = [*model.signatures.values(), Signature(tuple(model.inputs), tuple(model.outputs))]
     inputs = {spec.name: spec for signature in declared for spec in signature.inputs}

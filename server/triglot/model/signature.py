@@ -1,4 +1,4 @@
-"""Signatures: what can be asked of a model, by name (TensorFlow Serving's word)."""
+"""Signatures: the named sets of inputs and outputs of a model, as in TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MAX_KNOWN_SHAPES = 256
 
 
 def shape_text(shape: Sequence[int] | None) -> str:
-    """A shape as messages show it; "any" for any rank."""
+    """Returns a shape as messages show it; "any" for any rank."""
     return "any" if shape is None else f"[{','.join(str(dim) for dim in shape)}]"
 
 
 class TensorRule:
-    """A `TensorSpec` ready for checking; remembers the shapes that it has passed."""
+    """A `TensorSpec` prepared for fast checks; caches the byte sizes of shapes that passed."""
 
     __slots__ = ("dtype", "known_shapes", "plain", "spec")
 
@@ -30,12 +30,12 @@ class TensorRule:
         datatype = DATATYPES[spec.datatype]
         self.spec = spec
         self.dtype = datatype.dtype
-        # Any bytes are a tensor of these datatypes, if only there are enough of them.
+        # For these datatypes any bytes of the right length are valid.
         self.plain = bool(datatype.itemsize) and datatype.name != "BOOL"
         self.known_shapes: dict[tuple[int, ...], int] = {}
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether the dims are those of the spec."""
+        """Whether `shape` matches the dims of the spec."""
         wanted = self.spec.shape
         if wanted is None:
             return all(dim >= 0 for dim in shape)
@@ -44,30 +44,33 @@ class TensorRule:
         )
 
     def remember(self, shape: tuple[int, ...]) -> int:
-        """The bytes of a tensor of this shape, which has been checked; 0 for BYTES."""
+        """Caches a checked shape and returns its size in bytes; 0 for BYTES."""
         if len(self.known_shapes) >= MAX_KNOWN_SHAPES:
             self.known_shapes.clear()
         size = self.known_shapes[shape] = self.byte_size(shape)
         return size
 
     def byte_size(self, shape: tuple[int, ...]) -> int:
-        """The bytes of a tensor of this shape; 0 for BYTES."""
+        """Returns the size in bytes of a tensor of this shape; 0 for BYTES."""
         return element_count(shape) * DATATYPES[self.spec.datatype].itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Named inputs and outputs, and what a call of them means: predict, classify or regress.
+    """Named inputs and outputs, and the method that a call of them is: predict, classify or regress.
 
-    `defaults`: values of inputs that a request may leave out; `may_lack` are these and the optional ones, which
-    then are not there at all. `max_batch_size` is the model's. `any_tensors`: everything is taken and given as it
-    is, whatever is declared.
-    classify and regress take one BYTES input `inputs`, of serialized `tensorflow.Example` messages, and give
-    `classes` (BYTES) or `scores` (FP32) or both, and `outputs` (FP32) respectively (tfs 3.3).
+    classify and regress take one BYTES input `inputs`, of serialized `tensorflow.Example` messages, and return
+    `classes` (BYTES), `scores` (FP32) or both for classify, and `outputs` (FP32) for regress (tfs 3.3).
 
-    Raises `ValueError` for what is no `TensorSpec`, when two tensors share a name, for an unknown method, a
-    default that is not of its input, an optional output, or when `max_batch_size` > 0 and a shape does not begin
-    with the batch dim -1.
+    Attributes:
+        max_batch_size: As the model's.
+        defaults: Values for inputs that a request may omit.
+        any_tensors: Whether any tensors are accepted and returned unchecked, whatever is declared.
+        may_lack: Inputs that a request may omit: those with defaults, and the optional ones, which then are
+            absent.
+
+    Raises `ValueError` for anything but `TensorSpec`s, duplicate names, an unknown method, a default that does not
+    fit its input, an optional output, or a shape without the batch dim -1 in front when `max_batch_size` > 0.
     """
 
     inputs: Sequence[TensorSpec]
@@ -98,11 +101,11 @@ class Signature:
 
     @property
     def batched(self) -> bool:
-        """Whether the first dim of every shape is the batch."""
+        """Whether the first dim of every shape is the batch dim."""
         return self.max_batch_size > 0
 
     def dims(self, spec: TensorSpec) -> Sequence[int] | None:
-        """The shape of one of its tensors without the batch dim; None: any rank."""
+        """Returns the shape of one of its tensors without the batch dim; None for any rank."""
         return spec.shape[1:] if spec.shape is not None and self.batched else spec.shape
 
 
@@ -125,7 +128,7 @@ def _rules(kind: str, specs: Sequence[TensorSpec], max_batch_size: int) -> dict[
 
 
 def _checked_default(name: str, value: Any, rule: TensorRule | None) -> Array:
-    """The default, which no call of the model can change."""
+    """Returns a read-only copy of the default, so that no call of the model can change it."""
     if rule is None:
         raise ValueError(f"defaults: no input is named {name!r}")
     if not isinstance(value, np.ndarray) or datatype_of(value) != rule.spec.datatype:
@@ -136,5 +139,5 @@ def _checked_default(name: str, value: Any, rule: TensorRule | None) -> Array:
 
 
 def default_of(signatures: Mapping[str, Signature]) -> str:
-    """The signature that is meant when none is named: `DEFAULT_SIGNATURE`, or else the first."""
+    """Returns the name of the signature to use when none is named: `DEFAULT_SIGNATURE`, or else the first."""
     return DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in signatures else next(iter(signatures))

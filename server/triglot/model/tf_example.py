@@ -1,4 +1,4 @@
-"""`tensorflow.Example` messages as arrays, for models whose signatures classify or regress."""
+"""Parses `tensorflow.Example` messages into arrays, for models whose signatures classify or regress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triglot.core.tensor import DATATYPES, Array, object_array
 from triglot.core.types import TensorSpec
 from triglot.pb.tfserving import example_pb2
 
-# Datatype → the kind of feature that holds it, and TensorFlow's name of the type.
+# Datatype → the kind of feature that holds it, and TensorFlow's name for the type.
 _KINDS = {
     "FP32": ("float_list", "float"),
     "INT64": ("int64_list", "int64"),
@@ -24,12 +24,12 @@ _TYPE_OF_KIND = dict(_KINDS.values())
 
 
 def parse_examples(examples: Iterable[bytes], features: Sequence[TensorSpec]) -> dict[str, Array]:
-    """The named features of serialized Examples, each an array [number of examples, *shape of the feature].
+    """Returns the `features` of serialized Examples, each an array of shape [number of examples, *feature shape].
 
-    A feature is FP32, INT64 or BYTES, and its shape has no open dim. Every example must have it.
+    A feature is FP32, INT64 or BYTES, and its shape has no -1. Every example must have it.
 
-    Raises `InvalidArgument` in TensorFlow's words for an example that does not fit (tfs 3.3), and `ValueError`
-    for a feature that no example can have.
+    Raises `InvalidArgument` with TensorFlow's text for an example that does not fit (tfs 3.3), and `ValueError`
+    for a feature with another datatype or an open shape.
     """
     for spec in features:
         if spec.datatype not in _KINDS or spec.shape is None or -1 in spec.shape:

@@ -1,6 +1,6 @@
-"""The one validator: every protocol's requests pass here before anything is allocated for them.
+"""Checks requests and responses against signatures; every protocol's requests pass here before any allocation.
 
-The texts are those that clients of the protocol match on (KServe V2, spec 1.5).
+The error texts are those that KServe V2 clients match (spec 1.5).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from triglot.model.signature import Signature, TensorRule, shape_text
 
 
 class InvalidRequest(InvalidArgument):
-    """The request does not fit the model's signature."""
+    """Raised when a request does not fit the model's signature."""
 
 
 def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
-    """The request's inputs as arrays by name; numeric ones share memory with the request.
+    """Returns the request's inputs as arrays by name; numeric ones share memory with the request.
 
-    Raises `InvalidRequest` for the first thing that does not fit.
+    Raises `InvalidRequest` for the first mismatch.
     """
     rules = signature.input_rules
     tensors = request.inputs
@@ -67,7 +67,7 @@ def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Ar
 
 
 def _bind_undeclared(request: InferenceRequest) -> dict[str, Array]:
-    """Inputs as they say that they are, for a model that declares none."""
+    """Returns the inputs with the datatypes and shapes of the request, for a model that accepts any tensors."""
     arrays: dict[str, Array] = {}
     for tensor in request.inputs:
         if tensor.name in arrays:
@@ -77,7 +77,7 @@ def _bind_undeclared(request: InferenceRequest) -> dict[str, Array]:
 
 
 def bind_undeclared(tensor: InputTensor, model: str) -> Array:
-    """One such input. Raises `InvalidRequest`."""
+    """Returns one such input as an array. Raises `InvalidRequest`."""
     if any(dim < 0 for dim in tensor.shape):
         raise InvalidRequest(f"input '{tensor.name}' has a dim below 0: {shape_text(tensor.shape)}")
     datatype = DATATYPES.get(tensor.datatype)
@@ -91,7 +91,7 @@ def bind_undeclared(tensor: InputTensor, model: str) -> Array:
 
 
 def _complete(arrays: dict[str, Array], signature: Signature, request: InferenceRequest) -> None:
-    """Adds the defaults of what the request has left out; what is optional stays away."""
+    """Adds the defaults of omitted inputs; optional inputs stay absent."""
     for name in signature.input_rules:
         if name not in arrays:
             if name not in signature.may_lack:
@@ -101,7 +101,7 @@ def _complete(arrays: dict[str, Array], signature: Signature, request: Inference
 
 
 def check_shapes(signature: Signature, request: InferenceRequest) -> None:
-    """Raises `InvalidRequest` for the first input whose shape is not the declared one."""
+    """Raises `InvalidRequest` for the first input whose shape differs from the declared one."""
     for tensor in request.inputs:
         rule = signature.input_rules.get(tensor.name)
         if rule is not None and not rule.fits(tensor.shape):
@@ -137,7 +137,7 @@ def _reject_input_count(signature: Signature, request: InferenceRequest) -> None
 
 
 def _listed(names: Sequence[str]) -> str:
-    """As Triton lists names."""
+    """Lists names as Triton does."""
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
@@ -169,7 +169,7 @@ def _check_batch(tensor: InputTensor, batch: int, max_batch_size: int, model: st
 
 
 def _check_shape(tensor: InputTensor, rule: TensorRule, max_batch_size: int, request: InferenceRequest) -> int:
-    """The bytes that the tensor must have."""
+    """Returns the number of bytes that the tensor must have."""
     shape = tensor.shape
     fits = rule.fits(shape)
     if not fits and (not request.lenient_shapes or any(dim < 0 for dim in shape)):
@@ -194,7 +194,7 @@ def _shape_error(tensor: InputTensor, rule: TensorRule, max_batch_size: int, mod
 
 
 def _bind(tensor: InputTensor, dtype: np.dtype[Any], model: str) -> Array:
-    """The array of a tensor whose bytes, or elements, have to be looked at."""
+    """Returns the array of a tensor whose bytes, or elements, have to be checked."""
     count = element_count(tensor.shape)
     data = tensor.data
     if isinstance(data, np.ndarray):
@@ -237,7 +237,7 @@ def _byte_size_error(tensor: InputTensor, expected: int, got: int, model: str) -
 
 
 def check_requested_outputs(signature: Signature, request: InferenceRequest) -> None:
-    """Raises `InvalidRequest` when an output is requested twice or is none of the model's."""
+    """Raises `InvalidRequest` when an output is requested twice or unknown."""
     if signature.any_tensors:
         return
     seen: set[str] = set()
@@ -252,12 +252,12 @@ def check_requested_outputs(signature: Signature, request: InferenceRequest) -> 
 def bind_outputs(
     signature: Signature, answer: object, requested: Sequence[str], model: str, *, lenient_shapes: bool = False
 ) -> list[OutputTensor]:
-    """The requested outputs (all when none is named), checked against the signature.
+    """Returns the requested outputs (all if none is named), checked against the signature.
 
     Raises `Internal` with a text for the model's author when an output is missing or has another datatype or
     shape than declared.
     """
-    # The type is looked at first because an abstract class takes long to ask.
+    # `isinstance` with an abstract class is slow, so the common type is checked first.
     if type(answer) is not dict and not isinstance(answer, Mapping):
         raise Internal(f"model '{model}' returned {type(answer).__name__}, expected a dict of outputs by name")
     if signature.any_tensors:
@@ -271,7 +271,7 @@ def bind_outputs(
                 continue
             raise Internal(f"model '{model}' returned no output '{name}', only {sorted(map(str, answer))}")
         array = answer[name]
-        # As `_bind_output`: most are like one that was checked before.
+        # The fast path of `_bind_output`: most shapes are known.
         if type(array) is np.ndarray and array.dtype is rule.dtype and array.shape in rule.known_shapes:
             outputs.append(OutputTensor(name, rule.spec.datatype, array))
         else:
@@ -280,7 +280,7 @@ def bind_outputs(
 
 
 def check_parameters(values: Mapping[Any, Any], model: str) -> dict[str, ParameterValue]:
-    """The parameters that a model gives its answer. Raises `Internal` for what no protocol can carry."""
+    """Returns the parameters of a model's response. Raises `Internal` for a value that no protocol can carry."""
     for name, value in values.items():
         if not isinstance(name, str) or not name:
             raise Internal(f"model '{model}' returned a parameter named {name!r}, expected a string")

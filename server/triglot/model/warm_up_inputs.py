@@ -1,4 +1,4 @@
-"""The inputs that a version is warmed with: those of its configuration, and its examples (spec 5.6)."""
+"""Builds the inputs of warm-up requests, from a model's configuration and its examples (spec 5.6)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from triglot.model.signature import Signature, shape_text
 from triglot.model.validation import check_shapes
 
 RANDOM_BELOW = 128
-"""Random whole numbers are smaller: they are often an index into something."""
+"""Random integers are below this: they often are an index into something."""
 RANDOM_TEXT_LENGTH = 8
 
 
@@ -38,10 +38,10 @@ RANDOM_TEXT_LENGTH = 8
 def configured_inputs(
     request: WarmUpRequest, model: str, signature: Signature, max_batch_size: int
 ) -> list[InputTensor]:
-    """The tensors that a configured request describes, with the batch dim where the model has one.
+    """Returns the tensors of a configured request, with the batch dim if the model has one.
 
-    A file holds the elements of a request without its batch, which are repeated, or those of the whole batch.
-    Raises `InvalidArgument`, before memory is taken for what has another shape than declared.
+    A file holds the elements of one row, which are repeated, or those of the whole batch.
+    Raises `InvalidArgument`, before any allocation, for a shape that does not fit the declared one.
     """
     batch, limit = max(1, request.batch_size), max(1, max_batch_size)
     if batch > limit:
@@ -65,7 +65,7 @@ def configured_inputs(
             raise InvalidArgument(f"input '{name}' has too many elements: shape {shape_text(shape)}")
         tensors.append(InputTensor(name, wanted.datatype, shape, b""))
     check_shapes(signature, InferenceRequest(model, inputs=tensors))
-    random = np.random.default_rng(0)  # The same ones every time: a version that loads does so again.
+    random = np.random.default_rng(0)  # A fixed seed: a version that loads once loads every time.
     for tensor in tensors:
         tensor.data = _data(tensor, request.inputs[tensor.name], batch, random)
     return tensors
@@ -87,7 +87,7 @@ def _data(tensor: InputTensor, wanted: WarmUpInput, batch: int, random: np.rando
 
 
 def _random(random: np.random.Generator, dtype: np.dtype[Any], count: int) -> Array:
-    """`count` values: from 0 to 1, whole numbers below `RANDOM_BELOW`, or printable ASCII."""
+    """Returns `count` values: floats from 0 to 1, integers below `RANDOM_BELOW`, or printable ASCII texts."""
     if dtype.hasobject:
         text = random.integers(ord("!"), ord("~") + 1, (count, RANDOM_TEXT_LENGTH), np.uint8).tobytes()
         ends = range(RANDOM_TEXT_LENGTH, len(text) + 1, RANDOM_TEXT_LENGTH)
@@ -99,7 +99,10 @@ def _random(random: np.random.Generator, dtype: np.dtype[Any], count: int) -> Ar
 
 
 def _from_file(file: Path, datatype: DataType, count: int, batch: int) -> Buffer | Array:
-    """`count` elements, `batch` times. Raises `InvalidArgument` when the file has more or fewer, and `OSError`."""
+    """Returns `count` elements, `batch` times.
+
+    Raises `InvalidArgument` when the file has more or fewer, and `OSError`.
+    """
     with file.open("rb") as stream:
         if datatype.dtype.hasobject:
             elements = _elements(stream.read(), count, batch)
@@ -125,9 +128,9 @@ def _elements(data: bytes, count: int, batch: int) -> list[bytes]:
 
 
 def example_inputs(example: Mapping[str, Any], signature: Signature) -> list[InputTensor]:
-    """Arrays, nested lists, numbers and text as tensors of the declared datatypes, or of their own where none is.
+    """Converts arrays, nested lists, numbers and texts to tensors of the declared datatypes, or else of their own.
 
-    Floats may be rounded; raises `InvalidArgument` where anything else would be lost.
+    Floats may be rounded. Raises `InvalidArgument` where a conversion would lose anything else.
     """
     rules = signature.input_rules
     tensors = []
@@ -137,15 +140,15 @@ def example_inputs(example: Mapping[str, Any], signature: Signature) -> list[Inp
             array = _array(value, "" if rule is None else rule.spec.datatype)
         except InvalidArgument as error:
             raise InvalidArgument(f"input '{name}': {error.message}") from error
-        except Exception as error:  # Its elements can be anything.
+        except Exception as error:  # The elements are arbitrary objects.
             raise InvalidArgument(f"input '{name}': cannot be converted to an array: {error}") from error
         tensors.append(InputTensor(name, datatype_of(array), array.shape, array))
     return tensors
 
 
 def _array(value: Any, datatype: str) -> Array:
-    """The value as an array of `datatype`, or as what it is when none is declared."""
-    # numpy's own text arrays drop zero bytes at the end, so none is made on the way.
+    """Returns the value as an array of `datatype`, or of its own datatype if none is declared."""
+    # No text arrays of numpy's own types: those drop trailing zero bytes.
     array = value if isinstance(value, np.ndarray) else np.asarray(value, object if datatype == "BYTES" else None)
     found = datatype_of(array)
     if found == "BYTES" and datatype in ("", "BYTES"):
@@ -167,7 +170,7 @@ def _text(array: Array) -> Array:
 
 
 def _converted(array: Array, datatype: str) -> Array:
-    """The numbers as `datatype`; floats are rounded, and nothing else is lost."""
+    """Converts the numbers to `datatype`; floats may be rounded, and nothing else may be lost."""
     dtype = DATATYPES[datatype].dtype
     if array.dtype.kind != "c" or dtype.kind == "c":
         with np.errstate(all="ignore"):
@@ -180,7 +183,7 @@ def _converted(array: Array, datatype: str) -> Array:
 
 
 def _are_whole(array: Array, dtype: np.dtype[Any]) -> bool:
-    """Whether the numbers are all whole ones that `dtype` has."""
+    """Whether all numbers are integers in the range of `dtype`."""
     if not array.size:
         return True
     if array.dtype.kind not in "bui":
@@ -188,5 +191,5 @@ def _are_whole(array: Array, dtype: np.dtype[Any]) -> bool:
         if not (array == np.trunc(array)).all():
             return False
     lowest, highest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    # Python compares its own numbers exactly, whatever their types.
+    # Python compares its own numbers exactly, regardless of their types.
     return bool(lowest <= array.min().item() and array.max().item() <= highest)

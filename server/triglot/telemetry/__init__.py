@@ -1,1 +1,1 @@
-"""What happened, in numbers: kept on the event loop, read by whoever prints it."""
+"""Metrics, logs and traces: written mostly on the event loop, exported by the protocols."""

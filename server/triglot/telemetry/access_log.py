@@ -1,4 +1,4 @@
-"""One line of the log for each call, while somebody wants them."""
+"""The access log: one log record per call, while it is enabled."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from triglot.telemetry.log_fields import call_fields
 LOGGER = "triglot.access"
 LONGEST_NAME = 128
 PROBES = (Operation.HEALTH, Operation.METRICS)
-"""What others ask every few seconds."""
+"""Operations that monitoring systems call every few seconds."""
 log = logging.getLogger(LOGGER)
 
 
 @dataclass(frozen=True, slots=True)
 class AccessLine:
-    """The message of a record: who was asked, what came of it, and how long it took."""
+    """The message of an access log record: the call, its outcome, and its duration in seconds."""
 
     protocol: str
     entrypoint: str
@@ -32,7 +32,7 @@ class AccessLine:
     bytes_out: int
 
     def __str__(self) -> str:
-        said = call_fields([self.call])
+        fields = call_fields([self.call])
         names = {
             "model": "model",
             "version": "version",
@@ -41,20 +41,20 @@ class AccessLine:
             "trace_id": "trace",
         }
         about = "".join(
-            [f" {short}={_printable(str(said[name]))}" for name, short in names.items() if name in said]
+            [f" {short}={_printable(str(fields[name]))}" for name, short in names.items() if name in fields]
         )
         return f"{self.summary}{about} code={self.code.name} ms={self.seconds * 1e3:.3f}"
 
     @property
     def summary(self) -> str:
-        """What was called."""
+        """The protocol, entrypoint and method of the call."""
         return f"{self.protocol or '-'} {self.entrypoint} {self.method}"
 
     def fields(self) -> dict[str, Any]:
-        """Of the line as an object, beside those of its call."""
+        """Returns the fields of the line as a JSON object, besides those of the call itself."""
         span = self.call.span
         return {
-            # Its own span, not that of its time on the model.
+            # The call's own span, not that of the model execution.
             **({} if span is None else {"span_id": span.response_traceparent.split("-")[2]}),
             "protocol": self.protocol,
             "entrypoint": self.entrypoint,
@@ -68,7 +68,7 @@ class AccessLine:
 
 
 class AccessLog:
-    """`on`: whether there are such lines; `probes`: of health checks and reads of metrics that went well, too."""
+    """Settings of the access log. `on`: enabled; `probes`: includes successful health checks and metrics reads."""
 
     __slots__ = ("on", "probes")
 
@@ -76,12 +76,12 @@ class AccessLog:
         self.on = self.probes = False
 
     def line(self, line: AccessLine) -> None:
-        """A call has ended."""
+        """Logs a call that ended."""
         if self.probes or line.call.operation not in PROBES or line.code is not Code.OK:
             log.info(line)
 
 
 def _printable(name: str) -> str:
-    """A client's text, which is to stay in its place."""
+    """Returns a client's text, shortened and escaped so that it cannot break the line."""
     cut = name[:LONGEST_NAME]
     return cut if cut.isprintable() and " " not in cut else ascii(cut)

@@ -1,4 +1,4 @@
-"""Values over time of several workers, as those of one server (grps 7)."""
+"""Merges the metric series of several workers into those of one server (grps 7)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from triglot.telemetry.points import point, points_of, together
 from triglot.telemetry.series import CDF_SHARES, Distribution, Metrics, Trend
 
 ADDED = ("*cpu_usage(%)", "*mem_usage(%)")
-"""Of each process, which together are the server's."""
+"""Metrics of a process whose sum over the workers is the server's value."""
 BY_REQUESTS = ("*fail_rate(%)", "*latency_avg(ms)")
-"""Means over requests: who had more of them counts more."""
+"""Averages over requests: workers are weighted by their number of requests."""
 REQUESTS = "*qps"
 
 
 def series_report(metrics: Metrics, name: str) -> dict[str, Any] | None:
-    """A metric of this process as JSON's values; None for one that it does not have."""
+    """Returns a metric of this process as JSON values; None if it does not exist."""
     metric = metrics.by_name.get(name)
     if metric is None:
         return None
@@ -29,43 +29,47 @@ def series_report(metrics: Metrics, name: str) -> dict[str, Any] | None:
 
 
 def added_series(name: str, reports: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """The series as its page takes it; None when no worker has one. Of other aggregations than the first has,
-    none is taken."""
-    same = _same(reports)
-    if not same:
+    """Returns the merged series in the form of its page; None if no worker has it.
+
+    Workers whose aggregation differs from that of the first are ignored.
+    """
+    known = _comparable(reports)
+    if not known:
         return None
-    if same[0]["aggregation"] == "cdf":
-        points = together(report["points"] for report in same)
+    if known[0]["aggregation"] == "cdf":
+        points = together(report["points"] for report in known)
         return {
             "label": "cdf",
             "data": [[x, round(point(points, share) or 0.0, 2)] for x, share in CDF_SHARES.items()],
         }
-    aggregation = same[0]["aggregation"]
+    aggregation = known[0]["aggregation"]
     data = []
-    for at, values in enumerate(zip(*(report["values"] for report in same), strict=True)):
-        requests = [report["requests"][at] or 0.0 for report in same if report["requests"]]
-        data.append([at, round(_one(name, aggregation, values, requests) or 0.0, 2)])
+    for at, values in enumerate(zip(*(report["values"] for report in known), strict=True)):
+        requests = [report["requests"][at] or 0.0 for report in known if report["requests"]]
+        data.append([at, round(_merged(name, aggregation, values, requests) or 0.0, 2)])
     return {"label": "trend", "data": data}
 
 
 def added_value(name: str, reports: Sequence[Mapping[str, Any] | None]) -> float | None:
-    """The value of the last second."""
-    same = _same(reports)
-    if not same:
+    """Returns the value of the last second, merged; None without a worker that has one."""
+    known = _comparable(reports)
+    if not known:
         return None
-    if same[0]["aggregation"] == "cdf":
-        return point(together(report["points"] for report in same), 9900)
-    requests = [report["requests"][-1] or 0.0 for report in same if report["requests"]]
-    return _one(name, same[0]["aggregation"], [report["value"] for report in same], requests)
+    if known[0]["aggregation"] == "cdf":
+        return point(together(report["points"] for report in known), 9900)
+    requests = [report["requests"][-1] or 0.0 for report in known if report["requests"]]
+    return _merged(name, known[0]["aggregation"], [report["value"] for report in known], requests)
 
 
-def _same(reports: Sequence[Mapping[str, Any] | None]) -> list[Mapping[str, Any]]:
+def _comparable(reports: Sequence[Mapping[str, Any] | None]) -> list[Mapping[str, Any]]:
     known = [report for report in reports if report is not None]
     return [report for report in known if report["aggregation"] == known[0]["aggregation"]]
 
 
-def _one(name: str, aggregation: str, values: Sequence[float | None], requests: Sequence[float]) -> float | None:
-    """One value of those of several workers; a mean is that of their means, unless `requests` weigh them."""
+def _merged(
+    name: str, aggregation: str, values: Sequence[float | None], requests: Sequence[float]
+) -> float | None:
+    """Merges one value per worker; a mean is a mean of means, weighted by `requests` if there are any."""
     weights = requests if len(requests) == len(values) and any(requests) else [1.0] * len(values)
     known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
     if not known:

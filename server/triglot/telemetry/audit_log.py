@@ -1,8 +1,7 @@
-"""One line of JSON for each administrative call and each refusal, in a file.
+"""The audit log: one JSON line per administrative call and per refusal, in a file.
 
-Strategy: the file is opened for each write, so that there is nothing to do when it is rotated, and several
-processes may write to it: each appends whole lines. Lines that come while others are written wait, and are written
-together.
+The file is opened for each write, so rotation needs no signal, and several processes may write to the same file:
+each appends whole lines. Lines that arrive during a write are queued, and written together.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from triglot.telemetry.log_fields import LONGEST_TEXT
 
 
 class AuditLog:
-    """`on`: whether there are such lines, from `open` to `close`."""
+    """Writes audit lines; used on the event loop. `on`: whether it is enabled, from `open` to `close`."""
 
     __slots__ = ("_lines", "_writer", "on")
 
@@ -31,23 +30,23 @@ class AuditLog:
 
     @property
     def waiting(self) -> int:
-        """Lines that nobody writes yet."""
+        """Number of queued lines."""
         return len(self._lines)
 
     def open(self, path: Path) -> None:
-        """Write to this file. Raises `OSError` for one that cannot be written."""
+        """Starts writing to this file. Raises `OSError` if it cannot be written."""
         _append(path, b"")
         self._writer = FileWriter("lines of the audit log", path)
         self.on = True
 
     def close(self) -> None:
-        """Wait until everything is written; see `FileWriter`."""
+        """Waits until everything is written, see `FileWriter.close`."""
         if self.on:
             self.on = False
             self._writer.close()
 
     def line(self, protocol: str, entrypoint: str, method: str, call: Call, code: Code, refusal: str) -> None:
-        """A call has ended; `refusal`: the text of the error, if access control says no."""
+        """Writes a call that ended; `refusal` is the error text if access control rejected it."""
         if len(self._lines) >= MAX_WAITING:
             self._writer.lose(TOO_SLOW)
             return
@@ -66,7 +65,7 @@ class AuditLog:
         if refusal:
             fields["error"] = refusal
         self._lines.append(json_line(fields) + "\n")
-        if len(self._lines) == 1:  # Else somebody is about to take all of them.
+        if len(self._lines) == 1:  # Otherwise a write of all queued lines is already scheduled.
             self._writer.put(self._write)
 
     def _write(self) -> None:
@@ -77,12 +76,12 @@ class AuditLog:
 
 
 def _append(path: Path, text: bytes) -> None:
-    # For reading, too, what makes that of a pipe not wait for a reader.
+    # Opened for reading, too: opening a pipe for writing only would block until it has a reader.
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
     try:
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b"\n":
-            text = b"\n" + text  # A full disk has cut the last line.
+            text = b"\n" + text  # A full disk truncated the last line.
         if text and os.write(file, text) != len(text):
             raise OSError("the disk is full")
     finally:

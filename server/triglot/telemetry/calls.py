@@ -1,7 +1,7 @@
-"""Calls, each from its first byte to its last, and what is kept of them: by kind, model, protocol and second.
+"""Accounting of calls, from first byte to last: statistics by kind, model, protocol and second.
 
-Strategy: a call costs a look-up and some additions on objects that its endpoint holds. All of it runs on the event
-loop, so nothing is locked.
+A call costs a look-up and some additions on objects that its endpoint holds. Everything runs on the event loop, so
+nothing is locked.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from triglot.telemetry.points import Points
 from triglot.telemetry.spans.recorder import SpanRecorder
 
 ENDED = -1
-"""Stands for the versions of a model that have ended and are not told apart any more."""
+"""Version number under which the calls of a model's older ended versions are merged."""
 RECENT_SECONDS = 10
 RECENT_CALLS = 1000
-"""A model's recent calls: of so many seconds, and of their latencies at most so many."""
+"""A model's recent calls: those of this many seconds, and at most this many of their latencies."""
 
 
 class Kind(NamedTuple):
-    """What the calls of an endpoint are told apart by; version 0: no version was found, or `ENDED`."""
+    """The labels of a call's statistics; version 0: no version was found, or `ENDED`."""
 
     model: str
     version: int
@@ -40,15 +40,15 @@ class Kind(NamedTuple):
 
 
 ClientKind = tuple[str, Operation, Code]
-"""What the calls of clients are told apart by; the text is the `group` of the client's `Permission`."""
+"""The labels of a client's calls; the text is the `group` of the client's `Permission`."""
 
 
 class CallStats:
-    """The calls of one kind. Times are in microseconds.
+    """Statistics of the calls of one kind. Times are in microseconds.
 
-    `queue`, `compute` and `batches` (how many calls were executed in a batch of each size) are of the calls that
-    were executed; None before the first. `shares` is their part of their batches' compute time. `codec` is None
-    where nothing is inferred. `used`: the time of the last call, in seconds since the epoch.
+    `queue`, `compute` and `batches` (number of calls by batch size) cover executed calls; the histograms are None
+    before the first. `shares` is the calls' share of the compute time of their batches. `codec` is None for
+    endpoints without inference. `used`: the time of the last call, in seconds since the epoch.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class CallStats:
         self.shares += compute_seconds * 1e6 / size
 
     def merge(self, other: CallStats) -> None:
-        """Take in the calls of another one of the same endpoint."""
+        """Adds the statistics of `other`, of the same endpoint."""
         self.latency.merge(other.latency)
         if self.codec is not None and other.codec is not None:
             self.codec.merge(other.codec)
@@ -105,7 +105,7 @@ class CallStats:
 
 
 class Traffic:
-    """Inference calls since the start: those that ended, failed, and were executed, and the executions."""
+    """Totals of inference calls: ended, failed, executed, and the number of executions."""
 
     __slots__ = ("executed", "executions", "failures", "requests")
 
@@ -114,11 +114,11 @@ class Traffic:
         self.executions = 0.0
 
     def sums(self) -> tuple[int, int, int, float]:
-        """Requests, failures, executed, executions."""
+        """Returns requests, failures, executed, executions."""
         return self.requests, self.failures, self.executed, self.executions
 
     def merge(self, other: Traffic) -> None:
-        """Take in the calls of another one."""
+        """Adds the totals of `other`."""
         self.requests += other.requests
         self.failures += other.failures
         self.executed += other.executed
@@ -126,7 +126,7 @@ class Traffic:
 
 
 class ModelStats(Traffic):
-    """The inference calls of one version of a model. `used` as in `CallStats`."""
+    """Totals and recent latencies of the inference calls of one model version. `used` as in `CallStats`."""
 
     __slots__ = ("_ends", "latencies", "used")
 
@@ -134,15 +134,15 @@ class ModelStats(Traffic):
         super().__init__()
         self.used = 0.0
         self.latencies: deque[float] = deque(maxlen=RECENT_CALLS)
-        """Seconds, the newest last."""
+        """In seconds, the newest last."""
         self._ends = deque([self.sums()], RECENT_SECONDS + 1)
 
     def end_second(self) -> None:
-        """A second has passed."""
+        """Marks the end of a second."""
         self._ends.append(self.sums())
 
     def merge(self, other: Traffic) -> None:
-        """Take in the calls of another one, as calls of long ago."""
+        """Adds the totals of `other`, none of them as recent calls."""
         super().merge(other)
         self._ends = deque([self.sums()], RECENT_SECONDS + 1)
 
@@ -154,28 +154,29 @@ class ModelStats(Traffic):
 
     @property
     def recent_executions(self) -> tuple[int, float]:
-        """Recent calls that were executed, and their executions."""
+        """Number of recent calls that were executed, and of their executions."""
         before = self._ends[0]
         return self.executed - before[2], self.executions - before[3]
 
     @property
     def mean_batch_size(self) -> float | None:
-        """Of the recent executions; None if there are none."""
+        """Mean batch size of the recent executions; None without any."""
         executed, executions = self.recent_executions
         return executed / executions if executions > 0 else None
 
     def recent_latencies(self) -> list[float]:
-        """Of the recent calls, in seconds, ascending."""
+        """Returns the latencies of the recent calls, in seconds, ascending."""
         recent = self.requests - self._ends[0][0]
         return sorted(list(self.latencies)[-recent:]) if recent else []
 
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """One second of all inference calls: requests that ended by protocol, and those that failed.
+    """One second of all inference calls: requests that ended, by protocol, and those that failed.
 
-    Latencies and the longest lag of the event loop are in milliseconds. `queue_depth` and `in_flight` are at its
-    end. None: nothing to measure. `points`: of the latencies in seconds, where other workers have some, too.
+    Latencies and the longest lag of the event loop are in milliseconds; None if nothing was measured.
+    `queue_depth` and `in_flight` are as of its end. `points`: the distribution of latencies in seconds, for
+    merging with those of other workers.
     """
 
     requests: dict[str, int]
@@ -191,22 +192,22 @@ class Second:
 
 
 def milliseconds(ordered: list[float], share: int) -> float | None:
-    """What `share` ten-thousandths of ascending seconds do not exceed."""
+    """Returns the percentile of ascending seconds in milliseconds; `share` is in ten-thousandths."""
     return rank(ordered, share) * 1e3 if ordered else None
 
 
 MAX_MODEL_NAMES, LONGEST_NAME = 200, 128
-"""Names that clients make up are told apart up to this number, and to this length in characters."""
+"""Limits on the number and length (in characters) of unknown model names that are counted separately."""
 MAX_KINDS = 20_000
-"""Kinds of calls that are kept. When there are more, those that were not used for longest are forgotten."""
+"""Limit on kinds of calls; above it, the least recently used ones are dropped."""
 ENDED_KEPT = 5
-"""Versions of a model that are told apart after they have ended: somebody may not have read their last numbers."""
+"""Ended versions of a model whose statistics are kept, as their last values may not have been read yet."""
 
 
 class Kinds:
-    """The kinds of calls of some endpoints, how many there are, and the calls of each version.
+    """Limits the kinds of calls of all endpoints, and holds the totals of each model version.
 
-    `models`: these by name and version; calls that found no version are counted together, and so are those of a
+    `models`: totals by name and version; calls without a version are counted together, and so are those of a
     model's `ENDED` versions.
     """
 
@@ -214,22 +215,22 @@ class Kinds:
         self.models: dict[tuple[str, int], ModelStats] = {}
         self.count = 0
         self._endpoints = endpoints
-        self._made_up: set[str] = set()
+        self._unknown_names: set[str] = set()
 
     def kind(self, model: str, version: int, code: Code) -> Kind:
-        """The kind that a call is counted under; without a version, the name may be a client's invention."""
-        if not version and model not in self._made_up:
-            if len(self._made_up) >= MAX_MODEL_NAMES or len(model) > LONGEST_NAME:
+        """Returns the kind that a call is counted under; without a version, a client may have made up the name."""
+        if not version and model not in self._unknown_names:
+            if len(self._unknown_names) >= MAX_MODEL_NAMES or len(model) > LONGEST_NAME:
                 model = ""
-            self._made_up.add(model)
+            self._unknown_names.add(model)
         return Kind(model, version, code)
 
     def model(self, name: str, version: int) -> ModelStats:
-        """The calls of a version."""
+        """Returns the totals of a version."""
         return self.models.setdefault((name, version) if version else ("", 0), ModelStats())
 
     def make_room(self) -> None:
-        """For one more kind: when there is none, forget what was not used for longest."""
+        """Counts a new kind; above the limit, drops the least recently used ones."""
         self.count += 1
         if self.count <= MAX_KINDS:
             return
@@ -246,7 +247,7 @@ class Kinds:
         self.count -= len(doomed)
 
     def fold(self, loaded: Collection[tuple[str, int]]) -> None:
-        """Of each model's versions that are not `loaded`, tell the last that were called apart, and no others."""
+        """Merges each model's unloaded versions into `ENDED`, except for the most recently called ones."""
         ended: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
         for (name, version), model in self.models.items():
             if version > 0 and (name, version) not in loaded:
@@ -262,9 +263,9 @@ class Kinds:
 
 
 class Endpoint:
-    """One thing that is called: a method of a protocol, by gRPC or REST. Made by `Telemetry.endpoint`.
+    """A method of a protocol over gRPC or REST, with the statistics of its calls. Made by `Telemetry.endpoint`.
 
-    `in_flight` is for the transport to add to and subtract from.
+    The transport increments and decrements `in_flight`.
     """
 
     __slots__ = (
@@ -302,7 +303,7 @@ class Endpoint:
     ) -> None:
         self.spans = spans
         self.rpc = method
-        """Over gRPC, the method's full name."""
+        """Full name of the method, if this is gRPC."""
         self.protocol = protocol
         self.entrypoint = entrypoint
         self.method = method
@@ -312,9 +313,9 @@ class Endpoint:
         self.access_log = access_log
         self.audit_log = audit_log
         self.clients: dict[ClientKind, int] = {}
-        """Calls, where there is an access file."""
+        """Calls by client kind, if an access file is used."""
         self.refusals: dict[ClientKind, int] = {}
-        """Calls that access control has refused."""
+        """Calls that access control rejected, by client kind."""
         self._kinds = kinds
         self._traffic = traffic
         self._latencies = latencies
@@ -323,7 +324,7 @@ class Endpoint:
     def record(
         self, call: Call, code: Code, seconds: float, codec_seconds: float, bytes_in: int, bytes_out: int
     ) -> None:
-        """One call has ended."""
+        """Counts a call that ended. Times are in seconds, sizes in bytes."""
         stats = self._calls.get((call.model_name, call.model_version, code))
         if stats is None:
             stats = self._stats(call, code)
@@ -366,19 +367,19 @@ class Endpoint:
         return stats
 
     def calls(self) -> list[tuple[Kind, CallStats]]:
-        """What is kept of each kind of call."""
+        """Returns the statistics of each kind of call."""
         return [(Kind(*kind), stats) for kind, stats in list(self._calls.items())]
 
     def forget(self, kind: Kind) -> None:
-        """Keep nothing of this kind of call any more."""
+        """Drops the statistics of this kind of call."""
         del self._calls[kind]
 
     def fold(self, versions: Collection[tuple[str, int]]) -> int:
-        """Count the calls of these versions as their models' `ENDED` ones; by how many kinds that makes fewer."""
+        """Merges the calls of these versions into their models' `ENDED` ones; returns by how many kinds fewer."""
         doomed = [kind for kind in self._calls if kind[:2] in versions]
         if not doomed:
             return 0
-        # Put in place at once: a reader on another thread finds no call twice.
+        # Replaced in one step: a reader on another thread must not see a call twice.
         before, calls = len(self._calls), dict(self._calls)
         for name, version, code in doomed:
             ended = CallStats(self._kinds.model(name, ENDED), inference=self.inference)
@@ -391,13 +392,15 @@ class Endpoint:
 
 
 DEADLINE_SLACK = 0.02
-"""Seconds before a call's deadline in which its end is put down to it: the client's clock has started earlier."""
+"""Seconds before its deadline from which a cancelled call counts as timed out: the client's clock started
+earlier."""
 
 
 class Observation:
-    """In flight from its making until `end`; the time between `decoded` and `answered` is not the codec's.
+    """The accounting of one call, in flight from creation until `end`.
 
-    `bytes_in`: what is received already.
+    Codec time is the time until `decoded`, and that from `answered` to `encoded`. `bytes_in`: bytes received so
+    far.
     """
 
     __slots__ = ("_bytes_in", "_bytes_out", "_call", "_codec_seconds", "_endpoint", "_lap", "_started")
@@ -415,12 +418,12 @@ class Observation:
             endpoint.spans.begin(call, internal=endpoint.internal)
 
     def received(self, size: int) -> None:
-        """A body of `size` bytes has come; decoding begins."""
+        """A body of `size` bytes arrived; decoding begins."""
         self._bytes_in += size
         self._lap = perf_counter()
 
     def received_context(self, parameters: Mapping[str, object]) -> None:
-        """The request has a trace context of its own, among its parameters: that of its call does not count."""
+        """The request parameters have a trace context, which replaces that of the call."""
         call = self._call
         traceparent, tracestate = parameters.get(TRACEPARENT), parameters.get(TRACESTATE, "")
         call.context = str(traceparent), str(tracestate)
@@ -429,30 +432,30 @@ class Observation:
             self._endpoint.spans.begin(call)
 
     def decoded(self) -> None:
-        """The request has been decoded, since the start or `received`."""
+        """Decoding, which began at the start or at `received`, has ended."""
         self._codec_seconds += perf_counter() - self._lap
 
     def answered(self) -> None:
-        """There is an answer to encode."""
+        """There is a response; encoding begins."""
         self._lap = perf_counter()
 
     def sent(self, size: int) -> None:
-        """`size` bytes are on their way; of an answer of a stream nobody measures how long they took to encode."""
+        """`size` bytes of a stream's response are being sent; their encoding time is not measured."""
         self._bytes_out += size
 
     def encoded(self, size: int) -> None:
-        """The answer has been encoded into `size` bytes, since `answered`."""
+        """The response has been encoded into `size` bytes since `answered`."""
         self._codec_seconds += perf_counter() - self._lap
         self._bytes_out += size
 
     def end(self, code: Code, refusal: str = "") -> None:
-        """The call is over; where it went well, `Call.outcome` is what counts. `refusal`: see `refusal_of`."""
+        """Ends and counts the call; with `Code.OK`, `Call.outcome` is used. `refusal`: see `refusal_of`."""
         endpoint, call = self._endpoint, self._call
         if code is Code.CANCELLED and (remaining := call.remaining) is not None and remaining < DEADLINE_SLACK:
-            # gRPC ends both in the same way, and who gave up because it took too long is told so.
+            # gRPC reports a cancellation and a deadline in the same way; the client sees DEADLINE_EXCEEDED.
             code = Code.DEADLINE_EXCEEDED
         if call.times.runs_since:
-            call.times.ended()  # The model has not said so: its caller has left before.
+            call.times.ended()  # The model has not ended it: the caller disconnected before.
         code = code or call.outcome
         now = perf_counter()
         seconds = now - self._started

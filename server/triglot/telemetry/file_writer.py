@@ -1,4 +1,4 @@
-"""Writes files on a thread of its own: the event loop never waits for a disk."""
+"""Writes files on a separate thread, so that the event loop never waits for a disk."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 4096
-"""Of what waits for a slow disk; what comes then is lost."""
+"""Limit on queued items while the disk is slow; more are dropped."""
 TOO_SLOW = "the disk is too slow"
-PATIENCE_SECONDS = 10.0
+CLOSE_TIMEOUT_SECONDS = 10.0
 
 
 class FileWriter:
-    """Writes `what` to `path`. Used on one thread, which never waits for the other.
+    """Writes `what` to `path` on its own thread. Used on one thread, which never waits for the writer.
 
-    What cannot be written is lost; the log says so once, until something is written again. `most` may wait.
+    Items that cannot be written are dropped; this is logged once until a write succeeds again. `max_queued` limits
+    the queued items.
     """
 
-    def __init__(self, what: str, path: Path, most: int = MAX_WAITING) -> None:
+    def __init__(self, what: str, path: Path, max_queued: int = MAX_WAITING) -> None:
         self.path = path
         self._what = what
-        self._most = most
+        self._max_queued = max_queued
         self._failing = False
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._waiting = 0
+        self._queued = 0
         self._thread: threading.Thread | None = None
 
     def put(self, write: Callable[[], None], count: int = 1) -> bool:
-        """Have `write` called, which writes so much; returns at once. False: too much waits, and it is lost."""
+        """Queues `write`, which writes `count` items, without waiting. Returns False if the queue is full."""
         with self._lock:
-            full = self._waiting + count > self._most
-            self._waiting += 0 if full else count
+            full = self._queued + count > self._max_queued
+            self._queued += 0 if full else count
         if full:
             self.lose(TOO_SLOW)
             return False
@@ -50,23 +51,23 @@ class FileWriter:
                 write()
             finally:
                 with self._lock:
-                    self._waiting -= count
+                    self._queued -= count
 
         self._work.put(work)
         return True
 
     def close(self) -> None:
-        """Wait until everything is written, as long as it takes a disk that does not hang."""
+        """Waits until everything is written, at most `CLOSE_TIMEOUT_SECONDS`, as a disk may hang."""
         if self._thread is None:
             return
         self._work.put(None)
-        self._thread.join(PATIENCE_SECONDS)
+        self._thread.join(CLOSE_TIMEOUT_SECONDS)
         if self._thread.is_alive():
             self.lose(TOO_SLOW)
         self._thread = None
 
     def lose(self, why: object) -> None:
-        """Something was not written."""
+        """Logs that items were dropped."""
         if not self._failing:
             log.warning("%s are lost: cannot write %s: %s", self._what, self.path, why)
         self._failing = True

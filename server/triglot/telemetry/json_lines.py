@@ -1,4 +1,4 @@
-"""Lines of JSON: one object each, whatever text is in it."""
+"""Lines of JSON: one object per line, whatever text it contains."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any
 from triglot.core.current_calls import CURRENT_CALLS
 from triglot.telemetry.access_log import AccessLine
 from triglot.telemetry.log_fields import LONGEST_TEXT, call_fields
-from triglot.telemetry.log_handlers import IN_GENERAL, message_of, stack_of, traceback_of
+from triglot.telemetry.log_handlers import OWN_LOGGER, message_of, stack_of, traceback_of
 
 
 def utc_time(seconds: float) -> str:
-    """RFC 3339, with microseconds."""
+    """Returns the time in RFC 3339, in UTC with microseconds. `seconds` are since the epoch."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def json_line(fields: Mapping[str, Any]) -> str:
-    """The object as one line without its end. What is not printable is escaped, and can end no line, either."""
+    """Returns the object as one line without its end; unprintable characters, line separators too, are escaped."""
     line = json.dumps(fields, ensure_ascii=False)
     return line if line.isprintable() else "".join([one if one.isprintable() else _escaped(one) for one in line])
 
 
 def _escaped(one: str) -> str:
-    # Half a pair is no text that UTF-8, or a strict reader, has.
+    # A lone surrogate cannot be encoded as UTF-8, and strict readers reject it.
     return "\ufffd" if "\ud800" <= one <= "\udfff" else json.dumps(one)[1:-1]
 
 
 class JsonFormatter(logging.Formatter):
-    """An object for a record, with the ids of the requests that it was logged for; `origin` is in each."""
+    """Formats a record as an object, with the ids of the requests that it belongs to, and the fields `origin`."""
 
     def __init__(self, origin: Mapping[str, Any]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class JsonFormatter(logging.Formatter):
         }
         if line is not None:
             fields |= {**call_fields([line.call]), **line.fields()}
-        elif record.name != IN_GENERAL:
+        elif record.name != OWN_LOGGER:
             fields |= call_fields(CURRENT_CALLS.get())
         if record.exc_info and record.exc_info[0] is not None:
             fields["exception"] = traceback_of(self, record.exc_info)

@@ -1,4 +1,4 @@
-"""What logs say of the requests that a line belongs to."""
+"""Log fields that identify the requests that a line belongs to."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from triglot.core.call import Call
 
 MAX_IDS = 32
-"""Requests of a batch whose ids are in one line."""
+"""Limit on the requests of a batch whose ids are logged in one line."""
 LONGEST_TEXT = 256
-"""Characters of what clients choose."""
+"""Limit on the characters of a text that clients choose."""
 
 
 def call_fields(calls: Sequence[Call]) -> dict[str, Any]:
-    """The ids of the requests, their client, model and version, as far as there are any.
+    """Returns the ids of the requests, and their client, model and version, as far as they are known.
 
     One request has `request_id`, `trace_id` and `span_id`; several that are executed together have `batch_size`,
-    and lists of at most `MAX_IDS`, `request_ids` and `trace_ids`.
+    and the lists `request_ids` and `trace_ids` of at most `MAX_IDS` each.
     """
-    calls = tuple(calls)  # They may end meanwhile.
+    calls = tuple(calls)  # Another thread may change the sequence meanwhile.
     if not calls:
         return {}
     first = calls[0]

@@ -1,9 +1,9 @@
-"""What writes the log, whoever logs: one line for a record, of bounded length and number, whatever the disk does.
+"""Log handlers and formatters: lines of bounded length, limited repeats, and no failure when a write fails.
 
-Clients and models have a say in what is logged, so here, and not at each call, control characters are escaped,
-long texts cut, and lines that repeat limited: of each kind `LINES` a minute, and one traceback. The place of the
-logging call, and the type and the place of its exception make a kind. What is left out is counted, and the count
-logged with the first record after that minute.
+Clients and models influence what is logged. So here, once for all calls, control characters are escaped, long
+texts are truncated, and repeated lines are limited: per minute and kind to `MAX_LINES` lines and one traceback.
+The kind of a record is the place of the logging call, with the type and origin of its exception. Omitted lines are
+counted, and the count is logged with the first record after that minute.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from triglot.core.errors import text_of
 from triglot.telemetry.loggers import OURS
 
 MAX_LINE = 4096
-"""Characters of a message."""
+"""Limit on the characters of a message."""
 MAX_TRACE = 16 * 1024
-"""Characters of a traceback."""
-LINES = 20
+"""Limit on the characters of a traceback."""
+MAX_LINES = 20
 WINDOW_SECONDS = 60.0
-LIMITED = (
+LIMITED_LOGGERS = (
     *(f"{OURS}.{name}." for name in ("backends", "binding", "core", "dataplane", "engine", "model_calls")),
     *(f"{OURS}.{name}." for name in ("protocols", "transports")),
     "aiohttp.",
     "asyncio.",
     "grpc.",
 )
-"""Loggers, with those below them, whose lines clients can cause; of others only tracebacks are limited."""
+"""Logger prefixes whose lines clients can cause; for other loggers only tracebacks are limited."""
 PLACE = "raised_at"
-"""What a class of exceptions calls the place of those that were raised elsewhere."""
-IN_GENERAL = f"{OURS}.log"
-"""The logger of what the log says of itself, which is about no request."""
-SAMPLE = 200
-"""Characters of a message that stands for all of its kind."""
+"""Attribute of an exception class with the origin of exceptions that were raised in another process."""
+OWN_LOGGER = f"{OURS}.log"
+"""The logger of the log's own messages, which belong to no request."""
+SAMPLE_LENGTH = 200
+"""Characters of the message that is logged as an example of its kind."""
 
 
 def escaped(text: str) -> str:
-    """The text with what is not printable escaped, as `repr` does."""
+    """Returns the text with unprintable characters escaped as in `repr`."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 class LineFormatter(logging.Formatter):
-    """One line for a record; a traceback follows, indented, so that no text in it passes for a line of the log."""
+    """Formats a record as one line; a traceback follows indented, so that its text cannot look like a log line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See the base class."""
@@ -68,25 +68,25 @@ class LineFormatter(logging.Formatter):
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """The record's message, cut."""
+    """Returns the record's message, truncated."""
     message = record.getMessage()
     return message if len(message) <= MAX_LINE else f"{message[:MAX_LINE]}... ({len(message)} characters)"
 
 
 def traceback_of(formatter: logging.Formatter, exc_info: Any) -> str:
-    """The traceback as the formatter writes it, cut."""
+    """Returns the traceback as the formatter writes it, truncated."""
     try:
         return stack_of(formatter.formatException(exc_info))
-    except BaseException as error:  # The exception's class may have code of its own for its causes.
+    except BaseException as error:  # The exception's class may run code of its own for its causes.
         return f"{exc_info[0].__name__}: <no traceback: {type(error).__name__}>"
 
 
 def stack_of(text: str) -> str:
-    """A traceback, or a stack, cut: where it began, and what it came to."""
+    """Returns a traceback or stack, truncated in the middle: its start and its end stay."""
     if len(text) <= MAX_TRACE:
         return text
-    left_out = f"\n... ({len(text) - MAX_TRACE} characters omitted)\n"
-    return text[: MAX_TRACE // 4] + left_out + text[-MAX_TRACE * 3 // 4 :]
+    omitted = f"\n... ({len(text) - MAX_TRACE} characters omitted)\n"
+    return text[: MAX_TRACE // 4] + omitted + text[-MAX_TRACE * 3 // 4 :]
 
 
 def _indented(text: str) -> Iterator[str]:
@@ -96,25 +96,25 @@ def _indented(text: str) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Kind:
-    """What came of one kind within the minute. `sample`: the first message."""
+    """Counts of one kind of record within the minute. `sample`: the first message."""
 
     sample: str
     level: int
     lines: int = 0
-    left_out: int = 0
-    traces_left_out: int = 0
+    omitted: int = 0
+    omitted_traces: int = 0
 
 
-class Repeats:
-    """Limits lines that repeat."""
+class RepeatLimiter:
+    """Limits repeated lines, see the module docstring. Not thread-safe: its handler holds a lock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._kinds: dict[object, _Kind] = {}
         self._until = 0.0
 
-    def reduced(self, record: logging.LogRecord) -> list[logging.LogRecord]:
-        """What is to be logged now: the record, perhaps without its traceback, and counts of what was left out."""
+    def limit(self, record: logging.LogRecord) -> list[logging.LogRecord]:
+        """Returns the records to log now: this one, perhaps without its traceback, and counts of omitted ones."""
         now = self._clock()
         records = self.counts() if now >= self._until else []
         key = _key(record)
@@ -124,14 +124,14 @@ class Repeats:
             self._until = now + WINDOW_SECONDS
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = _Kind(record.getMessage()[:SAMPLE], record.levelno)
-        if kind.lines >= LINES and _is_limited(record.name):
-            kind.left_out += 1
+            kind = self._kinds[key] = _Kind(record.getMessage()[:SAMPLE_LENGTH], record.levelno)
+        if kind.lines >= MAX_LINES and _is_limited(record.name):
+            kind.omitted += 1
             return records
         kind.lines += 1
         error = _error(record)
         if error is not None and kind.lines > 1:
-            kind.traces_left_out += 1
+            kind.omitted_traces += 1
             message = record.getMessage()
             record = copy.copy(record)
             record.exc_info = record.exc_text = None
@@ -139,20 +139,20 @@ class Repeats:
         return [*records, record]
 
     def counts(self) -> list[logging.LogRecord]:
-        """How many were left out since the last time, by kind."""
+        """Returns records with the numbers of omitted lines since the last call, one per kind."""
         kinds, self._kinds = self._kinds, {}
-        return [_count(kind) for kind in kinds.values() if kind.left_out or kind.traces_left_out]
+        return [_count(kind) for kind in kinds.values() if kind.omitted or kind.omitted_traces]
 
 
 def _count(kind: _Kind) -> logging.LogRecord:
-    if kind.traces_left_out:
+    if kind.omitted_traces:
         text = "%d similar errors in the last minute, %d of them not logged, the others without a traceback: %s"
-        return _record(kind.level, text, kind.traces_left_out + kind.left_out, kind.left_out, kind.sample)
-    return _record(kind.level, "%d similar lines in the last minute not logged: %s", kind.left_out, kind.sample)
+        return _record(kind.level, text, kind.omitted_traces + kind.omitted, kind.omitted, kind.sample)
+    return _record(kind.level, "%d similar lines in the last minute not logged: %s", kind.omitted, kind.sample)
 
 
 def _key(record: logging.LogRecord) -> object:
-    """What makes records one kind; None where they are not limited."""
+    """Returns the kind of a record; None if it is not limited."""
     call = record.name, record.pathname, record.lineno
     error = _error(record)
     if error is None:
@@ -160,13 +160,13 @@ def _key(record: logging.LogRecord) -> object:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    # One that comes from a process was raised there.
+    # The class of an exception from another process has the place where it was raised there.
     place = getattr(type(error), PLACE, "") or (trace and (trace.tb_frame.f_code.co_filename, trace.tb_lineno))
     return *call, type(error).__qualname__, str(place)
 
 
 def _is_limited(name: str) -> bool:
-    return f"{name}.".startswith(LIMITED)
+    return f"{name}.".startswith(LIMITED_LOGGERS)
 
 
 def _error(record: logging.LogRecord) -> BaseException | None:
@@ -174,45 +174,45 @@ def _error(record: logging.LogRecord) -> BaseException | None:
 
 
 def _record(level: int, message: str, *arguments: object) -> logging.LogRecord:
-    return logging.LogRecord(IN_GENERAL, level, __file__, 0, message, arguments, None)
+    return logging.LogRecord(OWN_LOGGER, level, __file__, 0, message, arguments, None)
 
 
 class _Unbuffered:
-    """A text stream that keeps nothing: what cannot be written now is not written later, either."""
+    """An unbuffered text stream: what cannot be written now is dropped, not written later."""
 
     def __init__(self, file: int) -> None:
         self._file = file
-        self._torn = False  # The last line was written in part.
+        self._truncated = False  # Whether the last line was written in part.
 
     def write(self, text: str) -> int:
         data = text.encode(errors="backslashreplace")
-        left = memoryview(b"\n" + data if self._torn else data)
+        left = memoryview(b"\n" + data if self._truncated else data)
         while left:
             written = os.write(self._file, left)
             left = left[written:]
-            self._torn = bool(left)
+            self._truncated = bool(left)
         return len(text)
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Nothing is buffered."""
 
     def close(self) -> None:
         os.close(self._file)
 
 
-class _Careful(logging.StreamHandler[TextIO]):
-    """Limits what repeats. Lines that cannot be written are lost; once others can, it says how many."""
+class _LimitedHandler(logging.StreamHandler[TextIO]):
+    """Limits repeats. Lines that cannot be written are dropped; the next successful write logs how many."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._repeats = Repeats()
-        self._lost, self._why = 0, ""
+        self._limiter = RepeatLimiter()
+        self._lost, self._lost_reason = 0, ""
 
     def emit(self, record: logging.LogRecord) -> None:
         """See the base class."""
         try:
-            records = self._repeats.reduced(record)
-        except Exception:  # Arguments that do not fit the message.
+            records = self._limiter.limit(record)
+        except Exception:  # The arguments do not fit the message.
             self.handleError(record)
         else:
             self._write(records)
@@ -222,59 +222,59 @@ class _Careful(logging.StreamHandler[TextIO]):
             lost, self._lost = self._lost, 0
             if lost:
                 text = "%d log lines were lost: %s"
-                super().emit(_record(logging.WARNING, text, lost, self._why))
+                super().emit(_record(logging.WARNING, text, lost, self._lost_reason))
                 if self._lost:
                     self._lost = lost + 1
                     continue
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name.
-        """See the base class. Never a traceback on standard error: that may be what fails."""
+        """See the base class. Prints no traceback to standard error, as that may be what fails."""
         error = sys.exc_info()[1]
         self._lost += 1
-        self._why = f"{type(error).__name__}: {error}"
+        self._lost_reason = f"{type(error).__name__}: {error}"
 
     def close(self) -> None:
         """See the base class."""
         self.acquire()
         try:
-            self._write(self._repeats.counts())
+            self._write(self._limiter.counts())
         finally:
             self.release()
         super().close()
 
     def _open(self) -> Any:
-        """For handlers of files."""
+        """Opens the file of a file handler."""
         file = cast("logging.FileHandler", self).baseFilename
         return _Unbuffered(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666))
 
 
-class LogStream(_Careful):
+class LogStream(_LimitedHandler):
     """Writes to standard error."""
 
     def __init__(self) -> None:
         stream: Any = sys.stderr
         try:
             stream = _Unbuffered(stream.fileno())
-        except (AttributeError, OSError):  # It was closed before the start, or is none of the system's.
+        except (AttributeError, OSError):  # It was closed before the start, or has no file descriptor.
             stream = stream or _Unbuffered(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
         super().__init__(stream)
 
 
-class LogFile(_Careful, logging.FileHandler):
-    """Adds to a file. Raises `OSError` for one that cannot be opened."""
+class LogFile(_LimitedHandler, logging.FileHandler):
+    """Appends to a file. Raises `OSError` if it cannot be opened."""
 
     def __init__(self, file: str | Path) -> None:
         super().__init__(file, encoding="utf-8")
 
 
-class DailyLogFile(_Careful, TimedRotatingFileHandler):
-    """Adds to a file that is put aside at midnight; `backups` old ones are kept. Raises as `LogFile`."""
+class DailyLogFile(_LimitedHandler, TimedRotatingFileHandler):
+    """Appends to a file that is rotated at midnight; `backups` old ones are kept. Raises as `LogFile` does."""
 
     def __init__(self, file: Path, backups: int) -> None:
         super().__init__(file, when="midnight", backupCount=backups, encoding="utf-8")
 
 
 def log_handler(file: str) -> logging.Handler:
-    """What writes to the file, or to standard error where it is "". Raises `OSError`."""
+    """Returns the handler for the file, or for standard error if it is "". Raises `OSError`."""
     return LogFile(file) if file else LogStream()

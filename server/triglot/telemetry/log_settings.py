@@ -1,8 +1,8 @@
-"""What the server logs, as clients read and change it (spec 3.11).
+"""The server's log settings, as clients read and change them (spec 3.11).
 
-Strategy: the level of the logger `triglot` says what is the least that is logged, and a filter what of it is left
-out. The command line's handler is filtered, or else, since filters are not inherited, each of our loggers. Neither
-the root logger nor anybody else's is touched.
+The level of the logger `triglot` is the lowest enabled one, and a filter drops records of disabled levels. The
+filter is added to the command line's handler, or else, since loggers do not inherit filters, to each of our
+loggers. The root logger and other libraries' loggers stay untouched.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ KEYS = (FILE, *SWITCHES, VERBOSE, FORMAT)
 MOST_VERBOSE = 2**32 - 1
 DEFAULT, ISO8601, JSON = "default", "ISO8601", "json"
 FORMATS = (DEFAULT, ISO8601)
-"""Those that a client may choose."""
+"""The formats that a client may select."""
 
 Value = bool | int | str
 
 
 def formatter(name: str, worker: int = 0) -> logging.Formatter:
-    """The formatter of a `log_format`; each line says which of several workers writes it, 0: the only one."""
+    """Returns the formatter of a `log_format`. With several workers each line has its `worker`; 0: only one."""
     if name == JSON:
         return JsonFormatter({"worker": worker} if worker else {})
     source = f"worker {worker}: " if worker else ""
@@ -41,9 +41,9 @@ def formatter(name: str, worker: int = 0) -> logging.Formatter:
 
 
 class LogSettings:
-    """The settings at the moment. `handler` writes the log to `file`; None: that is the business of others.
+    """The current log settings. `handler` writes the log to `file`; None: the embedding program handles the log.
 
-    `access_lines`: there is a line for each request, whatever the settings are. For `worker` see `formatter`.
+    `access_lines`: there is an access line per request, whatever the settings are. For `worker` see `formatter`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class LogSettings:
         self._level, self._access_level = self._logger.level, self._access_logger.level
         self._models_level = self._models_logger.level
         self._filtered: list[logging.Filterer] = []
-        # What its user has asked for, as finely as we have it.
+        # What the user configured, as far as these settings can express it.
         self._least = self._logger.getEffectiveLevel()
         self._on = {key: self._logger.isEnabledFor(level) for key, level in SWITCHES.items()}
         self._values: dict[str, Value] = {FILE: file, VERBOSE: verbose_level, FORMAT: log_format}
@@ -74,15 +74,15 @@ class LogSettings:
             self._apply()
 
     def settings(self) -> dict[str, Value]:
-        """Every setting."""
+        """Returns every setting."""
         values: dict[str, Value] = {**self._values, **self._on}
         return {key: values[key] for key in KEYS}
 
     def update(self, changes: Mapping[str, Value | None]) -> None:
-        """Change settings, all of them or, when it raises, none; None leaves one as it is.
+        """Changes settings, all of them or, when it raises, none; None leaves one unchanged.
 
-        Raises `InvalidArgument` for an unknown key or a wrong value, and `Unimplemented` for what cannot be
-        changed over the network.
+        Raises `InvalidArgument` for an unknown key or an invalid value, and `Unimplemented` for a setting that
+        cannot be changed over the network.
         """
         values = {key: self._checked(key, value) for key, value in changes.items() if value is not None}
         for key in changes:
@@ -99,7 +99,7 @@ class LogSettings:
         self._apply()
 
     def close(self) -> None:
-        """Take back what was changed."""
+        """Restores the levels and filters of the loggers."""
         for filtered in self._filtered:
             filtered.removeFilter(self._passes)
         self._filtered = []
@@ -119,7 +119,7 @@ class LogSettings:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_VERBOSE:
                 raise InvalidArgument(f"{key}: expected an integer from 0 to {MOST_VERBOSE}, got {value!r:.100}")
         elif value == self._values[FORMAT]:
-            pass  # Whatever it is: a client may send back what it has read.
+            pass  # Whatever it is: a client may send back the value that it read.
         elif value not in FORMATS:
             raise InvalidArgument(f"{key}: expected '{DEFAULT}' or '{ISO8601}', got {value!r:.100}")
         elif self._handler is None:
@@ -131,13 +131,13 @@ class LogSettings:
         return value
 
     def _apply(self) -> None:
-        """Let the loggers do as the settings say."""
+        """Applies the settings to the loggers."""
         verbose = bool(self._values[VERBOSE])
         self._access.on, self._access.probes = verbose or self._access_lines, verbose
         self._access_logger.setLevel(logging.INFO if self._access.on else self._access_level)
         self._models_logger.setLevel(logging.DEBUG if verbose else self._models_level)
         least = min((level for key, level in SWITCHES.items() if self._on[key]), default=logging.CRITICAL)
-        # Who wants to see more than Triton has a switch for, does so with info.
+        # A lower level that the user configured is controlled by info: Triton has no switch for it.
         self._logger.setLevel(min(least, self._least) if least == logging.INFO else least)
         for filterer in [self._handler] if self._handler is not None else _our_loggers():
             if filterer not in self._filtered:

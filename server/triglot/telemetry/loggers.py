@@ -1,9 +1,9 @@
-"""Loggers that several rooms know."""
+"""Names of loggers that several modules use."""
 
 from __future__ import annotations
 
 OURS = "triglot"
 MODELS = "triglot.models"
-"""What models' code says to the server's log."""
+"""Logger of the models' own code."""
 DATES = {False: "%H:%M:%S", True: "%Y-%m-%dT%H:%M:%SZ"}
-"""How the time is written, by whether it is UTC's."""
+"""Date formats, by whether the time is in UTC."""

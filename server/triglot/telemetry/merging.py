@@ -1,7 +1,7 @@
-"""Metrics of several workers, added up: families of samples as JSON's values, and TensorFlow Serving's text.
+"""Merges the metrics of several workers: families of samples as JSON values, and TensorFlow Serving's text format.
 
-Strategy: what only grows is added, that of workers that are gone, too: who reads a sum twice never finds it
-smaller. Gauges are added where a whole makes sense, and told apart by the label `worker` where none does.
+Counters are summed, including those of workers that have ended, so that a sum never decreases. Gauges are summed
+where a total makes sense, and have the label `worker` otherwise.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 Family = dict[str, Any]
-"""`name`, `help`, `type`, and `samples`: lists of a name, labels and a value, and then of an exemplar's labels,
+"""`name`, `help`, `type`, and `samples`: lists of a name, labels and a value, followed by an exemplar's labels,
 value and time, if there is one."""
 Page = dict[str, Any]
-"""`families`, and `plain`: the names of counters that are not named as OpenMetrics has it."""
+"""`families`, and `plain`: the names of counters that do not follow OpenMetrics' naming."""
 Key = tuple[str, tuple[tuple[str, str], ...]]
 Value = tuple[float, list[Any]]
-"""A value, and its exemplar: empty, or labels, value and time."""
+"""A value and its exemplar: empty, or labels, value and time."""
 WORKER = "worker"
-GROWING = ("counter", "histogram", "unknown")
-"""Types of families of which only growing numbers are kept; ours of unknown type are Triton's counters."""
-ADDED = frozenset(
+MONOTONIC = ("counter", "histogram", "unknown")
+"""Types of families that are monotonic; our families of unknown type are Triton's counters."""
+SUMMED = frozenset(
     (
         "nv_inference_pending_request_count",
         "process_max_fds",
@@ -42,8 +42,8 @@ ADDED = frozenset(
         "triglot_sequences",
     )
 )
-LEAST = frozenset(("process_start_time_seconds", "triglot_model_ready"))
-MOST = frozenset(
+MINIMUM = frozenset(("process_start_time_seconds", "triglot_model_ready"))
+MAXIMUM = frozenset(
     (
         "nv_cpu_memory_total_bytes",
         "nv_cpu_memory_used_bytes",
@@ -57,14 +57,14 @@ MOST = frozenset(
 
 
 def merged_pages(pages: Sequence[tuple[int, Page]], past: Page | None = None) -> Page:
-    """The pages of workers, with their numbers, as one; `past`: what workers that are gone have counted."""
+    """Merges the pages of workers, given with their numbers; `past`: the counters of workers that have ended."""
     families: dict[str, Family] = {}
     sums: dict[str, dict[Key, Value]] = {}
     for number, page in pages:
         for family in page["families"]:
             name = family["name"]
-            there = families.setdefault(name, family | {"samples": []})
-            if there["type"] == family["type"]:
+            merged = families.setdefault(name, family | {"samples": []})
+            if merged["type"] == family["type"]:
                 _add(sums.setdefault(name, {}), family, number)
     for family in [] if past is None else past["families"]:
         name = family["name"]
@@ -83,38 +83,38 @@ def merged_pages(pages: Sequence[tuple[int, Page]], past: Page | None = None) ->
 
 
 def growing(page: Page) -> Page:
-    """Of a page what only grows: that is what remains of a worker."""
-    return page | {"families": [family for family in page["families"] if family["type"] in GROWING]}
+    """Returns a page with only its monotonic families, which are kept after a worker has ended."""
+    return page | {"families": [family for family in page["families"] if family["type"] in MONOTONIC]}
 
 
 def _add(sums: dict[Key, Value], family: Family, number: int) -> None:
-    together = _together(family)
+    merge = _merge_function(family)
     for sample, labels, value, *exemplar in family["samples"]:
-        # A model's own metric may have a label of this name.
-        apart = labels if together is not None else {WORKER: str(number)} | labels
-        key = sample, tuple(apart.items())
+        # A model's own metric may already have a label of this name.
+        distinct = labels if merge is not None else {WORKER: str(number)} | labels
+        key = sample, tuple(distinct.items())
         before = sums.get(key)
-        if before is None or together is None:
+        if before is None or merge is None:
             sums[key] = value, exemplar
         else:
-            sums[key] = together((before[0], value)), _latest(before[1], exemplar)
+            sums[key] = merge((before[0], value)), _latest(before[1], exemplar)
 
 
 def _latest(one: list[Any], other: list[Any]) -> list[Any]:
     return max(one, other, key=lambda exemplar: exemplar[2] if exemplar else 0.0)
 
 
-def _together(family: Family) -> Callable[[Iterable[float]], float] | None:
-    """What makes one value of two; None: the workers are told apart."""
-    if family["type"] in GROWING or family["name"] in ADDED:
+def _merge_function(family: Family) -> Callable[[Iterable[float]], float] | None:
+    """Returns the function that merges values; None if the workers' values are kept separate."""
+    if family["type"] in MONOTONIC or family["name"] in SUMMED:
         return sum
-    if family["name"] in LEAST:
+    if family["name"] in MINIMUM:
         return min
-    return max if family["name"] in MOST else None
+    return max if family["name"] in MAXIMUM else None
 
 
 def _add_past(sums: dict[Key, Value], family: Family) -> None:
-    # Triton's counters are of versions that are loaded: they go with them.
+    # Triton's counters belong to loaded versions and disappear with them.
     new = not family["name"].startswith("nv_")
     for sample, labels, value, *exemplar in family["samples"]:
         key = sample, tuple(labels.items())
@@ -124,7 +124,7 @@ def _add_past(sums: dict[Key, Value], family: Family) -> None:
 
 
 def merged_texts(texts: Sequence[str]) -> str:
-    """Several pages of counters and histograms in Prometheus' text form as one: equal samples are added."""
+    """Merges several pages of counters and histograms in Prometheus' text format: equal samples are summed."""
     sections: dict[str, dict[str, float]] = {}
     for text in texts:
         section: dict[str, float] = {}

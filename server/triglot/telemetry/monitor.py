@@ -1,4 +1,4 @@
-"""Metrics that a model's own code keeps: any thread adds values, the telemetry collects them."""
+"""Metrics that a model's own code keeps: any thread adds values, `Telemetry` collects them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ log = logging.getLogger(__name__)
 
 Aggregation = Literal["avg", "max", "min", "inc", "cdf"]
 MAX_WAITING = 10_000
-"""Values that wait to be collected, which happens several times a second; more are dropped (grps 7)."""
+"""Limit on values that are not yet collected, which happens several times a second; more are dropped (grps 7)."""
 
 
 class Monitor:
-    """Named values, aggregated over each second in the way that the name was first used with."""
+    """Named values, aggregated per second with the aggregation of the name's first use. Thread-safe."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[str, Aggregation, float]] = deque()
+        self._values: deque[tuple[str, Aggregation, float]] = deque()
         self._full = False
 
     def add(self, name: str, aggregation: Aggregation, value: float) -> None:
-        """One more value; never blocks. Raises `TypeError` for what is neither int nor float."""
+        """Adds a value; never blocks. Raises `TypeError` for anything but an int or float."""
         if type(value) not in (int, float):
             raise TypeError(f"{name}: expected an int or a float, got {type(value).__name__}")
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._values) >= MAX_WAITING:
             if not self._full:
                 self._full = True
                 log.warning(
@@ -33,12 +33,12 @@ class Monitor:
                     MAX_WAITING,
                 )
             return
-        self._waiting.append((name, aggregation, value))
+        self._values.append((name, aggregation, value))
 
     def drain(self) -> list[tuple[str, Aggregation, float]]:
-        """The values that came since the last time, in order."""
+        """Returns and removes the values added since the last call, in order."""
         values = []
-        while self._waiting:
-            values.append(self._waiting.popleft())
+        while self._values:
+            values.append(self._values.popleft())
         self._full = False
         return values

@@ -1,4 +1,4 @@
-"""The file that is rewritten each second with the values of the metrics (grps 7)."""
+"""The monitor log: a file that is rewritten each second with the values of the metrics (grps 7)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ log = logging.getLogger(__name__)
 
 
 class MonitorLog:
-    """Writes it, and says once that it cannot."""
+    """Writes the file, and logs a failure once until a write succeeds again."""
 
     def __init__(self) -> None:
         self._failing = False
 
     def write(self, file: Path, text: str) -> None:
-        """Replace the file: whoever reads it finds all of a second's lines."""
+        """Replaces the file atomically: a reader always sees all lines of one second."""
         new = file.with_name(file.name + ".new")
         try:
             new.write_text(text, encoding="utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Distributions as few points, each with the number of values that it stands for: to be sent, and put together."""
+"""Distributions as a few weighted points, which can be sent to another process and merged."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import pairwise
 Points = list[tuple[float, int]]
 SHARES = (0.0, 0.5, 0.9, 0.99, 1.0)
 POINTS_EACH = 8
-"""Between two of the shares: what is asked for are the values at 50, 90 and 99 %."""
+"""Points between two of the shares, chosen so that the percentiles 50, 90 and 99 are accurate."""
 
 
 def points_of(ordered: Sequence[float]) -> Points:
-    """The ascending values, or 32 of them, each the largest of those that it stands for."""
+    """Returns the ascending values, or 32 of them, each the largest of those that it represents."""
     count = len(ordered)
     if count <= (len(SHARES) - 1) * POINTS_EACH:
         return [(value, 1) for value in ordered]
@@ -24,12 +24,12 @@ def points_of(ordered: Sequence[float]) -> Points:
 
 
 def together(parts: Iterable[Iterable[Sequence[float]]]) -> Points:
-    """The points of several distributions as those of one."""
+    """Merges the points of several distributions."""
     return sorted((value, int(weight)) for part in parts for value, weight in part)
 
 
 def point(points: Points, share: int) -> float | None:
-    """The smallest value that `share` ten-thousandths do not exceed; None when there are none."""
+    """Returns a percentile, `share` being in ten-thousandths; None without points."""
     needed = -(-sum(weight for _, weight in points) * share // 10_000)
     for value, weight in points:
         needed -= weight

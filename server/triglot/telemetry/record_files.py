@@ -1,7 +1,7 @@
-"""Files of records whose names begin alike: each up to a size and a number of records, and the latest are kept.
+"""Record files with a common name prefix, limited in size and number of records; the latest files are kept.
 
-Strategy: a file is opened for each write, so that one that somebody moves away is not written to any more, and one
-that exists is never taken for a new one, so that no two processes write to the same.
+The file is opened for each write, so that one that was moved away gets no more records. A new file must not exist
+yet, so that no two processes write to the same one.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from collections import Counter
 from pathlib import Path
 
 SUFFIX = ".tfrecord"
-MOST_RECORDS = 1000
-"""Of a file: as many as TensorFlow Serving and this server take to warm a version up."""
+MAX_RECORDS = 1000
+"""Limit on the records of a file; TensorFlow Serving and this server read so many to warm a version up."""
 
 
 class RecordCounts:
-    """How many records became what, by model: `written`, or `dropped`. For any thread."""
+    """Number of records by model and outcome: `written` or `dropped`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, model: str, outcome: str) -> None:
-        """One more."""
+        """Counts one record."""
         with self._lock:
             self._counts[model, outcome] += 1
 
     def items(self) -> list[tuple[tuple[str, str], int]]:
-        """The numbers so far, by model and outcome."""
+        """Returns the counts by model and outcome."""
         with self._lock:
             return list(self._counts.items())
 
 
 class RecordFiles:
-    """`PREFIX-00001.tfrecord` and so on, of at most `most_bytes` each unless one record is larger.
+    """Files named `PREFIX-00001.tfrecord` and so on, of at most `most_bytes` each unless one record is larger.
 
-    `most_files` are kept, 0: all. Used on one thread.
+    The latest `most_files` are kept, 0: all. Used on one thread.
     """
 
     def __init__(self, prefix: str, most_bytes: int, most_files: int) -> None:
@@ -52,7 +52,7 @@ class RecordFiles:
         self._records = 0
 
     def append(self, record: bytes) -> None:
-        """Write the whole record, or nothing of it. Raises `OSError`."""
+        """Writes the whole record, or nothing of it. Raises `OSError`."""
         file = self._open(len(record))
         try:
             size = os.fstat(file).st_size
@@ -64,8 +64,8 @@ class RecordFiles:
         self._records += 1
 
     def _open(self, size: int) -> int:
-        """The file that so many bytes are added to."""
-        if self._path is not None and self._records < MOST_RECORDS:
+        """Opens the file that `size` bytes are appended to."""
+        if self._path is not None and self._records < MAX_RECORDS:
             try:
                 file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -78,7 +78,7 @@ class RecordFiles:
         return self._begin()
 
     def _begin(self) -> int:
-        """A new file; the oldest ones go."""
+        """Creates the next file and deletes the oldest ones."""
         numbers = sorted(
             int(match[1]) for path in self._folder.iterdir() if (match := self._pattern.fullmatch(path.name))
         )
@@ -87,7 +87,7 @@ class RecordFiles:
             path = self._path_of(number)
             try:
                 file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
-            except FileExistsError:  # Of another process, just now.
+            except FileExistsError:  # Another process just created it.
                 number += 1
             else:
                 break

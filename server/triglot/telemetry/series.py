@@ -1,4 +1,4 @@
-"""Values over time: what a second gave, kept for a month in ever coarser points (grps 7)."""
+"""Time series: one value per second, kept for a month at decreasing resolution (grps 7)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from triglot.telemetry.monitor import Aggregation
 log = logging.getLogger(__name__)
 
 MAX_METRICS = 1000
-"""Metrics of models that are told apart; values for more are dropped."""
+"""Limit on the number of models' own metrics; values of further ones are dropped."""
 RINGS = ((60, 1), (60, 60), (24, 3600), (30, 86_400))
-"""Seconds, minutes, hours, days: how many points are kept, and how many seconds each stands for."""
+"""Seconds, minutes, hours, days: number of points, and the seconds that each of them covers."""
 CDF_SHARES = {
     **{percent: percent * 100 for percent in (*range(10, 90, 10), *range(90, 100))},
     100: 9990,
     101: 9999,
 }
-"""The x of each point of a distribution, and its share in ten-thousandths (grps 7)."""
+"""The x of each point of a distribution, and its percentile in ten-thousandths (grps 7)."""
 LOGGED_SHARES = {"80": 8000, "90": 9000, "99": 9900, "999": 9990, "9999": 9999}
 BUILT_IN: Mapping[str, Aggregation] = {
     "*qps": "inc",
@@ -40,30 +40,30 @@ def _mean(values: Sequence[float]) -> float:
 
 
 SECOND_OF: Mapping[str, Callable[[Sequence[float]], float]] = {"avg": _mean, "max": max, "min": min, "inc": sum}
-"""What the values of a second become."""
+"""Aggregation of the values of a second."""
 COARSER: Mapping[str, Callable[[Sequence[float]], float]] = {"avg": _mean, "max": max, "min": min, "inc": _mean}
-"""What finer points become; an empty point is none, except that a second without increments is zero."""
+"""Aggregation of finer points. Points without values are skipped, but a second without increments is zero."""
 
 
 class Trend:
-    """A metric with one value for each second."""
+    """A metric with one value per second."""
 
     label: Literal["trend"] = "trend"
 
     def __init__(self, aggregation: Aggregation) -> None:
         self.aggregation = aggregation
         self.total = 0.0
-        """The sum of the positive increments since the start, for `inc`."""
+        """Sum of the positive increments since the start, for `inc`."""
         self._rings: list[deque[float | None]] = [deque([None] * points, points) for points, _ in RINGS]
         self._seconds = 0
 
     @property
     def value(self) -> float | None:
-        """The last finished second's; None when it had none."""
+        """Value of the last finished second; None if it had none."""
         return self._rings[0][-1]
 
     def end_second(self, values: Sequence[float]) -> None:
-        """A second has passed, in which these values came."""
+        """Aggregates the values of the second that has ended."""
         second = SECOND_OF[self.aggregation](values) if values or self.aggregation == "inc" else None
         if self.aggregation == "inc":
             self.total += sum([value for value in values if 0 < value < math.inf])
@@ -76,20 +76,20 @@ class Trend:
             self._rings[at + 1].append(COARSER[self.aggregation](finer) if finer else None)
 
     def points(self) -> list[float | None]:
-        """174 points: days, hours, minutes, seconds; the last one is the last finished second."""
+        """Returns 174 points: days, hours, minutes, seconds; the last one is the last finished second."""
         return [value for ring in reversed(self._rings) for value in ring]
 
     def data(self) -> list[list[float]]:
-        """The points as their page takes them."""
+        """Returns the points in the form of the monitor page."""
         return [[at, round(value or 0.0, 2)] for at, value in enumerate(self.points())]
 
     def lines(self, name: str) -> Iterable[str]:
-        """What the monitor log says of it."""
+        """Yields its lines for the monitor log."""
         yield f"{name} : {self.value or 0.0:.2f}"
 
 
 class Distribution:
-    """A metric of which the values of the last second are kept, in order."""
+    """A metric that keeps the sorted values of the last second."""
 
     label: Literal["cdf"] = "cdf"
     aggregation: Aggregation = "cdf"
@@ -99,23 +99,23 @@ class Distribution:
 
     @property
     def value(self) -> float | None:
-        """What 99 % of the values do not exceed; None when there are none."""
-        ordered = self.ordered  # Another thread may be reading.
+        """99th percentile of the values; None without any."""
+        ordered = self.ordered  # Read once: it may be replaced while another thread reads.
         return rank(ordered, 9900) if ordered else None
 
     def end_second(self, values: Sequence[float]) -> None:
-        """A second has passed, in which these values came."""
+        """Keeps the values of the second that has ended."""
         self.ordered = sorted(values)
 
     def data(self) -> list[list[float]]:
-        """20 points: x is a percentage, 100 stands for 99.9 % and 101 for 99.99 %; zeros without values."""
+        """Returns 20 points: x is a percentage, 100 being 99.9 % and 101 being 99.99 %; zeros without values."""
         return [[x, self._rank(share)] for x, share in CDF_SHARES.items()]
 
     def _rank(self, share: int) -> float:
         return round(rank(self.ordered, share), 2) if self.ordered else 0.0
 
     def lines(self, name: str) -> Iterable[str]:
-        """What the monitor log says of it."""
+        """Yields its lines for the monitor log."""
         for suffix, share in LOGGED_SHARES.items():
             yield f"{name}_{suffix} : {self._rank(share):.2f}"
 
@@ -124,52 +124,52 @@ Metric = Trend | Distribution
 
 
 class Metrics:
-    """The built-in metrics and those that models keep, by name, in the order of their creation."""
+    """The built-in metrics and the models' own ones, by name, in the order of their creation."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Metric] = {name: _metric(kind) for name, kind in BUILT_IN.items()}
-        self._refused: set[str] = set()
-        self._came: dict[str, list[float]] = {}
+        self._warned: set[str] = set()
+        self._values: dict[str, list[float]] = {}
 
     def collect(self, values: Iterable[tuple[str, Aggregation, float]]) -> None:
-        """Values of models that came in this second.
+        """Adds values of models' own metrics to the current second.
 
-        A name keeps its first aggregation; values for it with another one are dropped (grps 7).
+        A name keeps its first aggregation; values with another one are dropped (grps 7).
         """
         for name, aggregation, value in values:
             if self._accepts(name, aggregation):
-                self._came.setdefault(name, []).append(value)
+                self._values.setdefault(name, []).append(value)
 
     def end_second(self, built_in: Mapping[str, Sequence[float]]) -> None:
-        """A second has passed, with these values of the built-in metrics."""
-        came = {**built_in, **self._came}
-        self._came = {}
+        """Ends the second, with these values of the built-in metrics."""
+        values_of = {**built_in, **self._values}
+        self._values = {}
         for name, metric in self.by_name.items():
-            metric.end_second(came.get(name, ()))
+            metric.end_second(values_of.get(name, ()))
 
     def _accepts(self, name: str, aggregation: Aggregation) -> bool:
         metric = self.by_name.get(name)
         if name in BUILT_IN:
-            return self._refuse(name, "metric %s: the name is reserved by the server; values are dropped")
+            return self._warn_once(name, "metric %s: the name is reserved by the server; values are dropped")
         if metric is None:
             if len(self.by_name) >= MAX_METRICS + len(BUILT_IN):
-                return self._refuse("", f"metric %s: dropped, as there are already {MAX_METRICS} names", name)
+                return self._warn_once("", f"metric %s: dropped, as there are already {MAX_METRICS} names", name)
             self.by_name[name] = _metric(aggregation)
             return True
         if metric.aggregation != aggregation:
             text = f"metric %s: the kind is {metric.aggregation}; values of kind {aggregation} are dropped"
-            return self._refuse(name, text)
+            return self._warn_once(name, text)
         return True
 
-    def _refuse(self, about: str, text: str, name: str = "") -> bool:
-        """Say so, once for each name; the values come by the thousand."""
-        if about not in self._refused:
-            self._refused.add(about)
+    def _warn_once(self, about: str, text: str, name: str = "") -> bool:
+        """Logs a warning, once per name, as there may be thousands of values."""
+        if about not in self._warned:
+            self._warned.add(about)
             log.warning(text, name or about)
         return False
 
     def log_text(self) -> str:
-        """The monitor log: a line for each value of the last second (grps 7)."""
+        """Returns the monitor log: a line per value of the last second (grps 7)."""
         lines = (line for name, metric in self.by_name.items() for line in metric.lines(name))
         return "".join([line + "\n" for line in lines])
 

@@ -1,8 +1,8 @@
-"""The one store of what happened.
+"""The store of the server's metrics.
 
-Strategy: a call costs a look-up and some additions on objects that its endpoint holds; whatever else is wanted,
-sums over kinds of calls and values over time, is made of these once a second, or when somebody reads. All of it
-runs on the event loop, so nothing is locked; only `Monitor` is for other threads.
+A call costs a look-up and some additions on objects that its endpoint holds; sums over kinds of calls and time
+series are derived from these once a second, or on reading. Everything runs on the event loop, so nothing is
+locked; only `Monitor` is thread-safe.
 """
 
 from __future__ import annotations
@@ -39,21 +39,19 @@ from triglot.telemetry.spans.recorder import SpanRecorder
 log = logging.getLogger(__name__)
 
 MAX_LATENCIES = 20_000
-"""Latencies that are kept of one second: percentiles are exact up to here, and of its last calls beyond."""
+"""Latencies kept of one second; with more calls, percentiles are those of the last ones."""
 HISTORY_SECONDS = 300
 LAG_SECONDS = 0.1
-"""How often the event loop's lag is measured."""
+"""Interval at which the event loop's lag is measured."""
 MAX_MISSED_SECONDS = HISTORY_SECONDS
-"""Seconds that passed unseen, as empty ones, before time is said to have jumped."""
-
-
-MOST_PATHS = 1000
-"""Of models, whose loads are kept."""
+"""Limit on seconds without a tick that are filled in as empty; more means that the clock jumped."""
+MAX_PATHS = 1000
+"""Limit on model paths whose loads are counted."""
 
 
 @dataclass(slots=True)
 class Loads:
-    """The loads from one path: those that ended well and took so many seconds in all, and those that failed."""
+    """Loads from one path: number of successes and failures, and the total seconds of successful loads."""
 
     successes: int = 0
     failures: int = 0
@@ -61,11 +59,11 @@ class Loads:
 
 
 class Telemetry:
-    """What happened since the start. `monitor`: the metrics of models; `clock` gives seconds.
+    """Everything that is measured since the start. Owned by the server; runs on its event loop.
 
-    `queue_depth` says how many requests wait at the moment, and `loaded` which versions are loaded, by model and
-    number; None where nobody knows. `log_file` is rewritten every second with the metrics
-    (grps 7).
+    `monitor` receives the models' own metrics; `clock` returns seconds. `queue_depth` returns the number of queued
+    requests, `loaded` the loaded versions by model and number, or None if unknown. `log_file` is rewritten every
+    second with the metrics (grps 7).
     """
 
     def __init__(self, monitor: Monitor | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,9 +72,9 @@ class Telemetry:
         self.loaded: Callable[[], Collection[tuple[str, int]] | None] = lambda: None
         self.log_file: Path | None = None
         self.keeps_points = False
-        """Whether the seconds of the history are to be put together with those of other workers."""
+        """Whether the history keeps distributions, to be merged with those of other workers."""
         self.latency_counters = True
-        """Whether Triton's counters of durations are printed."""
+        """Whether Triton's counters of durations are exported."""
         self.metrics = Metrics()
         self.access_log = AccessLog()
         self.audit_log = AuditLog()
@@ -84,10 +82,10 @@ class Telemetry:
         self.records = RecordCounts()
         self.loop_lag = Histogram()
         self.loads: dict[str, Loads] = {}
-        """By the path; the latest ones."""
+        """By path; the most recent paths only."""
         self.history: deque[Second] = deque(maxlen=HISTORY_SECONDS)
         self.seconds = 0
-        """How many seconds have been finished."""
+        """Number of finished seconds."""
         self._clock = clock
         self._started = self._ticked = clock()
         self._usage = ProcessUsage()
@@ -102,10 +100,10 @@ class Telemetry:
     def endpoint(
         self, protocol: str, entrypoint: str, method: str, *, inference: bool, internal: bool = False
     ) -> Endpoint:
-        """The endpoint for `method` of `protocol` ("kserve", ...) at `entrypoint` ("GRPC" or "REST").
+        """Returns the endpoint for `method` of `protocol` ("kserve", ...) at `entrypoint` ("GRPC" or "REST").
 
-        `inference`: calls of it run a model. `internal`: one model calls another by it; that counts with the
-        called model, and in no sum of what clients ask for.
+        `inference`: whether its calls run a model. `internal`: models call each other through it; this counts for
+        the called model, but not in the totals of clients' calls.
         """
         key = protocol, entrypoint, method
         endpoint = self._endpoints.get(key)
@@ -131,14 +129,14 @@ class Telemetry:
         return endpoint
 
     def loaded_from(self, path: str, seconds: float, *, failed: bool) -> None:
-        """A load of a model has ended."""
+        """Counts a load of a model that ended after `seconds`."""
         loads = self.loads[path] = self.loads.pop(path, Loads())
         if failed:
             loads.failures += 1
         else:
             loads.successes += 1
             loads.seconds += seconds
-        if len(self.loads) > MOST_PATHS:
+        if len(self.loads) > MAX_PATHS:
             del self.loads[next(iter(self.loads))]
 
     # --- reading ---
@@ -150,40 +148,40 @@ class Telemetry:
 
     @property
     def kinds(self) -> int:
-        """How many kinds of calls are kept."""
+        """Number of kinds of calls."""
         return self._kinds.count
 
     def endpoints(self) -> list[Endpoint]:
-        """All that is called."""
+        """Returns all endpoints."""
         return list(self._endpoints.values())
 
     def calls(self) -> Iterator[tuple[Endpoint, Kind, CallStats]]:
-        """What is kept of each kind of call, by endpoint. May be read on another thread."""
+        """Yields the statistics of each kind of call, by endpoint. Callable on another thread."""
         for endpoint in self.endpoints():
             for kind, stats in endpoint.calls():
                 yield endpoint, kind, stats
 
     def models(self) -> dict[tuple[str, int], ModelStats]:
-        """The inference calls of each version of each model, by name and version, and of its `ENDED` ones."""
+        """Returns the totals of each model version, and of each model's `ENDED` versions, by name and version."""
         return dict(self._kinds.models)
 
     def traffic(self) -> dict[str, Traffic]:
-        """The inference calls of each protocol."""
+        """Returns the totals of each protocol."""
         return dict(self._traffic)
 
     @property
     def in_flight(self) -> int:
-        """Clients' inference calls that run at the moment."""
+        """Number of clients' inference calls in flight."""
         return sum([one.in_flight for one in self._endpoints.values() if one.inference and not one.internal])
 
     def metric(self, name: str) -> Metric | None:
-        """A metric of grps' monitor, built in or a model's."""
+        """Returns a metric of grps' monitor, built in or a model's own."""
         return self.metrics.by_name.get(name)
 
     # --- time ---
 
     async def run(self) -> None:
-        """Measure the event loop's lag and finish each second, until cancelled."""
+        """Measures the event loop's lag and finishes each second, until cancelled."""
         while True:
             due = self._clock() + LAG_SECONDS
             await asyncio.sleep(LAG_SECONDS)
@@ -198,14 +196,14 @@ class Telemetry:
                 log.exception("telemetry: lost the metrics of one second")
 
     def lagged(self, seconds: float) -> None:
-        """The event loop was late by so much."""
+        """Records that the event loop was late by `seconds`."""
         self.loop_lag.add(seconds * 1e6)
         self._worst_lag = max(seconds, self._worst_lag or 0.0)
 
     def tick(self, now: float) -> None:
-        """It is `now` by the clock: finish the seconds that have passed.
+        """Finishes the seconds that have passed until `now`.
 
-        When several have, all that came belongs to the last one: the loop was held up before it.
+        If there are several, all values belong to the last one: the loop was blocked before it.
         """
         passed = int(now - self._ticked)
         if passed < 1:
@@ -255,7 +253,7 @@ class Telemetry:
         )
 
     def _built_in(self, requests: int, failures: int, ordered: list[float]) -> dict[str, list[float]]:
-        """The second's values of the built-in metrics (grps 7)."""
+        """Returns the second's values of the built-in metrics (grps 7)."""
         in_ms = [seconds * 1e3 for seconds in ordered]
         return {
             "*qps": [requests],

@@ -1,4 +1,4 @@
-"""The files of traces: each is one JSON array, whole after each write."""
+"""Trace files: each is one JSON array, complete after each write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Records = Iterable[dict[str, Any]]
 
 
 class TraceFile:
-    """`path`, or with a number `path.NUMBER`. Used on one thread, which never waits for the other."""
+    """The trace file `path`, or numbered ones `path.NUMBER`. Used on one thread, which never waits for writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -25,22 +25,22 @@ class TraceFile:
         self._writer = FileWriter("traces", path)
 
     def check(self) -> None:
-        """Raises `OSError` when there is no folder for it."""
+        """Raises `OSError` if its folder does not exist."""
         if not self.path.parent.is_dir() or self.path.is_dir():
             raise OSError(f"trace_file: expected a file path in an existing folder, got {self.path}")
 
     def next_number(self) -> int:
-        """The number of the next file of its own."""
+        """Returns the number of the next numbered file."""
         self._numbers += 1
         return self._numbers - 1
 
     def write(self, number: int | None, count: int, records: Callable[[], Records], *, last: bool) -> None:
-        """Have the records of so many traces, one at least, appended; returns at once. `last`: none follow."""
+        """Queues the records of `count` traces for appending; returns at once. `last`: the file gets no more."""
         path = self.path if number is None else self.path.with_name(f"{self.path.name}.{number}")
         self._writer.put(lambda: self._append(path, records(), last=last), count)
 
     def close(self) -> None:
-        """See `FileWriter`."""
+        """Waits until everything is written, see `FileWriter.close`."""
         self._writer.close()
 
     def _append(self, path: Path, records: Records, *, last: bool) -> None:
@@ -57,7 +57,7 @@ class TraceFile:
 
 
 def _begin(path: Path, text: bytes) -> None:
-    """Who waits for the file finds it whole."""
+    """Creates the file atomically: readers never see a part of it."""
     new = path.with_name(path.name + ".new")
     try:
         new.write_bytes(text)
@@ -69,7 +69,7 @@ def _begin(path: Path, text: bytes) -> None:
 
 
 def _extend(path: Path, at: int, text: bytes) -> None:
-    """Write the text there, or leave the file as it was."""
+    """Writes the text at this offset; on failure restores the end of the file."""
     with path.open("r+b", buffering=0) as file:
         try:
             file.seek(at)

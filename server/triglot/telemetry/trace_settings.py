@@ -1,4 +1,4 @@
-"""What is traced of which requests: the settings of the server, and of single models (spec 3.11)."""
+"""Trace settings of the server and of single models: which requests are traced, and how (spec 3.11)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ MOST = 2**31 - 1
 _INTEGER = re.compile(r"-?[0-9]{1,10}")
 
 Changes = Mapping[str, Sequence[str] | None]
-"""New values by key; None takes back what was set."""
+"""New values by key; None resets a setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What the server starts with. `level`: of `TIMESTAMPS` and `TENSORS`; empty: nothing is traced.
+    """Trace options at the start of the server.
 
-    One of `rate` requests is traced, `count` in all (-1: no limit), and a file is begun after `frequency` traces
-    (0: one file has all). `mode`: what is made of them, files or spans.
+    Attributes:
+        level: Any of `TIMESTAMPS` and `TENSORS`; empty: nothing is traced.
+        rate: One of so many requests is traced.
+        count: Limit on the number of traces; -1: no limit.
+        frequency: Number of traces per file; 0: all traces go to one file.
+        mode: Whether traces are written to files or exported as spans.
     """
 
     file: str = ""
@@ -39,9 +43,9 @@ class TraceOptions:
 
 
 class Scope:
-    """The server's settings, or a model's; what it does not hold itself is its parent's.
+    """The settings of the server or of a model; a model inherits unset values from its parent, the server.
 
-    What counts down and up belongs to the scope that holds the number.
+    The counters of rate and count belong to the scope that sets the value.
     """
 
     __slots__ = ("_parent", "_seen", "own")
@@ -52,20 +56,20 @@ class Scope:
         self._seen = 0
 
     def holder(self, key: str) -> Scope:
-        """Whose value of the key it is."""
+        """Returns the scope whose value of the key applies."""
         return self if key in self.own or self._parent is None else self._parent
 
     def value(self, key: str) -> Any:
-        """The value that counts."""
+        """Returns the value that applies."""
         return self.holder(key).own[key]
 
     @property
     def over(self) -> bool:
-        """Whether it traces no more requests until somebody changes it."""
+        """Whether no more requests are traced until a setting changes."""
         return not self.value(LEVEL) or self.value(COUNT) == 0
 
     def sample(self) -> tuple[str, ...]:
-        """The level at which the next request is traced; empty: not at all."""
+        """Counts a request and returns the level at which it is traced; empty: not traced."""
         level: tuple[str, ...] = self.value(LEVEL)
         counted = self.holder(COUNT)
         left = counted.own[COUNT]
@@ -81,21 +85,21 @@ class Scope:
         return level
 
     def change(self, values: Mapping[str, Any]) -> None:
-        """Take these values."""
+        """Sets these values."""
         self.own |= values
         self._seen = 0
 
 
 def scope_of(options: TraceOptions) -> Scope:
-    """The server's settings at the start."""
+    """Returns the server's settings at the start."""
     return Scope({LEVEL: options.level, RATE: options.rate, COUNT: options.count, FREQUENCY: options.frequency})
 
 
 def read_changes(changes: Changes, *, traceable: bool, mode: str = TRITON) -> dict[str, Any]:
-    """The values of a request; None for those that are to be taken back.
+    """Returns the values of a request; None for those to reset.
 
-    Raises `InvalidArgument` for an unknown key, a wrong value, and a level unless `traceable`: there is a file, or
-    spans are exported; `Unimplemented` for what cannot be changed over the network.
+    Raises `InvalidArgument` for an unknown key, an invalid value, or a level unless `traceable` (there is a trace
+    file or spans are exported); `Unimplemented` for a setting that cannot be changed over the network.
     """
     values: dict[str, Any] = {}
     for key, texts in changes.items():
@@ -117,7 +121,7 @@ def read_changes(changes: Changes, *, traceable: bool, mode: str = TRITON) -> di
 
 
 def read_level(texts: Sequence[str]) -> tuple[str, ...]:
-    """The parts of a level, without OFF. Raises `InvalidArgument`."""
+    """Returns the parts of a level, without OFF. Raises `InvalidArgument`."""
     for text in texts:
         if text not in (OFF, TIMESTAMPS, TENSORS):
             raise InvalidArgument(f"{LEVEL}: expected {OFF}, {TIMESTAMPS} or {TENSORS}, got '{_cut(text)}'")

@@ -1,4 +1,4 @@
-"""The beginnings of tensors, as traces tell them (spec 3.11)."""
+"""Snapshots of tensors for traces: their first elements (spec 3.11)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from triglot.core.types import InputTensor, OutputTensor
 
 MAX_ELEMENTS = 1024
 MAX_TEXT = 16 * 1024
-"""Bytes of a BYTES tensor."""
+"""Limit on the bytes of a BYTES tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A tensor, and a copy of its first elements; `elements` are raw bytes of a BYTES tensor, or a list."""
+    """A tensor with a copy of its first elements; `elements` of a BYTES tensor are raw bytes or a list."""
 
     name: str
     datatype: str
@@ -27,7 +27,7 @@ class Snapshot:
     whole: bool
 
     def text(self) -> dict[str, str]:
-        """As it is written: everything is text, as Triton has it."""
+        """Returns the tensor as written to the file: all values are texts, as in Triton."""
         elements = self.elements
         if isinstance(elements, bytes):
             words = [_quoted(element) for element in _unpacked(elements)]
@@ -44,14 +44,14 @@ class Snapshot:
 
 
 def of_input(tensor: InputTensor) -> Snapshot:
-    """An input as it came."""
+    """Returns the snapshot of an input as received."""
     if isinstance(tensor.data, Buffer):
         return _of_raw(tensor, tensor.data)
     return _of_array(tensor.name, tensor.datatype, tensor.shape, tensor.data)
 
 
 def of_output(tensor: OutputTensor) -> Snapshot:
-    """An output."""
+    """Returns the snapshot of an output."""
     return _of_array(tensor.name, tensor.datatype, tensor.array.shape, tensor.array)
 
 
@@ -82,7 +82,7 @@ def _of_array(name: str, datatype: str, shape: Sequence[int], array: Array) -> S
 
 
 def _unpacked(data: bytes) -> list[bytes]:
-    """The elements of the beginning of a raw BYTES tensor, which need not be right."""
+    """Returns the elements of the start of a raw BYTES tensor, which may be malformed."""
     elements = []
     at = 0
     while at + 4 <= len(data):

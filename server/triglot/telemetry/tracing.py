@@ -1,8 +1,8 @@
-"""Traces of single requests, in Triton's form (spec 3.11).
+"""Traces of single requests, in Triton's format (spec 3.11).
 
-Strategy: a request that is traced has a `Trace`, which ends with it; others meet one look at `Tracer.on`. Times
-are those that the call has measured for the telemetry. All of it runs on the event loop; what is written is put
-into words on the thread that writes it.
+A traced request has a `Trace`, which ends with it; any other request costs one check of `Tracer.on`. Timestamps
+are those that the call measures for the telemetry anyway. Everything runs on the event loop, except that records
+are serialized on the thread that writes them.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MAX_COLLECTED = 256
-"""Traces that wait to be written together, steps among them."""
+"""Number of traces, steps included, that are buffered before they are written together."""
 MAX_ANSWERS = 1024
-"""Answers of a stream that a trace tells of."""
+"""Limit on the responses of a stream in a trace."""
 MAX_STEPS = 256
-"""Calls of models on behalf of one request that its trace tells of."""
+"""Limit on the calls between models in the trace of one request."""
 LONGEST_ID = 1024
 
 
 class Trace:
-    """What happened to one request at one model; of a model's own call it is a part of the `root`'s.
+    """The trace of one request at one model. A call that a model makes has a trace that is a step of the `root`'s.
 
-    It ends when what it follows has ended.
+    It ends with the call or stream that it traces.
     """
 
     __slots__ = (
@@ -83,9 +83,9 @@ class Trace:
         self.root = root or self
         self.scope: _Collected | None = None
         self.steps: list[Trace] = []
-        """Those that have ended."""
+        """Steps that have ended."""
         self.begun = 0
-        """How many steps have begun."""
+        """Number of steps that have begun."""
         self.ended = False
         self._tracer = tracer
         self._call: Call | None = call
@@ -93,18 +93,18 @@ class Trace:
         self._stamps = [("REQUEST_START", tracer.clock())]
 
     def asked(self, request: InferenceRequest) -> None:
-        """These are its inputs: looked at now, since their memory may be the client's."""
+        """Records the inputs; copied now, since their memory may be the client's."""
         if TENSORS in self.level:
             self._keep("TENSOR_QUEUE_INPUT", of_input, request.inputs)
 
     def end(self, answer: Any = None) -> None:
-        """The request has ended; with one answer, where there is one."""
+        """Ends the trace, with the response if there is one."""
         if answer is not None:
             self._answered(answer)
         self._end()
 
     async def opened(self, opening: Awaitable[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-        """The answers of a stream that is being opened."""
+        """Opens a stream and returns its traced responses."""
         try:
             answers = await opening
         except BaseException:
@@ -113,7 +113,7 @@ class Trace:
         return self.each(answers)
 
     async def each(self, answers: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """The answers of a stream."""
+        """Yields the responses of a stream, and traces them."""
         try:
             async with aclosing(answers):
                 async for answer in answers:
@@ -125,20 +125,20 @@ class Trace:
             self._end()
 
     def _answered(self, answer: Any) -> None:
-        # Messages of grps' projects are no tensors.
+        # The messages of grps projects are not tensors.
         if TENSORS in self.level and len(self._tensors) < MAX_ANSWERS:
             self._keep("TENSOR_BACKEND_OUTPUT", of_output, getattr(answer, "outputs", ()))
 
     def _keep(self, activity: str, snapshot: Callable[[Any], Snapshot], tensors: Iterable[Any]) -> None:
         try:
             self._tensors += [(activity, snapshot(tensor)) for tensor in tensors]
-        except Exception:  # Whatever a tensor is, the request is not to fail because somebody looks at it.
+        except Exception:  # A tensor that cannot be traced must not fail the request.
             log.exception("cannot add %s to a trace", activity)
 
     def _end(self) -> None:
         call, self._call = self._call, None
-        assert call is not None  # It ends once.
-        # Unless the model has said so: its caller may have left before.
+        assert call is not None  # `_end` is called once.
+        # A no-op if the model ended the execution; the caller may have disconnected before that.
         call.times.ended()
         end = self._tracer.clock()
         self._stamps += _phases(call, self._stamps[0][1], end)
@@ -147,7 +147,7 @@ class Trace:
         self._tracer.ended(self)
 
     def records(self) -> Records:
-        """Itself and its steps, as they are written."""
+        """Yields the records of this trace and its steps."""
         for trace in (self, *self.steps):
             yield trace.head
             if TIMESTAMPS in trace.level:
@@ -159,12 +159,12 @@ class Trace:
 
 
 def _phases(call: Call, start: float, end: float) -> list[tuple[str, float]]:
-    """When it waited and was computed; nothing of a request that no model has begun with."""
+    """Returns the timestamps of queueing and computing; empty if no model has started the request."""
     began = call.times.began
     if not began:
         return []
     queued = began - call.times.queue_seconds
-    # What was done to the inputs before they waited is no part of the execution.
+    # Input processing before the request was queued is not part of the execution.
     computing = began + max(0.0, call.times.input_seconds - (queued - start))
     computed = computing + call.times.compute_seconds
     return [
@@ -177,7 +177,7 @@ def _phases(call: Call, start: float, end: float) -> list[tuple[str, float]]:
 
 
 class _Collected:
-    """The traces that a scope has collected, and the file that they go into."""
+    """The traces that a scope has buffered, and the number of the file that they are written to."""
 
     __slots__ = ("in_file", "number", "running", "scope", "size", "traces")
 
@@ -191,10 +191,9 @@ class _Collected:
 
 
 class Tracer:
-    """Decides which requests are traced, and has their traces written; in the mode `opentelemetry`, which requests
-    have `spans`.
+    """Samples requests and writes their traces; in the mode `opentelemetry` it samples requests for `spans`.
 
-    `on`: whether any request may be traced in a file.
+    Owned by the server, and used on its event loop. `on`: whether any request may be traced in a file.
     """
 
     def __init__(self, options: TraceOptions | None = None, spans: SpanRecorder | None = None) -> None:
@@ -210,17 +209,17 @@ class Tracer:
         self.on = bool(options.level) and options.mode == TRITON
 
     def check(self) -> None:
-        """Raises `OSError` when the trace file has no folder."""
+        """Raises `OSError` if the folder of the trace file does not exist."""
         if self._file is not None:
             self._file.check()
 
     def begin(self, model: str, version: int, call: Call, request: InferenceRequest | None = None) -> Trace | None:
-        """The trace of a call that goes to this version; None for most."""
+        """Begins the trace of a call of this version; returns None for a call that is not traced."""
         before: Trace | None = call.trace
         scope = None
         if before is None:
             if call.reach is not no_models or not call.counted:
-                return None  # A model's own call that belongs to no trace, or a warm-up.
+                return None  # A model's call outside of any trace, or a warm-up.
             scope = self._models.get(model, self._server)
             level = scope.scope.sample()
             if not level:
@@ -243,7 +242,7 @@ class Tracer:
         return trace
 
     def ended(self, trace: Trace) -> None:
-        """A trace is complete."""
+        """Buffers a trace that has ended, and writes the buffer if it is due."""
         if trace.scope is None:
             if not trace.root.ended:
                 trace.root.steps.append(trace)
@@ -259,7 +258,7 @@ class Tracer:
             self._write(collected, frequency, over=over)
 
     def _write(self, collected: _Collected, frequency: int, *, over: bool) -> None:
-        """What it has collected; when it is `over` since all are counted, into a file of its own."""
+        """Writes the buffered traces; if the scope is exhausted (`over`) by its count, to a numbered file."""
         traces, collected.traces = collected.traces, []
         size, collected.size = collected.size, 0
         if not traces or self._file is None:
@@ -283,7 +282,7 @@ class Tracer:
     # --- settings ---
 
     def settings(self, model: str = "") -> dict[str, list[str]]:
-        """Every setting of the server, or of a model, as texts; of the count, what is left."""
+        """Returns every setting of the server or of a model as texts; the count is the remaining one."""
         scope = self._models.get(model, self._server).scope
         return {
             LEVEL: list(scope.value(LEVEL)) or [OFF],
@@ -293,9 +292,9 @@ class Tracer:
         }
 
     def update(self, changes: Changes, model: str = "") -> None:
-        """Change settings of the server, or of a model; all of them or, when it raises, none.
+        """Changes settings of the server or of a model; all of them or, when it raises, none.
 
-        Raises `InvalidArgument` and `Unimplemented`: see `read_changes`. What is collected is written.
+        Writes the buffered traces. Raises `InvalidArgument` and `Unimplemented`, see `read_changes`.
         """
         with_spans = self._mode == OPENTELEMETRY
         values = read_changes(changes, traceable=with_spans or self._file is not None, mode=self._mode)
@@ -321,12 +320,12 @@ class Tracer:
             self.on = on
 
     def sample_span(self, _: int) -> bool:
-        """Whether a request that no client traces has spans."""
+        """Whether a request without a client's trace context is sampled."""
         scope = self._server.scope
         return bool(scope.value(RATE) and scope.sample())
 
     async def close(self) -> None:
-        """Trace nothing any more, and have what is collected written."""
+        """Stops tracing and waits until buffered traces are written."""
         self.on = False
         self._flush()
         if self._file is not None:
