@@ -50,7 +50,7 @@ from triglot.scheduling.servable import Servable
 from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.spans.exporter import exporter_of
 from triglot.telemetry.spans.recorder import SampleRoot, of_ratio
-from triglot.telemetry.spans.settings import settings_of, with_trace_config
+from triglot.telemetry.spans.settings import SpanSettings, settings_of, trace_config_settings
 from triglot.telemetry.store import Telemetry
 from triglot.telemetry.trace_settings import TraceOptions, read_level
 from triglot.telemetry.tracing import Tracer
@@ -232,20 +232,20 @@ class Server:
         return SharedTallies(file, self.config.workers, run)
 
     def _start_spans(self) -> None:
-        """Start to export spans, if OpenTelemetry's environment variables or Triton's trace settings ask for
-        it.
-        """
+        """Export spans if OpenTelemetry's environment variables or Triton's trace settings ask for it."""
         traces = self.config.traces
-        settings, problems = settings_of(os.environ)
-        for problem in problems:
-            log.warning("%s", problem)
+        settings: SpanSettings | None
         by_parent, on = True, True
         if traces.mode == OPENTELEMETRY:
-            settings = with_trace_config(settings, traces.url, traces.resource, traces.batching)
+            settings, problems = trace_config_settings(os.environ, traces.url, traces.resource, traces.batching)
             sample_root: SampleRoot = self._tracer.sample_span
             on = bool(traces.level)
-        elif settings is not None:
-            sample_root, by_parent = of_ratio(settings.ratio), settings.by_parent
+        else:
+            settings, problems = settings_of(os.environ)
+            if settings is not None:
+                sample_root, by_parent = of_ratio(settings.ratio), settings.by_parent
+        for problem in problems:
+            log.warning("%s", problem)
         if settings is not None:
             self.telemetry.spans.start(
                 exporter_of(settings, __version__),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from triglot.telemetry.log_handlers import (
-    MAX_LINES,
     MAX_LINE,
+    MAX_LINES,
     MAX_TRACE,
     WINDOW_SECONDS,
     LineFormatter,

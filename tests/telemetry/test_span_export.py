@@ -18,7 +18,7 @@ from triglot.telemetry.spans.exporter import Exporter, exporter_of
 from triglot.telemetry.spans.otlp import constant
 from triglot.telemetry.spans.recorder import of_ratio
 from triglot.telemetry.spans.rows import Row
-from triglot.telemetry.spans.settings import SpanSettings, settings_of
+from triglot.telemetry.spans.settings import SpanSettings, settings_of, trace_config_settings
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
@@ -188,6 +188,17 @@ def test_those_for_traces_come_first() -> None:
     settings, _ = settings_of(own)
     assert settings is not None
     assert settings.endpoint == "http://own/spans"
+
+
+@pytest.mark.parametrize("exporter", ["", "otlp", "none"])
+def test_the_trace_setting_exports_whatever_the_variables_say(exporter: str) -> None:
+    variables = {"OTEL_TRACES_EXPORTER": exporter, "OTEL_SERVICE_NAME": "own", "OTEL_BSP_SCHEDULE_DELAY": "20"}
+    settings, problems = trace_config_settings(variables, "", {"team": "a"}, {"bsp_max_queue_size": 7})
+    assert (settings.exporter, settings.endpoint, problems) == ("otlp", "http://localhost:4318/v1/traces", [])
+    assert (settings.queue_size, settings.delay) == (7, 0.02)
+    assert (settings.resource["service.name"], settings.resource["team"]) == ("own", "a")
+    given, _ = trace_config_settings(variables, "collector:1/traces", {}, {})
+    assert given.endpoint == "http://collector:1/traces"
 
 
 def test_ratios() -> None:

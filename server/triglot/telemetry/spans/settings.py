@@ -70,7 +70,7 @@ class SpanSettings:
 
 
 def settings_of(environment: Mapping[str, str]) -> tuple[SpanSettings | None, list[str]]:
-    """The settings, None where nothing asks for spans; and what is wrong with the variables."""
+    """Return the settings, None where no variable asks for spans, and the problems with the variables."""
     found = _Variables(environment)
     settings = found.settings() if found.wanted() else None
     return settings, found.problems
@@ -234,23 +234,28 @@ def _problem_of(url: str) -> str:
     return "the default is used"
 
 
-def with_trace_config(
-    settings: SpanSettings | None, url: str, resource: Mapping[str, str], batching: Mapping[str, int]
-) -> SpanSettings:
-    """The environment's settings, if it has any, with those of Triton's flag: exporting over HTTP.
+def trace_config_settings(
+    environment: Mapping[str, str], url: str, resource: Mapping[str, str], batching: Mapping[str, int]
+) -> tuple[SpanSettings, list[str]]:
+    """Return the settings of Triton's `--trace-config`, which exports over HTTP, and the variables' problems.
 
-    `url` has a path; "": Triton's default.
+    What the flag does not set, the variables do, whether or not they ask for spans. `url` has a path; "" is
+    Triton's default.
     """
-    settings = settings or _Variables(os.environ).settings()
+    found = _Variables(environment)
+    settings = found.settings()
     if url:
         url = url if "://" in url else f"http://{url}"
         settings = replace(settings, exporter=OTLP, protocol=HTTP, endpoint=url)
     elif settings.protocol != HTTP:
         settings = replace(settings, protocol=HTTP, endpoint=f"{DEFAULT_ENDPOINTS[HTTP]}/{TRACES_PATH}")
-    return replace(
+    if settings.exporter == NONE:
+        settings = replace(settings, exporter=OTLP)
+    settings = replace(
         settings,
         resource={**settings.resource, **resource},
         queue_size=batching.get("bsp_max_queue_size", settings.queue_size),
         batch_size=batching.get("bsp_max_export_batch_size", settings.batch_size),
         delay=batching.get("bsp_schedule_delay", settings.delay * 1000) / 1000,
     )
+    return settings, found.problems
