@@ -149,7 +149,7 @@ def test_keys_behind_a_url() -> None:
         assert [key.kid for key in fetched(source).keys] == ["one"]
         # Kept: neither time nor an unknown key is a reason to ask again so soon.
         source.renew()
-        wait_until(lambda: not source.expects())
+        wait_until(lambda: not source.request_refresh())
         assert len(server.seen) == 1
         assert "authorization" not in server.seen[0]
 
@@ -189,7 +189,7 @@ def test_a_server_that_has_none(content: bytes, status: int, headers: dict[str, 
         source = fetched(KeyUrl(server.url + "?key=secret", hold_off=0.01))
         assert said in source.problem
         assert "secret" not in source.problem
-        assert source.expects()
+        assert source.request_refresh()
         # It is asked again, and until then the key may be one that it has.
         server.content, server.status, server.headers = keyset(ONE), 200, {}
         wait_for(source, lambda: source.keys)

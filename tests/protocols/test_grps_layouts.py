@@ -42,8 +42,8 @@ def decoder() -> RequestDecoder:
 
 
 def message_of(request: Request) -> Message:
-    if request.form is not None:
-        return request.form.message(request.values)
+    if request.layout is not None:
+        return request.layout.message(request.values)
     assert request.message is not None
     return request.message
 
@@ -67,10 +67,10 @@ def test_other_numbers_are_sliced_out() -> None:
         message(tensor(FLOAT32, shape, field(10, pair)), tensor(FLOAT64, field(11, struct.pack("<d", one))))
         for pair, one in ((floats(1, 2), 3), (floats(4, float("nan")), 5))
     )
-    assert decode(first).form is None
+    assert decode(first).layout is None
     for data in (other, first):
         request = decode(data)
-        assert request.form is not None
+        assert request.layout is not None
         assert request.model == "m-1"
         assert same(decode, data)
     sliced_out = message_of(decode(other)).data
@@ -86,7 +86,7 @@ def test_what_else_differs_is_parsed() -> None:
         message(tensor(FLOAT32, field(10, floats(1))), model="m-2"),
         message(tensor(varint_field(2, pb.DT_FLOAT16), field(10, floats(1)))),
     ):
-        assert decode(data).form is None
+        assert decode(data).layout is None
         assert same(decode, data)
 
 
@@ -99,7 +99,7 @@ def test_a_list_in_pieces_and_one_of_another_dtype_make_no_layout() -> None:
     ):
         decode = decoder()
         for _ in range(2):
-            assert decode(data).form is None
+            assert decode(data).layout is None
             assert same(decode, data)
 
 
@@ -107,20 +107,20 @@ def test_what_was_not_decoded_makes_no_layout() -> None:
     decode = RequestDecoder(lambda data: Request("m-1", error=InvalidArgument("no"), encoded=data))
     data = message(tensor(FLOAT32, field(10, floats(1))))
     decode(data)
-    assert decode(data).form is None
+    assert decode(data).layout is None
 
 
 def bound(decode: RequestDecoder, signature: Signature, values: bytes, *, halves: bool = False) -> Any:
-    """The inputs that a message is, and whether its form knew them."""
+    """The inputs that a message is, and whether its layout knew them."""
     elements = (varint_field(2, pb.DT_FLOAT16), field(9, values)) if halves else (FLOAT32, field(10, values))
     request = decode(message(tensor(field(3, b"\2"), *elements, name="")))
-    form = request.form
-    if form is not None and form.signature is signature:
-        return [(one.name, one.datatype, one.shape, one.data) for one in form.inputs(request.values)], True
+    layout = request.layout
+    if layout is not None and layout.signature is signature:
+        return [(one.name, one.datatype, one.shape, one.data) for one in layout.inputs(request.values)], True
     asked = message_of(request)
     inputs = bind_message(asked, signature, "m")
-    if form is not None:
-        form.learn(signature, asked, inputs)
+    if layout is not None:
+        layout.learn(signature, asked, inputs)
     return [(one.name, one.datatype, one.shape, bytes(one.data)) for one in inputs], False
 
 

@@ -1,9 +1,9 @@
-"""Who may make a call: asked once, before its body is read, by what its row is for.
+"""Access control: decides once per call, before its body is read, by the row's operation.
 
-Strategy: a credential is looked up by its SHA-256 hash, so that how long the look-up takes says nothing of the
-secrets. What was found is remembered until the next look at the file, by the header's text: Python's dicts go
-by a hash with a secret key of the process's own. What a changed file says goes into the permissions that there
-are: whoever holds one, as open streams do, learns of it at once.
+Strategy: a credential is looked up by its SHA-256 hash, so that the time of a look-up discloses nothing about the
+secrets. Results are cached until the next check of the file, by the header's text: Python's dicts use a hash with
+a secret key of the process. A changed file updates the existing permissions: open streams, which hold them, are
+affected at once.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from triglot.core.permission import EVERYTHING, OperationDenied, Permission
 log = logging.getLogger(__name__)
 
 GRPC, REST = "gRPC", "REST"
-"""The kinds of doors."""
+"""The kinds of transports."""
 Key = TypeVar("Key", bytes, str)
-MOST_KNOWN = 4096
-"""Headers and certificates of clients that are remembered."""
+MAX_CACHED = 4096
+"""Cached headers and certificates of clients."""
 _PUBLIC = Operation.PUBLIC
-LOOK_SECONDS = 0.5
-"""Between two looks at the file: what it takes away is gone within a second."""
+CHECK_SECONDS = 0.5
+"""Interval of checks of the file: what it revokes is revoked within a second."""
 Names = Callable[[], Sequence[str]]
-"""Gives the names of the client's certificate; none without one."""
+"""Returns the names in the client's certificate, none without one."""
 
 
 class AccessControl:
-    """What the access file and Triton's restricted groups say. On the loop. `tallies`: where clients are counted.
+    """The rules of the access file and of Triton's restricted groups. On the event loop.
 
-    Raises `ConfigError` for a file, or options, that cannot be what is meant.
+    `tallies` makes the counters of clients' calls. Raises `ConfigError` for an invalid file, or invalid options.
     """
 
     def __init__(self, config: Config, tallies: Tallies = LocalTally) -> None:
@@ -55,16 +55,16 @@ class AccessControl:
             REST: Restricted("http_restricted_api", config.http_restricted_api),
         }
         self.fields = {
-            door: CREDENTIAL_FIELDS | restricted.fields for door, restricted in self._restricted.items()
+            transport: CREDENTIAL_FIELDS | restricted.fields for transport, restricted in self._restricted.items()
         }
-        """The header fields that `permission` has to see, by kind of door."""
+        """Header fields that `permission` needs, by kind of transport."""
         self._restricts = bool(config.grpc_restricted_protocol or config.http_restricted_api)
         self._file = Path(config.access) if config.access else None
         self._text = b""
         self._rules = AccessRules()
         self._limits: WeakValueDictionary[str, CallLimits] = WeakValueDictionary()
         self._tokens: dict[bytes, Holder] = {}
-        self._known: dict[tuple[Any, ...], Permission] = {}
+        self._cached: dict[tuple[Any, ...], Permission] = {}
         self._certificates: dict[str, Holder] = {}
         self._issuers = Issuers(self._limits_of)
         self._anonymous = Holder("", Grant(), Grant(), None)
@@ -74,21 +74,23 @@ class AccessControl:
             for issuer, problem in self._issuers.problems.items():
                 raise ConfigError(f"access: {self._file}: issuer.{issuer}.jwks: {problem}")
 
-    def permission(self, operation: Operation, door: str, fields: Fields, certificate: Names) -> Permission:
-        """What the call has. `fields`: those of its header that `fields` names, repeated ones as often.
+    def permission(self, operation: Operation, transport: str, fields: Fields, certificate: Names) -> Permission:
+        """Return a call's permission.
 
-        Raises `Unauthenticated` and `PermissionDenied`, and `Unavailable` as Triton for a restricted group.
+        `fields` are its header fields named in `self.fields`, repeated ones included.
+
+        Raises `Unauthenticated` and `PermissionDenied`, and Triton's `Unavailable` for a restricted group.
         """
         if self._restricts:
-            self._restricted[door].check(operation, fields)
+            self._restricted[transport].check(operation, fields)
         if self._file is None or operation is _PUBLIC:
             return EVERYTHING
         key = (operation, *fields, *certificate()) if self._certificates else (operation, *fields)
-        permission = self._known.get(key)
+        permission = self._cached.get(key)
         if permission is None:
             permission = self._find(operation, fields, certificate)
-            if len(self._known) < MOST_KNOWN:
-                self._known[key] = permission
+            if len(self._cached) < MAX_CACHED:
+                self._cached[key] = permission
         return permission
 
     def _find(self, operation: Operation, fields: Fields, certificate: Names) -> Permission:
@@ -115,7 +117,7 @@ class AccessControl:
     def _of_token(self, token: Token) -> Holder:
         key = digest(token.text)
         holder = self._tokens.get(key) or self._issuers.holder(token.text, key)
-        # The user name of Basic has no ":", which the names of those that an issuer knows have.
+        # Basic's user name, which has no ":", is the client's name; for issuers' clients, the issuer's.
         if token.user and token.user != holder.group:
             raise Unauthenticated("the token is unknown")
         return holder
@@ -123,19 +125,22 @@ class AccessControl:
     # --- the file ---
 
     async def run(self) -> None:
-        """Look at the file until cancelled."""
+        """Check the file periodically, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             try:
                 self.renew()
-            except Exception:  # The next look may find what this one could not: tokens are taken away by it.
+            except Exception:  # The next check may succeed: revoking tokens depends on it.
                 log.exception("cannot look at the access file")
 
     def renew(self) -> None:
-        """Read the file, if it has changed. What is wrong with it is logged once, and the old one holds."""
+        """Apply the file if it has changed.
+
+        An error in it is logged once, and the previous rules stay in force.
+        """
         if self._file is None:
             return
-        self._known.clear()
+        self._cached.clear()
         self._issuers.renew()
         before = self._text
         try:
@@ -151,7 +156,7 @@ class AccessControl:
         log.info("the new access file is in force, clients and issuers: %s", ", ".join(names))
 
     def _read(self, file: Path) -> bool:
-        """Whether its content is another one now. Raises `ConfigError` where it cannot be read."""
+        """Read the file; return whether its content has changed. Raises `ConfigError` if it cannot be read."""
         before = self._text
         try:
             self._text = file.read_bytes()
@@ -161,30 +166,30 @@ class AccessControl:
         return self._text != before
 
     def _parsed(self, file: Path) -> AccessRules:
-        """What the content says. Raises `ConfigError`."""
+        """Return the rules in the content. Raises `ConfigError`."""
         rules = read_access(file, self._text)
         _check_secrecy(self._config, rules)
         return rules
 
     def _apply(self, rules: AccessRules) -> None:
-        """Raises `ConfigError`, with everything as it was."""
+        """Apply the rules. Raises `ConfigError`, and then leaves everything unchanged."""
         self._issuers.apply(rules.issuers, rules.anonymous)
         self._rules = rules
         anonymous = Holder("", rules.anonymous, rules.anonymous, self._limits_of("", rules.anonymous))
         tokens: dict[bytes, Holder] = {}
         certificates: dict[str, Holder] = {}
         for client in rules.clients:
-            tokens |= {token: self._made(client) for token in client.tokens}
-            certificates |= {name: self._made(client) for name in client.certificates}
+            tokens |= {token: self._make_holder(client) for token in client.tokens}
+            certificates |= {name: self._make_holder(client) for name in client.certificates}
         self._anonymous.renew(anonymous)
         self._tokens = _renewed(self._tokens, tokens)
         self._certificates = _renewed(self._certificates, certificates)
 
-    def _made(self, client: ClientRule) -> Holder:
+    def _make_holder(self, client: ClientRule) -> Holder:
         return Holder(client.name, client, self._rules.anonymous, self._limits_of(client.name, client))
 
     def _limits_of(self, name: str, grant: Grant) -> CallLimits | None:
-        """The same for all credentials of a client, before and after a change of the file."""
+        """Return a client's limits, which all its credentials share, and which survive changes of the file."""
         if not grant.rate and not grant.concurrent:
             return None
         limits = self._limits.get(name)
@@ -196,7 +201,7 @@ class AccessControl:
 
 
 def _renewed(before: Mapping[Key, Holder], after: Mapping[Key, Holder]) -> dict[Key, Holder]:
-    """`after`, with the holders of `before` where there are some, which calls refer to."""
+    """Return `after`, but keep the holders of `before`, which calls refer to, and update or withdraw them."""
     for key, holder in before.items():
         if key not in after:
             holder.withdraw()
@@ -207,7 +212,7 @@ def _renewed(before: Mapping[Key, Holder], after: Mapping[Key, Holder]) -> dict[
 
 
 def _check_secrecy(config: Config, rules: AccessRules) -> None:
-    """Raises `ConfigError` where tokens would be sent as they are for everybody on the way to read."""
+    """Raise `ConfigError` if clients would send tokens in clear text, or certificates are not verified."""
     if rules.takes_tokens and not (config.tls_certificate or config.tls_in_front or config.on_loopback):
         raise ConfigError(
             f"access: clients would send their tokens without TLS to {config.host}; set tls_certificate and "
@@ -218,7 +223,7 @@ def _check_secrecy(config: Config, rules: AccessRules) -> None:
 
 
 def access_control(config: Config, tallies: Tallies = LocalTally) -> AccessControl | None:
-    """None where everybody may do everything. Raises `ConfigError` as `AccessControl`."""
+    """Return the access control, None if access is unrestricted. Raises `ConfigError` as `AccessControl`."""
     if config.access or config.grpc_restricted_protocol or config.http_restricted_api:
         return AccessControl(config, tallies)
     return None

@@ -1,4 +1,4 @@
-"""What unchanged clients send to say who they are: header fields, or gRPC metadata."""
+"""Credentials in header fields or gRPC metadata, in the forms that unmodified clients can send."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from triglot.core.errors import Unauthenticated
 AUTHORIZATION, API_KEY = "authorization", "x-api-key"
 CREDENTIAL_FIELDS = frozenset((AUTHORIZATION, API_KEY))
 LONGEST_TOKEN = 16 * 1024
-"""Characters; tokens of large organisations have a few thousand."""
+"""Longest token in characters; those of large organisations have a few thousand."""
 TOKEN_BYTES = 32
 Fields = Sequence[tuple[str, str]]
-"""Header fields: names in lower case."""
+"""Header fields with names in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A secret, and the name of the client that it was sent with, if there was one."""
+    """A secret, with the client's name if one was sent."""
 
     text: str
     user: str = ""
 
 
 def token_of(fields: Fields) -> Token | None:
-    """The token that the fields carry; None without one.
+    """Return the token in header fields, None without one.
 
-    Raises `Unauthenticated` for more than one, and for what is no token. No text of it has any part of the secret.
+    Raises `Unauthenticated` for more than one, or an invalid one. No error text contains any part of the secret.
     """
     found = [field for field in fields if field[0] in CREDENTIAL_FIELDS]
     if not found:
@@ -49,12 +49,12 @@ def token_of(fields: Fields) -> Token | None:
     if kind == "bearer":
         return Token(rest.strip())
     if kind == "basic":
-        return _of_password(rest.strip())
+        return _basic_token(rest.strip())
     raise Unauthenticated(f"{name}: expected Bearer or Basic")
 
 
-def _of_password(encoded: str) -> Token:
-    """tritonclient's plugin sends a name and a password: the client's, and its token (RFC 7617)."""
+def _basic_token(encoded: str) -> Token:
+    """Return the token of Basic credentials (RFC 7617): tritonclient's plugin sends name and token."""
     try:
         user, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
@@ -65,10 +65,10 @@ def _of_password(encoded: str) -> Token:
 
 
 def digest(token: str) -> bytes:
-    """What the file has in place of the token."""
+    """Return the token's hash, which the access file has in place of the token."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
 
 
 def new_token() -> str:
-    """That nobody can guess."""
+    """Return a new random token."""
     return secrets.token_urlsafe(TOKEN_BYTES)

@@ -1,4 +1,4 @@
-"""The access file: who may do what, in TOML. Nothing here knows of calls."""
+"""The access file: rules in TOML that grant operations to clients. Independent of calls."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
-"""What a variable that is not set gives a shell."""
+"""The hash that a shell command gives for an unset variable."""
 LEAST_RATE, INF = 0.001, float("inf")
-"""Requests a second."""
+"""Lowest rate in requests per second, and the exclusive upper bound."""
 NO_OPERATIONS: frozenset[Operation] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What somebody may do: `operations`, on the models that `models` (patterns as of file names) fit.
+    """A set of rights: `operations` on the models whose names match one of the `models` glob patterns.
 
-    `rate`: requests a second; `concurrent`: open calls; 0: no limit.
+    `rate`: requests per second; `concurrent`: open calls; 0: no limit.
     """
 
     operations: frozenset[Operation] = NO_OPERATIONS
@@ -40,7 +40,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRule(Grant):
-    """A client and its credentials: digests of its tokens, and names that its certificates have."""
+    """A client with its credentials: SHA-256 digests of its tokens, and names in its certificates."""
 
     name: str
     tokens: tuple[bytes, ...] = ()
@@ -49,10 +49,10 @@ class ClientRule(Grant):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuerRule(Grant):
-    """Somebody who signs JWTs: their `iss` and `aud`, and where the keys are, a file or a URL.
+    """An issuer of JWTs: its `iss` and `aud` claims, and its keys' file or URL.
 
-    `jwks_ca`: a file with the CAs of the URL's server; `jwks_token_file`: one with what it wants to be shown.
-    `operations` are those of all its tokens; `groups` those of each value that the claim `groups_claim` may have.
+    `jwks_ca`: a file with the CAs for the URL's server; `jwks_token_file`: a file with the bearer token for it.
+    `operations` are granted to all of its tokens; `groups` grants more by value of the claim `groups_claim`.
     """
 
     name: str
@@ -67,7 +67,7 @@ class IssuerRule(Grant):
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """What the file says."""
+    """The rules of an access file."""
 
     clients: tuple[ClientRule, ...] = ()
     issuers: tuple[IssuerRule, ...] = ()
@@ -75,19 +75,19 @@ class AccessRules:
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether there are clients that send secrets."""
+        """Whether any client sends a token."""
         return bool(self.issuers) or any(client.tokens for client in self.clients)
 
     @property
     def takes_certificates(self) -> bool:
-        """Whether there are clients that are known by their certificates."""
+        """Whether any client is identified by its certificate."""
         return any(client.certificates for client in self.clients)
 
 
 def read_access(path: Path, content: bytes) -> AccessRules:
-    """What the file at `path` says, whose content this is.
+    """Return the rules of the file at `path` with this content.
 
-    Raises `ConfigError`, which names the file and the key, for anything that it cannot mean.
+    Raises `ConfigError`, which names the file and the key, for invalid content.
     """
     try:
         table = tomllib.loads(content.decode())
@@ -102,7 +102,7 @@ def read_access(path: Path, content: bytes) -> AccessRules:
 
 
 def access_rules(table: dict[str, Any], folder: Path) -> AccessRules:
-    """What a file with this table says that lies in `folder`. Raises `ConfigError`, which names the key."""
+    """Return the rules of a parsed file in `folder`. Raises `ConfigError`, which names the key."""
     _check_keys(table, ("client", "issuer", "anonymous"), "")
     clients = tuple(_client(name, one) for name, one in _tables(table, "client"))
     issuers = tuple(_issuer(name, one, folder) for name, one in _tables(table, "issuer"))
@@ -167,7 +167,7 @@ def _issuer(name: str, table: dict[str, Any], folder: Path) -> IssuerRule:
 
 
 def _check_url(url: str, where: str) -> None:
-    """Keys that anybody on the way could replace are none."""
+    """Raise `ConfigError` unless keys from the URL are safe from replacement on the network."""
     try:
         parts = urlsplit(url)
         safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
@@ -216,7 +216,7 @@ def _operations(names: Any, where: str) -> frozenset[Operation]:
 
 
 def _check_unique(clients: Iterable[ClientRule], of: Callable[[ClientRule], Iterable[Any]], key: str) -> None:
-    """A credential names one client."""
+    """Raise `ConfigError` if two clients share a credential."""
     owners: dict[Any, str] = {}
     for client in clients:
         for credential in of(client):
@@ -251,7 +251,7 @@ def _list_of_texts(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _word(text: str) -> str:
-    """The text, unless it is so long, or so odd, that it may be a secret in the wrong place."""
+    """Return a text, unless its length or characters suggest a secret in the wrong place."""
     return text if _WORD.fullmatch(text) else f"({len(text)} characters)"
 
 
@@ -260,7 +260,7 @@ def _number(value: Any) -> str:
 
 
 def _kind_of(value: Any) -> str:
-    """What came, without its text, which may be a secret in the wrong place."""
+    """Return a value's type for an error, without its text, which may be a secret in the wrong place."""
     return f"a list with {len(value)} entries" if isinstance(value, list) else type(value).__name__
 
 

@@ -1,4 +1,4 @@
-"""Who has a credential."""
+"""`Holder`, the client behind a credential, with its permissions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triglot.core.permission import Permission
 
 
 class Holder:
-    """Who has a credential, and what that gives. `name` is for logs, `group` for metrics; see `Permission`."""
+    """A credential's client, and what it grants. `name` is for logs, `group` for metrics; see `Permission`."""
 
     def __init__(
         self, name: str, grant: Grant, anonymous: Grant, limits: CallLimits | None, group: str = ""
@@ -21,13 +21,16 @@ class Holder:
         self._permissions: dict[Operation, Permission] = {}
 
     def permission(self, operation: Operation) -> Permission | None:
-        """What it gives for the operation, if anything: its own, and what anybody may do."""
+        """Return the permission for an operation, None if it is not granted.
+
+        It covers the client's own models, and those granted to anyone.
+        """
         permission = self._permissions.get(operation)
-        if permission is None and (permission := self._made(operation)) is not None:
+        if permission is None and (permission := self._make_permission(operation)) is not None:
             self._permissions[operation] = permission
         return permission
 
-    def _made(self, operation: Operation) -> Permission | None:
+    def _make_permission(self, operation: Operation) -> Permission | None:
         models = [model for grant in self._grants if operation in grant.operations for model in grant.models]
         if not any(operation in grant.operations for grant in self._grants):
             return None
@@ -35,21 +38,21 @@ class Holder:
 
     @property
     def has_streams(self) -> bool:
-        """Whether any are open."""
+        """Whether streams with its permissions are open."""
         return any(permission.is_followed for permission in self._permissions.values())
 
     def renew(self, other: Holder) -> None:
-        """The file says something else of this credential."""
+        """Take over the grants of a changed access file."""
         self.name, self.group = other.name, other.group
         self._grants, self._limits = other._grants, other._limits
         for operation, permission in list(self._permissions.items()):
-            if (renewed := self._made(operation)) is None:
+            if (renewed := self._make_permission(operation)) is None:
                 del self._permissions[operation]
                 permission.withdraw()
             else:
                 permission.renew(renewed)
 
     def withdraw(self) -> None:
-        """The file does not know the credential any more."""
+        """Revoke everything: the access file no longer lists the credential."""
         self._grants = ()
         self.renew(self)

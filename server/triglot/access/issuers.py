@@ -1,8 +1,8 @@
 """JWTs (RFC 7519) of the access file's issuers.
 
-Strategy: what a token says of how to check it counts for nothing, but for the name of its key: the key comes from
-the issuer, and is for one algorithm, as RFC 8725 (3.1) asks for. What was verified is kept by the token's hash, as
-the access file's own tokens are.
+Strategy: nothing in a token decides how it is verified, except the name of its key: the key comes from the issuer,
+and is for one algorithm, as RFC 8725 (3.1) requires. Verified tokens are cached by their hash, like the access
+file's own tokens.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from triglot.core.errors import RETRY_AFTER_SECONDS, Unauthenticated, Unavailabl
 log = logging.getLogger(__name__)
 
 LEEWAY_SECONDS = 30
-"""That the clocks of an issuer and this machine may differ."""
+"""Tolerated difference between the clocks of an issuer and this machine."""
 MOST_VERIFIED = 4096
-"""Tokens that are kept; those with open streams come on top."""
+"""Cached tokens, not counting those with open streams."""
 LONGEST_SUBJECT = 256
 _PART = r"([A-Za-z0-9_-]+)"
 _JWT = re.compile(rf"({_PART}\.{_PART})\.{_PART}")
@@ -40,7 +40,7 @@ LimitsOf = Callable[[str, Grant], CallLimits | None]
 
 @dataclass(slots=True)
 class _Verified:
-    """A token whose signature was right. `values`: those of the claim for groups; `end`: `exp`, in seconds."""
+    """A verified token. `values` are those of its groups claim; `end` is `exp` in seconds since the epoch."""
 
     rule: IssuerRule
     key: Key
@@ -51,9 +51,9 @@ class _Verified:
 
 
 class Issuers:
-    """Those of the access file, and the tokens of theirs that were verified. On the loop.
+    """The access file's issuers, and their verified tokens. On the event loop.
 
-    `limits_of` gives a client's limits, by its name.
+    `limits_of` returns a client's limits by its name.
     """
 
     def __init__(self, limits_of: LimitsOf) -> None:
@@ -66,9 +66,9 @@ class Issuers:
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()
 
     def holder(self, token: str, digest: bytes) -> Holder:
-        """Who holds the token, whose digest is the key for the next time.
+        """Return the holder of a token; `digest` is its key in the cache.
 
-        Raises `Unauthenticated`, and `Unavailable` while its key may be among those that are being fetched.
+        Raises `Unauthenticated`, and `Unavailable` while its key may be among those being fetched.
         """
         verified = self._verified.get(digest)
         if verified is None:
@@ -105,7 +105,7 @@ class Issuers:
         if not isinstance(subject, str) or not 0 < len(subject) <= LONGEST_SUBJECT or not subject.isprintable():
             raise Unauthenticated(f"the token's sub is not a text of up to {LONGEST_SUBJECT} printable characters")
         values = frozenset(_texts(claims.get(rule.groups_claim))) if rule.groups_claim else frozenset()
-        return _Verified(rule, key, subject, values, end, self._made(rule, subject, values))
+        return _Verified(rule, key, subject, values, end, self._make_holder(rule, subject, values))
 
     def _rule(self, claims: dict[str, Any]) -> IssuerRule:
         issuer, audiences = claims.get("iss"), _texts(claims.get("aud"))
@@ -127,14 +127,14 @@ class Issuers:
             raise Unauthenticated("the token does not say which of its issuer's keys has signed it (kid)")
         if of_kid and kid is not None:
             raise Unauthenticated("the token's alg is not that of its key")
-        if source.expects():
+        if source.request_refresh():
             raise Unavailable(
                 f"the token's key is not known yet: those of issuer '{rule.name}' are being fetched",
                 retry_after=RETRY_AFTER_SECONDS,
             )
         raise Unauthenticated(f"the token's key is not one of issuer '{rule.name}'")
 
-    def _made(self, rule: IssuerRule, subject: str, values: Iterable[str]) -> Holder:
+    def _make_holder(self, rule: IssuerRule, subject: str, values: Iterable[str]) -> Holder:
         operations = rule.operations.union(*(rule.groups[value] for value in values if value in rule.groups))
         grant = Grant(operations=operations, models=rule.models, rate=rule.rate, concurrent=rule.concurrent)
         name = f"{rule.name}:{subject}"
@@ -143,10 +143,10 @@ class Issuers:
     # --- what changes ---
 
     def apply(self, rules: tuple[IssuerRule, ...], anonymous: Grant) -> None:
-        """What the access file says now. Raises `ConfigError`, with everything as it was."""
+        """Apply the rules of a changed access file. Raises `ConfigError`, and then leaves everything unchanged."""
         if rules:
             _check_installed()
-        sources = {_source_of(rule): self._sources.get(_source_of(rule)) or _made_source(rule) for rule in rules}
+        sources = {_source_of(rule): self._sources.get(_source_of(rule)) or _make_source(rule) for rule in rules}
         self._rules, self._anonymous, self._sources = rules, anonymous, sources
         now = {_identity(rule): rule for rule in rules}
         for digest, verified in list(self._verified.items()):
@@ -156,16 +156,16 @@ class Issuers:
                 verified.holder.withdraw()
             else:
                 verified.rule = rule
-                verified.holder.renew(self._made(rule, verified.subject, verified.values))
+                verified.holder.renew(self._make_holder(rule, verified.subject, verified.values))
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why keys cannot be read, by the name of their issuer."""
+        """Why keys cannot be read, by issuer name."""
         problems = {rule.name: self._sources[_source_of(rule)].problem for rule in self._rules}
         return {name: problem for name, problem in problems.items() if problem}
 
     def renew(self) -> None:
-        """Look for new keys. Does not wait."""
+        """Check for new keys. Does not block."""
         for source in self._sources.values():
             source.renew()
         problems = self.problems
@@ -179,7 +179,10 @@ class Issuers:
             self._withdraw_without_key()
 
     def _withdraw_without_key(self) -> None:
-        """An issuer takes a key away that others have; it goes, too, when all that it has signed has expired."""
+        """Withdraw unexpired tokens whose key the issuer has removed, as it may be compromised.
+
+        A key is also removed, without harm, once all tokens signed by it have expired.
+        """
         for digest, verified in list(self._verified.items()):
             known = self._sources[_source_of(verified.rule)].keys
             if verified.key not in known and not _has_ended(verified.end):
@@ -188,7 +191,7 @@ class Issuers:
 
 
 def _identity(rule: IssuerRule) -> tuple[str, ...]:
-    """What a verified token depends on."""
+    """Return what a verified token depends on."""
     return (rule.name, rule.issuer, rule.audience, rule.groups_claim, *_source_of(rule))
 
 
@@ -196,7 +199,7 @@ def _source_of(rule: IssuerRule) -> tuple[str, ...]:
     return rule.jwks, rule.jwks_ca, rule.jwks_token_file
 
 
-def _made_source(rule: IssuerRule) -> KeySource:
+def _make_source(rule: IssuerRule) -> KeySource:
     return KeyUrl(*_source_of(rule)) if "://" in rule.jwks else KeyFile(rule.jwks)
 
 
@@ -220,7 +223,7 @@ def _object(part: str) -> dict[str, Any]:
 
 
 def _bytes(part: str) -> bytes:
-    """Raises `Unauthenticated` for what is not the one way to write them (RFC 7515 2)."""
+    """Decode base64url. Raises `Unauthenticated` for anything but the canonical form (RFC 7515 2)."""
     try:
         value = urlsafe_b64decode(part + "=" * (-len(part) % 4))
     except binascii.Error:
@@ -231,7 +234,7 @@ def _bytes(part: str) -> bytes:
 
 
 def _check_times(claims: dict[str, Any]) -> float:
-    """The end. Raises `Unauthenticated` unless it is between the token's times."""
+    """Return the expiry. Raises `Unauthenticated` if the token is not valid at this time."""
     end, start = claims.get("exp"), claims.get("nbf", 0)
     if not _is_number(end) or not _is_number(start):
         raise Unauthenticated("the token's exp and nbf: expected seconds since 1970, and an exp")
@@ -251,6 +254,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _texts(value: Any) -> list[str]:
-    """Of a claim that may be a text or a list."""
+    """Return the strings of a claim that may be a string or a list."""
     values = value if isinstance(value, list) else [value]
     return [one for one in values if isinstance(one, str)]

@@ -1,7 +1,7 @@
-"""The keys of whoever signs tokens: a JSON Web Key Set (RFC 7517) in a file, or behind a URL.
+"""Public keys of token issuers: a JSON Web Key Set (RFC 7517) in a file, or behind a URL.
 
-Strategy: a check reads `keys` and never waits. A file is read again when it changes; what is behind a URL is
-fetched on a thread, every few minutes and when a token names a key that nobody knows.
+Strategy: verifying reads `keys` and never waits. A file is read again when it changes; a URL is fetched on a
+thread, every few minutes and when a token names an unknown key.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, Protocol
 import orjson
 
 MOST_BYTES = 256 * 1024
-"""Of a key set; large providers have some 20 KiB."""
+"""Largest key set, in bytes; large providers have some 20 KiB."""
 REFRESH_SECONDS = 300.0
-"""Between two fetches that bring nothing new."""
+"""Interval of fetches, in seconds."""
 HOLD_OFF_SECONDS = 5.0
-"""After a fetch, before one that an unknown key, or a failure, asks for."""
+"""Least time in seconds after a fetch before an unknown key, or a failure, starts another one."""
 FETCH_SECONDS = 10.0
-"""That a fetch may take."""
+"""Timeout of a fetch, in seconds."""
 FEWEST_RSA_BITS = 2048
 _ALGORITHMS = {
     ("RSA", ""): ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
@@ -35,29 +35,29 @@ _ALGORITHMS = {
     ("OKP", "Ed25519"): ("EdDSA",),
     ("OKP", "Ed448"): ("EdDSA",),
 }
-"""Of each kind of key and its curve: the first is that of a key which names none."""
+"""Algorithms by key type and curve: the first is the default of a key that names none."""
 ALGORITHMS = tuple(dict.fromkeys(algorithm for some in _ALGORITHMS.values() for algorithm in some))
-"""None with a shared secret: who may check a token could make one."""
+"""Supported algorithms; none with a shared secret: a verifier could then sign tokens, too."""
 _PUBLIC = ("kty", "crv", "n", "e", "x", "y")
 
 
 class KeySetError(Exception):
-    """A text that goes on after the name of the set."""
+    """An error in a key set; the text continues after the name of the set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A public key, which is for one algorithm only."""
+    """A public key for exactly one algorithm."""
 
     kid: str
     algorithm: str
     material: tuple[str, ...]
     verify: Callable[[bytes, bytes], bool] = field(compare=False, repr=False)
-    """Whether the second is the signature of the first."""
+    """Returns whether its second argument is the signature of the first."""
 
 
 def read_keys(content: bytes) -> tuple[Key, ...]:
-    """Those of the set that signatures can be verified with; what else is in it is for others (RFC 7517 5).
+    """Return the keys that can verify signatures; other entries are ignored (RFC 7517 5).
 
     Raises `KeySetError`.
     """
@@ -70,7 +70,7 @@ def read_keys(content: bytes) -> tuple[Key, ...]:
     listed = keyset.get("keys") if isinstance(keyset, dict) else None
     if not isinstance(listed, list):
         raise KeySetError("has no list 'keys', as a JSON Web Key Set has")
-    # Once each, in their order.
+    # Without duplicates, in order.
     keys = dict.fromkeys(key for one in listed if isinstance(one, dict) and (key := _key(one)) is not None)
     if listed and not keys:
         raise KeySetError(f"has no key for signatures: RSA of {FEWEST_RSA_BITS} bits or more, EC or Ed25519")
@@ -78,7 +78,7 @@ def read_keys(content: bytes) -> tuple[Key, ...]:
 
 
 def _key(jwk: dict[str, Any]) -> Key | None:
-    """None for a key that is for something else, or nothing that we know."""
+    """Return the key of a JWK, None if it is for another use, or unsupported."""
     import jwt  # noqa: PLC0415 - only where there is an issuer.
 
     public = {name: value for name in _PUBLIC if isinstance(value := jwk.get(name), str)}
@@ -88,7 +88,7 @@ def _key(jwk: dict[str, Any]) -> Key | None:
         return None
     try:
         made = jwt.PyJWK(public, algorithm)
-    except Exception:  # Of many kinds: numbers that are none, points that are not on their curve.
+    except Exception:  # Of many types: invalid numbers, points that are not on the curve.
         return None
     if public["kty"] == "RSA" and made.key.key_size < FEWEST_RSA_BITS:
         return None
@@ -106,25 +106,25 @@ def _is_for_signatures(jwk: dict[str, Any]) -> bool:
 
 
 class KeySource(Protocol):
-    """Where keys come from. On the loop."""
+    """A source of keys. On the event loop."""
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """The latest that could be read."""
+        """The latest keys that could be read."""
 
     @property
     def problem(self) -> str:
-        """Why there may be others; "" without a problem."""
+        """Why the keys may be outdated; "" if they are not."""
 
     def renew(self) -> None:
-        """Look for new ones, if it is time. Does not wait."""
+        """Check for new keys, if it is time. Does not block."""
 
-    def expects(self) -> bool:
-        """A key is unknown: whether there may be others soon."""
+    def request_refresh(self) -> bool:
+        """Handle an unknown key: return whether new keys may be available soon."""
 
 
 class KeyFile:
-    """A file; see `KeySource`."""
+    """A key set in a file; see `KeySource`."""
 
     def __init__(self, path: str) -> None:
         self.keys: tuple[Key, ...] = ()
@@ -148,7 +148,7 @@ class KeyFile:
         except KeySetError as error:
             self.problem = f"{self._path} {error}"
 
-    def expects(self) -> bool:
+    def request_refresh(self) -> bool:
         """See `KeySource`."""
         return bool(self.problem)
 
@@ -159,10 +159,10 @@ def _start_of(path: Path) -> bytes:
 
 
 class KeyUrl:
-    """What is behind a URL; see `KeySource`.
+    """A key set behind a URL; see `KeySource`.
 
-    `ca`: a PEM file of the CAs that vouch for its server; "": those of the system. `token_file`: has what it wants
-    to be shown. Both are read for each fetch. Redirections are refused.
+    `ca`: a PEM file with the CAs for its server, "" for the system's. `token_file`: a file with the bearer token
+    to send. Both are read for each fetch. Redirects are refused.
     """
 
     def __init__(
@@ -187,11 +187,11 @@ class KeyUrl:
         age = monotonic() - self._began
         if self._thread is not None and self._thread.is_alive():
             if age > self._timeout:
-                self.problem = self._late
+                self.problem = self._timeout_text
         elif age >= (self._hold_off if self.problem else self._refresh):
             self._begin()
 
-    def expects(self) -> bool:
+    def request_refresh(self) -> bool:
         """See `KeySource`."""
         alive = self._thread is not None and self._thread.is_alive()
         if not alive and monotonic() - self._began >= self._hold_off:
@@ -201,12 +201,12 @@ class KeyUrl:
 
     def _begin(self) -> None:
         self._began = monotonic()
-        # A daemon: what it waits for does not hold up the end of the process.
+        # A daemon thread, which does not delay the process's exit.
         self._thread = threading.Thread(target=self._fetch, name="jwks", daemon=True)
         self._thread.start()
 
     def _fetch(self) -> None:
-        """On the thread."""
+        """Fetch the key set. On the thread."""
         try:
             self.keys, self.problem = read_keys(self._content()), ""
         except KeySetError as error:
@@ -218,8 +218,8 @@ class KeyUrl:
             cause = error.reason if isinstance(error, urllib.error.URLError) else error
             reason = getattr(cause, "strerror", None) or str(cause)
             late = isinstance(cause, TimeoutError)
-            self.problem = self._late if late else f"cannot fetch {self._name}: {reason}"
-        except Exception as error:  # Without its text: that of a header that cannot be sent is the header.
+            self.problem = self._timeout_text if late else f"cannot fetch {self._name}: {reason}"
+        except Exception as error:  # Without its text, which for an invalid header contains the header.
             self.problem = f"cannot fetch {self._name}: {type(error).__name__}"
 
     def _content(self) -> bytes:
@@ -228,7 +228,7 @@ class KeyUrl:
             token = _start_of(Path(self._token_file)).decode("ascii", "replace").strip()
             request.add_unredirected_header("authorization", f"Bearer {token}")
         context = ssl.create_default_context(cafile=self._ca or None)
-        # A proxy is for what is elsewhere.
+        # Only https is proxied: http URLs are on this machine.
         proxies = {scheme: proxy for scheme, proxy in urllib.request.getproxies().items() if scheme == "https"}
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=context), _NoRedirection()
@@ -242,17 +242,17 @@ class KeyUrl:
         return content
 
     @property
-    def _late(self) -> str:
+    def _timeout_text(self) -> str:
         return f"cannot fetch {self._name}: no answer within {self._timeout:g} seconds"
 
     @property
     def _name(self) -> str:
-        """The URL without its query, which may have a secret."""
+        """The URL without its query, which may contain a secret."""
         return self._url.partition("?")[0]
 
 
 class _NoRedirection(urllib.request.HTTPRedirectHandler):
-    """Would lead from https to anything."""
+    """Refuses redirects, which could lead from https to anywhere."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Leaves the status what it is."""
+        """Return None, so that the redirect's status becomes an error."""

@@ -1,4 +1,4 @@
-"""How many calls a client may make: requests a second, and at a time."""
+"""Limits on a client's calls: requests per second, and open calls."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from triglot.access.tallies import Tally
 from triglot.core.errors import RETRY_AFTER_SECONDS, QuotaExceeded
 
 SECOND = 1_000_000_000
-"""In nanoseconds; a client that was silent may send the requests of one at once."""
+"""One second in nanoseconds; an idle client may send the requests of one second at once."""
 
 
 class CallLimits:
-    """Of one client, whichever of its credentials it uses. `rate`, `concurrent`: 0 for no limit. On the loop."""
+    """`ClientLimits` of one client, for all its credentials. `rate`, `concurrent`: 0 for no limit. On the loop."""
 
     __slots__ = ("__weakref__", "_concurrent", "_rate", "_tally", "_who")
 
@@ -20,7 +20,7 @@ class CallLimits:
         self._tally = tally
 
     def change(self, rate: float, concurrent: int) -> None:
-        """What the file says now."""
+        """Set the limits of a changed access file."""
         self._rate, self._concurrent = rate, concurrent
 
     def enter(self) -> None:

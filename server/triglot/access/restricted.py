@@ -15,9 +15,9 @@ _ENTRY = re.compile(r"([a-z][a-z, -]*):([^=:,\s]+)=([^,\s]+)(?:,|$)")
 
 
 class Restricted:
-    """What the option `name` says of the calls over one kind of transport.
+    """The restricted groups of one kind of transport, from the option `name`.
 
-    `text`: `GROUP,...:KEY=SECRET`, several with commas between them. `prefix` goes before the key. Raises
+    `text` is `GROUP,...:KEY=SECRET`, several separated by commas. `prefix` is put before the key. Raises
     `ConfigError`.
     """
 
@@ -38,11 +38,11 @@ class Restricted:
 
     @property
     def fields(self) -> frozenset[str]:
-        """The headers that it looks at."""
+        """The headers that it checks."""
         return frozenset(header for header, _ in self._needed.values())
 
     def check(self, operation: Operation, fields: Fields) -> None:
-        """Raises what Triton answers to a call without its header, or with another value."""
+        """Raise Triton's error for a call without the required header, or with a wrong value."""
         needed = self._needed.get(operation)
         if needed is None:
             return
@@ -62,7 +62,7 @@ def _entries(name: str, text: str) -> list[tuple[list[str], str, str]]:
     while at < len(text):
         entry = _ENTRY.match(text, at)
         if entry is None:
-            # Without the text, which has a secret.
+            # Without the text, which contains a secret.
             raise ConfigError(f"{name}: expected GROUP,...:KEY=SECRET, with a secret without commas")
         entries.append(([group.strip() for group in entry[1].split(",") if group.strip()], entry[2], entry[3]))
         at = entry.end()

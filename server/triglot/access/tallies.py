@@ -1,9 +1,9 @@
-"""What limits count: the rate of a client's requests, and its open calls, in one process or in several workers.
+"""Counters behind limits: the rate of a client's requests, and its open calls, in one process or several workers.
 
-Strategy: a rate is one instant, by which all requests so far would have been due one after the other; it may be as
-far ahead of now as a burst is long (GCRA, the virtual scheduling of ATM's traffic control). So workers share a
-number, and not a history. Open calls are counted by each worker in a column of its own: those of a worker that was
-killed are forgotten when its column is used again.
+Strategy: a rate is a single instant, at which all requests so far would have been due one after the other; it may
+be ahead of now by the length of a burst (GCRA, the virtual scheduling of ATM's traffic control). So workers share
+one number instead of a history. Each worker counts open calls in a column of its own: those of a worker that was
+killed are dropped when its column is reused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from time import monotonic_ns
 from typing import Protocol
 
 SLOTS = 4096
-"""Clients that are counted at a time; one that is silent for as long as a burst needs none."""
+"""Clients that are counted at a time; one that was idle for the length of a burst needs no slot."""
 _KEY, _DUE = struct.Struct("=8s"), struct.Struct("=q")
 _HEAD_BYTES = _KEY.size + _DUE.size
 _COUNT_BYTES = 2
@@ -26,20 +26,23 @@ _FREE = bytes(_KEY.size)
 
 
 class Tally(Protocol):
-    """Of one client. Times are in nanoseconds."""
+    """Counters of one client. Times are in nanoseconds."""
 
     def take(self, interval: int, burst: int) -> int:
-        """Count a request, one of which is due every `interval` seconds; else how long it is too early."""
+        """Count a request if it is not too early, one being due every `interval`.
+
+        Return how early it is, else 0.
+        """
 
     def enter(self, most: int) -> bool:
-        """Count an open call, unless `most` are open; 0: any number."""
+        """Count an open call, unless `most` are open; 0: no limit. Return whether it was counted."""
 
     def leave(self) -> None:
-        """A call that was counted has ended."""
+        """Count the end of a call."""
 
 
 Tallies = Callable[[str], Tally]
-"""Makes that of a client."""
+"""Makes the `Tally` of a client, by its name."""
 
 
 def _early(due: int, now: int, interval: int, burst: int) -> int:
@@ -47,7 +50,7 @@ def _early(due: int, now: int, interval: int, burst: int) -> int:
 
 
 class LocalTally:
-    """Of a server that is one process."""
+    """`Tally` of a server with one process."""
 
     __slots__ = ("_due", "_open")
 
@@ -76,17 +79,17 @@ class LocalTally:
 
 
 def shared_size(workers: int) -> int:
-    """Bytes of a file that so many workers count in."""
+    """Return the size in bytes of the file shared by this number of workers."""
     return SLOTS * (_HEAD_BYTES + _COUNT_BYTES * _columns(workers))
 
 
 def _columns(workers: int) -> int:
-    """A worker and its successor run at the same time, and the one before may still be ending."""
+    """Return the number of columns: besides a worker, its successor and its predecessor may be running."""
     return 3 * workers
 
 
 class SharedTallies:
-    """In the file of descriptor `file`, which all workers have open; `run` counts the starts of workers."""
+    """Counters in a file that all workers have open; `run` numbers the starts of workers. See `Tally`."""
 
     def __init__(self, file: int, workers: int, run: int) -> None:
         self._file = file
@@ -99,7 +102,7 @@ class SharedTallies:
                 self._write_own(slot, 0)
 
     def __call__(self, client: str) -> Tally:
-        """That of a client."""
+        """Return the `Tally` of a client."""
         return _SharedTally(self, hashlib.sha256(client.encode()).digest()[: _KEY.size])
 
     def take(self, key: bytes, interval: int, burst: int) -> int:
@@ -137,9 +140,9 @@ class SharedTallies:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _slot(self, key: bytes, now: int) -> int:
-        """Where the client is counted: its own slot, or one that nobody needs any more.
+        """Return the offset of the client's slot: its own, or one that no other client needs now.
 
-        Where all are needed, which takes as many busy clients, it shares one.
+        If all are needed, by as many busy clients, it shares one.
         """
         first = int.from_bytes(key[:4], "little") % SLOTS
         unneeded = None
@@ -170,7 +173,7 @@ class SharedTallies:
 
 
 class _SharedTally:
-    """See `Tally`."""
+    """`Tally` of one client in `SharedTallies`."""
 
     __slots__ = ("_all", "_key")
 

@@ -1,4 +1,4 @@
-"""Pages for browsers: each is one document that loads nothing, and runs nothing but its own script."""
+"""Pages for browsers: each is one document that loads nothing, and runs only its own script."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STYLES = Path(__file__).with_name("page.css")
-"""Of every page: colours, and how elements look that are not of one page alone."""
+"""Styles of all pages: colours, and elements that are not specific to one page."""
 TOKEN_SCRIPT = Path(__file__).with_name("token.js")
-"""Of every page: asks its reader for a token, if the server does, and sends it. Needs the page's `html`."""
+"""Script of all pages: asks for a token, if the server requires one, and sends it. Needs the page's `html`."""
 
 
 def page_text(file: Path, styles: Sequence[Path] = (), scripts: Sequence[Path] = ()) -> str:
-    """The document, with `STYLES`, these styles and these scripts in place of its markers."""
+    """Return the document, with `STYLES`, these styles and these scripts in place of its markers."""
     text = file.read_text(encoding="utf-8")
     for marker, parts in (("/* styles */", [STYLES, *styles]), ("/* scripts */", scripts)):
         text = text.replace(marker, "\n".join([part.read_text(encoding="utf-8") for part in parts]))
@@ -22,7 +22,10 @@ def page_text(file: Path, styles: Sequence[Path] = (), scripts: Sequence[Path] =
 
 
 def page_headers(page: str) -> dict[str, str]:
-    """Names in a page come from users: nothing runs but its own script, and no other page may frame it."""
+    """Return headers by which only the page's own script runs, as it shows names from users.
+
+    Framing is forbidden.
+    """
     policy = (
         "default-src 'none'; base-uri 'none'; connect-src 'self'; form-action 'none'; frame-ancestors 'none'; "
         f"img-src data:; script-src {_hash_of(page, 'script')}; style-src {_hash_of(page, 'style')}"
@@ -36,6 +39,6 @@ def page_headers(page: str) -> dict[str, str]:
 
 
 def _hash_of(page: str, tag: str) -> str:
-    """How a policy names the content of the page's one element of this kind."""
+    """Return the policy's hash of the content of the page's only element of this kind."""
     content = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

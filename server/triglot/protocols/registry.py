@@ -67,8 +67,7 @@ def rows(
     regions: Regions | None = None,
     grpc_port: Callable[[], int] = int,
 ) -> Rows:
-    """Return the gRPC services and the REST routes, including health, reflection, metrics and the OpenAPI
-    document.
+    """Return the gRPC services and REST routes, including health, reflection, metrics and the OpenAPI document.
 
     `about` is the text of grps' ServerMetadata; if empty, it is generated. Without `regions` shared memory is
     disabled. `grpc_port` returns the gRPC port once the server has started, 0 if there is none.

@@ -1,4 +1,4 @@
-"""Sample calls: what a first request of a model looks like in each protocol, over REST and over gRPC."""
+"""Sample calls: a first request to a model in each protocol, over REST and over gRPC."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from triglot.model.signature import DEFAULT_SIGNATURE
 
 
 class _Element(NamedTuple):
-    """An element of a datatype, and the fields that hold such elements in each protocol's messages.
+    """The fields for elements of a datatype in each protocol's messages, and TensorFlow's name of the datatype.
 
-    `grps_field` is empty where grps has none.
+    `grps_field` is empty if grps has none.
     """
 
     kserve_field: str
@@ -39,15 +39,15 @@ _ELEMENTS = {
     "UINT64": _Element("uint64_contents", "DT_UINT64", "uint64_val"),
 }
 LARGEST_SAMPLE = 16
-"""Elements of an input whose call fits on a line."""
+"""Most elements of an input in a call that fits on a line."""
 LARGEST_EXAMPLE = 1024
-"""Elements of an input that a document or a form shows."""
+"""Most elements of an input in a document or a form."""
 LARGEST_BINARY = 4 * 1024 * 1024
-"""Elements of an input that is sent as binary data."""
+"""Most elements of an input that is sent as binary data."""
 
 
 class SampleCall(NamedTuple):
-    """One call of a model in one protocol, over REST and over gRPC. `json`: REST insists on the content type."""
+    """One call of a model in one protocol, over REST and gRPC. `json`: REST requires the JSON content type."""
 
     path: str
     body: dict[str, Any]
@@ -57,7 +57,7 @@ class SampleCall(NamedTuple):
 
 
 class BinaryCall(NamedTuple):
-    """A call of KServe V2 over REST with binary tensors: `zeros` bytes behind the JSON of `head`."""
+    """A KServe V2 call over REST with binary tensors: `zeros` zero bytes after the JSON of `head`."""
 
     path: str
     head: dict[str, Any]
@@ -65,9 +65,9 @@ class BinaryCall(NamedTuple):
 
 
 def element_fields(datatype: str) -> dict[str, str]:
-    """What holds elements of a datatype in the messages of each protocol; nothing for one that has no such field.
+    """Return the fields for a datatype's elements in the messages of each protocol; empty without such a field.
 
-    "kserve", "tfserving" and "grps" are fields; "dtype" is TensorFlow's name of the datatype.
+    The keys "kserve", "tfserving" and "grps" are for fields, "dtype" for TensorFlow's name of the datatype.
     """
     element = _ELEMENTS.get(datatype)
     if element is None:
@@ -88,9 +88,9 @@ def sample_calls(
     grps_customized_body: bool = False,
     largest: int = LARGEST_SAMPLE,
 ) -> list[SampleCall]:
-    """A call in each of the protocols that can make one.
+    """Return a call in each of the protocols that can express one.
 
-    None of a model that streams, and of one whose inputs no sample of at most `largest` elements fits.
+    Empty for a decoupled model, and for one whose inputs do not fit into `largest` elements.
     """
     samples = None if model.decoupled else _samples(model, largest)
     if samples is None or not _all_have_fields(samples):
@@ -98,12 +98,12 @@ def sample_calls(
     calls = []
     if "kserve" in protocols:
         calls.append(_kserve_call(model.name, samples))
-    # TensorFlow Serving's REST interface takes no call without inputs, and has JSON for some types only (tfs 4.2).
+    # TensorFlow Serving's REST interface requires inputs, and has JSON for some types only (tfs 4.2).
     specs = [*model.signature.inputs, *model.signature.outputs]
     has_json = bool(samples) and all(spec.datatype in _ELEMENTS.keys() - {"UINT16"} for spec in specs)
     if "tfserving" in protocols and has_json:
         calls.append(_tfserving_call(model, samples))
-    # In customised HTTP a project reads its requests itself.
+    # In customised HTTP a grps project parses its requests itself.
     has_grps = "grps" in protocols and not grps_customized_body
     if has_grps and all(_ELEMENTS[sample.datatype].grps_field for sample in samples):
         tensors = {"gtensors": {"tensors": list(map(_grps_tensor, samples))}}
@@ -112,7 +112,7 @@ def sample_calls(
 
 
 def stream_call(model: ModelMetadata, largest: int = LARGEST_SAMPLE) -> SampleCall | None:
-    """A call of a model that streams, by `generate_stream` and by ModelStreamInfer; see `sample_calls`."""
+    """Return a call of a decoupled model, by `generate_stream` and ModelStreamInfer; see `sample_calls`."""
     samples = _samples(model, largest)
     if samples is None or not _all_have_fields(samples):
         return None
@@ -126,11 +126,11 @@ def stream_call(model: ModelMetadata, largest: int = LARGEST_SAMPLE) -> SampleCa
 
 
 def binary_call(model: ModelMetadata) -> BinaryCall | None:
-    """A call whose inputs are zeros, or empty texts; they may be large, or have no JSON form."""
+    """Return a call whose inputs are zeros, or empty strings; they may be large, or have no JSON form."""
     samples = _samples(model, LARGEST_BINARY)
     if samples is None:
         return None
-    # Each text begins with four bytes of its size.
+    # Each string starts with its length in four bytes.
     sizes = [sample.count * (DATATYPES[sample.datatype].itemsize or 4) for sample in samples]
     heads = [_head(one) | {"parameters": {"binary_data_size": n}} for one, n in zip(samples, sizes, strict=True)]
     head = {"inputs": heads, "parameters": {"binary_data_output": True}}
@@ -139,8 +139,8 @@ def binary_call(model: ModelMetadata) -> BinaryCall | None:
 
 def _samples(model: ModelMetadata, largest: int) -> list[Sample] | None:
     if model.signature.any_tensors and not model.signature.inputs:
-        return None  # What it takes, only its author knows.
-    # Of examples, and of JSON in JSON, no sample is right for every model; a sequence has an id, and a start.
+        return None  # The model takes any tensors, so no sample is known to fit.
+    # No sample of Examples, or of JSON in strings, fits every model; sequences need an id, and a start.
     simple = model.signature.method == "predict" and not (model.speaks_json or model.sequences)
     return samples_of(model.signature.inputs, largest) if simple else None
 
@@ -169,7 +169,7 @@ def _kserve_call(name: str, samples: list[Sample]) -> SampleCall:
 
 
 def _tfserving_call(model: ModelMetadata, samples: list[Sample]) -> SampleCall:
-    # Unnamed means the default's name here, and not the only signature (tfs 3.2).
+    # Without a name the signature named as the default is called, not the only one (tfs 3.2).
     is_default = model.signature_name == DEFAULT_SIGNATURE
     named = {} if is_default else {"signature_name": model.signature_name}
     tensors = {

@@ -1,1 +1,1 @@
-"""gRPC's own services, as rows like any other, so that every gRPC transport offers them."""
+"""gRPC's own services as rows, so that every gRPC transport offers them."""

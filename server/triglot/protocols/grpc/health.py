@@ -16,19 +16,22 @@ from triglot.protocols.rows import Kind, Method, Service
 from triglot.protocols.wire import parse, serialize
 
 SERVICE = "grpc.health.v1.Health"
-LOOK_AGAIN_SECONDS = 0.5
-"""How long a change that nobody announces (an instance's death) may stay unseen by a watcher."""
+POLL_SECONDS = 0.5
+"""Interval in which watchers check for changes that are not signalled, such as an instance's death."""
 
 
 class Health:
-    """Answers from the state of the server and the models, never from a copy of it."""
+    """The health service. It always reads the current state of the server and the models."""
 
     def __init__(self, dataplane: DataPlane, services: Collection[str]) -> None:
         self._dataplane = dataplane
         self._services = frozenset(services)
 
     async def _status(self, permission: Permission, name: str) -> pb.HealthCheckResponse:
-        """SERVING or NOT_SERVING. Raises `ModelNotFound`, and `PermissionDenied` for others' models."""
+        """Return the status.
+
+        Raises `ModelNotFound`, and `PermissionDenied` for a model that the client may not use.
+        """
         everything = not name or name in self._services
         ok = self._dataplane.ready if everything else await self._dataplane.check_ready(permission, name)
         return pb.HealthCheckResponse(
@@ -36,20 +39,20 @@ class Health:
         )
 
     async def check(self, request: pb.HealthCheckRequest, call: Call) -> pb.HealthCheckResponse:
-        """Raises `NotFound`."""
+        """Return the status of a name. Raises `NotFound`."""
         try:
             return await self._status(call.permission, request.service)
         except ModelNotFound:
             raise NotFound(f"'{request.service}' is neither a service nor a model of this server") from None
 
     async def list(self, _: pb.HealthListRequest, call: Call) -> pb.HealthListResponse:
-        """Every name that the client can check."""
+        """Return the status of every name that the client may check."""
         names = ["", *self._services, *self._dataplane.known_names(call.permission)]
         statuses = await asyncio.gather(*map(partial(self._status, call.permission), names))
         return pb.HealthListResponse(statuses=dict(zip(names, statuses, strict=True)))
 
     async def watch(self, request: pb.HealthCheckRequest, call: Call) -> AsyncIterator[pb.HealthCheckResponse]:
-        """The status now and at every change; SERVICE_UNKNOWN for a name that may still come."""
+        """Yield the status, now and at every change; SERVICE_UNKNOWN for a name that may still be added."""
         last = None
         while True:
             try:
@@ -59,10 +62,10 @@ class Health:
             if status != last:
                 yield status
                 last = status
-            await self._dataplane.readiness_changed(LOOK_AGAIN_SECONDS)
+            await self._dataplane.readiness_changed(POLL_SECONDS)
 
     def grpc_service(self) -> Service:
-        """The rows."""
+        """Return the rows."""
         decode = partial(parse, pb.HealthCheckRequest)
         decode_list = partial(parse, pb.HealthListRequest)
         return Service(

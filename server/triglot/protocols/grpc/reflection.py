@@ -1,4 +1,4 @@
-"""Server reflection, v1 and v1alpha, from the private pool."""
+"""Server reflection, v1 and v1alpha, over the private descriptor pool."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.Serv
 
 
 def reflection_services(service_names: Sequence[str]) -> list[Service]:
-    """Both versions; they differ in their package's name alone. `service_names` are the other services."""
+    """Return both versions, which differ only in their package name. `service_names` are the other services."""
     names = sorted([*service_names, *SERVICES])
     return [
         Service(
@@ -64,7 +64,7 @@ def _answer(request: Any, response: Any, names: list[str]) -> None:
     elif kind == "file_containing_symbol":
         _add_files(response, _find(_file_of_symbol, request.file_containing_symbol))
     elif kind == "all_extension_numbers_of_type":
-        # Messages of proto3 have none, which is no error: grpcurl asks before it shows what an Any holds.
+        # proto3 messages have no extensions, which is not an error: grpcurl asks before it prints an Any.
         message = _find(POOL.FindMessageTypeByName, request.all_extension_numbers_of_type)
         response.all_extension_numbers_response.base_type_name = message.full_name
     elif kind == "file_containing_extension":
@@ -84,13 +84,13 @@ def _file_of_symbol(name: str) -> FileDescriptor:
     try:
         return POOL.FindFileContainingSymbol(name)
     except KeyError:
-        # The pool knows a method only as a part of its service.
+        # The pool does not index methods, only their service.
         service, _, method = name.rpartition(".")
         return POOL.FindServiceByName(service).methods_by_name[method].containing_service.file
 
 
 def _add_files(response: Any, file: FileDescriptor) -> None:
-    """The file and everything that it imports: a client needs no second request."""
+    """Add the file and all its imports: a client needs no second request."""
     seen: set[str] = set()
     pending = [file]
     while pending:

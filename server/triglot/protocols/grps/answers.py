@@ -1,4 +1,4 @@
-"""What a call answers, and its bytes (grps 1, 3.5)."""
+"""Answers of a call, and their bytes (grps 1, 3.5)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triglot.protocols.grps.codec import (
     is_failure,
     with_success,
 )
-from triglot.protocols.grps.generic_tensor import LONGEST_KEPT, tensor_head
+from triglot.protocols.grps.generic_tensor import LONGEST_CACHED, tensor_head
 from triglot.protocols.grps.mapping import answer_message
 from triglot.protocols.grps.message import Message
 from triglot.protocols.grps.tensors import FLOATS
@@ -29,7 +29,7 @@ from triglot.protocols.wire import length_prefix
 
 @dataclass(slots=True)
 class Encoded:
-    """A serialized message that lacks nothing."""
+    """A complete serialized message."""
 
     data: bytes | Scattered
 
@@ -38,26 +38,25 @@ Answer = Message | bytes | None
 """A message, or a serialized one; None: customised HTTP, see `Exchange.http_response`."""
 
 
-def encoded_answer(response: InferenceResponse, asked: Message | None) -> Encoded | Message:
-    """As `answer_message`, encoded at once where that is quick."""
+def encoded_answer(response: InferenceResponse, request_message: Message | None) -> Encoded | Message:
+    """Return what `answer_message` does, serialized already if that is quick."""
     scatters = may_scatter(response)
     pieces = _output_pieces(response.outputs)
     if pieces is None:
-        return answer_message(response, asked)
+        return answer_message(response, request_message)
     return Encoded(Scattered(pieces) if scatters else b"".join(pieces))
 
 
 def _output_pieces(outputs: Sequence[OutputTensor]) -> list[Any] | None:
-    """A serialized GrpsMessage with the status OK, in pieces to join; for one output of floats, which is most of
-    what models answer.
+    """Return a GrpsMessage with status OK in pieces to join, for the usual response: one output of floats.
 
-    None for any others: `encode_message` knows them all, and takes several times as long.
+    Returns None for others: `encode_message` handles them all, but takes several times as long.
     """
     if len(outputs) != 1:
         return None
     output = outputs[0]
     array, row = output.array, FLOATS.get(output.datatype)
-    if row is None or array.dtype is not row.wire or len(output.name) > LONGEST_KEPT:
+    if row is None or array.dtype is not row.wire or len(output.name) > LONGEST_CACHED:
         return None
     if not (array.size and array.flags.c_contiguous):
         return None
@@ -66,7 +65,7 @@ def _output_pieces(outputs: Sequence[OutputTensor]) -> list[Any] | None:
 
 @lru_cache(maxsize=1024)
 def _outputs_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
-    """All that stands before the floats."""
+    """Return all bytes before the floats."""
     head = tensor_head(name, dtype, shape, float_bytes)
     size = len(head) + float_bytes
     prefix = length_prefix(TENSOR, size)
@@ -74,12 +73,12 @@ def _outputs_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: in
 
 
 def answer_size(answer: Encoded | Answer) -> int:
-    """What `encode_answer` has to work through, in bytes of text, about."""
+    """Estimate what `encode_answer` processes, in bytes of text."""
     return encoding_size(answer) if isinstance(answer, Message) else 0
 
 
 def encode_answer(answer: Encoded | Answer) -> bytes:
-    """A serialized GrpsMessage, with its status."""
+    """Return a serialized GrpsMessage, with its status."""
     if isinstance(answer, Encoded):
         return bytes(answer.data)
     if isinstance(answer, Message):
@@ -88,17 +87,17 @@ def encode_answer(answer: Encoded | Answer) -> bytes:
 
 
 def scatter_answer(answer: Encoded | Answer) -> bytes | Scattered:
-    """As `encode_answer`; large arrays stay where they are."""
+    """Return what `encode_answer` does, but with large arrays sent in place."""
     return answer.data if isinstance(answer, Encoded) else encode_answer(answer)
 
 
 def scatter_item(answer: Encoded | Message | bytes) -> bytes | Scattered:
-    """As `encode_item`; large arrays stay where they are."""
+    """Return what `encode_item` does, but with large arrays sent in place."""
     return answer.data if isinstance(answer, Encoded) else encode_item(answer)
 
 
 def encode_item(answer: Encoded | Message | bytes) -> bytes:
-    """As `encode_answer`, for one of a stream: a failure that a model sends stays one (grps 3.5)."""
+    """Encode an answer of a stream as `encode_answer`, but keep a status FAILURE that a model sends (grps 3.5)."""
     if isinstance(answer, HttpChunk):
         return failure(500, "customized_http_stream_respond is for customized HTTP only")
     return answer if isinstance(answer, bytes) and is_failure(answer) else encode_answer(answer)

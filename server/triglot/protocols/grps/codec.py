@@ -1,7 +1,7 @@
-"""A GrpsMessage's bytes ⇄ `Message` (grps 1). Pure functions.
+"""GrpsMessage bytes ⇄ `Message` (grps 1). Pure functions.
 
-Strategy: the members of a large message's oneof are cut from it and taken one after the other, as protobuf would
-merge them, so that tensors need not be parsed with it.
+Strategy: the members of a large message's oneof are cut out and decoded one after the other, and merged as
+protobuf would, so that their tensors are not parsed with the message.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from triglot.protocols.wire import (
 )
 
 SCAN_FROM_BYTES = 16 * 1024
-"""Below this, protobuf reads the whole message: how quick it is with floats depends much on its release."""
+"""Below this size protobuf parses the whole message: its speed for floats varies much from release to release."""
 COPY_WORK = 16
-"""So many bytes are copied in the time in which one is parsed."""
+"""Bytes that are copied in the time in which one is parsed."""
 MAX_TENSORS = Limit("tensors", 1024)
 MOST_TENSORS = Limit("tensors", MAX_FIELDS)
-"""Even for a model that takes messages as they are: a tensor of two bytes becomes an object of a hundred."""
+"""Limit for models that take whole messages, too: a tensor of two bytes becomes an object of a hundred."""
 TENSORS_FROM_BYTES = 128 * 1024
-"""Whatever a smaller message holds does not take much memory."""
+"""The content of a smaller message cannot take much memory."""
 MAX_ENTRIES = Limit("entries in a map", SCAN_FROM_BYTES)
-"""More than a message that is parsed at once can hold."""
+"""More entries than a message below `SCAN_FROM_BYTES` can hold."""
 _STATUS, _MODEL, _BIN, _STR, TENSORS, _NDARRAY, _MAP = range(1, 8)
 TENSOR = 1
 _MAPS = ("s_s", "s_b", "s_i32", "s_i64", "s_f", "s_d")
@@ -70,7 +70,7 @@ _MAP_DATA = MessageRules(repeats=dict.fromkeys(range(1, len(_MAPS) + 1), MAX_ENT
 
 
 def model_of(data: bytes) -> str:
-    """The model that a serialized GrpsMessage names, "" when none; whatever else it holds is passed over.
+    """Return the model that a serialized GrpsMessage names, "" if none; other fields are skipped.
 
     Raises `InvalidArgument`.
     """
@@ -85,7 +85,7 @@ def is_failure(data: bytes) -> bool:
 
 
 def _payloads(data: bytes, number: int) -> list[bytes] | list[memoryview]:
-    """What each occurrence of a field holds, of `status` or `model`."""
+    """Return the payload of each occurrence of the field `status` or `model`."""
     wanted = number << 3 | LENGTH
     found: list[bytes] = []
     at, end = 0, len(data)
@@ -94,7 +94,7 @@ def _payloads(data: bytes, number: int) -> list[bytes] | list[memoryview]:
             return found
         tag = data[at]
         if tag & 0x87 != LENGTH or tag == LENGTH:
-            # Of another kind than all our fields: nothing that honest clients send.
+            # A field type that GrpsMessage does not have: not sent by ordinary clients.
             return [payload for cut, payload in scan(data, _ALL_FIELDS)[1] if cut == number]
         length, start = read_varint(data, at + 1, end, SHORT)
         at = start + length
@@ -108,7 +108,7 @@ def _payloads(data: bytes, number: int) -> list[bytes] | list[memoryview]:
 
 
 def check_tensors(data: bytes) -> None:
-    """Raises `InvalidArgument` for a large message of more tensors than anybody means, or one that is damaged."""
+    """Raise `InvalidArgument` for a large message that has too many tensors, or is damaged."""
     if len(data) <= TENSORS_FROM_BYTES:
         return
     tensors = 0
@@ -129,7 +129,7 @@ def _text(payload: bytes | memoryview, what: str) -> str:
 
 
 def decode_message(data: bytes | memoryview) -> Message:
-    """The message that `data` holds; packed floats of a large one are views of `data`.
+    """Return the message of `data`; packed floats of a large one are views of `data`.
 
     Raises `InvalidArgument`.
     """
@@ -142,7 +142,7 @@ def decode_message(data: bytes | memoryview) -> Message:
 
 
 def decode_answer(data: bytes) -> Message:
-    """As `decode_message`, for what a model answers: it may hold any number of things."""
+    """Decode as `decode_message`, but a model's own message, to which no limits apply."""
     try:
         return decode_message(data)
     except InvalidArgument:
@@ -178,9 +178,9 @@ def _map_of(message: pb.GenericMapData) -> GrpsMap:
 
 
 def _merge(members: list[tuple[int, memoryview]]) -> Data:
-    """What the oneof holds in the end: its last member, merged with the same one just before it.
+    """Return the oneof's final value: its last member, merged with the same member directly before it.
 
-    The others are read too, because protobuf would refuse a damaged one.
+    The others are decoded as well, because protobuf would reject a damaged one.
     """
     data: Data = None
     last = tensors = 0
@@ -199,7 +199,7 @@ def _merge(members: list[tuple[int, memoryview]]) -> Data:
             parse(pb.NDArrayData, bytes(payload))
             data = NDArray()
         else:
-            # Copied: these become an object of their own, whoever is given them.
+            # Copied: these are kept as objects of their own.
             data = _text(payload, "str_data") if number == _STR else bytes(payload)
     return data
 
@@ -223,9 +223,9 @@ def _read_map(data: memoryview, into: GrpsMap) -> GrpsMap:
 
 
 def decoding_size(data: bytes) -> int:
-    """What `decode_message` has to work through besides packed floats, in bytes of text, about.
+    """Estimate what `decode_message` processes besides packed floats, in bytes of text.
 
-    A message of many fields, or a damaged one, counts as text: this is not the place to look at each.
+    A message of many fields, or a damaged one, counts as text: the estimate must not read each of them.
     """
     try:
         rest, members = scan(data, _MEMBERS, FEW_FIELDS)
@@ -241,9 +241,9 @@ def _member_size(number: int, payload: memoryview) -> int:
 
 
 def encode_message(message: Message) -> bytes:
-    """A serialized GrpsMessage, joined from the floats' own memory.
+    """Return a serialized GrpsMessage, copied once from the floats' memory.
 
-    Raises `InvalidArgument` for a text that UTF-8 has no bytes for.
+    Raises `InvalidArgument` for a string that UTF-8 cannot encode.
     """
     pieces: list[Any] = []
     if message.status is not None:
@@ -259,7 +259,7 @@ def _field(number: int, pieces: Sequence[Any]) -> list[Any]:
 
 
 def _member(data: Data) -> list[Any]:
-    """The oneof's member in pieces to join; even an empty one is there."""
+    """Return the oneof's member in pieces to join, even if it is empty."""
     if data is None:
         return []
     if isinstance(data, list):
@@ -293,7 +293,7 @@ def _encode_map(data: GrpsMap) -> bytes:
 
 
 def encoding_size(message: Message) -> int:
-    """What `encode_message` has to work through besides floats, in bytes of text, about."""
+    """Estimate what `encode_message` processes besides floats, in bytes of text."""
     data = message.data
     if isinstance(data, list):
         return writing_size(data[0]) if len(data) == 1 else sum([writing_size(tensor) for tensor in data])
@@ -311,13 +311,13 @@ SUCCESS_FIELD = _status_field(OK)
 
 
 def with_success(data: bytes) -> bytes:
-    """A serialized GrpsMessage whose status is 200, "OK" and SUCCESS, whatever it was.
+    """Return a serialized GrpsMessage with the status 200, "OK" and SUCCESS, whatever its status was.
 
-    Of several statuses the last one overrides what it sets, and this one sets all three fields.
+    Of repeated statuses the last one overrides the fields that it sets, and this one sets all three.
     """
     return data + SUCCESS_FIELD
 
 
 def failure(code: int, msg: str) -> bytes:
-    """A serialized GrpsMessage with nothing but a status, of FAILURE. What is no UTF-8 in `msg` is replaced."""
+    """Return a serialized GrpsMessage with just a status of FAILURE. Lone surrogates in `msg` are replaced."""
     return _status_field(Status(code, msg.encode(errors="replace").decode(), FAILURE))

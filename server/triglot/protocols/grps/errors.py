@@ -1,4 +1,4 @@
-"""Errors as grps tells them: in the message's status, with an HTTP-like code (grps 0, 3.4, 4)."""
+"""grps' form of errors: the message's status, with an HTTP-like code (grps 0, 3.4, 4)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _STATUS = {
 
 
 class BadRequest(InvalidArgument):
-    """A request that is refused before anybody looks into it (grps 3.3)."""
+    """A request that is rejected before its content is decoded (grps 3.3)."""
 
 
 class NoSuchModel(InvalidArgument):
-    """ModelMetadata was asked for a model that does not exist; unlike Predict it says 404 (grps 3.7)."""
+    """ModelMetadata for a model that does not exist; unlike Predict it answers 404 (grps 3.7)."""
 
 
 def failure_of(error: ServingError) -> Status:
-    """The status that says an error. What is wrong with a model's input is 500, as in grps itself."""
+    """Return the status of an error. Errors in a model's input are 500, as in grps itself."""
     return Status(_code(error), error.message, FAILURE)
 
 

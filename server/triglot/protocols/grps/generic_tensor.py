@@ -1,7 +1,7 @@
-"""A GenericTensor's bytes ⇄ `GrpsTensor` (grps 1). Pure functions.
+"""GenericTensor bytes ⇄ `GrpsTensor` (grps 1). Pure functions.
 
-Strategy: packed floats are the array's own bytes, so they are cut from the message and laid under an array, and
-joined from one on the way out. Integers and texts go through protobuf's own lists.
+Strategy: packed floats are the array's own bytes, so they are cut from the message and viewed as an array, and
+joined from the array's memory when encoding. Integers and strings go through protobuf's own lists.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from triglot.protocols.wire import (
 FEW_FIELDS = 64
 """A tensor with more fields than this has its elements one by one, and nothing to cut."""
 ELEMENT_WORK = 8
-"""An integer or a text that is encoded takes as long as so many bytes of text."""
-LONGEST_KEPT = 256
-"""Characters of a name: clients may send any."""
+"""Cost of encoding an integer or a string, in bytes of text."""
+LONGEST_CACHED = 256
+"""Longest tensor name whose head is cached, in characters: clients may send any."""
 MAX_DIMS = Limit("dims in a shape", 32)
-"""numpy's own limit."""
+"""numpy's own limit (before version 2)."""
 _NAME, _SHAPE = 1, 3
 _RULES = MessageRules(cut=frozenset(PACKED_FLOATS), varints={_SHAPE: MAX_DIMS})
 _EMPTY = np.empty(0, np.float32)
 
 
 def read_tensor(data: memoryview) -> GrpsTensor:
-    """The tensor of a serialized GenericTensor; its packed floats are a view of `data`.
+    """Return the tensor of a serialized GenericTensor; its packed floats are a view of `data`.
 
     Raises `InvalidArgument`.
     """
@@ -59,7 +59,7 @@ def read_tensor(data: memoryview) -> GrpsTensor:
     if row is None or packed is None:
         return tensor_of_message(message)
     if getattr(message, row.field):
-        # Only protobuf knows in which order they come.
+        # Packed and unpacked values are mixed: only protobuf merges them in their order.
         return tensor_of_message(parse(pb.GenericTensor, bytes(data)))
     return _with_elements(message, packed[0] if len(packed) == 1 else np.concatenate(packed))
 
@@ -74,9 +74,9 @@ def _floats(payload: memoryview, dtype: np.dtype[Any]) -> Array:
 
 
 def tensor_of_message(message: pb.GenericTensor, *, limited: bool = True) -> GrpsTensor:
-    """The tensor of a parsed GenericTensor, with the list that its dtype chooses.
+    """Return the tensor of a parsed GenericTensor, with the list of its dtype.
 
-    Raises `InvalidArgument` for more dims than `MAX_DIMS`, if that is the limit.
+    Raises `InvalidArgument` for more dims than `MAX_DIMS`, if `limited`.
     """
     if limited and len(message.shape) > MAX_DIMS.count:
         raise limit_error(MAX_DIMS)
@@ -96,7 +96,7 @@ def _with_elements(message: pb.GenericTensor, elements: Array) -> GrpsTensor:
 
 
 def reading_size(data: memoryview) -> int:
-    """What `read_tensor` has to work through besides packed floats, in bytes. Raises `InvalidArgument`."""
+    """Return how many bytes `read_tensor` parses besides packed floats. Raises `InvalidArgument`."""
     try:
         return len(scan(data, _RULES, FEW_FIELDS)[0])
     except TooManyFields:
@@ -104,9 +104,9 @@ def reading_size(data: memoryview) -> int:
 
 
 def tensor_pieces(tensor: GrpsTensor) -> tuple[Any, ...]:
-    """A serialized GenericTensor as two pieces to join; the memory of floats is one of them.
+    """Return a serialized GenericTensor as two pieces to join; the second is the memory of floats.
 
-    Raises `InvalidArgument` for a text that UTF-8 has no bytes for.
+    Raises `InvalidArgument` for a string that UTF-8 cannot encode.
     """
     row = LISTS.get(tensor.dtype)
     if row is None or not tensor.elements.size:
@@ -126,12 +126,12 @@ def _elements(elements: Array, row: FlatList) -> bytes:
 
 
 def _head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
-    """As `tensor_head`; those of reasonable names are kept."""
-    return (_kept_head if len(name) <= LONGEST_KEPT else tensor_head)(name, dtype, shape, float_bytes)
+    """Return what `tensor_head` does, cached unless the name is very long."""
+    return (_cached_head if len(name) <= LONGEST_CACHED else tensor_head)(name, dtype, shape, float_bytes)
 
 
 def tensor_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
-    """All of a tensor but its elements, with what stands before packed floats: what a model's answers share."""
+    """Return all of a tensor but its elements, with the prefix of packed floats."""
     encoded_name = utf8(name, "a tensor's name")
     pieces = [length_prefix(_NAME, len(encoded_name)), encoded_name] if encoded_name else []
     pieces.append(serialize(pb.GenericTensor(dtype=dtype, shape=shape)))  # type: ignore[arg-type]  # Any number.
@@ -140,10 +140,10 @@ def tensor_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int)
     return b"".join(pieces)
 
 
-_kept_head = lru_cache(maxsize=1024)(tensor_head)
+_cached_head = lru_cache(maxsize=1024)(tensor_head)
 
 
 def writing_size(tensor: GrpsTensor) -> int:
-    """What `tensor_pieces` has to work through element by element, in bytes of text, about."""
+    """Estimate what `tensor_pieces` encodes element by element, in bytes of text."""
     row = LISTS.get(tensor.dtype)
     return 0 if row is None or row.number in PACKED_FLOATS else tensor.elements.size * ELEMENT_WORK

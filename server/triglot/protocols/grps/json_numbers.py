@@ -1,4 +1,4 @@
-"""Values and flat lists as protobuf's JSON mapping takes and gives them (grps 2.1, 2.2). Pure functions."""
+"""Values and flat lists in protobuf's JSON mapping (grps 2.1, 2.2). Pure functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 
 def read_text(value: Any, what: str) -> str:
-    """A string. Raises `InvalidArgument`."""
+    """Return a string. Raises `InvalidArgument`."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{what} must be a string, got {type_name(value)}")
     if not _is_unicode(value):
@@ -45,20 +45,20 @@ def _is_unicode(text: str) -> bool:
 
 
 def read_bytes(value: Any, what: str) -> bytes:
-    """The bytes of lenient base64: padding may miss, both alphabets, other characters are skipped (grps 2.2).
+    """Return the bytes of lenient base64: optional padding, both alphabets, other characters skipped (grps 2.2).
 
     Raises `InvalidArgument`.
     """
     text = read_text(value, what)
     try:
-        # More padding than is needed does no harm.
+        # Surplus padding is ignored.
         return binascii.a2b_base64(text.translate(_URL_SAFE).encode() + b"==")
     except binascii.Error as error:
         raise InvalidArgument(f"{what} is not base64: {error}") from None
 
 
 def read_integer(value: Any, dtype: np.dtype[Any], what: str) -> int:
-    """An integer of `dtype`: a whole number or a string of digits. Raises `InvalidArgument`."""
+    """Return an integer of `dtype`, from a whole number or a string of digits. Raises `InvalidArgument`."""
     number = _integer(value, what)
     bounds = np.iinfo(dtype)
     if not bounds.min <= number <= bounds.max:
@@ -67,18 +67,18 @@ def read_integer(value: Any, dtype: np.dtype[Any], what: str) -> int:
 
 
 def read_float(value: Any, dtype: np.dtype[Any], what: str) -> float:
-    """A number as `dtype` holds it: a JSON number, or a string of one, "NaN", "Infinity" or "-Infinity".
+    """Return a number rounded to `dtype`, from a JSON number, or a string with one, or "NaN" or "[-]Infinity".
 
-    Raises `InvalidArgument`, for one beyond `dtype` too.
+    Raises `InvalidArgument`, also for a number beyond `dtype`'s range.
     """
     return float(_narrowed(np.array([_float(value, what)]), dtype, what)[0])
 
 
 def read_list(values: Any, dtype: np.dtype[Any], what: str) -> Array:
-    """A list as a flat array of `dtype`, objects being `str`; the rules are those for single values.
+    """Return a list as a flat array of `dtype` (objects are `str`), by the rules for single values.
 
-    Raises `InvalidArgument`; of a `LargeArray`, whose nesting is not looked at, also `TypeError` and `ValueError`
-    when it has to be read as a plain list.
+    Raises `InvalidArgument`; for a `LargeArray`, whose nesting is not checked, also `TypeError` and `ValueError`
+    if it has to be read as a plain list.
     """
     if not isinstance(values, list | LargeArray):
         raise InvalidArgument(f"{what} must be an array, got {type_name(values)}")
@@ -128,7 +128,7 @@ def _unwrapped(values: list[Any], what: str) -> list[int]:
         try:
             return list(map(int, values))
         except ValueError:
-            pass  # The next line finds out which.
+            pass  # The next line finds out which one is wrong.
     return [_integer(value, what) for value in values]
 
 
@@ -151,7 +151,7 @@ def _floats(values: list[Any] | LargeArray, dtype: np.dtype[Any], what: str) -> 
         numbers = np.array(values)
         if np.isfinite(numbers).all():
             return _narrowed(numbers, dtype, what)
-    # One by one: an integer may be beyond floats, and of a string its text counts.
+    # One by one: integers may exceed a float's range, and strings are parsed.
     return _narrowed(np.array([_float(value, what) for value in values], np.float64), dtype, what)
 
 
@@ -167,11 +167,11 @@ def _narrowed(numbers: Array, dtype: np.dtype[Any], what: str) -> Array:
 
 
 def _float(value: Any, what: str) -> float:
-    """Booleans count as 1 and 0, as they do for protobuf."""
+    """Return a number; booleans count as 1 and 0, as in protobuf."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value
-        # The parser gives infinity for what is beyond float64, too.
+        # The parser returns infinity for numbers beyond float64, too.
         name = float_name(value)
         raise InvalidArgument(f'{what}: {name} or a number out of range; write {name} as the string "{name}"')
     if isinstance(value, str):
@@ -196,9 +196,9 @@ def _type_error(value: Any, expected: str, what: str) -> InvalidArgument:
 
 
 def float_values(array: Array) -> list[float | str]:
-    """The elements of a flat float array as JSON has them: of FP32 the shortest text that gives it back."""
+    """Return a flat float array's elements for JSON: FP32 as the shortest text that reads back to it."""
     if array.dtype == FLOAT32:
-        # numpy and Python would print the double that it is.
+        # numpy and Python would print all digits of the double that it becomes.
         text = orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)
         values: list[Any] = orjson.loads(text)
     else:
@@ -209,5 +209,5 @@ def float_values(array: Array) -> list[float | str]:
 
 
 def float_name(value: float) -> str:
-    """What stands for a number that is not finite."""
+    """Return the name of a number that is not finite."""
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,7 +1,7 @@
-"""`Message` → JSON, as grps' servers print it (grps 2.1, 2.4). Pure functions.
+"""`Message` → JSON in the form of grps' servers (grps 2.1, 2.4). Pure functions.
 
-Strategy: what is small is laid out as by grps' Python server, an item a line. The numbers of a large array follow
-without blanks, printed from its memory.
+Strategy: small messages have the layout of grps' Python server, one item per line. The numbers of a large array
+are printed without blanks, from its memory.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from triglot.protocols.json.text import CHUNK, print_array, print_nested
 COMPACT_FROM = 1024
 """An array with more elements is printed without blanks."""
 MAX_EMPTY_LISTS = 64 * 1024
-"""Lists without numbers that an `ndarray` may have: a few bytes of shape ask for billions."""
+"""Most lists without numbers in an `ndarray`: a few bytes of shape could ask for billions."""
 ELEMENT_TEXT = 16
-"""Bytes of text that an element becomes, about."""
+"""Estimate of the text of an element, in bytes."""
 _NO_NDARRAY = "No float32 tensors in output. Cannot convert to ndarray."
 _TOKENS = (b"-Infinity", b"Infinity", b"NaN")
 
 
 def print_message(message: Message) -> bytes:
-    """The JSON document of a message, without a newline at its end.
+    """Return the JSON document of a message, without a newline at its end.
 
-    Names are those of the protobuf; defaults are left out, but neither a data member nor entries of maps.
+    Names are protobuf's; defaults are omitted, except data members and entries of maps.
     """
     return _document(_head(message) | _data(message.data))
 
 
 def print_ndarray(message: Message) -> bytes:
-    """The JSON document with the message's status, and its first tensor as `ndarray`: nested lists, or a number.
+    """Return JSON with the message's status, and its first tensor as `ndarray`: nested lists, or a number.
 
-    NaN and the infinities are null. Raises `Internal` when there is no such DT_FLOAT32 tensor, or it has not as
-    many elements as its shape says.
+    NaN and infinities are null. Raises `Internal` if there is no DT_FLOAT32 tensor, or its number of elements does
+    not match its shape.
     """
     tensors = message.data
     if not isinstance(tensors, list) or not tensors or tensors[0].dtype != pb.DT_FLOAT32:
@@ -54,7 +54,7 @@ def print_ndarray(message: Message) -> bytes:
 
 
 def answer_size(message: Message) -> int:
-    """What printing has to work through, in bytes of text, about."""
+    """Estimate how much text printing produces, in bytes."""
     data = message.data
     if isinstance(data, list):
         return sum([tensor.elements.size for tensor in data]) * ELEMENT_TEXT
@@ -80,12 +80,12 @@ def _status(status: Status) -> dict[str, Any]:
 
 
 def _set(members: dict[str, Any]) -> dict[str, Any]:
-    """The members that are not defaults."""
+    """Return the members that are not defaults."""
     return {key: value for key, value in members.items() if value}
 
 
 def _enum_value(enum: Any, number: int) -> str | int:
-    """What stands for a value of an enum; 0 for 0, which is a default."""
+    """Return an enum value's name, or the number of an unknown one; 0 for 0, the default."""
     return enum.Name(number) if number and number in enum.values() else number
 
 
@@ -114,7 +114,7 @@ def _tensor(tensor: GrpsTensor) -> dict[str, Any]:
 
 
 def _list_values(elements: Array) -> list[Any] | bytes:
-    """The elements as JSON has them; the text when there are many."""
+    """Return the elements for JSON; the printed text if there are many."""
     if elements.size > COMPACT_FROM:
         return _compact(elements)
     if elements.dtype.kind == "f":
@@ -129,7 +129,7 @@ def _compact(elements: Array) -> bytes:
 
 
 def _chunk_text(chunk: Array) -> bytes:
-    """The elements, separated by commas."""
+    """Return the elements' text, separated by commas."""
     if chunk.dtype.kind == "O":
         return json.dumps(chunk.tolist(), separators=(",", ":"))[1:-1].encode()
     strange = np.flatnonzero(~np.isfinite(chunk))
@@ -166,7 +166,7 @@ def _base64(data: bytes) -> str:
 
 
 def _nested(tensor: GrpsTensor) -> list[Any] | float | bytes | None:
-    """The elements in lists as nested as the shape; the text when there are many."""
+    """Return the elements nested as the shape says; the printed text if there are many."""
     shape = tensor.shape
     if len(shape) > MAX_DIMS.count:
         raise Internal(f"the output's shape has {len(shape)} dims, the limit for an ndarray is {MAX_DIMS.count}")
@@ -177,7 +177,7 @@ def _nested(tensor: GrpsTensor) -> list[Any] | float | bytes | None:
             "convert to ndarray"
         )
     if 0 in shape:
-        # What follows the first 0 is not to be seen.
+        # The dims after the first 0 are not visible in nested lists.
         shape = shape[: shape.index(0) + 1]
         if element_count(shape[:-1]) > MAX_EMPTY_LISTS:
             raise Internal(
@@ -203,7 +203,7 @@ def _document(members: dict[str, Any]) -> bytes:
 
 
 def _print(value: Any, line: str, pieces: list[str | bytes]) -> None:
-    """Add the text of a value; bytes are text already. `line` is what comes before each of its items."""
+    """Append the text of a value; bytes are printed already. `line` precedes each of its items."""
     if isinstance(value, bytes):
         pieces.append(value)
         return

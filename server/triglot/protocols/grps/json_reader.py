@@ -1,8 +1,9 @@
 """HTTP bodies of grps as JSON → `Message` (grps 2.2 to 2.4). Pure functions.
 
-Strategy: `read_body` keeps the arrays of a large body in the parser's memory, which gives their numbers flattened.
-So their nesting is proved from the text: flat lists open as many brackets as there are lists, and the brackets and
-commas of an `ndarray` are those that its shape asks for. What cannot be proved is read again as plain lists.
+Strategy: `read_body` keeps the arrays of a large body in the parser's memory, which returns their numbers
+flattened. So their nesting is proved from the text: with flat lists there are as many opening brackets as lists,
+and the brackets and commas of an `ndarray` must be those of its shape. What cannot be proved is read again as
+plain lists.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from triglot.protocols.wire import limit_error
 
 _DATA = ("str_data", "gtensors", "gmap", "ndarray", "bin_data")
 _ALIASES = {"flat_float16": "flat_half", "flat_float32": "flat_float", "flat_float64": "flat_double"}
-"""Names that grps' documents have for lists (grps 2.3)."""
+"""Names of lists that only grps' documentation has (grps 2.3)."""
 _MAPS: dict[str, Callable[[Any, str], Any]] = {
     "s_s": read_text,
     "s_b": read_bytes,
@@ -53,19 +54,19 @@ _MAPS: dict[str, Callable[[Any, str], Any]] = {
 }
 _DIGITS = re.compile(r"-?[0-9]+", re.ASCII)
 _STRUCTURE = b"[],"
-_FLESH = all_but(_STRUCTURE)
+_NOT_STRUCTURE = all_but(_STRUCTURE)
 
 
 def read_message(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Message:
-    """The message of a predict body. A `status` in it is passed over; `ndarray` becomes one tensor.
+    """Return the message of a predict body. A `status` in it is ignored; `ndarray` becomes one tensor.
 
-    Raises `InvalidArgument`, also for more than one data member and for none; `PayloadTooLarge` beyond `limits`.
+    Raises `InvalidArgument`, also for more or fewer than one data member; `PayloadTooLarge` beyond `limits`.
     """
     return read_body(body, None, lambda values: _message(values, body), limits)
 
 
 def read_model_name(body: bytes) -> str | None:
-    """The name that a body of metadata/model has as `str_data`; None without one. Raises `InvalidArgument`."""
+    """Return the `str_data` of a metadata/model body, the model's name, if any. Raises `InvalidArgument`."""
 
     def read(values: dict[str, Any]) -> str | None:
         name = _member(values, "str_data")
@@ -104,9 +105,9 @@ def _data(key: str, values: dict[str, Any], body: bytes) -> Data:
 
 
 def _member(owner: dict[str, Any], name: str) -> Any:
-    """The value under any spelling of a field's name; a null is no value.
+    """Return the value under any spelling of a field's name; null counts as no value.
 
-    Raises `InvalidArgument` when two spellings have one.
+    Raises `InvalidArgument` if two spellings have a value.
     """
     given = [key for key in _spellings(name) if owner.get(key) is not None]
     if len(given) > 1:
@@ -147,7 +148,7 @@ def _tensors(owner: dict[str, Any]) -> list[dict[str, Any]]:
     if tensors is None:
         return []
     if isinstance(tensors, LargeArray):
-        # It begins with no object. The plain list can say more, unless there is nothing to say.
+        # It begins with no object: an error, for which the plain list gives a better text, unless it is empty.
         if tensors.shape != (0,):
             raise TypeError("not an array of objects")
         return []
@@ -159,7 +160,7 @@ def _tensors(owner: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tensor(tensor: dict[str, Any], at: int) -> GrpsTensor:
-    """A tensor with the list that its dtype chooses; other lists are passed over."""
+    """Return a tensor with the list of its dtype; other lists are ignored."""
     name = _member(tensor, "name")
     name = "" if name is None else read_text(name, f"'name' of tensor {at}")
     dtype = _dtype(_member(tensor, "dtype"), f"'dtype' of tensor {at}")
@@ -177,7 +178,7 @@ def _list(tensor: dict[str, Any], name: str, dtype: np.dtype[Any], at: int) -> A
 
 
 def _dtype(value: Any, what: str) -> int:
-    """A DataType's number, from its name, a number or digits; one that is not defined is kept."""
+    """Return a DataType's number, from its name, a number or digits; an undefined number is kept."""
     if value is None:
         return pb.DT_INVALID
     if isinstance(value, str) and not _DIGITS.fullmatch(value):
@@ -189,13 +190,13 @@ def _dtype(value: Any, what: str) -> int:
 
 
 def _check_flat(values: dict[str, Any], body: bytes) -> None:
-    """Raises `ValueError` when an array in the parser's memory may have others in it."""
+    """Raise `ValueError` if an array in the parser's memory may contain others."""
     if count(b"[", body) != sum(1 for _ in _arrays(values)):
         raise ValueError("nested lists, or brackets in strings")
 
 
 def _arrays(value: Any) -> Iterator[Any]:
-    """All arrays in a value, but those in a `LargeArray`."""
+    """Yield all arrays in a value, except those in a `LargeArray`."""
     if isinstance(value, LargeArray):
         yield value
     elif isinstance(value, list):
@@ -208,11 +209,14 @@ def _arrays(value: Any) -> Iterator[Any]:
 
 
 def _large_ndarray(array: LargeArray, values: dict[str, Any], body: bytes) -> GrpsTensor:
-    """Raises `TypeError` or `ValueError` when it may be something else than numbers in lists of equal lengths."""
+    """Return the tensor.
+
+    Raises `TypeError` or `ValueError` unless all lists of a level are proved equally long.
+    """
     numbers, shape = array.numbers("d"), array.shape
     if not numbers.size or numbers.size != math.prod(shape) or len(shape) > MAX_DIMS.count:
         raise ValueError("not as many numbers as the first lists promise")
-    found = skeleton_of(_FLESH, body)
+    found = skeleton_of(_NOT_STRUCTURE, body)
     at = next(at for at, value in enumerate(values.values()) if value is array)
     before, behind = b"," * at, b"," * (len(values) - 1 - at)
     if not _is_plain(values, array) or len(found) != len(before) + _structure_length(shape) + len(behind):
@@ -241,7 +245,7 @@ def _structure_length(shape: tuple[int, ...]) -> int:
 
 
 def _structure(shape: tuple[int, ...]) -> bytes:
-    """The brackets and commas of nested lists; no dim is 0."""
+    """Return the brackets and commas of nested lists; no dim is 0."""
     text = b""
     for size in reversed(shape):
         text = b"[" + (text + b",") * (size - 1) + text + b"]"
@@ -249,7 +253,7 @@ def _structure(shape: tuple[int, ...]) -> bytes:
 
 
 def _ndarray(value: Any) -> GrpsTensor:
-    """Nested lists of numbers; NaN and Infinity may be bare, as Python prints them, and booleans are 1 and 0."""
+    """Return the tensor of nested lists of numbers, with bare NaN and Infinity, and booleans as 1 and 0."""
     items, dims = [value], []
     while any(isinstance(item, list) for item in items):
         if not all(isinstance(item, list) for item in items) or len(set(map(len, items))) > 1:
@@ -270,6 +274,6 @@ def _ndarray(value: Any) -> GrpsTensor:
 
 
 def _float_tensor(shape: tuple[int, ...], numbers: Array) -> GrpsTensor:
-    # As for numpy, what is beyond float32 becomes infinite.
+    # As in numpy, a number beyond float32's range becomes infinite.
     with np.errstate(over="ignore"):
         return GrpsTensor("", pb.DT_FLOAT32, shape, numbers.astype(FLOAT32))

@@ -1,4 +1,4 @@
-"""Small GrpsMessages by their layouts: everything but the packed floats of tensors is parsed once."""
+"""Decoder for small GrpsMessages that parses all but the tensors' packed floats once per layout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from triglot.model.grps_types import LISTS, PACKED_FLOATS
 from triglot.protocols.grps.codec import SCAN_FROM_BYTES, TENSOR, TENSORS
 from triglot.protocols.grps.message import GrpsTensor
-from triglot.protocols.grps.request import Form, Request
+from triglot.protocols.grps.request import Request, RequestLayout
 from triglot.protocols.layouts import LayoutDecoder, Make, Rules, Values
 from triglot.protocols.wire import LENGTH, fields
 
@@ -20,7 +20,7 @@ _CUT: Rules = {_tag(TENSORS): {_tag(TENSOR): {_tag(number): None for number in P
 
 
 class RequestDecoder(LayoutDecoder[Request]):
-    """`decode`, which has a `form`, and no message, for what is like an earlier small message."""
+    """`decode` for small messages; one with a known layout gets a `layout` in place of a message."""
 
     def __init__(self, decode: Callable[[bytes], Request]) -> None:
         super().__init__(decode, _CUT, _learn, SCAN_FROM_BYTES)
@@ -38,13 +38,13 @@ def _learn(data: bytes, request: Request) -> Make[Request] | None:
         for number, wire_type, start, end in fields(data, tensor.start, tensor.stop)
         if wire_type == LENGTH and number in PACKED_FLOATS
     ]
-    # One list for each tensor, the one that its dtype chooses, so that nothing is merged or left out.
+    # Exactly one list per tensor, the one of its dtype, so that nothing is merged or ignored.
     if lists != [(_number_of(tensor), tensor.elements.nbytes) for tensor in tensors]:
         return None
-    form = Form(message, tensors)
+    layout = RequestLayout(message, tensors)
 
     def make(values: Values) -> Request:
-        return Request(form.model, form=form, values=values)
+        return Request(layout.model, layout=layout, values=values)
 
     return make
 

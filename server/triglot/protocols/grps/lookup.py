@@ -1,4 +1,4 @@
-"""From grps' id of a model, `name-version`, to the version that answers (grps 5.2, 11.10)."""
+"""Finds the version for grps' model id, `name-version` (grps 5.2, 11.10)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from triglot.scheduling.servable import Servable
 
 
 def find_servable(dataplane: DataPlane, permission: Permission, model_id: str, default_model: str) -> Servable:
-    """The version that a request goes to, to be leased by `with`.
+    """Return the version for a request, to be leased by `with`.
 
-    Without an id it is the default model, or the only one. A model that is no grps project's answers to its bare
-    name, too. What the permission does not cover is as if unknown; an id that can mean nothing else raises
-    `PermissionDenied`. Raises `ModelNotFound`, and `Unavailable` for one that is not ready.
+    Without an id that is the default model, or the only one. A model that is not a grps project's is found by its
+    bare name, too. Models that the permission does not cover count as unknown; an id that can mean no other model
+    raises `PermissionDenied`. Raises `ModelNotFound`, and `Unavailable` for one that is not ready.
     """
     if model_id:
-        # Most ids are these, and mean no other model.
+        # Most ids have this form, and are not ambiguous.
         model, _, version = model_id.rpartition("-")
         if model and version.isdecimal():
             try:
@@ -28,7 +28,7 @@ def find_servable(dataplane: DataPlane, permission: Permission, model_id: str, d
     name = model_id or default_model or _only_model(dataplane, permission)
     if not model_id and dataplane.knows(permission, name):
         return dataplane.servable(permission, name)
-    for model, version in _readings(name):
+    for model, version in _candidates(name):
         if not dataplane.knows(permission, model):
             continue
         try:
@@ -36,7 +36,7 @@ def find_servable(dataplane: DataPlane, permission: Permission, model_id: str, d
         except (ModelNotFound, InvalidArgument):
             continue
     if not dataplane.knows(permission, name):
-        if not any(map(permission.covers, (name, *[model for model, _ in _readings(name)]))):
+        if not any(map(permission.covers, (name, *[model for model, _ in _candidates(name)]))):
             which = f"model '{model_id}'" if model_id else "the default model"
             raise PermissionDenied(f"{permission.who} may not use {which}")
         raise ModelNotFound(f"Model {name} not found.")
@@ -55,8 +55,8 @@ def _only_model(dataplane: DataPlane, permission: Permission) -> str:
     return names[0]
 
 
-def _readings(model_id: str) -> Iterator[tuple[str, str]]:
-    """Every (name, version) that an id may mean: names and versions may have dashes themselves."""
+def _candidates(model_id: str) -> Iterator[tuple[str, str]]:
+    """Yield each (name, version) that an id may mean: both may contain dashes."""
     name, dash, version = model_id.rpartition("-")
     while dash:
         if version:
@@ -66,7 +66,7 @@ def _readings(model_id: str) -> Iterator[tuple[str, str]]:
 
 
 def _version(dataplane: DataPlane, permission: Permission, model: str, version: str) -> Servable:
-    """By its number, or by its label, which is what a project calls it."""
+    """Return a version by its number, or by its label, which is the version's name in a project."""
     if version.isdecimal():
         return dataplane.servable(permission, model, version)
     return dataplane.servable(permission, model, label=version)

@@ -1,7 +1,7 @@
-"""Messages as inputs and outputs of tensor models: every model answers grps (grps 1, 2.4). Pure functions.
+"""Maps messages to inputs, and outputs to messages, of tensor models (grps 1, 2.4). Pure functions.
 
-Only what grps' messages leave open is decided here. Whether all inputs are there, and in the declared shapes, is
-for `core.validation`, as with any other protocol.
+This decides only what grps' messages leave open. Whether all inputs are given, in the declared shapes, is checked
+by `model.validation`, as for all protocols.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MAP_DATATYPES = {"s_i32": "INT32", "s_i64": "INT64", "s_f": "FP32", "s_d": "FP6
 
 
 def bind_message(message: Message, signature: Signature, model_name: str) -> list[InputTensor]:
-    """The message's data as inputs of a model that declares them.
+    """Return the message's data as inputs of a model that declares them.
 
-    gtensors are inputs by name, or without names in the inputs' order. str_data and bin_data are a BYTES input of
-    one element, an ndarray is one input, and each entry of a gmap is one input of one element. An ndarray and a
-    gmap's numbers are cast to the declared datatype where no value changes, and so are gtensors where grps has no
-    such datatype.
+    gtensors are inputs by name or, if unnamed, in the order of the inputs. str_data and bin_data are a BYTES input
+    of one element, an ndarray is one input, and each entry of a gmap is one input of one element. An ndarray and a
+    gmap's numbers are cast to the declared datatype if no value changes, and so are gtensors if grps lacks the
+    declared datatype.
 
-    Raises `InvalidArgument`: for the data itself, and as `InvalidRequest` when it does not fit the signature.
+    Raises `InvalidArgument` for the data itself, as `InvalidRequest` if it does not fit the signature.
     """
     data = message.data
     binding = _Binding(signature, model_name)
@@ -51,18 +51,18 @@ def bind_message(message: Message, signature: Signature, model_name: str) -> lis
         return [binding.single(binding.only(data), _text_array(data))]
     if data is None and all(spec.name in signature.may_lack for spec in signature.inputs):
         return []
-    raise binding.misfit(data)
+    raise binding.mismatch(data)
 
 
 class _Binding:
-    """What a model's signature makes of data."""
+    """Binds data to the inputs of a model's signature."""
 
     def __init__(self, signature: Signature, model_name: str) -> None:
         self._signature = signature
         self._model = model_name
 
-    def misfit(self, data: Data) -> InvalidRequest:
-        """The error for data of a kind that the inputs cannot be made of."""
+    def mismatch(self, data: Data) -> InvalidRequest:
+        """Return the error for a kind of data that cannot be these inputs."""
         takes = ", ".join(
             [f"'{spec.name}' ({spec.datatype} {shape_text(spec.shape)})" for spec in self._signature.inputs]
         )
@@ -74,15 +74,15 @@ class _Binding:
         return InvalidRequest(f"model '{self._model}' expects {takes or 'no inputs'}; the message has {got}")
 
     def only(self, data: Data) -> TensorSpec:
-        """The one input that has to be given."""
+        """Return the only required input. Raises `InvalidRequest` if there is not exactly one."""
         inputs = self._signature.inputs
         needed = [spec for spec in inputs if len(inputs) == 1 or spec.name not in self._signature.may_lack]
         if len(needed) != 1 or (isinstance(data, str | bytes) and needed[0].datatype != "BYTES"):
-            raise self.misfit(data)
+            raise self.mismatch(data)
         return needed[0]
 
     def by_name(self, name: str, kind: str) -> TensorSpec:
-        """The input that an entry of a gmap is for."""
+        """Return the input for an entry of a gmap. Raises `InvalidRequest`."""
         rule = self._signature.input_rules.get(name)
         if rule is None:
             raise InvalidRequest(
@@ -92,7 +92,7 @@ class _Binding:
         return rule.spec
 
     def tensors(self, tensors: list[GrpsTensor]) -> list[InputTensor]:
-        """Tensors by name, or in the order of the inputs."""
+        """Return tensors as inputs by name, or in the order of the inputs."""
         specs = self._signature.inputs
         if _are_named(tensors):
             rules = self._signature.input_rules
@@ -105,11 +105,11 @@ class _Binding:
                 f"model '{self._model}' has {len(specs)} inputs, {[spec.name for spec in specs]}; the message has "
                 f"{len(tensors)} unnamed tensors"
             )
-        # Too few are no mistake when the rest may be left out.
+        # Fewer are valid if the other inputs are optional.
         return [self._declared(tensor, spec.name, spec) for tensor, spec in zip(tensors, specs, strict=False)]
 
     def _declared(self, tensor: GrpsTensor, name: str, spec: TensorSpec | None) -> InputTensor:
-        """The tensor as the input that it is for; that of an unknown name stays as it is."""
+        """Return the tensor as its input; a tensor with an unknown name is left unchanged."""
         given = input_tensor(tensor, name)
         if spec is None or given.datatype == spec.datatype:
             return given
@@ -122,12 +122,12 @@ class _Binding:
         return self._cast(given, spec, dtype_text(tensor.dtype))
 
     def ndarray(self, tensor: GrpsTensor) -> InputTensor:
-        """The one input of a JSON ndarray, whose numbers came without a datatype."""
+        """Return a JSON ndarray, whose numbers have no datatype, as the only input."""
         spec = self.only([tensor])
         return self._cast(input_tensor(tensor, spec.name), spec, "ndarray")
 
     def single(self, spec: TensorSpec, value: Array) -> InputTensor:
-        """An input of one element."""
+        """Return an input of one element."""
         shape = (1,) if spec.shape is None else tuple([1 if dim == -1 else dim for dim in spec.shape])
         if element_count(shape) != 1:
             raise InvalidRequest(
@@ -150,7 +150,7 @@ class _Binding:
 
 
 def _are_named(tensors: list[GrpsTensor]) -> bool:
-    """Whether the tensors have names. Raises `InvalidArgument` when only some have."""
+    """Whether the tensors have names. Raises `InvalidArgument` if only some have."""
     named = [tensor.name for tensor in tensors if tensor.name]
     if named and len(named) < len(tensors):
         raise InvalidArgument(
@@ -164,7 +164,7 @@ def _text_array(data: str | bytes) -> Array:
 
 
 def _entries(data: GrpsMap) -> Iterator[tuple[str, str, Array]]:
-    """Each entry: its name, the map that it is in, and its value as a flat array of one element."""
+    """Yield for each entry its map's name, its own name, and its value as a flat array of one element."""
     texts: dict[str, Mapping[str, str | bytes]] = {"s_s": data.s_s, "s_b": data.s_b}
     for kind, entries in texts.items():
         for name, text in entries.items():
@@ -180,7 +180,9 @@ def _number_array(number: float, datatype: str) -> Array:
 
 
 def tensors_of(message: Message) -> list[InputTensor]:
-    """The message's data as inputs of a model that takes any; what has no name is `input_0`, `input_1` and so on.
+    """Return the message's data as inputs of a model that takes any.
+
+    Unnamed ones are `input_0`, `input_1` and so on.
 
     Raises `InvalidArgument`.
     """
@@ -197,13 +199,13 @@ def tensors_of(message: Message) -> list[InputTensor]:
     return []
 
 
-def answer_message(response: InferenceResponse, asked: Message | None) -> Message:
-    """The answer to `asked`: text or bytes if that was sent and one BYTES element came out, else gtensors.
+def answer_message(response: InferenceResponse, request_message: Message | None) -> Message:
+    """Return text or bytes if the request had those and the output is one BYTES element, else gtensors.
 
-    `asked`: None for a message of gtensors. Its status is OK. Raises as `tensors.tensor_of`.
+    `request_message` is the request's message, None for one of gtensors. The status is OK.
     """
     outputs = response.outputs
-    data = None if asked is None else asked.data
+    data = None if request_message is None else request_message.data
     text = _single_text(outputs) if isinstance(data, str | bytes) else None
     if text is None:
         tensors = [tensor_of(output.name, output.datatype, output.array) for output in outputs]
@@ -212,7 +214,7 @@ def answer_message(response: InferenceResponse, asked: Message | None) -> Messag
         try:
             return Message(data=text.decode(), status=OK)
         except UnicodeDecodeError:
-            pass  # Whatever was asked for, these are bytes.
+            pass  # Not text, so it is sent as bytes.
     return Message(data=text, status=OK)
 
 

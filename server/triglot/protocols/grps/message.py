@@ -1,4 +1,4 @@
-"""What a GrpsMessage holds, in no encoding's terms (grps 1): between bytes, JSON and tensors."""
+"""The content of a GrpsMessage, independent of its encoding (grps 1): protobuf bytes, JSON or tensors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from triglot.core.tensor import Array
 class GrpsTensor:
     """One GenericTensor. `dtype` is a number of the enum DataType, known or not.
 
-    `elements` is the flat list that `dtype` chooses, as the wire has it: uint32 for DT_UINT8, int32 for DT_INT8 to
+    `elements` is the flat list of that `dtype`, with the wire's type: uint32 for DT_UINT8, int32 for DT_INT8 to
     DT_INT32, int64, float32 for DT_FLOAT16 and DT_FLOAT32, float64, objects (`str`) for DT_STRING. It is empty
-    float32 when `dtype` chooses none. Nothing says that it has as many elements as `shape`.
+    float32 for an unknown `dtype`. Its length may not match `shape`.
     """
 
     name: str
@@ -57,7 +57,7 @@ Data = str | bytes | list[GrpsTensor] | NDArray | GrpsMap | None
 
 @dataclass(slots=True)
 class Message:
-    """One GrpsMessage. `from_ndarray`: `data` is one tensor that came as JSON's `ndarray` (grps 2.4)."""
+    """One GrpsMessage. `from_ndarray`: `data` is one tensor that was sent as JSON's `ndarray` (grps 2.4)."""
 
     model: str = ""
     data: Data = None

@@ -1,4 +1,4 @@
-"""Metadata in YAML (grps 3.7)."""
+"""Descriptions of the server and its models in YAML (grps 3.7)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triglot.scheduling.servable import Servable
 
 
 def model_text(servable: Servable) -> str:
-    """What the model's own configuration says of it, or else what it declares."""
+    """Return the description in the model's own configuration, or else what it declares."""
     description = servable.model.description
     if description is None:
         signature = servable.signature
@@ -42,7 +42,7 @@ def _tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
 
 
 def server_text(server_name: str, dataplane: DataPlane, permission: Permission) -> str:
-    """The server and those models that are for the client: that are there, and that could not be loaded."""
+    """Return the server's name, and the models that the client may use: loaded ones, and failed ones."""
     models = [
         {"name": version.files.name, "version": str(version.files.version), "state": version.state.value}
         for version in dataplane.versions(permission)

@@ -1,4 +1,4 @@
-"""What grps' routes say of themselves in the OpenAPI document (grps 2, 3)."""
+"""grps' part of the OpenAPI document: schemas and operations (grps 2, 3)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from triglot.protocols.sample_calls import LARGEST_EXAMPLE, sample_calls
 
 _NUMBERS = array({"type": "number"})
 _INTEGERS = array({"type": "integer"})
-# 64-bit integers, NaN and the infinities are strings, as protobuf's JSON has them.
+# 64-bit integers, NaN and the infinities are strings, as in protobuf's JSON mapping.
 _TEXTS = array({"type": ["string", "number"]})
 _MESSAGE: Mapping[str, Schema] = {"model": STRING, "str_data": STRING, "gmap": ref("GrpsMap")}
 SCHEMAS: dict[str, Schema] = {
@@ -78,7 +78,7 @@ MODEL = ApiOperation(
 
 
 def predict_operation(streaming_type: str, *, customized: bool, streaming_query: str = "") -> ApiOperation:
-    """Of a row for predict. `streaming_query`: the parameter that asks for a stream, if the query does."""
+    """Return the operation of a predict row. `streaming_query`: the query parameter for a stream, if it is one."""
     streamed = [query(streaming_query, STRING, "true: answer with a stream")] if streaming_query else []
     if customized:
         return ApiOperation(
@@ -109,6 +109,6 @@ def predict_operation(streaming_type: str, *, customized: bool, streaming_query:
 
 
 def predict_of(model: ModelMetadata) -> ApiOperation | None:
-    """The row's own operation has an example for each model."""
+    """Return an example of the row's own operation for one model."""
     calls = sample_calls(model, ["grps"], largest=LARGEST_EXAMPLE)
     return ApiOperation(f"Predict with {model.name}", examples={model.name: calls[0].body}) if calls else None

@@ -1,4 +1,4 @@
-"""A Predict call as its service takes it, and what many small ones have in common."""
+"""A decoded Predict call, and the layout that small ones share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from triglot.model.signature import Signature
 from triglot.protocols.grps.message import GrpsTensor, Message
 
 
-class Form:
-    """Small messages that differ in nothing but their tensors' floats, of `message`'s model, names and shapes.
+class RequestLayout:
+    """Small messages that differ only in their tensors' floats: same model, names and shapes as `message`.
 
-    `signature` is the one that the tensors were bound to as they are; then their bytes are its inputs.
+    `signature` is the one that the tensors were bound to without a cast; their bytes are then its inputs.
     """
 
     __slots__ = ("_heads", "_inputs", "model", "signature")
@@ -24,7 +24,7 @@ class Form:
     def __init__(self, message: Message, tensors: list[GrpsTensor]) -> None:
         self.model = message.model
         self.signature: Signature | None = None
-        # Copied out: whoever has the message may change it.
+        # Copied, since the message may be changed later.
         self._heads = [
             (tensor.name, tensor.dtype, tensor.shape, tensor.elements.dtype, tensor.elements.shape)
             for tensor in tensors
@@ -32,7 +32,7 @@ class Form:
         self._inputs: list[tuple[str, str, tuple[int, ...]]] = []
 
     def message(self, values: Sequence[bytes]) -> Message:
-        """The message with these floats."""
+        """Return the message with these floats."""
         tensors = [
             GrpsTensor(name, dtype, shape, array_over(value, wire, count))
             for (name, dtype, shape, wire, count), value in zip(self._heads, values, strict=True)
@@ -40,14 +40,14 @@ class Form:
         return Message(self.model, tensors)
 
     def learn(self, signature: Signature, message: Message, inputs: list[InputTensor]) -> None:
-        """A message of this form gave these inputs; what was cast depends on its values, and is not kept."""
+        """Remember the inputs that such a message gave, unless they were cast, which depends on their values."""
         tensors = message.data
         if isinstance(tensors, list) and [id(one.data) for one in inputs] == [id(one.elements) for one in tensors]:
             self._inputs = [(one.name, one.datatype, one.shape) for one in inputs]
             self.signature = signature
 
     def inputs(self, values: Sequence[bytes]) -> list[InputTensor]:
-        """The inputs of `signature` with these floats."""
+        """Return the inputs of `signature` with these floats."""
         return [
             InputTensor(name, datatype, shape, value)
             for (name, datatype, shape), value in zip(self._inputs, values, strict=True)
@@ -56,11 +56,11 @@ class Form:
 
 @dataclass(slots=True)
 class Request:
-    """A Predict call: the `message`, decoded or `encoded`, or why there is none, and the model that it names.
+    """A Predict call: the model that it names, and its `message`, decoded or `encoded`, or the `error` in it.
 
-    The `error` is never raised itself: its traceback would hold the frames that hold the request.
-    `form`: that of a small message, which then are `values`. `http`: the request of customised HTTP, which has no
-    message (grps 3.6).
+    The `error` itself is never raised: frames in its traceback would keep the request alive. `layout` is that
+    of a small message, whose floats are `values`. `http` is the request of customised HTTP, which has no message
+    (grps 3.6).
     """
 
     model: str = ""
@@ -68,5 +68,5 @@ class Request:
     encoded: bytes | None = None
     error: ServingError | None = None
     http: HttpRequest | None = None
-    form: Form | None = None
+    layout: RequestLayout | None = None
     values: Sequence[bytes] = ()

@@ -1,7 +1,7 @@
-"""grps over HTTP (grps 3): the same calls, with JSON or bytes on both sides.
+"""grps over HTTP (grps 3): the same calls, with JSON or binary bodies.
 
-Strategy: decoding looks at content type, query and body, and keeps what is wrong with the body in the request: a
-stream has begun before anybody looks into it, and tells it in its last document.
+Strategy: decoding checks content type, query and body, and keeps errors in the body in the request: a stream has
+started before they are reported, in its last document.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from triglot.protocols.rows import Route
 PREFIX = "/grps/v1"
 PREDICT = f"{PREFIX}/infer/predict"
 TEXT_PER_BYTE = 8
-"""What a byte of a serialized message becomes, about: many small tensors are much text."""
+"""Estimate of the text per byte of a serialized message: many small tensors are much text."""
 READ = ("GET", "HEAD", "POST")
 JSON, BYTES, TEXT = "application/json", "application/octet-stream", "text/plain; charset=utf-8"
 
@@ -44,9 +44,9 @@ JSON, BYTES, TEXT = "application/json", "application/octet-stream", "text/plain;
 class HttpRules:
     """How the predict paths behave (grps 3.5, 3.6).
 
-    `path`: one more of them, or none. `customized_body`: requests go to the model as they are. `streaming_mode`
-    and `streaming_key` say where a request asks for a stream, `streaming_content_type` what a stream calls itself.
-    `always_200`: errors have HTTP status 200 (grps 0).
+    `path`: an additional predict path, if not empty. `customized_body`: the model gets the HTTP requests
+    unchanged. `streaming_mode` and `streaming_key` say where a request asks for a stream; `streaming_content_type`
+    is the content type of streams. `always_200`: errors have HTTP status 200 (grps 0).
     """
 
     path: str = ""
@@ -58,8 +58,8 @@ class HttpRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A predict call over HTTP: the request, and in which form the answer is wanted."""
+class DecodedPredict:
+    """A predict call over HTTP: the request, and the form of its response."""
 
     request: Request
     streaming: bool
@@ -68,7 +68,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, or for a stream its answers, and for customised HTTP the response that the model made."""
+    """An answer, the answers of a stream or, for customised HTTP, the response that the model made."""
 
     answer: Answer = None
     answers: AsyncGenerator[Message | bytes, None] | None = None
@@ -76,19 +76,19 @@ class Reply:
 
 
 class Http:
-    """Takes requests apart, and prints answers."""
+    """Decodes requests, and encodes answers."""
 
     def __init__(self, service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LIMITS) -> None:
         self._service = service
         self._rules = rules
         self._limits = limits
 
-    def decode(self, http: HttpRequest) -> Asked:
-        """The call that a request makes. Raises `BadRequest` for what is wrong around the body."""
+    def decode(self, http: HttpRequest) -> DecodedPredict:
+        """Decode a request. Raises `BadRequest` for errors besides those in the body."""
         query = _query(http)
         streaming = self._wants_stream(http, query)
         if self._rules.customized_body:
-            return Asked(Request(query.get("model", ""), http=http), streaming)
+            return DecodedPredict(Request(query.get("model", ""), http=http), streaming)
         as_ndarray = query.get("return-ndarray", "").lower() == "true"
         media_type = _media_type(http)
         if streaming and as_ndarray:
@@ -98,10 +98,10 @@ class Http:
             request = self._service.request_of(message, message.model or query.get("model", ""))
         except ServingError as error:
             request = Request(query.get("model", ""), error=own_copy(error))
-        return Asked(request, streaming, as_ndarray)
+        return DecodedPredict(request, streaming, as_ndarray)
 
     def _wants_stream(self, http: HttpRequest, query: dict[str, str]) -> bool:
-        """Only the configured place counts (grps 3.5)."""
+        """Whether the request asks for a stream, in the configured place (grps 3.5)."""
         key = self._rules.streaming_key
         if self._rules.streaming_mode == "query_param":
             return query.get(key, "").lower() == "true"
@@ -113,7 +113,7 @@ class Http:
             return False
 
     def body_limit(self, headers: Mapping[str, str]) -> int | None:
-        """The largest body in bytes. None: as the server says."""
+        """Return the largest body in bytes. None: the server's limit."""
         is_json = not self._rules.customized_body and headers.get("content-type", "").lower().startswith(JSON)
         return self._limits.size if is_json else None
 
@@ -129,21 +129,21 @@ class Http:
         )
 
     def example_of(self, model: ModelMetadata, _: str) -> ApiOperation | None:
-        """An example for a model; in customised HTTP a project reads its requests itself."""
+        """Return an example for a model; none for customised HTTP, which a project parses itself."""
         return None if self._rules.customized_body else openapi.predict_of(model)
 
-    async def predict(self, asked: Asked, call: Call) -> Reply:
-        """Raises `ServingError`."""
-        if asked.streaming:
-            return Reply(answers=self._answers(asked, call))
-        answer = await self._service.predict(asked.request, call)
+    async def predict(self, decoded: DecodedPredict, call: Call) -> Reply:
+        """Run a call. Raises `ServingError`."""
+        if decoded.streaming:
+            return Reply(answers=self._answers(decoded, call))
+        answer = await self._service.predict(decoded.request, call)
         exchange = call.exchange
         return Reply(answer, response=None if exchange is None else exchange.http_response)
 
-    async def _answers(self, asked: Asked, call: Call) -> AsyncGenerator[Message | bytes, None]:
-        """The answers of a stream; an error is the last one (grps 3.5, 3.6)."""
+    async def _answers(self, decoded: DecodedPredict, call: Call) -> AsyncGenerator[Message | bytes, None]:
+        """Yield the answers of a stream; an error is the last one (grps 3.5, 3.6)."""
         try:
-            async with aclosing(self._service.predict_stream(asked.request, call)) as answers:
+            async with aclosing(self._service.predict_stream(decoded.request, call)) as answers:
                 async for answer in answers:
                     yield answer
         except Exception as error:
@@ -151,28 +151,28 @@ class Http:
             yield self._encode_error(error)
 
     def _encode_error(self, error: Exception) -> Message | HttpChunk:
-        """An error as the last answer of a stream."""
+        """Return an error as the last answer of a stream."""
         failure = as_serving_error(error, "a grps call")
         if self._rules.customized_body:
             return HttpChunk(failure.message.encode())
         return Message(status=failure_of(failure))
 
-    def encode(self, reply: Reply, asked: Asked) -> HttpResponse | HttpStream:
-        """The answer in the form that was asked for. Raises `Internal` for what is no ndarray."""
+    def encode(self, reply: Reply, decoded: DecodedPredict) -> HttpResponse | HttpStream:
+        """Encode an answer in the requested form. Raises `Internal` if it has no ndarray form."""
         if reply.answers is not None:
             return HttpStream(reply.answers, self._rules.streaming_content_type, _chunk, _printing_size)
         if self._rules.customized_body:
             return reply.response or HttpResponse(b"", content_type=TEXT)
         message = _message(reply.answer)
         message.status = OK
-        if asked.as_ndarray:
+        if decoded.as_ndarray:
             return HttpResponse(print_ndarray(message))
         if isinstance(message.data, bytes) and message.data:
             return HttpResponse(message.data, content_type=BYTES)
         return HttpResponse(print_message(message))
 
     def encode_error(self, error: ServingError) -> HttpResponse:
-        """An error with its status in the body (grps 3.4); in customised HTTP it is a text."""
+        """Encode an error, with its status in the body (grps 3.4); plain text in customised HTTP."""
         status = failure_of(error)
         code = 200 if self._rules.always_200 else status.code
         if self._rules.customized_body:
@@ -180,13 +180,13 @@ class Http:
         return HttpResponse(print_message(Message(status=status)), code)
 
     def encode_status(self, status: Status, _: Any) -> HttpResponse:
-        """Health: the code of the body is that of HTTP, too."""
+        """Encode health: HTTP's status is the one in the body."""
         code = 200 if self._rules.always_200 else status.code
         return HttpResponse(print_message(Message(status=status)), code)
 
 
 def grps_routes(service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LIMITS) -> list[Route]:
-    """The rows of grps' HTTP interface, but for its monitor."""
+    """Return the rows of grps' HTTP interface, except those of its monitor."""
     http, plain = Http(service, rules, limits), Http(service, HttpRules(always_200=rules.always_200))
     health, described = Operation.HEALTH, Operation.METADATA
 
@@ -220,7 +220,7 @@ def grps_routes(service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LI
     rows = [row(verb) for row in both for verb in READ]
     rows += [metadata("POST"), _predict_row(http, PREDICT)("POST")]
     if rules.path:
-        # First, so that the path is what the project says it is.
+        # First, so that the project's own path takes precedence.
         rows = [*map(_predict_row(http, rules.path), READ), *rows]
     verbs: dict[str, list[str]] = {}
     for row in rows:
@@ -229,7 +229,7 @@ def grps_routes(service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LI
 
 
 def _options_row(path: str, verbs: list[str]) -> Route:
-    """What may be asked there (grps 3.1)."""
+    """Return the row that lists a path's methods (grps 3.1)."""
     answer = HttpResponse(b"", content_type=TEXT, headers={"Allow": ", ".join(verbs)})
     return Route(
         "OPTIONS",
@@ -268,13 +268,13 @@ def _predict_row(http: Http, path: str) -> Callable[[str], Route]:
 
 
 def _query(http: HttpRequest) -> dict[str, str]:
-    """The query's parameters; of a repeated one the first counts."""
+    """Return the query's parameters; the first of a repeated one counts."""
     parameters = parse_qs(http.target.partition("?")[2], keep_blank_values=True, errors="replace")
     return {name: values[0] for name, values in parameters.items()}
 
 
 def _media_type(http: HttpRequest) -> str:
-    """JSON or bytes, whatever parameters it has (grps 3.3). Raises `BadRequest`."""
+    """Return the content type, JSON or bytes, without its parameters (grps 3.3). Raises `BadRequest`."""
     header = http.headers.get("content-type")
     if header is None:
         raise BadRequest("No content type in headers.")
@@ -285,7 +285,7 @@ def _media_type(http: HttpRequest) -> str:
 
 
 def _text_size(http: HttpRequest) -> int:
-    """How many bytes of the body are parsed."""
+    """Return how many bytes of the body are parsed as text."""
     return 0 if http.headers.get("content-type", "").lower().startswith(BYTES) else len(http.body)
 
 
@@ -296,7 +296,7 @@ def _read_body(media_type: str, body: bytes, limits: JsonLimits) -> Message:
 
 
 def _nothing(_: HttpRequest) -> None:
-    """A body here means nothing (grps 11.4)."""
+    """Ignore the body (grps 11.4)."""
 
 
 def _model_name(http: HttpRequest) -> str | None:
@@ -311,7 +311,7 @@ def _message(answer: Answer) -> Message:
 
 
 def _chunk(answer: Message | bytes) -> bytes:
-    """One message of a stream: raw bytes, or a document of its own line."""
+    """Encode one message of a stream: raw bytes, or a JSON document that ends with a newline."""
     if isinstance(answer, HttpChunk):
         return bytes(answer)
     message = _message(answer)
@@ -331,7 +331,7 @@ def _answer_size(reply: Reply) -> int:
 
 
 def _printing_size(answer: Answer) -> int:
-    """What there is to print, in bytes, about; a project's message is not decoded for it."""
+    """Estimate how much text is printed, in bytes; a project's message is not decoded for it."""
     if isinstance(answer, HttpChunk):
         return 0
     return answer_size(answer) if isinstance(answer, Message) else len(answer or b"") * TEXT_PER_BYTE

@@ -1,8 +1,8 @@
-"""grps' calls, and the rows that offer them over gRPC (grps 1, 4).
+"""grps' calls, and its gRPC rows (grps 1, 4).
 
-Strategy: a grps project is given the message as it was sent, and what it answers leaves as it is, with a status
-added. For every other model the message's tensors become the inputs, and its outputs a message. Errors of a call
-are told in the message: gRPC's own status stays OK.
+Strategy: a grps project's model gets the message as it was sent, and its response is sent unchanged, with a status
+added. For all other models the message's tensors become the inputs, and the outputs a message. Errors of a call
+are reported in the message's status: gRPC's own status is OK.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ NOT_READY = Status(503, "Service Unavailable", FAILURE)
 
 
 class Undecodable(Internal):
-    """The bytes are no message: an error of the call, not of the model (grps 4)."""
+    """The bytes are not a valid message: an error of the call, not of the model (grps 4)."""
 
 
 Convert = Callable[[InferenceResponse, Message | None], Any]
-"""What makes an answer of a model's outputs and the message that asked for them; None: one of gtensors."""
+"""Makes an answer from a model's outputs and the request's message; None: a request of gtensors."""
 
 
 class Grps:
-    """The calls that gRPC and HTTP share. `server_text` is what ServerMetadata answers."""
+    """The calls that gRPC and HTTP share. `server_text` returns the text of ServerMetadata."""
 
     def __init__(
         self, dataplane: DataPlane, *, default_model: str, online: bool, server_text: Callable[[Permission], str]
@@ -83,50 +83,51 @@ class Grps:
         self._server_text = server_text
         self.online = online
         self._decode = RequestDecoder(self._decoded)
-        dataplane.control.register_action(ONLINE, self._turn)
+        dataplane.control.register_action(ONLINE, self._apply_online)
 
     # --- health and metadata ---
 
     async def set_online(self, _: Any, call: Call) -> Status:
-        """Health is ready from now on, that of all models."""
+        """Make health ready, for all models."""
         call.permission.check_all_models()
         await self._dataplane.control.act(ONLINE, {"online": True})
         return OK
 
     async def set_offline(self, _: Any, call: Call) -> Status:
-        """Health is not ready from now on, that of all models; calls still run."""
+        """Make health not ready, for all models; calls still run."""
         call.permission.check_all_models()
         await self._dataplane.control.act(ONLINE, {"online": False})
         return OK
 
-    async def _turn(self, arguments: Arguments) -> None:
+    async def _apply_online(self, arguments: Arguments) -> None:
         self.online = arguments["online"]
         now = "online" if self.online else "offline"
         log.info("%s: grps health is now %sready", now, "" if self.online else "not ")
 
     async def live(self, _: Any, __: Call) -> Status:
-        """A server that answers is live."""
+        """Return that the server is live: it answers."""
         return OK
 
     async def ready(self, _: Any, __: Call) -> Status:
-        """Ready is who is online and has its models ready (grps 3.2)."""
+        """Return readiness: online, and all models ready (grps 3.2)."""
         return OK if self.online and self._dataplane.ready else NOT_READY
 
     async def server_metadata(self, _: Any, call: Call) -> Message:
-        """What the server's configuration says."""
+        """Return the configured or generated description of the server."""
         return Message(data=self._server_text(call.permission), status=OK)
 
     async def model_metadata(self, name: str | None, call: Call) -> Message:
-        """What a model's configuration says, found by its name or its id.
+        """Return a model's description; the model is found by its name or its id.
 
-        Raises `BadRequest` for no name, `NoSuchModel`, and `PermissionDenied` for others' models.
+        Raises `BadRequest` without a name, `NoSuchModel`, and `PermissionDenied` for a model that the client may
+        not use.
         """
         permission = call.permission
         if name is None:
             raise BadRequest("No model name.")
         try:
             if self._dataplane.knows(permission, name):
-                # Of a project's versions the first that it lists (grps 3.7).
+                # The version that a project's configuration lists first (grps 3.7).
                 version = self._dataplane.first_version(permission, name)
                 servable = self._dataplane.servable(permission, name, version)
             else:
@@ -139,8 +140,8 @@ class Grps:
 
     # --- predict ---
 
-    def understand(self, encoded: bytes) -> Request:
-        """The request of a serialized GrpsMessage; what is wrong with its content is told by its answer.
+    def decode(self, encoded: bytes) -> Request:
+        """Return the request of a serialized GrpsMessage; errors in its content are kept for the response.
 
         Raises `Undecodable`.
         """
@@ -163,25 +164,27 @@ class Grps:
         return request
 
     def request_of(self, message: Message, model: str) -> Request:
-        """The request of a message that came in another form; a model that takes messages gets it serialized.
+        """Return the request of a message that was not sent as protobuf.
 
-        Raises `InvalidArgument` for what cannot be.
+        Models that take messages get it serialized.
+
+        Raises `InvalidArgument` if it cannot be serialized.
         """
         request = Request(model, message)
         try:
             takes_messages = self._takes_messages(request.model)
         except ServingError:
-            return request  # Its answer will say so.
+            return request  # The lookup fails again in `_lease`, which reports it.
         if takes_messages:
             request.encoded, request.message = encode_message(message), None
         return request
 
     async def predict(self, request: Request, call: Call, convert: Convert = answer_message) -> Any:
-        """One answer; `convert` makes it of a tensor model's outputs. Raises `ServingError`."""
+        """Return the answer; `convert` makes it from a tensor model's outputs. Raises `ServingError`."""
         return await run(GrpsInference(self, convert), request, call)
 
     def submit(self, request: Request, call: Call, done: Done, defer: Defer | None = None) -> Inference:
-        """See `Inferring`."""
+        """Run a request without a coroutine: see `Inferring`."""
         servable = self._lease(request, call)
         inference: InferenceRequest | None = None
         if servable.model.takes_messages:
@@ -193,7 +196,7 @@ class Grps:
     async def predict_stream(
         self, request: Request, call: Call, convert: Convert = answer_message
     ) -> AsyncGenerator[Any, None]:
-        """As `predict`, the answers as the model gives them; an `HttpChunk` is no message."""
+        """Run as `predict`, and yield the answers as the model gives them; an `HttpChunk` is not a message."""
         with self._lease(request, call) as servable:
             if servable.model.takes_messages:
                 call.exchange = Exchange(_encoded(request), streaming=True, http=request.http)
@@ -207,9 +210,9 @@ class Grps:
                     yield convert(response, request.message)
 
     def _lease(self, request: Request, call: Call) -> Servable:
-        """The version that a request goes to, for a `with` block; the call learns its name in any case.
+        """Return the version for a request, to be leased by `with`, and record its model in the call.
 
-        Raises `ServingError`, that of the request's content among them.
+        Raises `ServingError`, also for errors in the request's content.
         """
         call.model_name = request.model
         servable = find_servable(self._dataplane, call.permission, request.model, self._default_model)
@@ -219,19 +222,19 @@ class Grps:
         return servable
 
     def _takes_messages(self, model: str) -> bool:
-        # Whom the model is for is asked when the call is there; until then nothing is told of it.
+        # The client's permission is checked when the call runs; until then nothing about the model is disclosed.
         return find_servable(self._dataplane, EVERYTHING, model, self._default_model).model.takes_messages
 
     # --- gRPC ---
 
     async def grpc_model_metadata(self, request: pb.GrpsMessage, call: Call) -> Message:
-        """As `model_metadata`, which has another text for an empty name over HTTP."""
+        """Return what `model_metadata` does; for an empty name, gRPC has another error text than HTTP."""
         if request.HasField("str_data") and not request.str_data:
             raise BadRequest("The model name is empty.")
         return await self.model_metadata(request.str_data if request.HasField("str_data") else None, call)
 
     def grpc_service(self) -> Service:
-        """The rows of GrpsService."""
+        """Return the rows of GrpsService."""
         health, metadata, infer = Operation.HEALTH, Operation.METADATA, Operation.INFER
         return Service(
             SERVICE,
@@ -240,7 +243,7 @@ class Grps:
                     "Predict",
                     Kind.UNARY,
                     infer,
-                    self.understand,
+                    self.decode,
                     None,
                     encode_answer,
                     answer_size,
@@ -253,7 +256,7 @@ class Grps:
                     "PredictStreaming",
                     Kind.SERVER_STREAM,
                     infer,
-                    self.understand,
+                    self.decode,
                     partial(self.predict_stream, convert=encoded_answer),
                     encode_item,
                     answer_size,
@@ -273,7 +276,7 @@ class Grps:
 
 
 class GrpsInference:
-    """See `Inferring`; `convert` makes the answer of a tensor model's outputs."""
+    """An `Inferring`; `convert` makes the answer from a tensor model's outputs."""
 
     def __init__(self, service: Grps, convert: Convert) -> None:
         self.submit = service.submit
@@ -306,38 +309,38 @@ def _parse(data: bytes) -> pb.GrpsMessage:
 
 
 def _encoded(request: Request) -> bytes:
-    """The request as a project takes it."""
+    """Return the request's bytes for a project's model."""
     if request.encoded is None and request.message is not None:
-        # The model became another kind of model since the request was decoded.
+        # The model was replaced by one that takes messages after the request was decoded.
         return encode_message(request.message)
     return request.encoded or b""
 
 
 def _inference(servable: Servable, request: Request) -> InferenceRequest:
-    form, signature = request.form, servable.signature
-    if form is not None and form.signature is signature:
-        inputs = form.inputs(request.values)
+    layout, signature = request.layout, servable.signature
+    if layout is not None and layout.signature is signature:
+        inputs = layout.inputs(request.values)
     else:
         message = request.message = _message_for(servable, request)
         inputs = tensors_of(message) if signature.any_tensors else bind_message(message, signature, servable.name)
-        if form is not None:
-            form.learn(signature, message, inputs)
+        if layout is not None:
+            layout.learn(signature, message, inputs)
     return InferenceRequest(servable.name, str(servable.version), inputs=inputs)
 
 
 def _message_for(servable: Servable, request: Request) -> Message:
     if request.http is not None:
         raise Unimplemented(f"model '{servable.name}' takes tensors and cannot take customized HTTP requests")
-    if request.form is not None:
-        return request.form.message(request.values)
+    if request.layout is not None:
+        return request.layout.message(request.values)
     if request.message is None:
-        # As in `_encoded`.
+        # The model was replaced by one that takes tensors.
         return decode_message(request.encoded or b"")
     return request.message
 
 
 def _encode_error(error: ServingError) -> bytes | None:
-    """An error as the message that tells it. Who may not call is told by a status, as before the call."""
+    """Encode an error as a message. Clients without access get a gRPC status, as transports send before a call."""
     if isinstance(error, Undecodable | Unauthenticated):
         return None
     return encode_message(Message(status=failure_of(error)))

@@ -1,4 +1,4 @@
-"""grps' tensors ⇄ the datatypes of models (grps 1). Pure functions."""
+"""grps' tensors ⇄ arrays of the models' datatypes (grps 1). Pure functions."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.message import GrpsTensor
 
 FLOATS = {row.datatype: row for row in LISTS.values() if row.datatype in ("FP32", "FP64")}
-"""By datatype, those whose elements travel as they are."""
+"""Lists by datatype, for those whose elements are sent as the model has them."""
 DTYPES: dict[str, int] = {row.datatype: row.dtype for row in LISTS.values()}
-"""DataType numbers of the datatypes that grps has."""
+"""grps' DataType numbers by datatype."""
 
 
 def dtype_text(dtype: int) -> str:
-    """A DataType's name, or what stands for one that nobody knows."""
+    """Return a DataType's name, or its number if it is unknown."""
     return pb.DataType.Name(dtype) if dtype in pb.DataType.values() else f"DataType {dtype}"
 
 
 def input_tensor(tensor: GrpsTensor, name: str) -> InputTensor:
-    """The tensor as input `name`; its data is a flat array, `tensor.elements` itself where nothing has to change.
+    """Return the tensor as input `name`.
 
-    Raises `InvalidArgument` when it has no known DataType, not as many elements as its shape says, or an element
-    outside of its DataType's range. Halves are rounded to half.
+    Its data is a flat array, `tensor.elements` itself if nothing has to change.
+
+    Raises `InvalidArgument` for an unknown DataType, a number of elements that does not match the shape, or an
+    element outside the DataType's range. FP16 values are rounded.
     """
     row = LISTS.get(tensor.dtype)
     if row is None:
@@ -65,7 +67,7 @@ def _narrowed(elements: Array, row: FlatList, name: str) -> Array:
 
 
 def utf8(text: str, what: str) -> bytes:
-    """The text's bytes. Raises `InvalidArgument` for one that UTF-8 has no bytes for."""
+    """Return the text's bytes. Raises `InvalidArgument` if UTF-8 cannot encode it."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -73,9 +75,9 @@ def utf8(text: str, what: str) -> bytes:
 
 
 def lossless(array: Array, datatype: str) -> Array | None:
-    """The numbers of `array` as `datatype`; None where one would become another, or there is no such way.
+    """Return `array` cast to `datatype`, or None if a value would change, or there is no such cast.
 
-    NaN stays NaN, and the two zeros are one.
+    NaN stays NaN, and 0.0 equals -0.0.
     """
     dtype = DATATYPES[datatype].dtype
     kind = dtype.kind
@@ -99,7 +101,7 @@ def lossless(array: Array, datatype: str) -> Array | None:
 def _as_integers(array: Array, dtype: np.dtype[Any]) -> Array | None:
     bounds = np.iinfo(dtype)
     if array.dtype.kind == "f":
-        # Beyond these, what a cast gives is the machine's affair. Both are exact as floats, if not as halves.
+        # Beyond the bounds a cast's result depends on the CPU. Both bounds are exact as floats, except as float16.
         array = array.astype(np.float32) if array.dtype.itemsize == 2 else array
         low, beyond = float(bounds.min), float(bounds.max + 1)
         fits = ((array >= low) & (array < beyond) & (array == np.trunc(array))).all()
@@ -109,9 +111,9 @@ def _as_integers(array: Array, dtype: np.dtype[Any]) -> Array | None:
 
 
 def tensor_of(name: str, datatype: str, array: Array) -> GrpsTensor:
-    """An output as a tensor; one of a datatype that grps lacks is widened.
+    """Return an output as a tensor; a datatype that grps lacks is widened.
 
-    Raises `InvalidArgument` for BYTES that are not UTF-8, `Internal` for a UINT64 beyond INT64, and
+    Raises `InvalidArgument` for BYTES that are not UTF-8, `Internal` for a UINT64 beyond INT64's range, and
     `Unimplemented` for complex numbers.
     """
     travels = WIDER.get(datatype, datatype)
@@ -126,7 +128,7 @@ def tensor_of(name: str, datatype: str, array: Array) -> GrpsTensor:
             f"ends at {np.iinfo(np.int64).max}"
         )
     wire = LISTS[dtype].wire
-    # Most arrays are what the wire has; asking numpy to make sure of it costs more than to look.
+    # Most arrays already have the wire's dtype; a numpy call to make sure costs more than this comparison.
     elements = array if array.dtype is wire else native(array).astype(wire, copy=False)
     return GrpsTensor(name, dtype, array.shape, elements.reshape(-1))
 

@@ -1,9 +1,10 @@
 """Lists of numbers in JSON texts: cut out of the text, and read as arrays without ever being Python lists.
 
-Strategy: behind a member's name, a list without strings and objects ends with the last bracket before the next
-brace or quote. Such lists are cut out. What is left is small, and the standard parser reads it, with a marker in
-place of each list. A list itself goes through simdjson, in pieces where it is long, which gives its numbers
-flattened. These parsers decide what is JSON; what is not as expected here the caller has to read in another way.
+Strategy: after a member's name, a list without strings and objects ends with the last bracket before the next
+brace or quote. Such lists are cut out. The rest is small, and the standard parser reads it, with a marker in place
+of each list. A list itself is parsed by simdjson, in pieces if it is long, which returns its numbers flattened.
+These parsers decide what is valid JSON; what does not match the expectation is left for the caller to read
+otherwise.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from triglot.protocols.json.limits import NUMBER_COST, JsonLimits
 
 WHOLE = 512 * 1024
 PIECE = 128 * 1024
-"""Bytes of a list that is parsed at once, some 3 ms, and of a piece of a longer one, which stays in the cache.
+"""Longest list that is parsed at once, some 3 ms, and the pieces of a longer one, which fit the cache; in bytes.
 
-The standard parser, which is asked where there are NaN and Infinity, takes 5 ms for a piece.
+The standard parser, which is used if there are NaN or Infinity, takes 5 ms for a piece.
 """
 MAX_STRINGS = 512
 MAX_REST = 64 * 1024
-"""How many strings there may be in a text, and how long it may be without its lists of numbers."""
+"""Most strings in a text, and its longest rest without lists of numbers in bytes; beyond, nothing is cut out."""
 COUNTED = 256 * 1024
 MAX_RANK = 64
-"""Levels of lists; so many brackets are looked at to find out whether a list holds but one list, and so on."""
+"""Most levels of lists; as many bytes are read at the ends of a list to see whether it only wraps one list."""
 _STRING = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
 _MEMBER_LIST = re.compile(rb"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}\[")
 _MARKER = f"list-{secrets.token_hex(8)}-"
@@ -43,8 +44,8 @@ _DTYPES = {"d": "f8", "i": "i8", "u": "u8"}
 class LargeArray:
     """A list of numbers, nested or not: a text's bytes from `start` to `stop`.
 
-    A short list is parsed at once. Of a long one nothing is known before its numbers are asked for. All of it
-    raises `ValueError`, `TypeError` or `RuntimeError` for a list that has to be read in another way.
+    A short list is parsed at once, a long one only when its numbers are read. All methods raise `ValueError`,
+    `TypeError` or `RuntimeError` for a list that has to be read otherwise.
     """
 
     def __init__(self, text: bytes, start: int, stop: int) -> None:
@@ -54,18 +55,18 @@ class LargeArray:
             self._parsed = simdjson.Parser().parse(short)
         self._is_json = self._parsed is not None
         self._size: int | None = None
-        """How many numbers there are, once they are known."""
+        """Number of elements, once it is known."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The dims by the first element of each level; whether all lists of a level are as long is not known."""
+        """The dims by the first element of each level; not proved to hold for all lists of a level."""
         if self._parsed is None:
             rank = self._single()
             if rank is not None:
                 return (1,) * (rank - 1) + (self.commas() + 1 if self._size is None else self._size,)
             text, start, _ = self._place
             if text.startswith(b"[" * (MAX_RANK + 1), start):
-                raise ValueError("nested too deep")  # Said before all of the text is looked at.
+                raise ValueError("nested too deep")  # Checked first, to save reading the whole text.
             return _shape_of(skeleton_of(_NO_STRUCTURE, *self._place))
         dims: list[int] = []
         item = self._parsed
@@ -75,10 +76,10 @@ class LargeArray:
         return tuple(dims)
 
     def lists(self, most: int) -> int | None:
-        """How many lists there are, itself among them, when those of each level are as long as its first one.
+        """Return how many lists there are, including itself, if those of each level are equally long.
 
-        None: they are not, or there are more than `most`, or it is not known. What is in the innermost ones is not
-        looked at.
+        None: they are not, or there are more than `most`, or it is unknown. The items of the innermost lists are
+        not checked.
         """
         if self._parsed is None:
             return self._single()
@@ -91,13 +92,13 @@ class LargeArray:
             try:
                 if set(map(len, level)) != {size}:
                     return None
-            except TypeError:  # A number beside lists.
+            except TypeError:  # Numbers and lists are mixed.
                 return None
             count += len(level)
         return count
 
     def _single(self) -> int | None:
-        """How many lists there are if each holds nothing but the next one; else None."""
+        """Return how many lists there are if each contains only the next one, else None."""
         text, start, stop = self._place
         beginning = text[start : start + MAX_RANK]
         brackets = len(beginning) - len(beginning.lstrip(b"[ \t\r\n"))
@@ -107,7 +108,7 @@ class LargeArray:
         return rank if closed == rank and text.find(b"[", start + brackets, stop) < 0 else None
 
     def numbers(self, kind: str) -> Array:
-        """All elements, nesting flattened: "d" as float64, "i" as int64, "u" as uint64."""
+        """Return all elements flattened: "d" as float64, "i" as int64, "u" as uint64."""
         if self._parsed is not None:
             return _buffer(self._parsed, kind)
         parser = simdjson.Parser()
@@ -121,19 +122,19 @@ class LargeArray:
         return numbers
 
     def __repr__(self) -> str:
-        """As the list that it stands for, in an error text; its beginning, if it is long."""
+        """Return the list's text for an error; only its beginning if it is long."""
         text, start, stop = self._place
         return repr(json.loads(text[start:stop])) if stop - start <= WHOLE else repr(text[start : start + COUNTED])
 
     def check(self) -> None:
-        """Make sure that the text is JSON, if nobody has asked for all its numbers."""
+        """Make sure that the text is valid JSON, unless all numbers were read."""
         if not self._is_json:
             for piece, _, _ in _pieces(*self._place, self._single()):
                 json.loads(piece)
             self._is_json = True
 
     def commas(self) -> int:
-        """How many numbers follow another one."""
+        """Return the number of commas."""
         return count(b",", *self._place)
 
 
@@ -161,17 +162,17 @@ def _numbers(parser: simdjson.Parser, kind: str, text: bytes) -> Array:
 
 
 def _has_token(text: bytes) -> bool:
-    """Whether NaN or Infinity may be in it, which simdjson does not take."""
+    """Whether it may contain NaN or Infinity, which simdjson rejects."""
     return b"N" in text or b"I" in text
 
 
 def _pieces(text: bytes, at: int, end: int, rank: int | None) -> Iterator[tuple[bytes, int | None, int | None]]:
-    """JSON lists with the elements from `at` to `end` one after the other, and where these begin and end in each.
+    """Yield JSON lists that together have the elements from `at` to `end`, each with the slice that counts.
 
-    `rank`: how many lists there are if each holds nothing but the next one.
+    `rank`: how many lists there are if each contains only the next one.
 
-    What is open where the text is split is opened and closed around a piece. A number beside the split proves that
-    there is an element on its other side.
+    Lists that are open where the text is split are opened and closed around a piece. A number added beside the
+    split proves that there is an element on its other side.
     """
     depth = 0
     while at < end:
@@ -182,7 +183,7 @@ def _pieces(text: bytes, at: int, end: int, rank: int | None) -> Iterator[tuple[
         if rank is None:
             depth += count(b"[", text, at, stop) - count(b"]", text, at, stop)
         else:
-            depth = 0 if is_last else rank  # A bracket too many elsewhere is no JSON.
+            depth = 0 if is_last else rank  # A surplus bracket elsewhere makes a piece invalid JSON.
         if depth < 0 or (depth == 0) != is_last:
             raise ValueError("brackets that do not match")
         before = b"[" * opened + b"0," if opened else b""
@@ -193,14 +194,14 @@ def _pieces(text: bytes, at: int, end: int, rank: int | None) -> Iterator[tuple[
 
 
 def _shape_of(skeleton: bytes) -> tuple[int, ...]:
-    """The shape of a list if it is regular; of another one any shape, which does not fit its skeleton."""
+    """Return a list's shape if it is regular; else some shape, whose skeleton differs from the list's."""
     beginning = skeleton[: MAX_RANK + 1]
     rank = len(beginning) - len(beginning.lstrip(b"["))
     if rank > MAX_RANK:
         raise ValueError("nested too deep")
     dims: list[int] = []
     length = 0
-    """Of the skeleton of one list of the level below."""
+    """Length of the skeleton of one list of the level below."""
     for level in range(rank):
         end = skeleton.find(b"]" * (level + 1), rank)
         if end < 0:
@@ -212,12 +213,12 @@ def _shape_of(skeleton: bytes) -> tuple[int, ...]:
 
 
 def all_but(kept: bytes) -> bytes:
-    """All other bytes, once each."""
+    """Return all other bytes, once each."""
     return bytes(set(range(256)) - set(kept))
 
 
 def skeleton_of(dropped: bytes, text: bytes, start: int = 0, stop: int | None = None) -> bytes:
-    """What is left of a text without these bytes."""
+    """Return a text without these bytes."""
     end = len(text) if stop is None else stop
     if end - start <= COUNTED:
         return text[start:end].translate(None, dropped)
@@ -229,7 +230,7 @@ _NO_STRUCTURE = all_but(b"[],")
 
 
 def count(char: bytes, text: bytes, start: int = 0, stop: int | None = None) -> int:
-    """As `bytes.count`, which takes five times as long where there are many."""
+    """Return what `bytes.count` does, five times as fast for frequent bytes."""
     codes = np.frombuffer(text, np.uint8)[start:stop]
     return sum(
         [int(np.count_nonzero(codes[at : at + COUNTED] == ord(char))) for at in range(0, len(codes), COUNTED)]
@@ -237,7 +238,7 @@ def count(char: bytes, text: bytes, start: int = 0, stop: int | None = None) -> 
 
 
 def _cut_lists(text: bytes, key: str | None) -> tuple[bytes, dict[str, LargeArray]]:
-    """The text with markers in place of its lists of numbers, and these by their markers.
+    """Return the text with markers in place of its lists of numbers, and these lists by marker.
 
     `key`: only lists that are members of this name. Raises as `LargeArray`.
     """
@@ -275,11 +276,11 @@ def _cut_lists(text: bytes, key: str | None) -> tuple[bytes, dict[str, LargeArra
 
 
 def parse_large(text: bytes, limits: JsonLimits, key: str | None = None) -> tuple[Any, list[LargeArray]]:
-    """The values of a text, and its lists of numbers, which are members named `key`, or any name.
+    """Return the values of a text, and its lists of numbers, which are members named `key`, or of any name.
 
-    Who does not ask for the numbers of all of them has to `check` the others.
+    Callers must `check` the lists whose numbers they do not read.
 
-    Raises as `LargeArray` for what has to be read in another way, a key that comes twice among it;
+    Raises as `LargeArray` for a text that has to be read otherwise, which includes repeated keys;
     `PayloadTooLarge` for too many numbers.
     """
     rest, lists = _cut_lists(text, key)

@@ -1,10 +1,10 @@
-"""Large JSON texts, parsed in pieces: the interpreter is never held for long, and too many values are never made.
+"""Parses large JSON texts in pieces, so that the GIL is never held for long, and the limit on values holds.
 
 Strategy: a scanner finds the commas, brackets and braces outside of strings, a chunk of the text at a time, and
-counts values as it goes. The text is split at commas, at any depth. A piece becomes a JSON text of its own: the
-containers that are open before it are opened in front of it, and those that are open behind it are closed. So an
-ordinary parser reads it, and refuses what is no JSON. Its values then move into the containers that earlier pieces
-have left open. Markers stand where the text was split: they prove that a piece begins and ends between two values.
+counts values. The text is split at commas, at any depth. A piece becomes a JSON text of its own: the containers
+that are open before it are opened in front of it, and those open after it are closed. So an ordinary parser reads
+it, and rejects invalid JSON. Its values are then moved into the containers that earlier pieces have left open.
+Markers at the splits prove that a piece begins and ends between two values.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from triglot.core.tensor import Array
 from triglot.protocols.json.limits import CONTAINER_COST, MAX_DEPTH, VALUE_COST, JsonLimits
 
 CHUNK = 64 * 1024
-"""Bytes that are scanned, and parsed, at a time: some 5 ms, if they are lists."""
+"""Bytes that are scanned, and parsed, at once: some 5 ms, if they are lists."""
 MAX_WITHOUT_COMMA = 1024 * 1024
-"""Bytes outside of strings from one comma to the next; more are a number, or blanks, that no client sends."""
+"""Most bytes outside of strings between two commas; more are a number, or blanks, that no client sends."""
 HUGE_INTEGER = re.compile(rb"[0-9]{19}")
 NOT_JSON = "failed to parse the request JSON"
 _BRACKET, _BRACE = b"[{"
@@ -35,7 +35,7 @@ _STEP = np.zeros(256, np.int8)
 _STEP[list(b"[{")], _STEP[list(b"]}")] = 1, -1
 _COST = np.zeros(256, np.int64)
 _COST[list(b",:")], _COST[list(b"[{")] = VALUE_COST, CONTAINER_COST
-# Random, so that no text of a client's can have them.
+# Random, so that no client's text can contain them.
 _FIRST, _LAST = (f"{name}-{secrets.token_hex(8)}" for name in ("first", "last"))
 _OPENING = {_BRACKET: b"[", _BRACE: b'{"%b":' % _FIRST.encode()}
 _FIRST_ITEM = {_BRACKET: b'["%b",' % _FIRST.encode(), _BRACE: b'{"%b":0,' % _FIRST.encode()}
@@ -44,10 +44,10 @@ _CLOSING = {_BRACKET: b"]", _BRACE: b"}"}
 
 
 class Scanner:
-    """Goes through a text once.
+    """Scans a text once.
 
-    `cost` is what the values so far count in the budget. `openers` are the brackets and braces that are open at
-    the comma that `commas` gave last. `end` is where the outermost container ends, or else the text.
+    `cost` is that of the values so far in the budget. `openers` are the brackets and braces open at the last comma
+    that `commas` yielded. `end` is the offset of the end of the outermost container, or else of the text.
     """
 
     def __init__(self, text: bytes, limits: JsonLimits, chunk: int = CHUNK) -> None:
@@ -60,9 +60,9 @@ class Scanner:
         self._in_string = False
 
     def commas(self) -> Iterator[int]:
-        """Where the text can be split: the last comma of each chunk that has one.
+        """Yield offsets where the text can be split: the last comma of each chunk that has one.
 
-        Raises `InvalidArgument` for a text that is nested too deep or long without a comma, and `PayloadTooLarge`.
+        Raises `InvalidArgument` for a text nested too deep, or long without a comma, and `PayloadTooLarge`.
         """
         at = without_comma = in_string = 0
         opened = b""
@@ -98,15 +98,15 @@ class Scanner:
             at += len(chunk)
 
     def _chunk(self, at: int) -> bytes:
-        """The next bytes; an escape is never divided."""
+        """Return the next bytes, without splitting an escape."""
         chunk = self._text[at : at + self._size]
         backslashes = len(chunk) - len(chunk.rstrip(b"\\"))
         return self._text[at : at + self._size + 1] if backslashes % 2 else chunk
 
     def _structure(self, chunk: bytes) -> tuple[Array, Array]:
-        """The places and codes of what is outside of strings and no part of a value."""
+        """Return offsets and codes of the structural characters outside of strings."""
         if b"\\" in chunk:
-            # Backslashes come in pairs but for the last of a row.
+            # Only the last backslash of a row is unpaired.
             chunk = chunk.replace(rb"\\", b"__").replace(rb"\"", b"__")
         has_quotes = b'"' in chunk
         if self._in_string and not has_quotes:
@@ -122,7 +122,7 @@ class Scanner:
 
 
 def _open_after(opened: bytes, kinds: Array, depths: Array) -> bytes:
-    """The brackets and braces that are open after `kinds`, of which `depths` are the depths behind each."""
+    """Return the brackets and braces that are open after `kinds`; `depths` are the depths after each of them."""
     if not depths.size:
         return opened
     lowest_from = np.minimum.accumulate(depths[::-1])[::-1]
@@ -132,17 +132,17 @@ def _open_after(opened: bytes, kinds: Array, depths: Array) -> bytes:
 
 
 def check_values(text: bytes, limits: JsonLimits) -> None:
-    """Raises `PayloadTooLarge` for a text with too many values, and what `Scanner` raises; nothing is parsed."""
+    """Raise `PayloadTooLarge` for a text with too many values, and as `Scanner`, without parsing it."""
     for _ in Scanner(text, limits).commas():
         pass
 
 
 def parse_in_pieces(text: bytes, limits: JsonLimits, *, tail: bool = False, chunk: int = CHUNK) -> Any:
-    """The values of a text, of which `chunk` bytes are looked at in one go.
+    """Return the values of a text, of which `chunk` bytes are parsed at once.
 
-    `tail`: what follows the first value is not looked at.
+    `tail`: text after the first value is ignored.
 
-    Raises `InvalidArgument`, and `PayloadTooLarge` before too many values are made.
+    Raises `InvalidArgument`, and `PayloadTooLarge` before too many values are created.
     """
     scanner = Scanner(text, limits, chunk)
     tree = _Tree()
@@ -157,14 +157,14 @@ def parse_in_pieces(text: bytes, limits: JsonLimits, *, tail: bool = False, chun
 
 
 class _Tree:
-    """The values of the pieces so far; `_open` are the containers that go on, the outermost one first."""
+    """Merges the values of pieces; `_open` are the containers that are still open, outermost first."""
 
     def __init__(self) -> None:
         self.root: Any = None
         self._open: list[Any] = []
 
     def add(self, piece: bytes, before: bytes, after: bytes, at: int) -> None:
-        """`before` and `after`: what is open at the piece's two ends. `at` is where it begins in the text."""
+        """Add a piece at offset `at`; `before` and `after` are the openers at its two ends."""
         root = _parse(_completed(piece, before, after), at)
         begins = _continued(root, len(before))
         ends = _unfinished(root, len(after), at)
@@ -184,7 +184,7 @@ class _Tree:
 
 
 def _completed(piece: bytes, before: bytes, after: bytes) -> bytes:
-    """A text with the piece's own values, and markers for what is elsewhere."""
+    """Return the piece as a complete JSON text, with markers for what is in other pieces."""
     parts = [_OPENING[kind] for kind in before[:-1]]
     parts += [_FIRST_ITEM[kind] for kind in before[-1:]]
     parts.append(piece)
@@ -194,12 +194,12 @@ def _completed(piece: bytes, before: bytes, after: bytes) -> bytes:
 
 
 def _parse(text: bytes, at: int) -> Any:
-    """As `orjson` reads it; NaN, Infinity and integers beyond 64 bits as the standard parser does."""
+    """Parse with `orjson`; NaN, Infinity and integers beyond 64 bits with the standard parser."""
     try:
         if len(text) > MAX_WITHOUT_COMMA or not HUGE_INTEGER.search(text):
             return orjson.loads(text)
     except ValueError as error:
-        if len(text) > MAX_WITHOUT_COMMA:  # A long string, which the standard parser is slow with.
+        if len(text) > MAX_WITHOUT_COMMA:  # A long string, for which the standard parser is slow.
             raise InvalidArgument(f"{NOT_JSON}: {error}, in the part that starts at byte {at}") from None
     try:
         return json.loads(text.decode())
@@ -212,7 +212,7 @@ def _parse(text: bytes, at: int) -> Any:
 
 
 def _continued(root: Any, count: int) -> list[Any]:
-    """The containers of a piece that go on from earlier ones."""
+    """Return a piece's containers that continue those of earlier pieces."""
     containers = []
     for _ in range(count):
         containers.append(root)
@@ -221,9 +221,9 @@ def _continued(root: Any, count: int) -> list[Any]:
 
 
 def _unfinished(root: Any, count: int, at: int) -> list[Any]:
-    """The containers of a piece that go on in later ones, their last marker taken away.
+    """Return a piece's containers that continue in later ones, and remove the last marker.
 
-    Raises `InvalidArgument` where a key that comes twice hides which they are.
+    Raises `InvalidArgument` if a repeated key hides which they are.
     """
     containers = []
     last: Any = _LAST

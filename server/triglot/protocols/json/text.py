@@ -1,8 +1,8 @@
-"""JSON bodies: text ⇄ values and arrays, exact and quick.
+"""JSON bodies: text ⇄ values and arrays, exactly and fast.
 
-Strategy: of a body that is not small, lists of numbers are cut out, and never become Python lists (`json_arrays`).
-What cannot be read so goes through orjson, and what that refuses through the standard parser, whose error is the
-client's. A text whose values take long is parsed in pieces (`json_pieces`).
+Strategy: unless a body is small, its lists of numbers are cut out, and never become Python lists (`json.arrays`).
+What cannot be read in this way is parsed by orjson, and what that rejects by the standard parser, whose error is
+sent to the client. A text whose values take long is parsed in pieces (`json.pieces`).
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ T = TypeVar("T")
 SIMD_FROM_BYTES = 2 * 1024
 """Below this, orjson's lists cost less than simdjson's set-up."""
 CHUNK = 32 * 1024
-"""Elements that are printed at a time: the longest that the interpreter is held up, about a millisecond."""
+"""Elements printed at once: the longest that the GIL is held, about a millisecond."""
 SMALL_BYTES = 64 * 1024
 QUICK_BYTES = 4 * 1024 * 1024
 QUICK_COST = 40_000 * VALUE_COST
-"""A text of more bytes, or with values that count more, is parsed in pieces."""
+"""A text of more bytes, or with values that cost more, is parsed in pieces."""
 
 
 def read_body(
     body: bytes, large_key: str | None, read: Callable[[dict[str, Any]], T], limits: JsonLimits = DEFAULT_LIMITS
 ) -> T:
-    """What `read` makes of the body's JSON object.
+    """Return what `read` makes of the body's JSON object.
 
-    `read` is given plain Python values, except that lists of numbers under `large_key` (None: any key) may be a
-    `LargeArray`. When that raises `TypeError` or `ValueError`, because it is no list of numbers after all, `read`
-    is called again on plain values.
+    `read` gets plain Python values, except that lists of numbers under `large_key` (None: any key) may be a
+    `LargeArray`. If that raises `TypeError` or `ValueError`, because it is not a list of numbers after all, `read`
+    is called again with plain values.
 
-    Raises `InvalidArgument` for text that is no JSON object, `PayloadTooLarge` for one beyond `limits`, and what
-    `read` raises.
+    Raises `InvalidArgument` for text that is not a JSON object, `PayloadTooLarge` beyond `limits`, and as `read`.
     """
     limits.check_size(len(body))
     if len(body) >= SIMD_FROM_BYTES:
@@ -65,7 +64,7 @@ def read_body(
 
 
 def is_quick(body: bytes, limits: JsonLimits) -> bool:
-    """Whether the body's values are parsed in some 5 ms, and surely within the limits."""
+    """Whether the body's values are parsed within some 5 ms, and are certainly within the limits."""
     if len(body) <= SMALL_BYTES and len(body) * CONTAINER_COST <= limits.values:
         return True
     if len(body) > QUICK_BYTES:
@@ -76,7 +75,7 @@ def is_quick(body: bytes, limits: JsonLimits) -> bool:
 
 
 def parse_plain(body: bytes, limits: JsonLimits) -> Any:
-    """The body's values, none of them as arrays. Raises `ValueError`; for a long text as `parse_in_pieces`."""
+    """Return the body's values, without arrays. Raises `ValueError`; for a long text as `parse_in_pieces`."""
     return orjson.loads(body) if is_quick(body, limits) else parse_in_pieces(body, limits)
 
 
@@ -86,7 +85,7 @@ def _read_plain(body: bytes, read: Callable[[dict[str, Any]], T]) -> T:
     except ValueError:
         pass
     except InvalidArgument:
-        # A float may stand for an integer beyond 64 bits; what was refused because of that gets its own text.
+        # A float may stand for an integer beyond 64 bits; parsed exactly, the error names the integer.
         if not HUGE_INTEGER.search(body):
             raise
     return read(_object(_parse_exactly(body)))
@@ -106,7 +105,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def type_name(value: object) -> str:
-    """What JSON calls the type of a value."""
+    """Return JSON's name for the type of a value."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -119,7 +118,7 @@ def type_name(value: object) -> str:
 
 
 def flatten(values: list[Any]) -> list[Any]:
-    """The elements of arbitrarily nested lists, in their order."""
+    """Return the elements of arbitrarily nested lists, in order."""
     while (types := set(map(type, values))) == {list}:
         values = list(chain.from_iterable(values))
     if list not in types:
@@ -138,16 +137,16 @@ def flatten(values: list[Any]) -> list[Any]:
 
 
 def float32_array(values: list[Any]) -> Array:
-    """A flat FP32 array of ints and floats; one beyond FP32 becomes infinite.
+    """Return a flat FP32 array of ints and floats; a number beyond FP32's range becomes infinite.
 
-    Raises `OverflowError` for an int that is beyond FP64, too.
+    Raises `OverflowError` for an int beyond FP64's range.
     """
-    # Unlike numpy's, this conversion knows no warning that would have to be kept away, which takes longer than it.
+    # Unlike numpy's, this conversion raises no warning; suppressing numpy's takes longer than converting.
     return np.frombuffer(array("f", values), np.float32) if values else np.empty(0, np.float32)
 
 
 def print_array(array: Array) -> list[Buffer]:
-    """A JSON array of the elements in row-major order, in pieces; NaN and Infinity are bare tokens.
+    """Return a JSON array of the elements in row-major order, in pieces; NaN and Infinity are bare tokens.
 
     BYTES elements become strings. Raises `UnicodeDecodeError` for one that is not UTF-8.
     """
@@ -158,7 +157,7 @@ def print_array(array: Array) -> list[Buffer]:
 
 
 def print_nested(array: Array) -> list[Buffer]:
-    """A numeric array of at least one dim as nested JSON arrays, in pieces; NaN and Infinity are bare tokens."""
+    """Return a numeric array of at least one dim as nested JSON arrays, in pieces, with bare NaN and Infinity."""
     if array.ndim == 1:
         return print_array(array)
     items = max(1, CHUNK // max(1, array[:1].size))
@@ -174,7 +173,7 @@ def print_nested(array: Array) -> list[Buffer]:
 
 
 def _joined_lists(texts: Iterable[bytes]) -> list[Buffer]:
-    """One list of the items of several, of which none is empty. Nothing is copied."""
+    """Return one list of the items of several non-empty ones, without copies."""
     pieces: list[Buffer] = []
     for text in texts:
         pieces += b"," if pieces else b"[", memoryview(text)[1:-1]
@@ -186,7 +185,7 @@ def _print_chunk(chunk: Array) -> bytes:
     if kind in "OSUT":
         return orjson.dumps([element.decode() for element in bytes_elements(chunk)])
     text = orjson.dumps(chunk, option=orjson.OPT_SERIALIZE_NUMPY)
-    if kind == "f" and b"n" in text:  # Of null, which stands for NaN and Infinity.
+    if kind == "f" and b"n" in text:  # Part of null, by which orjson prints NaN and Infinity.
         first, *parts = text.split(b"null")
         odd = chunk[~np.isfinite(chunk)].tolist()
         return first + b"".join(json.dumps(one).encode() + part for one, part in zip(odd, parts, strict=True))

@@ -17,34 +17,34 @@ def merged(replies: Iterable[pb.ModelStatisticsResponse]) -> pb.ModelStatisticsR
     found: dict[tuple[str, str], pb.ModelStatistics] = {}
     for reply in replies:
         for stats in reply.model_stats:
-            there = found.get((stats.name, stats.version))
-            if there is None:
+            total = found.get((stats.name, stats.version))
+            if total is None:
                 found[stats.name, stats.version] = stats
             else:
-                _add(there, stats)
+                _add(total, stats)
     return pb.ModelStatisticsResponse(model_stats=found.values())
 
 
-def _add(there: pb.ModelStatistics, more: pb.ModelStatistics) -> None:
-    there.last_inference = max(there.last_inference, more.last_inference)
-    there.inference_count += more.inference_count
-    there.execution_count += more.execution_count
-    _add_numbers(there.inference_stats, more.inference_stats)
+def _add(total: pb.ModelStatistics, other: pb.ModelStatistics) -> None:
+    total.last_inference = max(total.last_inference, other.last_inference)
+    total.inference_count += other.inference_count
+    total.execution_count += other.execution_count
+    _add_numbers(total.inference_stats, other.inference_stats)
     batches: dict[int, pb.InferBatchStatistics] = {}
-    for batch in (*there.batch_stats, *more.batch_stats):
+    for batch in (*total.batch_stats, *other.batch_stats):
         size = batch.batch_size
         _add_numbers(batches.setdefault(size, pb.InferBatchStatistics(batch_size=size)), batch)
-    del there.batch_stats[:]
-    there.batch_stats.extend(batches[size] for size in sorted(batches))
-    for index, responses in more.response_stats.items():
-        _add_numbers(there.response_stats[index], responses)
+    del total.batch_stats[:]
+    total.batch_stats.extend(batches[size] for size in sorted(batches))
+    for index, responses in other.response_stats.items():
+        _add_numbers(total.response_stats[index], responses)
 
 
-def _add_numbers(there: Any, more: Any) -> None:
+def _add_numbers(total: Any, other: Any) -> None:
     """Add all numbers of a message and of its submessages, except `batch_size`, which is a key."""
-    for field in there.DESCRIPTOR.fields:
+    for field in total.DESCRIPTOR.fields:
         if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
-            if more.HasField(field.name):
-                _add_numbers(getattr(there, field.name), getattr(more, field.name))
+            if other.HasField(field.name):
+                _add_numbers(getattr(total, field.name), getattr(other, field.name))
         elif field.name != "batch_size":
-            setattr(there, field.name, getattr(there, field.name) + getattr(more, field.name))
+            setattr(total, field.name, getattr(total, field.name) + getattr(other, field.name))

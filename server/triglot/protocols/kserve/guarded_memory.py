@@ -43,8 +43,9 @@ class GuardedMemory:
         return not self.lost and self._errors.in_place()
 
     def view(self, at: int, size: int) -> memoryview:
-        """Return the bytes at `at`, read-only, valid as long as anything refers to them; missing parts read as
-        zeros.
+        """Return the bytes at `at`, read-only, valid as long as anything refers to them.
+
+        Missing parts read as zeros.
 
         Results from them are invalid if the memory is `lost` afterwards. Check `usable` before.
         """

@@ -254,8 +254,9 @@ def text_size(response: InferenceResponse, wanted: RestInfer) -> int:
 
 
 def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse:
-    """Return the response: JSON, followed by the outputs requested as binary (spec 3.3). Large parts are not
-    copied.
+    """Return the response: JSON, followed by the outputs requested as binary (spec 3.3).
+
+    Large parts are not copied.
 
     Raises `InvalidArgument` for an output that has no JSON form.
     """

@@ -153,8 +153,7 @@ class KServe:
         return InferStream(asked).run(requests)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
-        """Return every version of the configured models with its state, and the models that could be loaded (spec
-        3.9).
+        """Return all versions of the configured models with their states, and other loadable models (spec 3.9).
 
         A configured model of which no version is known is listed without one, with a reason.
         """

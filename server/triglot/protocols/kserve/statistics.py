@@ -40,8 +40,7 @@ class ModelStatistics:
         dataplane.control.register_report(STATISTICS, self._report)
 
     async def statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
-        """Return the statistics of one version, of all versions of a model, or of all models that the client may
-        use.
+        """Return the statistics of one version, of a model's versions, or of all models that the client may use.
 
         Raises `ModelNotFound`, `InvalidArgument` for a version that is not an integer and for a model without a
         ready version, and `Unavailable` for a version that is not ready while others are.

@@ -1,1 +1,1 @@
-"""What the server says of itself: metrics and a page for people."""
+"""Monitoring: metrics, and a page for people."""

@@ -1,4 +1,4 @@
-"""The page's document of several workers."""
+"""The page's document for several workers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ADDED = (
     "executed",
     "executions",
 )
-"""Of the row of a version."""
+"""Keys of a version's row whose values are summed."""
 
 
 def overview_report(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
-    """What this process has counted, as JSON's values. May be made on another thread."""
+    """Return this process's counts as JSON values. May run on another thread."""
     report = collect(telemetry, versions)
     for row in report["models"]:
         row["latencies"] = points_of([seconds for seconds, _ in row["latencies"]])
@@ -41,7 +41,7 @@ def overview_report(telemetry: Telemetry, versions: Sequence[Version]) -> Docume
 
 
 def added_overview(reports: Sequence[Document]) -> Document:
-    """As `overview`, of all workers together."""
+    """Return what `overview` does, for all workers together."""
     protocols: Document = {}
     for report in reports:
         for protocol, counts in report["protocols"].items():
@@ -55,9 +55,9 @@ def added_overview(reports: Sequence[Document]) -> Document:
     return finished(counted, values, _seconds([report["history"] for report in reports]))
 
 
-def _sums(there: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+def _sums(total: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     return {
-        key: there.get(key, 0) + more.get(key, 0) for key in (*there, *(key for key in more if key not in there))
+        key: total.get(key, 0) + other.get(key, 0) for key in (*total, *(key for key in other if key not in total))
     }
 
 
@@ -66,26 +66,26 @@ def _rows(reports: Sequence[Document]) -> list[Document]:
     for report in reports:
         for row in report["models"]:
             key = row["name"], row["version"]
-            there = rows.get(key)
-            rows[key] = row if there is None else _row(there, row)
+            total = rows.get(key)
+            rows[key] = row if total is None else _row(total, row)
     return [rows[key] for key in sorted(rows)]
 
 
-def _row(there: Document, more: Document) -> Document:
-    """A version that does not serve everywhere is told as the worker tells it where it does not."""
-    worse = more if there["ready"] and not more["ready"] else there
+def _row(total: Document, other: Document) -> Document:
+    """Merge rows of a version; its state is that of a worker where it is not ready, if total is one."""
+    worse = other if total["ready"] and not other["ready"] else total
     return {
         **worse,
-        **{key: there[key] + more[key] for key in ADDED},
-        "platform": there["platform"] or more["platform"],
-        "protocols": _sums(there["protocols"], more["protocols"]),
-        "latencies": together([there["latencies"], more["latencies"]]),
-        "last_inference": max(there["last_inference"], more["last_inference"]),
+        **{key: total[key] + other[key] for key in ADDED},
+        "platform": total["platform"] or other["platform"],
+        "protocols": _sums(total["protocols"], other["protocols"]),
+        "latencies": together([total["latencies"], other["latencies"]]),
+        "last_inference": max(total["last_inference"], other["last_inference"]),
     }
 
 
 def _seconds(histories: Sequence[Sequence[Any]]) -> list[Second]:
-    """The last second of one worker is the last of all; who is younger has done nothing before."""
+    """Merge histories by their ends; a worker with a shorter history counts as idle before it."""
     longest = max(map(len, histories), default=0)
     padded = [[None] * (longest - len(history)) + list(history) for history in histories]
     return [_second([one for one in ones if one is not None]) for ones in zip(*padded, strict=True)]
@@ -101,7 +101,7 @@ def _second(ones: Sequence[Any]) -> Second:
             requests[protocol] = requests.get(protocol, 0) + count
         failures, queue_depth, in_flight = failures + failed, queue_depth + waiting, in_flight + running
         if size is not None:
-            # Those that ended: nearly all of them were executed.
+            # Counts finished calls, nearly all of which were executed.
             executed += sum(its.values())
             executions += sum(its.values()) / size
         if lag is not None:

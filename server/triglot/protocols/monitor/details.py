@@ -1,4 +1,4 @@
-"""One model, as the page shows it and makes the form of a call from it."""
+"""The page's document for one model, which also feeds its form for calls."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from triglot.repository.config.completed import completed
 from triglot.scheduling.servable import Servable
 
 JSON_TEXT = "{}"
-"""The sample of a BYTES element whose model reads JSON in it."""
+"""Sample of a BYTES element that the model parses as JSON."""
 
 
 def model_details(dataplane: DataPlane, permission: Permission, name: str, version: str) -> Document:
-    """The model's `labels`, and what `serves`: the version, or the default one for ""; None, and why in `error`.
+    """Return the model's `labels`, and in `serves` the version, or the default one for ""; None with an `error`.
 
     On the event loop. Raises `PermissionDenied`.
     """
@@ -38,7 +38,7 @@ def model_details(dataplane: DataPlane, permission: Permission, name: str, versi
 
 
 def encode_details(document: Document) -> bytes:
-    """As JSON; names that are no Unicode text are escaped."""
+    """Return the document as JSON; lone surrogates in names are escaped."""
     return json.dumps(document).encode()
 
 
@@ -80,7 +80,10 @@ def _tensor(spec: TensorSpec) -> Document:
 
 
 def _sample(spec: TensorSpec, *, speaks_json: bool) -> Document:
-    """The `shape` of a sample, one dim where any rank will do, and its nested `data`; None: too much, or none."""
+    """Return a sample's `shape`, of one dim if the rank is free, and its nested `data`.
+
+    None if too large or unknown.
+    """
     shape = [1] if spec.shape is None else [1 if dim == -1 else dim for dim in spec.shape]
     sample = sample_of(replace(spec, shape=shape))
     data: Any = None

@@ -1,4 +1,4 @@
-"""Histograms and their exemplars, as Prometheus prints them."""
+"""Histograms and exemplars as Prometheus samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_histogram(
     total: float,
     exemplars: Sequence[Exemplar | None] | None = None,
 ) -> None:
-    """The samples of one; `counts` and `exemplars`: of each bucket, the last one being above all limits."""
+    """Add a histogram's samples; `counts` and `exemplars` are per bucket, the last one above all limits."""
     sums = list(accumulate(counts))
     buckets = zip((*limits, float("inf")), sums, exemplars or [None] * len(sums), strict=True)
     for limit, count, exemplar in buckets:
@@ -32,7 +32,7 @@ def add_histogram(
 
 
 def printed(exemplar: Exemplar | None, unit: float = 1.0) -> samples.Exemplar | None:
-    """As it is printed, with its value divided by `unit`."""
+    """Return the exemplar to print, with its value divided by `unit`."""
     if exemplar is None:
         return None
     time, value, span = exemplar
@@ -41,5 +41,5 @@ def printed(exemplar: Exemplar | None, unit: float = 1.0) -> samples.Exemplar | 
 
 
 def number(value: float) -> str:
-    """As a label's value."""
+    """Return a number as a label's value."""
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]  # It has no types.

@@ -1,4 +1,4 @@
-"""The metrics that models' own code keeps, by exactly the names it gives them (spec 6)."""
+"""Metrics that models' own code keeps, with exactly the names that it gives them (spec 6)."""
 
 from __future__ import annotations
 
@@ -15,32 +15,35 @@ log = logging.getLogger(__name__)
 
 
 def own_families(versions: Sequence[Version]) -> list[Family]:
-    """Of the versions that are in memory. Those of one name are one family, as in Triton: of equal labels,
-    counters and histograms are added, and of gauges the last is taken."""
+    """Return the metric families of loaded versions.
+
+    Those of the same name are one family, as in Triton: for equal labels, counters and histograms are added, and
+    of gauges the last one is taken.
+    """
     found: dict[str, Family] = {}
     for version in versions:
         own = None if version.servable is None else version.servable.model.own_metrics
         for family in () if own is None else own.collect():
-            there = found.setdefault(family.name, family)
-            if there is not family and there.kind == family.kind:
-                _merge(there, family)
-            elif there is not family:
+            total = found.setdefault(family.name, family)
+            if total is not family and total.kind == family.kind:
+                _merge(total, family)
+            elif total is not family:
                 log.warning(
                     "%s: metric '%s' is a %s here and a %s in another model; dropped",
                     version.files,
                     family.name,
                     family.kind,
-                    there.kind,
+                    total.kind,
                 )
     return list(found.values())
 
 
-def _merge(there: Family, more: Family) -> None:
-    for labels, metric in more.metrics.items():
-        known = there.metrics.setdefault(labels, metric)
+def _merge(total: Family, other: Family) -> None:
+    for labels, metric in other.metrics.items():
+        known = total.metrics.setdefault(labels, metric)
         if known is metric:
             continue
-        if there.kind == "gauge":
+        if total.kind == "gauge":
             known.value = metric.value
         elif known.buckets == metric.buckets:
             known.value += metric.value
@@ -48,7 +51,7 @@ def _merge(there: Family, more: Family) -> None:
 
 
 def printed_families(families: Sequence[Family]) -> Iterator[Metric]:
-    """A counter that is not named as in OpenMetrics is of unknown type there: see `triton_metrics.counters`."""
+    """Yield Prometheus families. OpenMetrics knows no counters without `_total`: see `triton_metrics.counters`."""
     for family in families:
         name, kind = family.name, str(family.kind)
         if kind == "counter":
@@ -63,5 +66,5 @@ def printed_families(families: Sequence[Family]) -> Iterator[Metric]:
 
 
 def plain_counters(families: Sequence[Family]) -> list[str]:
-    """The names of the counters that are not named as OpenMetrics has it."""
+    """Return the names of counters that do not end in `_total`, as OpenMetrics requires."""
     return [one.name for one in families if one.kind == "counter" and not one.name.endswith("_total")]

@@ -1,4 +1,4 @@
-"""What the monitor's routes say of themselves in the OpenAPI document."""
+"""The monitor's part of the OpenAPI document."""
 
 from __future__ import annotations
 

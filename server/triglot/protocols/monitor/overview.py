@@ -1,7 +1,7 @@
-"""What the page shows: one document with the models, the totals and the last minutes.
+"""The page's document: the models, the totals and the last minutes.
 
-Strategy: what was counted is collected in a form that can be added up, and finished afterwards; so the numbers of
-several workers become one document as those of one do.
+Strategy: counts are collected in a form that can be added, and then converted; so several workers' numbers become
+one document as those of one do.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Document = dict[str, Any]
 
 
 def overview(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
-    """All of it but what is said of the server. Numbers are None where nothing was measured.
+    """Return the document without the server's part. Numbers are None if nothing was measured.
 
-    May be made on another thread.
+    May run on another thread.
     """
     values = {name: metric.value for name, metric in list(telemetry.metrics.by_name.items())}
     counted = collect(telemetry, versions)
@@ -30,7 +30,7 @@ def overview(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
 
 
 def collect(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
-    """What can be added up: the totals, the protocols, and a row for each version."""
+    """Return what can be added: the totals, the protocols, and a row for each version."""
     traffic = telemetry.traffic()
     return {
         "totals": {
@@ -47,7 +47,7 @@ def collect(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
 
 
 def finished(counted: Document, values: dict[str, float | None], seconds: Sequence[Second]) -> Document:
-    """The document, with the last values of the metrics and the last minutes."""
+    """Return the document, with the latest values of the metrics and the last minutes."""
     return {
         "metrics": [{"name": printable(name), "value": _rounded(value)} for name, value in values.items()],
         "totals": counted["totals"],
@@ -124,7 +124,7 @@ def _finished_row(row: Document) -> Document:
 
 
 def milliseconds(points: Points, share: int) -> float | None:
-    """What `share` ten-thousandths of seconds do not exceed."""
+    """Return the quantile `share`, in ten-thousandths, in milliseconds; points are in seconds."""
     seconds = point(points, share)
     return None if seconds is None else seconds * 1e3
 

@@ -1,4 +1,4 @@
-"""The telemetry as Prometheus reads it: OpenMetrics text, or the older one."""
+"""Telemetry in Prometheus' formats: OpenMetrics, or the older text format."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from triglot.version import __version__
 BATCH_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 OPEN_METRICS = "application/openmetrics-text"
 KIND_BYTES = 2048
-"""What one kind of call adds to the page, about."""
+"""Estimate of the text that one kind of call adds, in bytes."""
 BY_METHOD = ("protocol", "entrypoint", "method", "model", "version")
 BY_MODEL = ("model", "version")
 BUILD = {"version": __version__, "python": platform.python_version()}
 QUANTILES = {"0.5": 5000, "0.9": 9000, "0.99": 9900}
 _SECONDS = [f"{limit / 1e6:.6g}" for limit in LATENCY_LIMITS[1::2]] + ["+Inf"]
-"""Every second limit: 16 buckets tell as much on a chart, and make the page half as long."""
+"""Every second limit: 16 buckets show as much in a chart, and halve the text."""
 
 Labels = tuple[str, ...]
 
 
 class PrometheusText:
-    """Prints the telemetry, the models' states, and what this process uses. May be used on another thread."""
+    """Prints the telemetry, the models' states, and this process's resources. May be used on another thread."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -59,20 +59,20 @@ class PrometheusText:
 
     @property
     def size(self) -> int:
-        """The length of the text in bytes, about."""
+        """Estimate of the text's length, in bytes."""
         return self._telemetry.kinds * KIND_BYTES
 
     def render(self, versions: Sequence[Version], accept: str) -> tuple[bytes, str]:
-        """The text in the form that an Accept header asks for, and its content type."""
+        """Return the text in the format that an Accept header asks for, and its content type."""
         encode, content_type = choose_encoder(accept)
         own = own_families(versions)
-        text = in_full(encode(_Everything(self._telemetry, versions, self._process, self._machine, own)))
+        text = in_full(encode(_TelemetryRegistry(self._telemetry, versions, self._process, self._machine, own)))
         return text if content_type.startswith(OPEN_METRICS) else counters(text, plain_counters(own)), content_type
 
     def page(self, versions: Sequence[Version]) -> Page:
-        """All of it as JSON's values, to be added to that of other workers."""
+        """Return all metrics as JSON values, to be merged with those of other workers."""
         own = own_families(versions)
-        everything = _Everything(self._telemetry, versions, self._process, self._machine, own)
+        registry = _TelemetryRegistry(self._telemetry, versions, self._process, self._machine, own)
         families = [
             {
                 "name": metric.name,
@@ -80,13 +80,13 @@ class PrometheusText:
                 "type": metric.type,
                 "samples": [_as_json(sample) for sample in metric.samples],
             }
-            for metric in everything.collect()
+            for metric in registry.collect()
         ]
         return {"families": families, "plain": plain_counters(own)}
 
 
 def _spans(exporter: Exporter | None) -> Iterator[Metric]:
-    """Of a server that exports spans."""
+    """Yield counts of exported spans, if the server exports any."""
     if exporter is None:
         return
     counts = exporter.counts
@@ -98,20 +98,20 @@ def _spans(exporter: Exporter | None) -> Iterator[Metric]:
 
 
 def _as_json(sample: Sample) -> list[Any]:
-    """As in a `Page`."""
+    """Return a sample in the form of a `Page`."""
     return [sample.name, sample.labels, sample.value, *(sample.exemplar or ())]
 
 
 def render_reports(reports: Reports, accept: str) -> tuple[bytes, str]:
-    """The pages of all workers as one, and how the workers are; see `PrometheusText.render`."""
+    """Return the merged pages of all workers, with the workers' states; see `PrometheusText.render`."""
     page = merged_pages(reports.workers, reports.past)
     encode, content_type = choose_encoder(accept)
-    text = in_full(encode(_Added(page, reports)))
+    text = in_full(encode(_MergedRegistry(page, reports)))
     return text if content_type.startswith(OPEN_METRICS) else counters(text, page["plain"]), content_type
 
 
-class _Added(CollectorRegistry):
-    """The metrics of a page of several workers, and which workers there are."""
+class _MergedRegistry(CollectorRegistry):
+    """The metrics of a merged page, and of the workers themselves."""
 
     def __init__(self, page: Page, reports: Reports) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class _Added(CollectorRegistry):
         self._reports = reports
 
     def collect(self) -> Iterator[Metric]:
-        """Every family of metrics."""
+        """Yield all metric families."""
         for family in self._page["families"]:
             metric = Metric(family["name"], family["help"], family["type"])
             for name, labels, value, *exemplar in family["samples"]:
@@ -134,8 +134,8 @@ class _Added(CollectorRegistry):
         yield restarts
 
 
-class _Everything(CollectorRegistry):
-    """Makes Prometheus' metrics of the store's numbers when they are read, and adds the process' own."""
+class _TelemetryRegistry(CollectorRegistry):
+    """Makes Prometheus metrics of the telemetry when they are read, and adds the process's own."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class _Everything(CollectorRegistry):
         self._process = process
 
     def collect(self) -> Iterator[Metric]:
-        """Every family of metrics."""
+        """Yield all metric families."""
         calls = list(self._telemetry.calls())
         yield from _requests(calls)
         yield from _executions(calls)
@@ -211,7 +211,7 @@ class _Everything(CollectorRegistry):
         yield waiting
 
     def _metrics(self) -> Iterator[Metric]:
-        """What models' own code keeps; the built-in ones say nothing that is not said above."""
+        """Yield the metrics that models' code keeps; the built-in ones would repeat metrics above."""
         gauge = GaugeMetricFamily(
             "triglot_user_metric", "A model's own metric over the last second.", labels=("name", "aggregation")
         )
@@ -238,7 +238,7 @@ class _Everything(CollectorRegistry):
 
 
 def _reason(code: Code) -> str:
-    """Why a request failed, in Triton's words."""
+    """Return the reason of a failed request in Triton's terms."""
     if code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE):
         return "REJECTED"
     if code in (Code.CANCELLED, Code.DEADLINE_EXCEEDED):
@@ -247,7 +247,7 @@ def _reason(code: Code) -> str:
 
 
 def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Metric]:
-    """What is told apart by method."""
+    """Yield the metrics by method."""
     requests = CounterMetricFamily("triglot_requests", "Finished calls.", labels=(*BY_METHOD, "code"))
     failures = CounterMetricFamily(
         "triglot_request_failures", "Failed calls.", labels=(*BY_METHOD, "code", "reason")
@@ -260,7 +260,7 @@ def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Met
         labels = (endpoint.protocol, endpoint.entrypoint, endpoint.method, *_model(kind))
         _merge(codec, labels[:3], stats.codec)
         if kind.version == ENDED:
-            continue  # They were read under the versions that they belonged to.
+            continue  # Already reported under the versions that they belonged to.
         requests.add_metric((*labels, kind.code.name), stats.latency.count)
         if kind.code is not Code.OK:
             failures.add_metric((*labels, kind.code.name, _reason(kind.code)), stats.latency.count)
@@ -278,7 +278,7 @@ def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Met
 
 
 def _clients(endpoints: Sequence[Endpoint]) -> Iterator[Metric]:
-    """What access control tells apart."""
+    """Yield the metrics by client of access control."""
     labels = ("client", "protocol", "operation", "code")
     for name, about, counts in (
         ("triglot_client_requests", "Finished calls, where there is an access file.", attrgetter("clients")),
@@ -295,7 +295,7 @@ def _clients(endpoints: Sequence[Endpoint]) -> Iterator[Metric]:
 
 
 def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Metric]:
-    """What is told apart by model: whoever called, the executions are the same."""
+    """Yield the metrics by model, over all methods: they share executions."""
     queue: dict[Labels, Histogram] = {}
     compute: dict[Labels, Histogram] = {}
     batches: dict[Labels, Histogram] = {}
@@ -326,7 +326,7 @@ def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[M
 
 
 def _readings(versions: Sequence[Version]) -> Iterator[Metric]:
-    """What the parts of the server that schedule a version's calls count."""
+    """Yield the counters and gauges of the parts of the server that schedule a version's requests."""
     families: dict[str, Metric] = {}
     for version in versions:
         if version.servable is None:

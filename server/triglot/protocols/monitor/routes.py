@@ -1,4 +1,4 @@
-"""The routes of the monitor: Prometheus' text, grps' series and page (grps 3.1, 7), and the page's numbers."""
+"""The monitor's routes: Prometheus metrics, grps' series and page (grps 3.1, 7), and the page's data."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ MODEL = "/grps/v1/monitor/model"
 PAGE_FOLDER = Path(__file__).with_name("page")
 SCRIPTS = ("charts.js", "overview.js", "tensors.js", "protocols.js", "snippets.js", "model.js", "page.js")
 NAMES_MARKER = "<!-- metric names -->"
-"""Where the page lists the names of the metrics, for readers without JavaScript too."""
+"""Marker in the page for the list of metric names, which is for readers without JavaScript, too."""
 KIND_BYTES = 64
-"""What one kind of call adds to the work of the overview, in bytes of text."""
+"""Cost of one kind of call in the overview, in bytes of text."""
 TEXT = "text/plain; charset=utf-8"
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the page has to know of the server to make calls.
+    """What the page needs to know about the server to make calls.
 
-    `protocols`: those in which it can call models. `grpc_port` gives the port, 0 without one. `loads`: whether
-    clients may load and unload models. `grps_streaming`: the query's parameter that asks grps for a stream, if one
-    does. `is_open`: whether everybody may know the names of the metrics.
+    `protocols`: those in which it can call models. `grpc_port` returns the port, 0 if there is none. `loads`:
+    clients may load and unload models. `grps_streaming`: the query parameter that asks grps for a stream, if it is
+    a query parameter. `is_open`: all clients may know the metrics' names.
     """
 
     name: str
@@ -70,7 +70,7 @@ class About:
     is_open: bool = True
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON values."""
         return {
             "name": self.name,
             "version": __version__,
@@ -83,25 +83,25 @@ class About:
 
 
 def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> list[Route]:
-    """`/metrics`, and grps' routes below `/grps/v1/monitor` and `/grps/v1/js`.
+    """Return `/metrics`, and grps' routes below `/grps/v1/monitor` and `/grps/v1/js`.
 
-    All but that of one model tell of all models, and are for whom all are.
+    All but the route of one model are about all models, and need permission for all.
     """
     text, control = PrometheusText(telemetry), dataplane.control
 
-    async def look(_: HttpRequest, call: Call) -> _State:
+    async def read(_: HttpRequest, call: Call) -> _State:
         call.permission.check_all_models()
         return _State(dataplane.versions(EVERYTHING), dataplane.ready)
 
-    def look_at_all(what: str) -> Callable[[HttpRequest, Call], Awaitable[_State]]:
+    def reader(what: str) -> Callable[[HttpRequest, Call], Awaitable[_State]]:
         if control.alone:
-            return look
+            return read
 
-        async def look_around(_: HttpRequest, call: Call) -> _State:
+        async def read_workers(_: HttpRequest, call: Call) -> _State:
             call.permission.check_all_models()
             return _State([], dataplane.ready, await control.reports(what, {}))
 
-        return look_around
+        return read_workers
 
     _register_reports(telemetry, dataplane, text)
 
@@ -129,13 +129,13 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
         return HttpResponse(orjson.dumps(document), headers=_NO_STORE)
 
     routes = [
-        _route(METRICS, openapi.METRICS, look_at_all(METRICS_REPORT), encode_metrics, lambda _: text.size),
+        _route(METRICS, openapi.METRICS, reader(METRICS_REPORT), encode_metrics, lambda _: text.size),
         _series_route(telemetry, control),
         page_route(telemetry, control, PAGE, about),
         _route(
             OVERVIEW,
             openapi.OVERVIEW,
-            look_at_all(OVERVIEW_REPORT),
+            reader(OVERVIEW_REPORT),
             encode_overview,
             lambda _: telemetry.kinds * KIND_BYTES,
         ),
@@ -146,7 +146,7 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
 
 
 def readable(route: Route) -> list[Route]:
-    """The rows of a path: GET, HEAD, and what may be asked there (grps 3.1)."""
+    """Return a path's rows: GET, HEAD, and OPTIONS (grps 3.1)."""
     allowed = HttpResponse(b"", content_type=TEXT, headers={"Allow": "GET, HEAD, OPTIONS"})
 
     async def allow(*_: object) -> None:
@@ -166,13 +166,13 @@ def readable(route: Route) -> list[Route]:
 
 
 def page_route(telemetry: Telemetry, control: Control, path: str, about: About) -> Route:
-    """The page at `path`. It is for everybody: its script alone asks for what only some may know."""
+    """Return the page at `path`. It is public: only its script requests restricted data."""
     first, *scripts = [PAGE_FOLDER / name for name in SCRIPTS]
     text = page_text(PAGE_FOLDER / "page.html", [PAGE_FOLDER / "page.css"], [first, TOKEN_SCRIPT, *scripts])
     before, _, after = text.partition(NAMES_MARKER)
     headers = page_headers(text)
 
-    async def look(_: HttpRequest, __: Call) -> list[str]:
+    async def read(_: HttpRequest, __: Call) -> list[str]:
         if not about.is_open:
             return []
         if control.alone:
@@ -186,11 +186,11 @@ def page_route(telemetry: Telemetry, control: Control, path: str, about: About) 
         page = f"{before}{items}{after}".encode(errors="replace")
         return HttpResponse(page, content_type="text/html; charset=utf-8", headers=headers)
 
-    return _route(path, openapi.PAGE, look, encode, operation=Operation.PUBLIC)
+    return _route(path, openapi.PAGE, read, encode, operation=Operation.PUBLIC)
 
 
 def _register_reports(telemetry: Telemetry, dataplane: DataPlane, text: PrometheusText) -> None:
-    """What this process says when another worker is asked."""
+    """Register this process's reports, which other workers request."""
     control = dataplane.control
 
     async def metrics(_: Arguments) -> Any:
@@ -216,12 +216,12 @@ def _register_reports(telemetry: Telemetry, dataplane: DataPlane, text: Promethe
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What the event loop alone may read: every version of every model, and whether the server is ready."""
+    """State that must be read on the event loop: all versions of all models, and whether the server is ready."""
 
     versions: list[Version]
     ready: bool
     reports: Reports | None = None
-    """Of all workers, where there are several."""
+    """Reports of all workers, if there are several."""
 
 
 def _route(
@@ -232,7 +232,7 @@ def _route(
     answer_size: Callable[[Any], int] = no_work,
     operation: Operation = Operation.METRICS,
 ) -> Route:
-    """A GET that reads the telemetry where it is printed: on a thread, if there is much of it."""
+    """Return a GET row; the telemetry is read where it is printed: on a thread, if there is much of it."""
     return Route(
         "GET",
         path,
@@ -247,9 +247,9 @@ def _route(
 
 
 def _series_route(telemetry: Telemetry, control: Control) -> Route:
-    """The points of one metric (grps 7)."""
+    """Return the route of one metric's points (grps 7)."""
 
-    async def look(http: HttpRequest, call: Call) -> dict[str, Any] | None:
+    async def read(http: HttpRequest, call: Call) -> dict[str, Any] | None:
         call.permission.check_all_models()
         name = _parameter(http, "name")
         if not control.alone:
@@ -263,22 +263,25 @@ def _series_route(telemetry: Telemetry, control: Control) -> Route:
             return HttpResponse(b"key not found", content_type=TEXT)
         return HttpResponse(orjson.dumps(found), headers=_NO_STORE)
 
-    return _route(SERIES, openapi.SERIES, look, encode)
+    return _route(SERIES, openapi.SERIES, read, encode)
 
 
 def _model_route(dataplane: DataPlane, about: About) -> Route:
-    """One version of a model, as this process has it, and the server, for those who may not see all models."""
+    """Return the route of one version, as this process has it.
 
-    async def look(http: HttpRequest, call: Call) -> dict[str, Any]:
+    Its document includes the server's part, for clients that may use some models only.
+    """
+
+    async def read(http: HttpRequest, call: Call) -> dict[str, Any]:
         name, version = _parameter(http, "name"), _parameter(http, "version")
         return {**model_details(dataplane, call.permission, name, version), "server": about.document()}
 
     def encode(found: dict[str, Any], _: HttpRequest) -> HttpResponse:
         return HttpResponse(encode_details(found), headers=_NO_STORE)
 
-    return _route(MODEL, openapi.MODEL, look, encode)
+    return _route(MODEL, openapi.MODEL, read, encode)
 
 
 def _parameter(http: HttpRequest, name: str) -> str:
-    """Of the query; "" without one."""
+    """Return a query parameter, "" if it is missing."""
     return parse_qs(http.target.partition("?")[2]).get(name, [""])[0]

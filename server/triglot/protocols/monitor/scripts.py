@@ -1,4 +1,4 @@
-"""The two scripts that pages made for grps ask for (grps 3.1)."""
+"""The two scripts that pages made for grps load (grps 3.1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAST_MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 
 def script_routes() -> list[Route]:
-    """A script each, which loads nothing: this server's page draws its charts itself."""
+    """Return an empty script for each library: this server's page draws its charts itself."""
     routes = []
     for library, path in PATHS.items():
         script = (
@@ -36,23 +36,23 @@ async def _read(http: HttpRequest, _: Call) -> HttpRequest:
 def _encode(script: bytes, zipped: bytes, _: HttpRequest, http: HttpRequest) -> HttpResponse:
     headers = {"Last-Modified": LAST_MODIFIED, "Vary": "Accept-Encoding"}
     kind = "application/javascript"
-    if _has_it(http.headers.get("if-modified-since", "")):
+    if _is_not_modified(http.headers.get("if-modified-since", "")):
         return HttpResponse(b"", 304, kind, headers)
     if takes_gzip(http):
         return HttpResponse(zipped, 200, kind, {**headers, "Content-Encoding": "gzip"})
     return HttpResponse(script, 200, kind, headers)
 
 
-def _has_it(since: str) -> bool:
-    """Whether the client's copy is from then or later."""
+def _is_not_modified(since: str) -> bool:
+    """Whether the client's copy is as new as `LAST_MODIFIED`."""
     try:
         return parsedate_to_datetime(since) >= parsedate_to_datetime(LAST_MODIFIED)
     except (TypeError, ValueError):
-        return False  # No date, or one without a time zone.
+        return False  # Not a date, or without a time zone.
 
 
 def takes_gzip(http: HttpRequest) -> bool:
-    """Whether the client says so."""
+    """Whether the client accepts gzip."""
     for coding in http.headers.get("accept-encoding", "").lower().split(","):
         name, _, quality = coding.partition(";")
         if name.strip() in ("gzip", "x-gzip"):

@@ -1,4 +1,4 @@
-"""Triton's metrics, by the names and in the units of its dashboards (spec 6)."""
+"""Triton's metrics, with the names and units of its dashboards (spec 6)."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ _EXPONENT = re.compile(rb"(?m)(?<= )-?[0-9][0-9.]*e\+[0-9]+$")
 def triton_metrics(
     versions: Sequence[Version], machine: MachineUsage, *, latency_counters: bool = True
 ) -> Iterator[Metric]:
-    """Of the versions that are in memory, since they were loaded, and of the machine.
+    """Yield metrics of the loaded versions since their load, and of the machine.
 
-    No counter has names such as Triton's in OpenMetrics: there they are of unknown type. See `counters`. Without
-    `latency_counters` those of durations and of the response cache are left out.
+    Triton's counters lack OpenMetrics' suffix `_total`, so they are of unknown type there: see `counters`. Without
+    `latency_counters` those of durations and of the response cache are omitted.
     """
     servables = [version.servable for version in versions if version.servable is not None]
     labelled = [(_labels(servable), servable) for servable in servables]
@@ -122,7 +122,7 @@ def triton_metrics(
 
 
 def _latencies(measured: Sequence[tuple[dict[str, str], Latencies]]) -> Iterator[Metric]:
-    """What is kept of them beside sums."""
+    """Yield histograms and summaries."""
     first = Metric(FIRST_RESPONSE, "Time from the request to the first response in milliseconds.", "histogram")
     summaries = {name: Metric(*named, "summary") for name, named in SUMMARIES.items()}
     now = time.time()
@@ -141,12 +141,12 @@ def _latencies(measured: Sequence[tuple[dict[str, str], Latencies]]) -> Iterator
 
 
 def in_full(text: bytes) -> bytes:
-    """Values from 1e+06 on as Triton prints them, up to 1e+16: with all their digits, and no exponent."""
+    """Print values from 1e+06 up to 1e+16 as Triton does: with all digits, and without an exponent."""
     return _EXPONENT.sub(lambda value: repr(float(value[0])).removesuffix(".0").encode(), text)
 
 
 def counters(text: bytes, more: Iterable[str] = ()) -> bytes:
-    """The older format, in which Triton's counters, and `more` that are named so, may be what they are."""
+    """Set the type of Triton's counters, and of `more`, in the older text format, which allows their names."""
     for name in (*COUNTERS, *CACHE_COUNTERS, FAILURES, *more):
         text = text.replace(f"\n# TYPE {name} untyped\n".encode(), f"\n# TYPE {name} counter\n".encode(), 1)
     return text
@@ -160,7 +160,7 @@ def _family(name: str, about: str, samples: Sequence[tuple[dict[str, str], float
 
 
 def _labels(servable: Servable) -> dict[str, str]:
-    """The model and the version, and the `metric_tags` of its configuration, each with `_` in front (spec 6)."""
+    """Return labels for model and version, and the configuration's `metric_tags`, prefixed with `_` (spec 6)."""
     text = servable.model.model_config.text
     tags = orjson.loads(text).get("metric_tags", {}) if text else {}
     own = {label: tag for name, tag in tags.items() if _LABEL.match(label := f"_{name}")}
@@ -168,7 +168,7 @@ def _labels(servable: Servable) -> dict[str, str]:
 
 
 def printable(name: str) -> str:
-    """A lone surrogate of a client's or a file's name has no place in UTF-8."""
+    """Replace lone surrogates, which may be in clients' and files' names but not in UTF-8."""
     return name.encode(errors="replace").decode()
 
 

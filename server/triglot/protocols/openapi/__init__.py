@@ -1,1 +1,1 @@
-"""The OpenAPI document of the REST routes and the models that serve, and the page that shows it."""
+"""OpenAPI document of the REST routes and the ready models, and the page that shows it."""

@@ -1,8 +1,8 @@
-"""The OpenAPI 3.1 document: rows, and models that serve → JSON values. Pure functions.
+"""The OpenAPI 3.1 document: rows and ready models → JSON values. Pure functions.
 
-Strategy: each row says what its operations are, and may say more of each model. The rest follows from the row: the
-path and its variables, the method, the group. A row that says nothing of itself only refuses what no other row
-takes, and is not in the document.
+Strategy: each row declares its operations, and may add some for each model. The rest follows from the row: the
+path and its variables, the method, the group. A row without operations only rejects unmatched requests, and is not
+in the document.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from triglot.protocols.rows import Route
 OPENAPI = "3.1.0"
 ANY_METHOD = "*"
 TAGS = {"kserve": "KServe V2", "tfserving": "TensorFlow Serving", "grps": "grps", "monitor": "Monitor"}
-"""What the document calls the group of a row, by its protocol, if the row does not say otherwise."""
+"""Names of groups, by a row's protocol, unless the operation has its own."""
 ORDER = ("KServe V2", "TensorFlow Serving", AI_PLATFORM, "grps", "Monitor")
-"""Of the groups."""
+"""Order of the groups."""
 _VARIABLES: Mapping[str, Schema] = {
     "model": {"schema": {"type": "string"}, "description": "Name of the model"},
     "version": {"schema": {"type": "string", "pattern": "^[0-9]+$"}, "description": "Number of the version"},
@@ -33,11 +33,11 @@ _VARIABLES: Mapping[str, Schema] = {
     "region": {"schema": {"type": "string"}, "description": "Name of the region"},
     "project": {"schema": {"type": "string"}, "description": "Any name"},
 }
-"""What is said of a path's variables."""
+"""Descriptions of path variables."""
 _ANY_VARIABLE: Schema = {"schema": {"type": "string"}}
 _VARIABLE = re.compile(r"\{([_a-zA-Z][_a-zA-Z0-9]*)(?::[^{}]*(?:\{[^{}]*\}[^{}]*)*)?\}")
 _WITHOUT_BODY = ("get", "head")
-_NO_WORD = re.compile(r"[^0-9a-zA-Z]+")
+_NON_WORD = re.compile(r"[^0-9a-zA-Z]+")
 _REFERENCE = re.compile(rb'"#/components/schemas/([^"]+)"')
 
 
@@ -48,7 +48,7 @@ def document(
     info: Schema,
     server: str,
 ) -> dict[str, Any]:
-    """The document. `schemas`: those that operations may refer to; `server`: the address in examples of code."""
+    """Return the document. `schemas`: those that operations refer to; `server`: the address in sample code."""
     paths: dict[str, dict[str, Any]] = {}
     tags: set[str] = set()
     ids: set[str] = set()
@@ -57,11 +57,11 @@ def document(
         for operation in _operations(route, models, server):
             path = paths.setdefault(operation.path, {})
             if verb in path:
-                continue  # Of several rows for the same requests the first one answers.
+                continue  # Of several rows for the same requests, the first one is served.
             tag = operation.tag or TAGS.get(route.protocol, route.protocol)
             tags.add(tag)
             path[verb] = {
-                "operationId": _unique(f"{verb}_{_NO_WORD.sub('_', operation.path).strip('_')}", ids),
+                "operationId": _unique(f"{verb}_{_NON_WORD.sub('_', operation.path).strip('_')}", ids),
                 "tags": [tag],
                 **_printed(operation, models, verb),
             }
@@ -79,7 +79,7 @@ def _order(tag: str) -> tuple[int, str]:
 
 
 def _operations(route: Route, models: Sequence[ModelMetadata], server: str) -> Iterator[ApiOperation]:
-    """With their paths as the document has them; those of single models have no variables."""
+    """Yield a route's operations with paths in OpenAPI's form; those of single models have no variables."""
     made = [] if route.of_model is None else [route.of_model(model, server) for model in models]
     of_models = [operation for operation in made if operation is not None]
     examples: dict[str, Any] = {}
@@ -152,7 +152,7 @@ def _content(content: Content, examples: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _referred(paths: Mapping[str, Any], schemas: Mapping[str, Schema]) -> dict[str, Schema]:
-    """The schemas that are used, by name."""
+    """Return the schemas that are used, by name."""
     used: dict[str, Schema] = {}
     new = _names_in(paths)
     while new:

@@ -1,4 +1,4 @@
-"""What a REST row says of itself for the OpenAPI document."""
+"""`ApiOperation`, a REST row's entry in the OpenAPI document, and helpers for its schemas."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Schema = dict[str, Any]
-"""JSON Schema of draft 2020-12, as OpenAPI 3.1 has it."""
+"""JSON Schema of draft 2020-12, as in OpenAPI 3.1."""
 Content = dict[str, Schema]
-"""Schemas by content type; empty where there is no body."""
+"""Schemas by content type; empty if there is no body."""
 JSON, BYTES, TEXT, EVENTS = "application/json", "application/octet-stream", "text/plain", "text/event-stream"
 STRING: Schema = {"type": "string"}
 BOOLEAN: Schema = {"type": "boolean"}
@@ -17,53 +17,53 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 OBJECT: Schema = {"type": "object"}
 NO_CONTENT: Content = {}
 AI_PLATFORM = "AI Platform and Vertex AI"
-"""A group that is no protocol of its own."""
+"""Group of routes without a protocol of their own."""
 
 
 def ref(name: str) -> Schema:
-    """One of the document's named schemas."""
+    """Return a reference to one of the document's named schemas."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def json_body(schema: Schema) -> Content:
-    """A body of JSON."""
+    """Return a JSON body."""
     return {JSON: schema}
 
 
 def array(items: Schema) -> Schema:
-    """An array."""
+    """Return the schema of an array."""
     return {"type": "array", "items": items}
 
 
 def record(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    """An object with these members; others may be there, too."""
+    """Return the schema of an object with these members; others are allowed."""
     members = {"type": "object", "properties": {**required, **(optional or {})}}
     return members | {"required": list(required)} if required else members
 
 
 def query(name: str, schema: Schema, description: str) -> Mapping[str, Any]:
-    """A parameter in the query."""
+    """Return a query parameter."""
     return {"name": name, "in": "query", "schema": schema, "description": description}
 
 
 def header(name: str, schema: Schema, description: str) -> Mapping[str, Any]:
-    """A header field of the request."""
+    """Return a header parameter of the request."""
     return {"name": name, "in": "header", "schema": schema, "description": description}
 
 
 SCHEMAS: dict[str, Schema] = {"Error": record({"error": STRING})}
 ERROR = json_body(ref("Error"))
-"""As most routes tell an error."""
+"""Body of most routes' errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiOperation:
     """One operation of the document.
 
-    `answer` is that of status 200, `others` those of further statuses, `error` that of every status which is not
-    listed. `parameters` are OpenAPI's, but for those in the path, of which only what is special needs to be said.
-    `examples` are JSON requests by name, `code` is shell code that calls it. `path`: where it is not the row's.
-    `tag`: the group that it is in, if not its protocol's. `model`: the one that it is of.
+    `answer` is the content for status 200, `others` that of further statuses, `error` that of all statuses not
+    listed. `parameters` are OpenAPI's; path variables need an entry only for what differs from their defaults.
+    `examples` are JSON requests by name, `code` is shell code of a call. `path` is set if it differs from the
+    row's, `tag` is the group, if not the protocol's. `model` is the model that the operation belongs to.
     """
 
     summary: str
@@ -82,4 +82,4 @@ class ApiOperation:
 
 
 ALLOW = ApiOperation("The allowed methods, in the header Allow")
-"""Of a row for OPTIONS."""
+"""Operation of a row for OPTIONS."""

@@ -1,4 +1,4 @@
-"""The routes of the OpenAPI document, and of the page that shows it."""
+"""Routes of the OpenAPI document, and of the page that shows it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from triglot.version import __version__
 DOCUMENT, PAGE = "/openapi.json", "/docs"
 PAGE_FILE = Path(__file__).with_name("page.html")
 MODEL_BYTES = 4096
-"""What a model adds to the document, about, in bytes of text."""
+"""Estimate of a model's text in the document, in bytes."""
 COMPRESS_FROM_BYTES = 1024
 Models = Sequence[ModelMetadata]
 
@@ -36,30 +36,30 @@ def openapi_routes(
     server_name: str,
     address: str,
 ) -> list[Route]:
-    """`/openapi.json` of these routes and their own, and `/docs`; `models` gives those that serve, to a client.
+    """Return `/openapi.json`, which covers these routes and its own, and `/docs`.
 
-    `address` is the server's in examples of code.
+    `models` returns the ready models that a client may use. `address` is the server's address in sample code.
     """
     text = page_text(PAGE_FILE, scripts=[TOKEN_SCRIPT])
     page, headers = text.encode(), page_headers(text)
 
-    async def look(_: HttpRequest, call: Call) -> Models:
-        # Workers may have loaded them in different orders, and are to have the same document.
+    async def read(_: HttpRequest, call: Call) -> Models:
+        # Workers may have loaded them in different orders, but must return the same document.
         return sorted(models(call.permission), key=lambda model: model.name)
 
     async def nothing(*_: object) -> None:
         pass
 
-    made = _Document(schemas, {"title": server_name, "version": __version__}, address)
+    document_printer = _Document(schemas, {"title": server_name, "version": __version__}, address)
     rows = [
         Route(
             "GET",
             DOCUMENT,
             Operation.METADATA,
             lambda http: http,
-            look,
-            made.encode,
-            answer_size=made.text_size,
+            read,
+            document_printer.encode,
+            answer_size=document_printer.text_size,
             compress_from=COMPRESS_FROM_BYTES,
             protocol=PROTOCOL,
             documented=(ApiOperation("This document", json_body(OBJECT), others={304: NO_CONTENT}),),
@@ -77,54 +77,54 @@ def openapi_routes(
         ),
     ]
     own = [row for route in rows for row in readable(route)]
-    made.routes = [*routes, *own]
+    document_printer.routes = [*routes, *own]
     return own
 
 
 class _Document:
-    """Prints the document, and keeps it as long as the same models serve."""
+    """Prints the document, and caches it while the same models are ready."""
 
     def __init__(self, schemas: Mapping[str, Schema], info: Schema, address: str) -> None:
         self.routes: Sequence[Route] = ()
         self._schemas, self._info, self._address = schemas, info, address
-        self._kept: tuple[Models, bytes, str] | None = None
+        self._cached: tuple[Models, bytes, str] | None = None
 
     def text_size(self, models: Models) -> int:
-        """How many bytes there are to print, about."""
-        return 0 if self._kept_of(models) else (len(self.routes) + len(models)) * MODEL_BYTES
+        """Estimate how many bytes of text are printed."""
+        return 0 if self._cached_for(models) else (len(self.routes) + len(models)) * MODEL_BYTES
 
     def encode(self, models: Models, http: HttpRequest) -> HttpResponse:
-        """The document, or that the client has it. Also off the loop."""
-        kept = self._kept_of(models)
-        if kept is None:
-            made = document(self.routes, models, self._schemas, self._info, self._address)
-            text = orjson.dumps(made)
-            # Weak: the answer may be compressed.
-            kept = self._kept = models, text, f'W/"{hashlib.sha256(text).hexdigest()[:32]}"'
-        _, text, tag = kept
+        """Return the document, or 304 if the client has it. May run off the event loop."""
+        cached = self._cached_for(models)
+        if cached is None:
+            content = document(self.routes, models, self._schemas, self._info, self._address)
+            text = orjson.dumps(content)
+            # Weak, since the response may be compressed.
+            cached = self._cached = models, text, f'W/"{hashlib.sha256(text).hexdigest()[:32]}"'
+        _, text, tag = cached
         headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
-        if _has_it(http.headers.get("if-none-match", ""), tag):
+        if _matches(http.headers.get("if-none-match", ""), tag):
             return HttpResponse(b"", 304, content_type="", headers=headers)
         return HttpResponse(text, headers=headers)
 
-    def _kept_of(self, models: Models) -> tuple[Models, bytes, str] | None:
-        kept = self._kept
-        return kept if kept is not None and _are_same(kept[0], models) else None
+    def _cached_for(self, models: Models) -> tuple[Models, bytes, str] | None:
+        cached = self._cached
+        return cached if cached is not None and _are_same(cached[0], models) else None
 
 
-def _has_it(tags: str, tag: str) -> bool:
-    """Whether If-None-Match names it, or any; weak and strong tags are alike there."""
+def _matches(tags: str, tag: str) -> bool:
+    """Whether If-None-Match lists the tag, or any; its comparison is weak."""
     return any(one.strip().removeprefix("W/") in (tag.removeprefix("W/"), "*") for one in tags.split(","))
 
 
 def _are_same(some: Models, others: Models) -> bool:
-    """Whether they are the same objects in the same versions: to compare signatures' values would take long."""
+    """Whether both are the same objects in the same versions: comparing signatures by value would take long."""
     return len(some) == len(others) and all(map(_is_same, some, others))
 
 
 def _is_same(one: ModelMetadata, other: ModelMetadata) -> bool:
-    return one.signature is other.signature and _rest(one) == _rest(other)
+    return one.signature is other.signature and _key_of(one) == _key_of(other)
 
 
-def _rest(model: ModelMetadata) -> tuple[Any, ...]:
+def _key_of(model: ModelMetadata) -> tuple[Any, ...]:
     return model.name, model.versions, model.platform, model.decoupled, model.signature_name

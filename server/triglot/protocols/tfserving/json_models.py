@@ -17,8 +17,9 @@ INSTANCES, PARAMETERS, SIGNATURE_NAME = "instances", "parameters", "signature_na
 
 
 def read_object(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
-    """Return the JSON object of a body; NaN and Infinity are numbers, and text after the object is ignored (tfs
-    4.3).
+    """Return the JSON object of a body.
+
+    NaN and Infinity are numbers, and text after the object is ignored (tfs 4.3).
 
     Raises `InvalidArgument`, and `PayloadTooLarge` for a body beyond `limits`.
     """

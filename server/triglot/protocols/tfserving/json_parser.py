@@ -217,7 +217,7 @@ class _Parser:
     def _string(self) -> bytes:
         start = self._at + 1
         text = self._text
-        end = _PLAIN.match(text, start).end()  # type: ignore[union-attr]  # Nothing matches, too.
+        end = _PLAIN.match(text, start).end()  # type: ignore[union-attr]  # Matches the empty text, too.
         if text[end] == 0x22:
             self._at = end + 1
             return text[start:end]
@@ -229,7 +229,7 @@ class _Parser:
             elif end - start < LONGEST_RUN:
                 self._fail(BAD_ESCAPE if text[end] else MISSING_QUOTE, end)
             start = self._at
-            end = _PLAIN.match(text, start).end()  # type: ignore[union-attr]  # Nothing matches, too.
+            end = _PLAIN.match(text, start).end()  # type: ignore[union-attr]  # Matches the empty text, too.
             pieces.append(text[start:end])
         self._at = end + 1
         return b"".join(pieces)
@@ -282,7 +282,7 @@ class _Parser:
 
     def _skip_space(self) -> None:
         if self._text[self._at] <= 0x20:
-            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]  # Nothing matches, too.
+            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]  # Matches the empty text, too.
 
     def _fail(self, what: str, at: int) -> NoReturn:
         raise InvalidArgument(f"JSON Parse error: {what} at offset: {at}")
