@@ -1,4 +1,4 @@
-"""Calls over grpc.aio that are cancelled as their outcome comes: each is counted once."""
+"""GrpcCalls over grpc.aio that are cancelled as their outcome comes: each is counted once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triglot.core.running import Defer, Done, OnLoop
 from triglot.protocols.rows import Kind, Method
 from triglot.telemetry.store import Telemetry
 from triglot.transports.aio.unary import answer
-from triglot.transports.grpc_calls import Calls
+from triglot.transports.grpc_calls import GrpcCalls
 from triglot.transports.request_bytes import RequestBytes
 
 
@@ -73,7 +73,7 @@ async def test_a_cancellation_in_the_same_turn(error: Internal | None, first: st
     telemetry, inference, context = Telemetry(), Scripted(), Context()
     method = Method("ModelInfer", Kind.UNARY, Operation.INFER, bytes, None, bytes, inference=inference)
     endpoint = telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True)
-    handler = Calls(_refuse, RuntimeError, RequestBytes(0)).unary(method, endpoint)
+    handler = GrpcCalls(_refuse, RuntimeError, RequestBytes(0)).unary(method, endpoint)
     task = asyncio.ensure_future(answer(handler, b"", context, EVERYTHING))
     await asyncio.sleep(0)
     if first == "ended":

@@ -160,7 +160,7 @@ def test_the_server_begins_with_its_settings() -> None:
 def test_a_block_in_many_frames_with_padding_and_priority() -> None:
     one = connection()
     first = b"\x03" + bytes(5) + BLOCK[:7] + bytes(3)
-    flags = frames.END_STREAM | frames.PADDED | frames.WITH_PRIORITY
+    flags = frames.END_STREAM | frames.PADDED | frames.HAS_PRIORITY
     events = one.feed(
         greeting()
         + frame(frames.HEADERS, flags, 1, first)
@@ -247,7 +247,7 @@ def test_the_largest_frame_that_may_come_has_room(kind: int) -> None:
 
 
 def test_who_has_had_some_of_an_answer_may_leave() -> None:
-    one = connection(abuse_budget=10.0, abuse_budget_per_second=0.0, most_earned=0)
+    one = connection(abuse_budget=10.0, abuse_budget_per_second=0.0, max_earned=0)
     one.feed(greeting())
     for number in range(1, 401, 2):
         one.feed(request(number, b"1"))
@@ -278,12 +278,12 @@ def test_streams_that_are_reset_together_with_their_requests_are_refused_first()
 def test_handlers_that_run_on_count_as_streams() -> None:
     one = connection(max_reset_running=2)
     one.feed(greeting())
-    one.runs_on()
-    one.runs_on()
+    one.track_handler()
+    one.track_handler()
     one.out.take()
     assert one.feed(request(1, b"1")) == []
     assert one.out.take() == [frames.rst_stream(1, ErrorCode.REFUSED_STREAM)]
-    one.has_ended()
+    one.untrack_handler()
     assert len(one.feed(request(3, b"1"))) == 1
 
 
@@ -291,12 +291,12 @@ def test_little_is_read_at_a_time_while_many_handlers_run_on() -> None:
     one = connection()
     one.feed(greeting())
     for _ in range(MANY_RUNNING + 1):
-        one.runs_on()
+        one.track_handler()
     assert len(one.get_buffer()) == FEW_BYTES
     first, *parts = act(one, one.feed(request(1, bytes(5000))))
     assert isinstance(first, RequestReceived)
     assert parts == [Part(1, bytes(5000), ended=True)]
-    one.has_ended()
+    one.untrack_handler()
     assert len(one.get_buffer()) > FEW_BYTES
 
 

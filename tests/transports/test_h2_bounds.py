@@ -10,7 +10,7 @@ from h2_peers import data, greeted, message, served
 from secured import server
 from test_h2_rest import BODY, INFER, ONE, client_of, fields
 
-from triglot.transports.http2.body import MOST_UNREAD_BYTES
+from triglot.transports.http2.body import MAX_UNREAD_BYTES
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.server import H2Server
@@ -23,7 +23,7 @@ RESOURCE_EXHAUSTED = "8"
 async def test_a_large_request_behind_a_small_one_that_waits() -> None:
     async with served(max_total_queue_bytes=100_000, max_queue_bytes=0) as here, here.channel() as channel:
         client = await greeted(here)
-        part = message(bytes(MOST_UNREAD_BYTES + 1), size=2 * MOST_UNREAD_BYTES)
+        part = message(bytes(MAX_UNREAD_BYTES + 1), size=2 * MAX_UNREAD_BYTES)
         await client.send(client.headers(1, "Both"), data(1, message(b"small"), end=False))
         await client.is_heard()
         for at in range(0, len(part), 16_000):
@@ -44,7 +44,7 @@ async def test_requests_that_are_small_only_as_long_as_they_are_compressed() -> 
             client.headers(1, "Both", ("grpc-encoding", "gzip")),
             data(1, message(gzip.compress(bytes(90_000)), packed=1), end=False),
             client.headers(3, "Both", ("grpc-encoding", "gzip")),
-            data(3, message(gzip.compress(bytes(2 * MOST_UNREAD_BYTES)), packed=1), end=False),
+            data(3, message(gzip.compress(bytes(2 * MAX_UNREAD_BYTES)), packed=1), end=False),
         )
         refused = await client.status(3)
         assert refused["grpc-status"] == RESOURCE_EXHAUSTED

@@ -101,7 +101,7 @@ def test_the_last_reference_may_go_on_any_thread_and_in_the_garbage_collector() 
 
 
 def test_what_is_kept_is_bounded_and_what_was_not_asked_for_goes_first() -> None:
-    pool = BufferPool(most_kept=5 * SIZE)
+    pool = BufferPool(max_kept=5 * SIZE)
     large = pool.take(4 * SIZE, 4 * SIZE)[1]
     small = [pool.take(SIZE, SIZE)[1] for _ in range(4)]
     del large
@@ -119,9 +119,9 @@ def test_a_pool_that_rests_keeps_nothing() -> None:
     pool = BufferPool()
     kept = pool.take(SIZE, SIZE)[1]
     del kept
-    pool.rest()
+    pool.release_unused()
     assert pool.kept >= SIZE  # Something was taken since the last time.
-    pool.rest()
+    pool.release_unused()
     assert pool.kept == 0
 
 

@@ -58,36 +58,36 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 async def test_what_came_soon_is_waited_for(yields: Yields, clock: Clock) -> None:
     poll = BusyPoll(asyncio.get_running_loop(), 0.5)
-    poll.begun()
-    poll.rest()
+    poll.call_begun()
+    poll.idle()
     assert await yields.in_turns() == 0, "the first one came after nothing"
-    poll.begun()
+    poll.call_begun()
     assert await yields.in_turns() == 0, "a call is open"
-    poll.rest()
+    poll.idle()
     assert await yields.in_turns(10) == 10
     for _ in range(3):  # Within a turn.
-        poll.begun()
-        poll.rest()
+        poll.call_begun()
+        poll.idle()
     assert await yields.in_turns(10) == 10
-    poll.begun()
+    poll.call_begun()
     await yields.in_turns(1)
     assert await yields.in_turns() == 0
 
 
 async def test_what_takes_long_is_not(yields: Yields, clock: Clock) -> None:
     poll = BusyPoll(asyncio.get_running_loop(), 0.5)
-    poll.begun()
-    poll.rest()
+    poll.call_begun()
+    poll.idle()
     clock.now += 1.0
-    poll.begun()
-    poll.rest()
+    poll.call_begun()
+    poll.idle()
     assert await yields.in_turns() == 0, "the last one came too late"
     clock.now += 0.25
-    poll.begun()
-    poll.rest()
+    poll.call_begun()
+    poll.idle()
     clock.now += 0.25
     assert await yields.in_turns(10) == 10
-    poll.rest()  # Something else than a call has been answered.
+    poll.idle()  # Something else than a call has been answered.
     clock.now += 0.5
     await yields.in_turns(1)
     assert await yields.in_turns() == 0, "this one does"
@@ -95,14 +95,14 @@ async def test_what_takes_long_is_not(yields: Yields, clock: Clock) -> None:
 
 async def test_what_is_no_call_is_not_waited_for(yields: Yields, clock: Clock) -> None:
     poll = BusyPoll(asyncio.get_running_loop(), 0.5)
-    poll.begun()
+    poll.call_begun()
     for _ in range(3):
-        poll.rest()
+        poll.idle()
     assert await yields.in_turns() == 0
     clock.now += 1.0
-    poll.rest()
-    poll.begun()
-    poll.rest()
+    poll.idle()
+    poll.call_begun()
+    poll.idle()
     assert await yields.in_turns() == 0, "since the last answer it took long"
 
 

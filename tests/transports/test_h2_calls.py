@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 from h2_peers import SECONDS, Served, data, frame, greeted, message, served
 
-from triglot.transports.http2.body import MOST_UNREAD_BYTES
+from triglot.transports.http2.body import MAX_UNREAD_BYTES
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import DEFAULTS
@@ -352,7 +352,7 @@ async def test_an_unread_stream_closes_its_window_and_no_other() -> None:
         await client.send(client.headers(3, "Echo"), data(3, message(b"1")))
         assert (await client.status(3))["grpc-status"] == "0"
         # Beyond what is given, it is the stream's fault alone.
-        too_many = (MOST_UNREAD_BYTES + DEFAULTS.stream_window) // len(one) + 1
+        too_many = (MAX_UNREAD_BYTES + DEFAULTS.stream_window) // len(one) + 1
         await client.send(*(data(1, one, end=False) for _ in range(too_many)))
         assert (await client.next(frames.RST_STREAM)).code is ErrorCode.FLOW_CONTROL_ERROR
         await client.send(client.headers(5, "Echo"), data(5, message(b"1")))

@@ -79,7 +79,7 @@ async def test_who_speaks_no_http2_is_let_go() -> None:
 
 
 async def test_who_answers_no_ping_is_let_go_and_others_stay() -> None:
-    async with served(Limits(idle=0.2, answer_to_ping=3)) as here, here.channel() as channel:
+    async with served(Limits(idle=0.2, ping_timeout=3)) as here, here.channel() as channel:
         echo = channel.unary_unary("/t.T/Echo")
         assert await echo(b"1", timeout=SECONDS) == b"1"
         (kept,) = here.server.connections

@@ -19,9 +19,9 @@ from triglot.telemetry.store import Telemetry
 from triglot.transports.http2.body import SMALL_HELD_BYTES
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.fields import header_list_size
-from triglot.transports.http2.core.headers import MOST_REMEMBERED_BYTES, HeaderBlocks
+from triglot.transports.http2.core.headers import MAX_CACHED_BYTES, HeaderBlocks
 from triglot.transports.http2.core.hpack import Decoder
-from triglot.transports.http2.core.limits import DEFAULTS, MOST_HEADER_BYTES, Limits
+from triglot.transports.http2.core.limits import DEFAULTS, MAX_HEADER_BYTES, Limits
 from triglot.transports.http2.core.requests import CALL_BYTES, RpcHead, answer_head, read_head, trailers
 from triglot.transports.http2.core.sending import Sender
 from triglot.transports.http2.messages import prefix
@@ -37,7 +37,7 @@ class Remembering:
     """The decoder of a connection, and what its client has sent."""
 
     def __init__(self) -> None:
-        self.blocks: HeaderBlocks[RpcHead] = HeaderBlocks(read_head, 3 * MOST_HEADER_BYTES)
+        self.blocks: HeaderBlocks[RpcHead] = HeaderBlocks(read_head, 3 * MAX_HEADER_BYTES)
         self._encoder = Encoder()
 
     def first(self, *more: tuple[str, str]) -> None:
@@ -49,7 +49,7 @@ class Remembering:
     @property
     def remembered(self) -> int:
         """Bytes that the blocks decode to which it knows."""
-        known = self.blocks._remembered.values()
+        known = self.blocks._cached.values()
         assert known
         return sum(header_list_size(head.fields) for head in known)
 
@@ -62,19 +62,19 @@ def test_what_is_remembered_is_bounded_by_what_it_decodes_to() -> None:
     again = indexed.encode([*request_fields("Echo")])
     for number in range(1000):
         one.send(again + LAST * (number % 11 + 1) + b"\x00\x01n" + bytes([4]) + b"%04d" % number)
-        assert one.remembered <= MOST_REMEMBERED_BYTES
+        assert one.remembered <= MAX_CACHED_BYTES
 
 
 def test_what_is_announced_of_header_lists() -> None:
     block = Encoder().encode([*request_fields("Echo"), ("a", "x" * 100)])
-    received = Decoder(MOST_HEADER_BYTES).decode(block)
+    received = Decoder(MAX_HEADER_BYTES).decode(block)
     assert header_list_size(received) == sum(
         32 + len(name) + len(value) for name, value in [*request_fields("Echo"), ("a", "x" * 100)]
     )
     head = read_head(received)
     assert head.call_bytes > CALL_BYTES
     large = [*((name.encode(), value.encode()) for name, value in request_fields("Echo"))]
-    large += [(b"a", b"x" * 100)] * (MOST_HEADER_BYTES // 133 + 1)
+    large += [(b"a", b"x" * 100)] * (MAX_HEADER_BYTES // 133 + 1)
     refused = read_head(classified(large))
     assert refused.too_large
     assert not refused.metadata
@@ -89,7 +89,7 @@ async def test_open_calls_are_bounded_in_all() -> None:
     most = 20 * CALL_BYTES
     async with served(Limits(max_open_in_all=most, fair_open=2 * CALL_BYTES)) as here, here.channel() as channel:
         client = await greeted(here)
-        large = ("a", "x" * (MOST_HEADER_BYTES // 2))
+        large = ("a", "x" * (MAX_HEADER_BYTES // 2))
         numbers = range(1, 101, 2)
         await client.send(*(client.headers(number, "Held", large) for number in numbers))
         await client.is_heard()
@@ -111,7 +111,7 @@ async def test_open_calls_are_bounded_in_all() -> None:
 def test_what_small_answers_take_that_wait_for_a_window() -> None:
     count = 1000
     sender = Sender(lambda _: None, lambda _: None)
-    sender.resize(0)
+    sender.set_initial_window(0)
     for number in range(count):
         sender.begin(number)
     tracemalloc.start()
@@ -154,7 +154,7 @@ async def test_nothing_is_made_for_a_request_of_rest_that_is_refused() -> None:
 
 
 async def test_fields_of_rest_are_bounded() -> None:
-    large = ("a", "x" * MOST_HEADER_BYTES)
+    large = ("a", "x" * MAX_HEADER_BYTES)
     async with server(**ONE) as here, client_of(here.grpc_port) as client:
         await client.send(client.raw_headers(1, fields("GET", "/v2/health/ready", large), 5))
         assert client.fields((await client.next(frames.HEADERS)).payload)[":status"] == "431"
@@ -189,7 +189,7 @@ async def test_who_reads_nothing_is_not_read_from() -> None:
         sending = asyncio.create_task(send())
         await until(lambda: connection.reading_paused)
         # What had come already was answered, too.
-        assert len(connection._unread) < limits.max_unread + 1_000_000
+        assert len(connection._buffered) < limits.max_unread + 1_000_000
         enough = True
         transport.resume_reading()
         ended: set[int] = set()

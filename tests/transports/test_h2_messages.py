@@ -49,7 +49,7 @@ def test_any_cutting(sizes: list[tuple[int, int]], cuts: list[int]) -> None:
     body = b"".join(message(one, packed=packed) for one, (_, packed) in zip(sent, sizes, strict=True))
     reader = MessageReader(200_000, BufferPool().take)
     assert read(reader, body, cuts) == sent
-    assert reader.between
+    assert reader.is_complete
     assert [isinstance(one, Packed) for one in reader.messages] == [bool(packed) for _, packed in sizes]
 
 

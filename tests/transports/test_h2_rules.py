@@ -48,7 +48,7 @@ CONNECTION_ERRORS = {
     ),
     "half a priority": (
         ErrorCode.FRAME_SIZE_ERROR,
-        frame(frames.HEADERS, END_BOTH | frames.WITH_PRIORITY, 5, bytes(4)),
+        frame(frames.HEADERS, END_BOTH | frames.HAS_PRIORITY, 5, bytes(4)),
     ),
     "continuation alone": (ErrorCode.PROTOCOL_ERROR, frame(frames.CONTINUATION, 0, 1)),
     "no continuation": (ErrorCode.PROTOCOL_ERROR, frame(frames.HEADERS, 0, 5, BLOCK) + frames.ping(bytes(8))),

@@ -123,7 +123,7 @@ async def test_a_slow_reader_keeps_its_stream() -> None:
         await until(lambda: model.running)
         loop = asyncio.get_running_loop()
         end = loop.time() + 4 * STALL
-        room = Limits().least_taken
+        room = Limits().min_read
         while loop.time() < end:
             await client.send(frames.window_update(1, room), frames.window_update(0, room))
             got = await asyncio.wait_for(client.next(frames.DATA, frames.RST_STREAM), SECONDS)
@@ -140,7 +140,7 @@ LEAST = 100
 def waiting(size: int) -> Sender:
     """A stream of whose answer so many bytes wait for its window."""
     sender = Sender(lambda _: None, lambda _: None)
-    sender.resize(0)
+    sender.set_initial_window(0)
     sender.begin(1)
     sender.data(1, [bytes(size)])
     return sender
@@ -157,7 +157,7 @@ def test_less_than_the_least_is_nothing() -> None:
     sender = waiting(1000)
     for second in range(10):
         assert sender.stalled(float(second), 10.0, LEAST) == []
-        sender.opened(1, 1)
+        sender.window_opened(1, 1)
     assert sender.stalled(10.0, 10.0, LEAST) == [1]
 
 
@@ -165,13 +165,13 @@ def test_the_least_each_time_is_enough() -> None:
     sender = waiting(10_000)
     for second in range(50):
         assert sender.stalled(float(second), 10.0, LEAST) == []
-        sender.opened(1, LEAST // 5)
+        sender.window_opened(1, LEAST // 5)
 
 
 def test_a_model_that_has_nothing_to_send_is_not_its_client() -> None:
     sender = waiting(50)
     assert sender.stalled(0.0, 10.0, LEAST) == []
-    sender.opened(1, 50)
+    sender.window_opened(1, 50)
     assert sender.stalled(9.0, 10.0, LEAST) == []
     sender.data(1, [bytes(10)])
     assert sender.stalled(18.0, 10.0, LEAST) == []

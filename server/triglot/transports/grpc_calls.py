@@ -1,7 +1,7 @@
 """gRPC calls over any transport: decode the request, call the row, encode the response, map errors to statuses.
 
-`UnaryCall` runs a unary call; `Calls.server_stream` and `Calls.bidi_stream` make the handlers of streaming calls.
-The HTTP/2 server (`http2/`) and grpc.aio (`aio/`) both use them.
+`UnaryCall` runs a unary call; `GrpcCalls.server_stream` and `GrpcCalls.bidi_stream` make the handlers of streaming
+calls. The HTTP/2 server (`http2/`) and grpc.aio (`aio/`) both use them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from triglot.transports.shutdown import SHUTTING_DOWN
 
 MAX_DETAILS_BYTES = 4096
 """Bytes of a status message; longer ones exceed what clients accept as metadata."""
-END_AGAIN_SECONDS = 1.0
-LAST_WORD_SECONDS = 1.0
+CANCEL_AGAIN_SECONDS = 1.0
+LAST_MESSAGE_SECONDS = 1.0
 """Seconds after its deadline in which a stream may still send its last message."""
-READ_SECONDS = LAST_WORD_SECONDS + 0.1
+READ_SECONDS = LAST_MESSAGE_SECONDS + 0.1
 """Seconds after the deadline for the client to read it.
 
 A transport that can reset the call has done so earlier.
@@ -91,7 +91,7 @@ class GrpcRow:
     operation: Operation | None = None
     endpoint: Endpoint | None = None
 
-    def refused(self, call: Call, error: ServingError) -> None:
+    def count_refusal(self, call: Call, error: ServingError) -> None:
         """Count a call that its client has no permission for."""
         assert self.endpoint is not None
         assert self.operation is not None
@@ -108,23 +108,23 @@ class SlowReader(DeadlineExceeded):
     """The client did not read responses by the deadline, or fast enough; only a status can follow."""
 
 
-class Calls:
+class GrpcCalls:
     """Makes the handlers of rows for one transport, and tracks its open streams. On the event loop.
 
-    `abort` ends a call with a status. `gone` is the exception that the transport raises when the client can no
-    longer be reached. `scatters`: the transport can send `Scattered` responses. `request_bytes` bounds the memory
+    `abort` ends a call with a status. `disconnected` is the exception that the transport raises when the client
+    cannot be reached. `scatters`: the transport can send `Scattered` responses. `request_bytes` bounds the memory
     of large requests until they are decoded.
 
     `stop` ends streams, which might never end otherwise; the transport waits for unary calls.
     """
 
     def __init__(
-        self, abort: Abort, gone: type[Exception], request_bytes: RequestBytes, *, scatters: bool = False
+        self, abort: Abort, disconnected: type[Exception], request_bytes: RequestBytes, *, scatters: bool = False
     ) -> None:
         self._request_bytes = request_bytes
         self._scatters = scatters
         self._abort = abort
-        self._gone = gone
+        self._disconnected = disconnected
         self._streams: set[_OpenStream] = set()
         self.stopping = False
 
@@ -153,7 +153,7 @@ class Calls:
             for stream in self._streams:
                 stream.end()
             # Cancelled repeatedly: user code may swallow a cancellation.
-            await asyncio.wait([stopped, *(stream.task for stream in self._streams)], timeout=END_AGAIN_SECONDS)
+            await asyncio.wait([stopped, *(stream.task for stream in self._streams)], timeout=CANCEL_AGAIN_SECONDS)
         await stopped
 
     def unary(self, method: Method, endpoint: Endpoint) -> UnaryHandler:
@@ -176,10 +176,10 @@ class Calls:
 
     def server_stream(self, method: Method, endpoint: Endpoint) -> ServerStream:
         """Returns the handler of a method with one request and a stream of responses."""
-        open_stream = _call_of(method)
+        open_stream = _row_call(method)
 
         async def handle(data: bytes, context: Context) -> None:
-            call = call_of(context, context.permission, context.remote())
+            call = make_call(context, context.permission, context.remote())
             call.operation = method.operation
             call.size = len(data)
             observed = Observation(endpoint, call, call.size)
@@ -196,10 +196,10 @@ class Calls:
 
     def bidi_stream(self, method: Method, _: Endpoint) -> BidiStream:
         """Returns the handler of a method with a stream of requests and a stream of responses."""
-        open_stream = _call_of(method)
+        open_stream = _row_call(method)
 
         async def handle(requests: AsyncIterator[bytes] | Duplex, context: Context) -> None:
-            call = call_of(context, context.permission, context.remote())
+            call = make_call(context, context.permission, context.remote())
             call.operation = method.operation
             decoded: AsyncIterator[Any] | Duplex
             if method.decode is bytes:
@@ -235,8 +235,8 @@ class Calls:
         call.permission.follow(stream.end)
         code, refusal = Code.OK, ""
         try:
-            if self._is_over(call):
-                raise self._reason(call)
+            if self._must_end(call):
+                raise self._end_reason(call)
             async with aclosing(await run()) as answers:
                 context.on_stall(answers.aclose)
                 async for answer in answers:
@@ -249,18 +249,18 @@ class Calls:
                     stream.sending = True
                     await _write(context, encoded, call)
                     stream.sending = False
-                    if self._is_over(call):
-                        raise self._reason(call)
+                    if self._must_end(call):
+                        raise self._end_reason(call)
         except asyncio.CancelledError:
             code = Code.CANCELLED
-            if not self._is_over(call):
+            if not self._must_end(call):
                 raise
             task.uncancel()
             stream.sending = True
-            reason = self._reason(call)
+            reason = self._end_reason(call)
             code, refusal = reason.code, refusal_of(reason)
             await self.end(context, reason)
-        except self._gone:
+        except self._disconnected:
             # Nothing can be sent any longer: the transport knows why, and cancels this task only later.
             code = Code.CANCELLED
             raise
@@ -274,11 +274,11 @@ class Calls:
             if observed is not None:
                 observed.end(code, refusal)
 
-    def _is_over(self, call: Call) -> bool:
+    def _must_end(self, call: Call) -> bool:
         """Returns whether streams have to end early: the server stops, or the client's permission is withdrawn."""
         return self.stopping or call.permission.withdrawn
 
-    def _reason(self, call: Call) -> ServingError:
+    def _end_reason(self, call: Call) -> ServingError:
         return Unauthenticated(WITHDRAWN) if call.permission.withdrawn else Unavailable(SHUTTING_DOWN)
 
     # Errors are handled in functions of their own: a traceback refers to the frames the error passed through. If
@@ -295,7 +295,7 @@ class Calls:
             return
         if observed is not None:
             observed.sent(len(encoded))
-        context.set_trailing_metadata(hints(failure))
+        context.set_trailing_metadata(retry_metadata(failure))
         await context.write(encoded)
 
     async def refuse(self, context: Context, code: Code, details: str, trailing: Trailing) -> None:
@@ -304,11 +304,11 @@ class Calls:
 
     async def end(self, context: Context, error: ServingError, details: Callable[[str], str] = str) -> None:
         """End the call with an error's status and no message: gRPC's retry policies apply only to such calls."""
-        await self._abort(context, error.code, fitting(details(error.message)), hints(error))
+        await self._abort(context, error.code, truncated(details(error.message)), retry_metadata(error))
 
 
 class Reply(Protocol):
-    """Where a call sends its response. Exactly one of `respond`, `refuse` and `left` is called, once."""
+    """Where a call sends its response. Exactly one of `respond`, `refuse` and `cancelled` is called, once."""
 
     @property
     def defer(self) -> Callable[[Callable[[], None]], object]:
@@ -323,7 +323,7 @@ class Reply(Protocol):
     def refuse(self, code: Code, details: str, trailing: Trailing, /) -> None:
         """End the call with a status and no message: gRPC's retry policies apply only to such calls."""
 
-    def left(self) -> None:
+    def cancelled(self) -> None:
         """End a cancelled call."""
 
 
@@ -332,17 +332,17 @@ class UnaryHandler:
 
     __slots__ = ("calls", "encode", "endpoint", "method")
 
-    def __init__(self, calls: Calls, method: Method, endpoint: Endpoint) -> None:
+    def __init__(self, calls: GrpcCalls, method: Method, endpoint: Endpoint) -> None:
         self.calls = calls
         self.method = method
         self.endpoint = endpoint
         self.encode = calls.encoder(method)
 
-    def start(self, data: bytes, circumstances: Call, reply: Reply) -> UnaryCall:
+    def start(self, data: bytes, call: Call, reply: Reply) -> UnaryCall:
         """Start a call and return it; it may have ended already."""
-        call = UnaryCall(self, circumstances, reply, len(data))
-        call.start(data)
-        return call
+        running = UnaryCall(self, call, reply, len(data))
+        running.start(data)
+        return running
 
 
 class UnaryCall(RowCall):
@@ -376,7 +376,7 @@ class UnaryCall(RowCall):
         self._submit(await self._handler.calls.decode_large(self._handler.method, data))
 
     async def _await_row(self, request: Any) -> Any:
-        return await _call_of(self._handler.method)(request, self.call)
+        return await _row_call(self._handler.method)(request, self.call)
 
     def _answer_size(self, answer: Any) -> int:
         return self._handler.method.answer_size(answer)
@@ -397,14 +397,14 @@ class UnaryCall(RowCall):
         self._observed.sent(len(encoded or b""))
         self._observed.end(failure.code, refusal_of(failure))
         if encoded is None:
-            self._stop().refuse(failure.code, fitting(method.details(failure.message)), hints(failure))
+            self._stop().refuse(failure.code, truncated(method.details(failure.message)), retry_metadata(failure))
         else:
-            self._stop().respond(encoded, hints(failure))
+            self._stop().respond(encoded, retry_metadata(failure))
 
-    def _leave(self) -> None:
+    def _end_cancelled(self) -> None:
         # The client gets UNAVAILABLE for calls that outlive the grace period.
         self._observed.end(Code.UNAVAILABLE if self._handler.calls.stopping else Code.CANCELLED)
-        self._stop().left()
+        self._stop().cancelled()
 
 
 class _OpenStream:
@@ -430,12 +430,12 @@ def endpoint_of(telemetry: Telemetry, service: Service, method: Method) -> Endpo
     return endpoint
 
 
-def _call_of(method: Method) -> Callable[[Any, Call], Any]:
+def _row_call(method: Method) -> Callable[[Any, Call], Any]:
     assert method.call is not None  # True for rows without `inference`.
     return method.call
 
 
-def call_of(context: Any, permission: Permission, peer: str) -> Call:
+def make_call(context: Any, permission: Permission, peer: str) -> Call:
     """Returns the `Call` that user code sees of a transport's call."""
     remaining = context.time_remaining()
     deadline = None if remaining is None else time.monotonic() + remaining
@@ -457,14 +457,14 @@ async def _write(context: Context, encoded: bytes, call: Call) -> None:
         raise SlowReader(call.overdue("while the client read the response").message) from None
 
 
-def hints(error: ServingError) -> tuple[tuple[str, str], ...]:
+def retry_metadata(error: ServingError) -> tuple[tuple[str, str], ...]:
     """Returns the trailing metadata of an error: when the client may retry (`grpc-retry-pushback-ms`)."""
     if error.retry_after is None:
         return ()
     return (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
 
 
-def fitting(message: str) -> str:
+def truncated(message: str) -> str:
     """Returns as much of a status message as fits; on the wire all but printable ASCII takes three bytes."""
     room = MAX_DETAILS_BYTES
     encoded = message.encode()

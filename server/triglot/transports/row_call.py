@@ -28,7 +28,7 @@ class RowCall(ABC):
 
     __slots__ = (
         "_callbacks",
-        "_cancels",
+        "_cancel_count",
         "_defer",
         "_inference",
         "_observed",
@@ -36,14 +36,14 @@ class RowCall(ABC):
         "_request",
         "_running",
         "call",
-        "ends_itself",
+        "ends_at_deadline",
     )
 
     def __init__(
         self, inference: Inferring | None, call: Call, observed: Observation, out: Any, defer: Defer | None = None
     ) -> None:
         self.call = call
-        self.ends_itself = False
+        self.ends_at_deadline = False
         """Whether the call ends at its deadline on its own, even if the model runs on: the loop runs none of
         its code.
         """
@@ -53,7 +53,7 @@ class RowCall(ABC):
         self._out: Any = out
         self._request: Any = None
         self._running: Cancellable | None = None
-        self._cancels = 0
+        self._cancel_count = 0
         self._callbacks: list[Callable[[Any], object]] | None = None
 
     # --- implemented per transport ---
@@ -83,7 +83,7 @@ class RowCall(ABC):
         """Send an error, and end the call. Must not store the error: its frames refer to the request."""
 
     @abstractmethod
-    def _leave(self) -> None:
+    def _end_cancelled(self) -> None:
         """End the call, which was cancelled."""
 
     # --- the call ---
@@ -92,13 +92,13 @@ class RowCall(ABC):
         try:
             await step(*arguments)
         except asyncio.CancelledError:
-            self._leave()
+            self._end_cancelled()
         except Exception as error:
             self._fail(error)
 
     def _run_ended(self, running: Any) -> None:
         if self._running is running and self._out is not None:  # Cancelled before its first step.
-            self._leave()
+            self._end_cancelled()
 
     def _submit(self, request: Any) -> None:
         """Run the decoded request.
@@ -115,8 +115,8 @@ class RowCall(ABC):
         running = self._inference.submit(request, self.call, self._done, self._defer)
         if self._out is not None:
             self._running = running
-            self.ends_itself = running.task is None
-            if self._cancels:
+            self.ends_at_deadline = running.task is None
+            if self._cancel_count:
                 running.cancel()
 
     async def _await(self, request: Any) -> None:
@@ -126,7 +126,7 @@ class RowCall(ABC):
 
     def _done(self, outcome: Outcome) -> None:
         if outcome.cancelled:
-            self._leave()
+            self._end_cancelled()
             return
         self._observed.answered()
         inference = self._inference
@@ -163,13 +163,13 @@ class RowCall(ABC):
 
     def cancel(self) -> None:
         """Cancel the call: its client no longer waits for the response."""
-        self._cancels += 1
+        self._cancel_count += 1
         if self._running is not None:
             self._running.cancel()
 
     def cancelling(self) -> int:
         """Returns how often the call was cancelled; 0 once it has ended."""
-        return self._cancels if self._out is not None else 0
+        return self._cancel_count if self._out is not None else 0
 
     def done(self) -> bool:
         """Returns whether the call has ended."""

@@ -35,7 +35,7 @@ from triglot.transports.aio.unsent import StreamContext, UnsentAnswers
 from triglot.transports.certificates import names_of_context
 from triglot.transports.grpc_calls import (
     BidiStream,
-    Calls,
+    GrpcCalls,
     GrpcRow,
     ServerStream,
     Trailing,
@@ -83,7 +83,7 @@ class GrpcServer:
         self._tls = Tls(config) if config.tls_certificate else None
         self._grace = config.grace
         self._server = grpc.aio.server(options=_options(config, limits, shared))
-        self._calls = calls = Calls(
+        self._calls = calls = GrpcCalls(
             _abort, grpc.aio.InternalError, request_bytes or RequestBytes(config.total_queue_bytes(None))
         )
         self._unsent = unsent = UnsentAnswers(limits)
@@ -122,7 +122,7 @@ class GrpcServer:
         self._unsent.close()
 
 
-def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: Calls) -> grpc.RpcMethodHandler:
+def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: GrpcCalls) -> grpc.RpcMethodHandler:
     """Returns the handler of a row without access control: every client may make the call."""
     if row.kind is Kind.UNARY:
         unary = _counted(row.handler, unsent, calls)
@@ -134,7 +134,9 @@ def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: Calls) -> grpc.RpcMetho
     return grpc.stream_stream_rpc_method_handler(partial(requests_stream, permission=EVERYTHING))
 
 
-def _checked(row: GrpcRow, unsent: UnsentAnswers, calls: Calls, access: AccessControl) -> grpc.RpcMethodHandler:
+def _checked(
+    row: GrpcRow, unsent: UnsentAnswers, calls: GrpcCalls, access: AccessControl
+) -> grpc.RpcMethodHandler:
     """Returns the handler of a row with access control, which is checked before the request is read.
 
     All rows are registered as streams, which are the same on the wire: for other calls grpc.aio reads the
@@ -150,7 +152,7 @@ def _checked(row: GrpcRow, unsent: UnsentAnswers, calls: Calls, access: AccessCo
             permission = call.permission = _permission(row, context, access)
             limits = permission.enter()
         except ServingError as error:
-            row.refused(call, error)
+            row.count_refusal(call, error)
             await calls.end(context, error)
             return
         try:
@@ -181,7 +183,7 @@ def _permission(row: GrpcRow, context: Any, access: AccessControl) -> Permission
     return access.permission(row.operation, GRPC, fields, partial(names_of_context, context))
 
 
-def _counted(handler: UnaryHandler, unsent: UnsentAnswers, calls: Calls) -> Unary:
+def _counted(handler: UnaryHandler, unsent: UnsentAnswers, calls: GrpcCalls) -> Unary:
     async def handle(data: bytes, context: Any, permission: Permission) -> bytes:
         if unsent.bytes and (refused := unsent.backlog(context.peer())) is not None:
             await calls.end(context, refused)
@@ -228,7 +230,7 @@ class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
         self,
         rows: Mapping[str, grpc.RpcMethodHandler],
         unsent: UnsentAnswers,
-        calls: Calls,
+        calls: GrpcCalls,
         most: int,
     ) -> None:
         self._rows = rows

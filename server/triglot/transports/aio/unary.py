@@ -10,7 +10,7 @@ from triglot.core.errors import Code
 from triglot.core.permission import Permission
 from triglot.core.scattered import Scattered
 from triglot.transports.aio.hang_up import host_of
-from triglot.transports.grpc_calls import Trailing, UnaryHandler, call_of
+from triglot.transports.grpc_calls import Trailing, UnaryHandler, make_call
 from triglot.transports.shutdown import SHUTTING_DOWN
 from triglot.transports.until_ended import cancel
 
@@ -45,7 +45,7 @@ class _Reply:
         self.status = code, details, trailing
         self._end()
 
-    def left(self) -> None:
+    def cancelled(self) -> None:
         """See `Reply`."""
         if self._handler.calls.stopping:
             self.refuse(Code.UNAVAILABLE, SHUTTING_DOWN, ())
@@ -60,7 +60,7 @@ class _Reply:
 async def answer(handler: UnaryHandler, data: bytes, context: Any, permission: Permission) -> bytes:
     """Run a unary call; returns the response, or b"" if the call has been ended with a status."""
     reply = _Reply(handler)
-    call = handler.start(data, call_of(context, permission, host_of(context.peer())), reply)
+    call = handler.start(data, make_call(context, permission, host_of(context.peer())), reply)
     try:
         await reply.ended
     except asyncio.CancelledError:

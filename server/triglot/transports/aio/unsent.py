@@ -29,7 +29,7 @@ LEAST_RATE = 64 * 1024
 """Bytes per second below which a client counts as not reading."""
 BUFFERED = 64 * 1024
 """Bytes of a stream that the core holds after their sends are complete (`grpc.http2.write_buffer_size`)."""
-LOOKS_PER_LIMIT = 4
+CHECKS_PER_LIMIT = 4
 
 
 class _Connection:
@@ -66,7 +66,7 @@ class UnsentAnswers:
     def start(self, port: int) -> None:
         """Start the periodic check."""
         self.port = port
-        self._look_later()
+        self._schedule()
 
     def close(self) -> None:
         """Stop the periodic check."""
@@ -138,12 +138,12 @@ class UnsentAnswers:
         """Returns the seconds that a client may take to read so many bytes."""
         return self._limits.stall + size / LEAST_RATE
 
-    def _look_later(self) -> None:
-        seconds = self._limits.stall / LOOKS_PER_LIMIT
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look, seconds)
+    def _schedule(self) -> None:
+        seconds = self._limits.stall / CHECKS_PER_LIMIT
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._check, seconds)
 
-    def _look(self, seconds: float) -> None:
-        self._look_later()
+    def _check(self, seconds: float) -> None:
+        self._schedule()
         for stream in self.streams:
             if stream.held:
                 stream.still += seconds

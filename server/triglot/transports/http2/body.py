@@ -20,7 +20,7 @@ from triglot.transports.http2.messages import (
 )
 from triglot.transports.http2.roles import OpenCall
 
-MOST_UNREAD_BYTES = 1024 * 1024
+MAX_UNREAD_BYTES = 1024 * 1024
 """Limit on a stream's requests that wait for its handler; above it, the client's window is not opened."""
 
 
@@ -41,14 +41,14 @@ class Body:
     """Receives the requests of one call. On the event loop."""
 
     __slots__ = (
-        "_came",
         "_held",
         "_inbox",
         "_listener",
-        "_owed",
         "_reading",
+        "_received",
         "_rpc",
         "_total",
+        "_unopened",
         "_unread",
         "ended",
         "reader",
@@ -56,13 +56,13 @@ class Body:
 
     def __init__(self, rpc: OpenCall) -> None:
         server = rpc.protocol.server
-        self.reader = MessageReader(server.most_bytes, server.buffers.take)
+        self.reader = MessageReader(server.max_message_size, server.buffers.take)
         self.ended = False
         """Whether the client has ended its request."""
         self._rpc = rpc
         self._total = server.request_bytes
         self._inbox: deque[Message] = deque()
-        self._held = self._unread = self._owed = self._came = 0
+        self._held = self._unread = self._unopened = self._received = 0
         self._reading: asyncio.Future[None] | None = None
         self._listener: Callable[[], None] | None = None
 
@@ -72,16 +72,16 @@ class Body:
         for part in parts:
             self.reader.feed(part)
             count += len(part)
-        self.came(count)
+        self.received(count)
 
-    def came(self, count: int) -> None:
+    def received(self, count: int) -> None:
         """Note that `count` bytes of the body are in the reader; open the window unless too many requests wait.
 
         Raises `QueueFull` when all calls together hold too much, `Unimplemented` for a second request where one
         is allowed.
         """
-        self._came += count
-        self._owed += count
+        self._received += count
+        self._unopened += count
         for message in self.reader.messages:
             self._inbox.append(message)
             self._unread += MESSAGE_BYTES + len(message)
@@ -94,13 +94,13 @@ class Body:
         # A few small requests that wait are not the cause, and are not rejected for one that arrives after them.
         if not self._inbox or self._held > SMALL_HELD_BYTES:
             self._total.check()
-        self._grant()
+        self._open_window()
         self.wake()
 
-    def _grant(self) -> None:
-        if self._owed and self._unread <= MOST_UNREAD_BYTES:
-            self._rpc.protocol.connection.consumed(self._rpc.number, self._owed)
-            self._owed = 0
+    def _open_window(self) -> None:
+        if self._unopened and self._unread <= MAX_UNREAD_BYTES:
+            self._rpc.protocol.connection.consumed(self._rpc.number, self._unopened)
+            self._unopened = 0
 
     def take(self) -> Message | None:
         """Returns the next request, or None."""
@@ -111,8 +111,8 @@ class Body:
         self._unread -= size
         self._held -= size
         self._total.add(-size)
-        if self._owed:
-            self._grant()
+        if self._unopened:
+            self._open_window()
         return message
 
     def requests(self) -> Requests | AsyncIterator[bytes | memoryview]:
@@ -120,7 +120,7 @@ class Body:
         return Requests(self, self._rpc) if self._rpc.head.encoding == "identity" else self.iterate()
 
     def listen(self, came: Callable[[], None] | None) -> None:
-        """Call `came` after each burst that brings something for `take`, or the end; None: call nothing."""
+        """Call `received` after each burst that brings something for `take`, or the end; None: call nothing."""
         self._listener = came
         if came is not None and (self._inbox or self.ended):
             came()
@@ -139,19 +139,19 @@ class Body:
         while not self._rpc.over:  # Once it is, the handler is cancelled, which may read in another task.
             message = self.take()
             if message is not None:
-                self._rpc.protocol.wake()
+                self._rpc.protocol.schedule_write()
                 # It is reserved anew, because it may wait again, and be much larger once decompressed.
-                with self._total.reserve(MOST_UNREAD_BYTES) as reserved:
+                with self._total.reserve(MAX_UNREAD_BYTES) as reserved:
                     if not isinstance(message, Packed):
                         reserved.grow(len(message))
-                    yield await unpacked(message, self._rpc.head.encoding, server.most_bytes, reserved)
+                    yield await unpacked(message, self._rpc.head.encoding, server.max_message_size, reserved)
             elif self.ended:
                 return
             else:
                 self._reading = self._rpc.protocol.loop.create_future()
                 await self._reading
 
-    def all_came(self) -> None:
+    def mark_ended(self) -> None:
         """Note that the client has ended its request."""
         self.ended = True
         self.wake()
@@ -160,7 +160,7 @@ class Body:
     def is_whole(self) -> bool:
         """Whether the body has the length that its content-length declared."""
         length = self._rpc.head.length
-        return length is None or length == self._came
+        return length is None or length == self._received
 
     def drop(self) -> None:
         """Discard all waiting requests."""

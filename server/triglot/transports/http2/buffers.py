@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_KEPT_BYTES = 64 * 1024 * 1024
+MAX_KEPT_BYTES = 64 * 1024 * 1024
 """Limit on unused blocks; the size used least recently is freed first."""
 ALIGNMENT = 64
 """Alignment in bytes that the widest vector instructions prefer, and libraries too."""
@@ -44,10 +44,10 @@ class _Checkout(weakref.ref[Bytes]):
 class BufferPool:
     """Blocks of memory. Thread-safe."""
 
-    def __init__(self, most_kept: int = MOST_KEPT_BYTES) -> None:
+    def __init__(self, max_kept: int = MAX_KEPT_BYTES) -> None:
         self.kept = 0
         """Bytes of unused blocks."""
-        self._most_kept = most_kept
+        self._max_kept = max_kept
         self._taken = False
         self._free: dict[int, list[_Block]] = {}
         """Unused blocks by size; the size used last comes last."""
@@ -92,12 +92,12 @@ class BufferPool:
     def _returned(self, checkout: Any) -> None:
         del self._checkouts[id(checkout)]
         block: _Block = checkout.block
-        if block.size > self._most_kept:
+        if block.size > self._max_kept:
             return
         with self._lock:
             self._free.setdefault(block.size, []).append(block)
             self.kept += block.size
-            while self.kept > self._most_kept:
+            while self.kept > self._max_kept:
                 size = next(iter(self._free))
                 blocks = self._free[size]
                 blocks.pop()
@@ -105,7 +105,7 @@ class BufferPool:
                 if not blocks:
                     del self._free[size]
 
-    def rest(self) -> None:
+    def release_unused(self) -> None:
         """Free all unused blocks if none was taken since the last call."""
         with self._lock:
             if not self._taken:

@@ -17,7 +17,7 @@ class BusyPoll:
     0: never. Shared by all connections.
     """
 
-    __slots__ = ("_loop", "_seconds", "_soon", "_turning", "_until", "expected")
+    __slots__ = ("_loop", "_polling", "_seconds", "_until", "_was_soon", "expected")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
@@ -25,27 +25,27 @@ class BusyPoll:
         self.expected = 0.0
         """End of the time in which the next call is expected, by `time.monotonic`; 0 while calls are open."""
         self._until = 0.0
-        self._soon = self._turning = False
+        self._was_soon = self._polling = False
 
-    def begun(self) -> None:
+    def call_begun(self) -> None:
         """Note that a call has arrived while one was `expected`."""
-        self._soon = time.monotonic() < self.expected
+        self._was_soon = time.monotonic() < self.expected
         self.expected = self._until = 0.0
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         """Start polling, if enabled: no call is open. Does nothing if no call has begun since the last time."""
         if self.expected or not self._seconds:
             return
         self.expected = time.monotonic() + self._seconds
-        if self._soon:
+        if self._was_soon:
             self._until = self.expected
-            if not self._turning:
-                self._turning = True
-                self._loop.call_soon(self._turn)
+            if not self._polling:
+                self._polling = True
+                self._loop.call_soon(self._poll)
 
-    def _turn(self) -> None:
+    def _poll(self) -> None:
         if time.monotonic() < self._until:
             os.sched_yield()  # Let other processes and threads use this core.
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._poll)
         else:
-            self._turning = False
+            self._polling = False

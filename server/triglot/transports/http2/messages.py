@@ -45,15 +45,26 @@ def prefix(size: int, packed: bool = False) -> bytes:
 class MessageReader:
     """Splits one stream's body into messages; the `Sink` of large ones.
 
-    `most`: largest message in bytes. `take` allocates buffers for large messages, see `BufferPool.take`.
+    `max_size`: largest message in bytes. `take` allocates buffers for large messages, see `BufferPool.take`.
     """
 
-    __slots__ = ("_at", "_head", "_kept", "_left", "_message", "_most", "_packed", "_small", "_take", "messages")
+    __slots__ = (
+        "_at",
+        "_head",
+        "_kept",
+        "_left",
+        "_max_size",
+        "_message",
+        "_packed",
+        "_small",
+        "_take",
+        "messages",
+    )
 
-    def __init__(self, most: int, take: Take) -> None:
+    def __init__(self, max_size: int, take: Take) -> None:
         self.messages: list[Message] = []
         """Complete messages in order; the caller that takes them empties the list."""
-        self._most = most
+        self._max_size = max_size
         self._take = take
         self._head = b""
         self._left = 0
@@ -64,7 +75,7 @@ class MessageReader:
         self._at = 0
 
     @property
-    def between(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the body so far ends with a complete message."""
         return not self._head
 
@@ -80,7 +91,7 @@ class MessageReader:
             return
         if not self._head and size >= PREFIX_BYTES:
             packed, length = PREFIX.unpack_from(data)
-            if size == PREFIX_BYTES + length and not packed and length <= self._most:
+            if size == PREFIX_BYTES + length and not packed and length <= self._max_size:
                 self.messages.append(bytes(data[PREFIX_BYTES:]))  # Most bodies are one whole message.
                 return
         while data:
@@ -109,8 +120,8 @@ class MessageReader:
         packed, length = PREFIX.unpack(self._head)
         if packed > 1:
             raise Internal(f"a message's compressed flag is {packed}, expected 0 or 1")
-        if length > self._most:
-            raise PayloadTooLarge(f"Received message larger than max ({length} vs. {self._most})")
+        if length > self._max_size:
+            raise PayloadTooLarge(f"Received message larger than max ({length} vs. {self._max_size})")
         self._packed, self._left, self._at = bool(packed), length, 0
         if not length:
             self._complete(b"")
@@ -149,16 +160,16 @@ class MessageReader:
         self.messages.append(Packed(message) if self._packed else message)
 
 
-async def unpacked(message: Message, encoding: str, most: int, reserved: Reservation) -> bytes | memoryview:
+async def unpacked(message: Message, encoding: str, max_size: int, reserved: Reservation) -> bytes | memoryview:
     """Returns the message, decompressed as `encoding` says; see `inflate`."""
     if not isinstance(message, Packed):
         return message
     work = INFLATED_WORK * len(message)
-    return await run_sized(work, inflate, message.data, encoding, most, reserved.grow)
+    return await run_sized(work, inflate, message.data, encoding, max_size, reserved.grow)
 
 
-def inflate(message: bytes | memoryview, encoding: str, most: int, grow: Grow) -> bytes:
-    """Returns the decompressed message; never makes more than `most` bytes of it.
+def inflate(message: bytes | memoryview, encoding: str, max_size: int, grow: Grow) -> bytes:
+    """Returns the decompressed message; never makes more than `max_size` bytes of it.
 
     Raises `Internal` for damaged data, `PayloadTooLarge`, what `window_bits_of` raises, and what `grow` raises,
     which is called with the size of each part.
@@ -166,11 +177,11 @@ def inflate(message: bytes | memoryview, encoding: str, most: int, grow: Grow) -
     window_bits = window_bits_of(encoding)
     inflated = GrowingBytes()
     try:
-        rest, ended = inflate_stream(memoryview(message), window_bits, most, grow, inflated)
+        rest, ended = inflate_stream(memoryview(message), window_bits, max_size, grow, inflated)
     except zlib.error as error:
         raise Internal(f"a message cannot be decompressed as {encoding}: {error}") from None
-    if len(inflated) > most:
-        raise PayloadTooLarge(f"Received message larger than max ({len(inflated)} vs. {most})")
+    if len(inflated) > max_size:
+        raise PayloadTooLarge(f"Received message larger than max ({len(inflated)} vs. {max_size})")
     if rest or not ended:
         raise Internal(f"a {encoding} message {'has data after its end' if ended else 'is truncated'}")
     return inflated.take()

@@ -42,16 +42,16 @@ from triglot.transports.http2.rpc import Rpc
 
 log = logging.getLogger(__name__)
 
-MOST_TOGETHER = 32
+MAX_WRITTEN_TOGETHER = 32
 """Responses that are written together: the client reads these while the next ones are made."""
-MOST_MOVED_BYTES = 16 * 1024 * 1024
+MAX_BURST_BYTES = 16 * 1024 * 1024
 """Bytes of responses after which they are written before the end of a burst."""
 REFUSED_STREAM_SECONDS = 0.05
 """Delay before the status of a rejected stream, in which the client may send what it was about to.
 
 If the status arrives while grpc.aio writes, its caller gets INTERNAL in place of the status.
 """
-MOST_REFUSED_STREAMS = 64
+MAX_REFUSED_STREAMS = 64
 """Limit on a connection's streams in that delay: they do not count as open calls, but hold headers."""
 LAST_STREAM_SECONDS = 1.0
 """Seconds for the client to acknowledge that the connection is draining."""
@@ -75,11 +75,11 @@ class H2Protocol(asyncio.BufferedProtocol):
         """The client's address; "" where it has none."""
         self._certificate_names: Sequence[str] | None = None
         """Names in the client's certificate, once they were needed."""
-        self._awake = False
+        self._write_scheduled = False
         self._unwritten = 0
-        """Number of `wake` calls since the last write."""
-        self._moved = 0
-        """The connection's `out.moved` at the last write."""
+        """Number of `schedule_write` calls since the last write."""
+        self._sent_at_flush = 0
+        """The connection's `out.bytes_sent` at the last write."""
         self._in_burst = False
         """True while events of bytes that were received together are being handled."""
         self._deferred: list[Callable[[], None]] = []
@@ -87,7 +87,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         """Whether the connection is shutting down, with GOAWAY."""
         self._ending = False
         self._paused = False
-        self._unread = bytearray()
+        self._buffered = bytearray()
         """Frames that are written once the socket accepts data again."""
         self.reading_paused = False
         """Whether reading is paused because too much of that is waiting."""
@@ -150,7 +150,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         for drained in self.connection.out.resume():
             self._act(drained)
-        self.wake()
+        self.schedule_write()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See the base class."""
@@ -163,54 +163,54 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     # --- sending ---
 
-    def wake(self) -> None:
+    def schedule_write(self) -> None:
         """Schedule a write: at the end of the burst, or soon."""
         if self._in_burst:
             # Large responses are written at once, so that the next one sees whether the socket's buffer is full.
-            if self.connection.out.moved - self._moved > MOST_MOVED_BYTES and not self.draining:
+            if self.connection.out.bytes_sent - self._sent_at_flush > MAX_BURST_BYTES and not self.draining:
                 self._flush()
             return
         self._unwritten += 1
-        if (self._unwritten == MOST_TOGETHER or not self.rpcs) and not self.draining:
+        if (self._unwritten == MAX_WRITTEN_TOGETHER or not self.rpcs) and not self.draining:
             self._flush()  # No other call is open, or enough has been collected.
-        elif not self._awake:
-            self._awake = True
+        elif not self._write_scheduled:
+            self._write_scheduled = True
             self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._awake = False
+        self._write_scheduled = False
         self._unwritten = 0
         transport = self._transport
         connection = self.connection
-        self._moved = connection.out.moved
+        self._sent_at_flush = connection.out.bytes_sent
         if transport is None:
             return
         open_calls = self.rpcs or self._refused
-        if self.draining and connection.said_last and not open_calls and not connection.out.waits:
+        if self.draining and connection.last_announced and not open_calls and not connection.out.has_unsent:
             connection.close()
         out = connection.out.take()
         if self._ending:
             return  # The last frame has been written.
         if self._paused and not connection.over:
-            self._keep(out, transport)
-        elif self._unread:
-            transport.writelines([bytes(self._unread), *out])
-            self._unread.clear()
+            self._buffer(out, transport)
+        elif self._buffered:
+            transport.writelines([bytes(self._buffered), *out])
+            self._buffered.clear()
         elif len(out) == 1:
             transport.write(out[0])
         elif out:
             transport.writelines(out)
         if not self.server.open_calls:
-            self.server.busy_poll.rest()
+            self.server.busy_poll.idle()
         if connection.over and not transport.is_closing():
             self._ending = True
             self._end(transport)
 
-    def _keep(self, out: list[Any], transport: asyncio.Transport) -> None:
+    def _buffer(self, out: list[Any], transport: asyncio.Transport) -> None:
         """Keep frames while the socket's buffer is full, joined: the transport would keep each on its own."""
         for frame in out:
-            self._unread += frame
-        if len(self._unread) > self.server.limits.max_unread and not self.reading_paused:
+            self._buffered += frame
+        if len(self._buffered) > self.server.limits.max_unread and not self.reading_paused:
             self.reading_paused = True
             transport.pause_reading()
 
@@ -231,12 +231,12 @@ class H2Protocol(asyncio.BufferedProtocol):
         if not self.draining:
             self.draining = True
             self.connection.drain()
-            self.loop.call_later(LAST_STREAM_SECONDS, self._say_last)
-            self.wake()
+            self.loop.call_later(LAST_STREAM_SECONDS, self._announce_last)
+            self.schedule_write()
 
-    def _say_last(self) -> None:
-        self.connection.say_last()
-        self.wake()
+    def _announce_last(self) -> None:
+        self.connection.announce_last()
+        self.schedule_write()
 
     def close(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
         """End the connection and all of its calls."""
@@ -257,7 +257,7 @@ class H2Protocol(asyncio.BufferedProtocol):
     def _stop_calls(self) -> None:
         self._refused.clear()
         for rpc in list(self.rpcs.values()):
-            rpc.gone()
+            rpc.release()
             rpc.cancel()
 
     # --- events ---
@@ -280,7 +280,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             self._was_reset(event.stream)
         elif isinstance(event, RequestEnded):
             if (rpc := self.rpcs.get(event.stream)) is not None:
-                self.ended(rpc)
+                self.request_ended(rpc)
             self._refuse(event.stream)
         elif isinstance(event, ConnectionEnded):
             log.info("closing a connection with %s: %s", event.code.name, event.text)
@@ -289,7 +289,7 @@ class H2Protocol(asyncio.BufferedProtocol):
     def _was_reset(self, number: int) -> None:
         self._refused.pop(number, None)
         if (rpc := self.rpcs.get(number)) is not None:
-            rpc.gone()
+            rpc.release()
             rpc.cancel()
 
     def _begin(self, event: RequestReceived[RpcHead]) -> None:
@@ -303,11 +303,11 @@ class H2Protocol(asyncio.BufferedProtocol):
         rpc = self.server.make_rpc(self, number, head, row.kind, row.handler)
         refusal = self._refusal(rpc) or rpc.admit(row)
         may_still_write = row.kind in (None, Kind.BIDI_STREAM) and not event.ended
-        if refusal is not None and may_still_write and len(self._refused) < MOST_REFUSED_STREAMS:
+        if refusal is not None and may_still_write and len(self._refused) < MAX_REFUSED_STREAMS:
             self._refused[number] = rpc, refusal
             self.loop.call_later(REFUSED_STREAM_SECONDS, self._refuse, number)
             return
-        self.begun(rpc)
+        self.add_call(rpc)
         rpc.watch_deadline()
         if refusal is not None:
             rpc.fail(refusal)
@@ -317,7 +317,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         if row.kind is Kind.BIDI_STREAM:
             rpc.start_stream(body.requests())
         if event.ended:
-            self.ended(rpc)
+            self.request_ended(rpc)
 
     def _refuse(self, number: int) -> None:
         """Send the status of a rejected stream, unless it was sent or the stream was reset."""
@@ -332,7 +332,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             return Unimplemented("Method not found!")
         if rpc.head.problem:
             return (PayloadTooLarge if rpc.head.too_large else Internal)(rpc.head.problem)
-        if self.server.open_calls >= self.server.most_calls:
+        if self.server.open_calls >= self.server.max_calls:
             return QueueFull("Concurrent RPC limit exceeded!", retry_after=RETRY_AFTER_SECONDS)
         return self.backlog()
 
@@ -377,14 +377,14 @@ class H2Protocol(asyncio.BufferedProtocol):
             and (head.length is None or head.length == len(body))
             and size >= 0
             and body.startswith(PREFIX.pack(False, size))
-            and size <= server.most_bytes
-            and server.open_calls < server.most_calls
+            and size <= server.max_message_size
+            and server.open_calls < server.max_calls
             and self.connection.out.unsent <= server.limits.fair_unsent
             and server.open_bytes <= server.limits.max_open_in_all
         ):
             rpc = server.make_rpc(self, event.stream, head, row.kind, row.handler)
             refusal = None if server.access is None else rpc.admit(row)
-            self.begun(rpc)
+            self.add_call(rpc)
             if refusal is not None:
                 rpc.fail(refusal)
                 return
@@ -401,16 +401,16 @@ class H2Protocol(asyncio.BufferedProtocol):
             return  # The call has ended.
         try:
             if placed:
-                body.came(placed)
+                body.received(placed)
             else:
                 body.feed(parts)
         except ServingError as error:
             rpc.fail(error)
         else:
             if ended:
-                self.ended(rpc)
+                self.request_ended(rpc)
 
-    def ended(self, rpc: Rpc) -> None:
+    def request_ended(self, rpc: Rpc) -> None:
         """Note that the client has ended its request; unary and server-streaming calls start now."""
         body = rpc.body
         if body is None:
@@ -418,10 +418,10 @@ class H2Protocol(asyncio.BufferedProtocol):
         if not body.is_whole:
             self.reset(rpc.number, ErrorCode.PROTOCOL_ERROR)
             return
-        if not body.reader.between:
+        if not body.reader.is_complete:
             rpc.fail(Internal("the request ends within a message"))
             return
-        body.all_came()
+        body.mark_ended()
         if rpc.kind is Kind.BIDI_STREAM:
             return
         message = body.take()
@@ -436,9 +436,9 @@ class H2Protocol(asyncio.BufferedProtocol):
         """Reset a stream, and cancel its call."""
         self.connection.reset(number, code)
         self._was_reset(number)
-        self.wake()
+        self.schedule_write()
 
-    def begun(self, rpc: Rpc) -> None:
+    def add_call(self, rpc: Rpc) -> None:
         """Register an open call."""
         server, size = self.server, rpc.head.call_bytes
         self.rpcs[rpc.number] = rpc
@@ -446,18 +446,18 @@ class H2Protocol(asyncio.BufferedProtocol):
         server.open_bytes += size
         server.open_calls += 1
         if server.busy_poll.expected:
-            server.busy_poll.begun()
+            server.busy_poll.call_begun()
 
-    def runs_on(self, task: Running) -> None:
+    def track_handler(self, task: Running) -> None:
         """Count a call that has ended and whose task was cancelled, until the task has ended too."""
         if not task.done():
-            self.connection.runs_on()
-            task.add_done_callback(self._has_ended)
+            self.connection.track_handler()
+            task.add_done_callback(self._untrack_handler)
 
-    def _has_ended(self, _: object) -> None:
-        self.connection.has_ended()
+    def _untrack_handler(self, _: object) -> None:
+        self.connection.untrack_handler()
 
-    def forget(self, number: int) -> None:
+    def remove_call(self, number: int) -> None:
         """Remove a call that has ended."""
         if (rpc := self.rpcs.pop(number, None)) is not None:
             self.open_bytes -= rpc.head.call_bytes

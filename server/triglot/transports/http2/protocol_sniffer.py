@@ -40,25 +40,25 @@ class ProtocolSniffer(asyncio.Protocol):
             self._server.sniffers.add(self)
             self._wait(LAST_STREAM_SECONDS if self._server.stopping else self._server.limits.greeting)
         elif secured is None or secured.selected_alpn_protocol() == HTTP2:
-            self._hand(H2Protocol(self._server))
+            self._pass_to(H2Protocol(self._server))
         else:
             # gRPC over TLS requires ALPN's h2; all other clients speak HTTP/1.1.
-            self._hand_to_rest()
+            self._pass_to_rest()
 
     def data_received(self, data: bytes) -> None:
         """See the base class."""
         self._first += data
         count = min(len(self._first), len(PREFACE))
         if self._first[:count] != PREFACE[:count]:
-            self._hand_to_rest()
+            self._pass_to_rest()
         elif count == len(PREFACE):
-            self._hand(H2Protocol(self._server))
+            self._pass_to(H2Protocol(self._server))
 
     def connection_lost(self, error: Exception | None) -> None:
         """See the base class."""
-        self._leave()
+        self._detach()
 
-    def hurry(self) -> None:
+    def shorten_wait(self) -> None:
         """Shorten the wait for the first bytes, because the server stops; bytes already sent are still served."""
         self._wait(LAST_STREAM_SECONDS)
 
@@ -72,7 +72,7 @@ class ProtocolSniffer(asyncio.Protocol):
             self._timer.cancel()
         self._timer = self.loop.call_later(seconds, self.abort)
 
-    def _leave(self) -> None:
+    def _detach(self) -> None:
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()
@@ -80,17 +80,17 @@ class ProtocolSniffer(asyncio.Protocol):
         if not self.lost.done():
             self.lost.set_result(None)
 
-    def _hand_to_rest(self) -> None:
+    def _pass_to_rest(self) -> None:
         rest = None if self._rest is None else self._rest.protocol()
         if rest is None:
             self.abort()
         else:
-            self._hand(rest)
+            self._pass_to(rest)
 
-    def _hand(self, protocol: asyncio.Protocol | H2Protocol) -> None:
+    def _pass_to(self, protocol: asyncio.Protocol | H2Protocol) -> None:
         transport, first = self._transport, self._first
         assert transport is not None
-        self._leave()
+        self._detach()
         # uvloop decides when reading starts whether it reads into a protocol's own buffer.
         transport.pause_reading()
         transport.set_protocol(protocol)

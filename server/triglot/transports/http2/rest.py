@@ -27,11 +27,11 @@ from triglot.transports.rest.fields import FRAMING, Fields
 
 CONTINUE, BAD_REQUEST, TOO_LARGE, UNAVAILABLE = 100, 400, 431, 503
 BODILESS = (204, 304)
-LONGEST_RUN = 16
+MAX_IN_A_ROW = 16
 """Pieces of a response in a row, after which other tasks get a turn."""
 _METHOD = re.compile(rb"[A-Z]{1,32}")
 _TARGET = re.compile(rb"[/*][\x21-\x7e\x80-\xff]*")
-_NOT_HANDED_ON = {b"host", b"cookie", b"te"}
+_NOT_PASSED_ON = {b"host", b"cookie", b"te"}
 
 
 class RestCall(Rpc):
@@ -88,16 +88,16 @@ class RestCall(Rpc):
     def send_continue(self) -> None:
         """Send 100 (Continue) to a client that waits for it before it sends the body."""
         self.protocol.connection.out.headers(self.number, block_of(CONTINUE, ()))
-        self.protocol.wake()
+        self.protocol.schedule_write()
 
     async def send(self, piece: bytes) -> None:
         """Send a part of the body. Raises `ConnectionError` when the client no longer reads."""
         self.protocol.connection.out.data(self.number, (piece,))
-        self.protocol.wake()
+        self.protocol.schedule_write()
         self._pieces += 1
-        if not self._pieces % LONGEST_RUN:
+        if not self._pieces % MAX_IN_A_ROW:
             await asyncio.sleep(0)
-        while self._is_held_up():
+        while self._is_blocked():
             self._writing = self.protocol.loop.create_future()
             await self._writing
         if self.over:
@@ -118,8 +118,8 @@ class RestCall(Rpc):
         """Reset the stream: the response ends prematurely."""
         if not self.over:
             self.protocol.connection.reset(self.number, ErrorCode.INTERNAL_ERROR)
-            self.gone()
-            self.protocol.wake()
+            self.release()
+            self.protocol.schedule_write()
 
     def finish(self, code: int = 0, details: str = "", trailing: Trailing | None = None) -> None:
         """Reject the request, which was invalid or incomplete."""
@@ -183,7 +183,7 @@ class RestExchange(Exchange):
             raise ConnectionResetError
         self.begun = True
         self._call.send_head(status, fields, None)
-        self._call.protocol.wake()
+        self._call.protocol.schedule_write()
 
     async def write(self, chunk: bytes) -> None:
         """See the base class."""
@@ -213,21 +213,21 @@ class RestBody(Body):
     def feed(self, parts: Sequence[memoryview]) -> None:
         """Pass on parts of the body. Raises `InvalidArgument` if it is longer than its content-length."""
         for part in parts:
-            self._hand_on(part)
+            self._pass_on(part)
         self.open_window()
 
-    def _hand_on(self, data: memoryview) -> None:
-        self._came += len(data)
-        self._owed += len(data)
+    def _pass_on(self, data: memoryview) -> None:
+        self._received += len(data)
+        self._unopened += len(data)
         length = self._call.head.length
-        if length is not None and self._came > length:
+        if length is not None and self._received > length:
             raise InvalidArgument("the body is longer than its content-length")
         self.incoming.expected = False
         self.incoming.feed(bytes(data))
 
-    def all_came(self) -> None:
+    def mark_ended(self) -> None:
         """Note that the client has ended its request."""
-        super().all_came()
+        super().mark_ended()
         self.incoming.end()
 
     def drop(self) -> None:
@@ -241,10 +241,10 @@ class RestBody(Body):
 
     def open_window(self) -> None:
         """Open the window for as much as has arrived, unless too much of it waits to be read."""
-        if self._owed and not self.incoming.paused and not self._call.over:
-            self._call.protocol.connection.consumed(self._call.number, self._owed)
-            self._owed = 0
-            self._call.protocol.wake()
+        if self._unopened and not self.incoming.paused and not self._call.over:
+            self._call.protocol.connection.consumed(self._call.number, self._unopened)
+            self._unopened = 0
+            self._call.protocol.schedule_write()
 
 
 class _Incoming(IncomingBody):
@@ -285,10 +285,10 @@ def begin_rest(
         connection.reset_when_sent(number, ErrorCode.NO_ERROR)
         return
     call = RestCall(protocol, number, head, rest.calls, ended=event.ended)
-    protocol.begun(call)
+    protocol.add_call(call)
     call.begin()
     if event.ended:
-        protocol.ended(call)
+        protocol.request_ended(call)
 
 
 def _pseudo(head: RpcHead) -> dict[bytes, bytes]:
@@ -301,7 +301,7 @@ def rest_fields(head: RpcHead) -> list[tuple[str, str]]:
     hosts = [value for name, value in fields if name == b"host"]
     cookies = [value for name, value in fields if name == b"cookie"]
     named = [(b"host", _pseudo(head).get(b":authority", (hosts or [b""])[0]))]
-    named += [field for field in fields if field[0] not in _NOT_HANDED_ON]
+    named += [field for field in fields if field[0] not in _NOT_PASSED_ON]
     if cookies:
         named.append((b"cookie", b"; ".join(cookies)))
     return [(name.decode("latin-1"), value.decode("utf-8", "surrogateescape")) for name, value in named]

@@ -27,14 +27,14 @@ class Serving(Protocol):
     """The server, as its connections see it; see `H2Server`."""
 
     limits: Limits
-    most_bytes: int
+    max_message_size: int
     request_bytes: RequestBytes
     buffers: BufferPool
     read_buffer: memoryview
     timers: TimerWheel
     open_calls: int
     open_bytes: int
-    most_calls: int
+    max_calls: int
     busy_poll: BusyPoll
     stopping: bool
     connections: set[Any]
@@ -94,22 +94,22 @@ class Connected(Protocol):
     def certificate_names(self) -> Sequence[str]:
         """Returns the names in the client's certificate."""
 
-    def wake(self) -> None:
+    def schedule_write(self) -> None:
         """Schedule a write."""
 
     def defer(self, work: Callable[[], None]) -> None:
         """Run `work` after all events of a burst have been handled."""
 
-    def begun(self, call: Any) -> None:
+    def add_call(self, call: Any) -> None:
         """Register an open call."""
 
-    def ended(self, call: Any) -> None:
+    def request_ended(self, call: Any) -> None:
         """Note that the client has ended its request."""
 
-    def forget(self, number: int) -> None:
+    def remove_call(self, number: int) -> None:
         """Remove a call that has ended."""
 
-    def runs_on(self, task: Running) -> None:
+    def track_handler(self, task: Running) -> None:
         """Count a call that has ended, until its task has ended too."""
 
     def reset(self, number: int, code: ErrorCode) -> None:

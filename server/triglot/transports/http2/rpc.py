@@ -17,8 +17,8 @@ from triglot.core.running import Running
 from triglot.core.scattered import Scattered
 from triglot.core.trace_context import NO_CONTEXT
 from triglot.protocols.rows import Kind
-from triglot.transports.grpc_calls import LAST_WORD_SECONDS, GrpcRow, Trailing, fitting, hints
-from triglot.transports.http2.body import MOST_UNREAD_BYTES, Body, StreamGone
+from triglot.transports.grpc_calls import LAST_MESSAGE_SECONDS, GrpcRow, Trailing, retry_metadata, truncated
+from triglot.transports.http2.body import MAX_UNREAD_BYTES, Body, StreamGone
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.requests import OK_TRAILERS, RpcHead, answer_head, only_trailers, trailers
 from triglot.transports.http2.core.sending import JOIN_BYTES
@@ -29,7 +29,7 @@ from triglot.transports.shutdown import SHUTTING_DOWN
 
 log = logging.getLogger(__name__)
 
-LONGEST_RUN = 16
+MAX_IN_A_ROW = 16
 """Responses of a stream in a row, after which other tasks get a turn."""
 LARGE_BYTES = JOIN_BYTES // 2
 """A streamed response of this size shares no DATA frame with others."""
@@ -128,11 +128,11 @@ class Rpc:
             out.data(self.number, (head + message,))  # A copy is faster than another piece.
         else:
             out.data(self.number, (head, message))
-        self.protocol.wake()
+        self.protocol.schedule_write()
         self._written += 1
-        if not self._written % LONGEST_RUN:
+        if not self._written % MAX_IN_A_ROW:
             await asyncio.sleep(0)
-        while self._is_held_up():
+        while self._is_blocked():
             self._writing = self.protocol.loop.create_future()
             await self._writing
         if self.over:
@@ -144,7 +144,7 @@ class Rpc:
         Large ones remain for `write`, which may have to wait.
         """
         out = self.protocol.connection.out
-        while answers and len(answers[0]) < LARGE_BYTES and not self.over and not out.unfinished(self.number):
+        while answers and len(answers[0]) < LARGE_BYTES and not self.over and not out.is_blocked(self.number):
             if not self._begun:
                 self._begun = True
                 out.headers(self.number, self.answer_head)
@@ -155,10 +155,10 @@ class Rpc:
                 size += PREFIX_BYTES + len(answer)
                 pieces += prefix(len(answer)), answer
             out.data(self.number, (b"".join(pieces),))
-            self.protocol.wake()
+            self.protocol.schedule_write()
 
-    def _is_held_up(self) -> bool:
-        return not self.over and self.protocol.connection.out.unfinished(self.number)
+    def _is_blocked(self) -> bool:
+        return not self.over and self.protocol.connection.out.is_blocked(self.number)
 
     def drained(self) -> None:
         """Resume `write`: all data has been sent, or the call has ended."""
@@ -184,7 +184,7 @@ class Rpc:
         except ServingError as error:
             call = self._call()
             call.permission = self.permission
-            row.refused(call, error)
+            row.count_refusal(call, error)
             return error
         return None
 
@@ -192,16 +192,16 @@ class Rpc:
         """Set a timer that ends the call shortly after its deadline, unless its `UnaryCall` does so itself."""
         if self.deadline is None or self._expires:
             return
-        if not (isinstance(self.task, RowCall) and self.task.ends_itself):
-            self._expires = self.protocol.server.timers.add(self, self.deadline + LAST_WORD_SECONDS)
+        if not (isinstance(self.task, RowCall) and self.task.ends_at_deadline):
+            self._expires = self.protocol.server.timers.add(self, self.deadline + LAST_MESSAGE_SECONDS)
 
     def start(self, message: bytes | memoryview) -> None:
         """Run a unary call; it may have ended when this returns."""
-        circumstances = self._call()
-        circumstances.permission = self.permission
-        call = self.handler.start(message, circumstances, self)
-        if not call.done():
-            self.task = call
+        call = self._call()
+        call.permission = self.permission
+        running = self.handler.start(message, call, self)
+        if not running.done():
+            self.task = running
 
     def _call(self) -> Call:
         """Returns the `Call` that user code sees."""
@@ -250,8 +250,8 @@ class Rpc:
     async def _unpacked(self, message: Message) -> bytes | memoryview:
         """Returns the decompressed message. Raises `ServingError`."""
         server = self.protocol.server
-        with server.request_bytes.reserve(MOST_UNREAD_BYTES) as reserved:
-            return await unpacked(message, self.head.encoding, server.most_bytes, reserved)
+        with server.request_bytes.reserve(MAX_UNREAD_BYTES) as reserved:
+            return await unpacked(message, self.head.encoding, server.max_message_size, reserved)
 
     # --- `Reply` ---
 
@@ -259,10 +259,10 @@ class Rpc:
         """See `Reply`."""
         task = self.protocol.loop.create_task(work)
         self.protocol.server.tasks.add(task)
-        task.add_done_callback(self._has_run)
+        task.add_done_callback(self._task_ended)
         return task
 
-    def _has_run(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
         self.protocol.server.tasks.discard(task)
         if task.cancelled():  # Before its first step; otherwise it has ended the call.
             self.cancelled()
@@ -285,15 +285,11 @@ class Rpc:
         self.task = None
         self.finish(int(code), details, trailing)
 
-    def left(self) -> None:
-        """See `Reply`."""
-        self.task = None
-        self.cancelled()
-
     # --- the end of a call ---
 
     def cancelled(self) -> None:
-        """End the call, whose task was cancelled, with a status."""
+        """See `Reply`; also called when a task that runs the call was cancelled."""
+        self.task = None
         if self.protocol.server.stopping:
             self.finish(int(Code.UNAVAILABLE), SHUTTING_DOWN)
         else:
@@ -302,7 +298,7 @@ class Rpc:
     def failed(self, error: Exception) -> None:
         """End the call after an error outside of its handler, which reports its own errors."""
         if isinstance(error, ServingError):
-            self.finish(int(error.code), fitting(error.message), hints(error))
+            self.finish(int(error.code), truncated(error.message), retry_metadata(error))
         else:
             log.error("%s: unexpected error", self.head.path, exc_info=error)
             self.finish(int(Code.INTERNAL), "internal error")
@@ -324,30 +320,30 @@ class Rpc:
 
     def fail(self, error: ServingError) -> None:
         """End the call because of an error in what was received."""
-        self.finish(int(error.code), fitting(error.message), hints(error))
+        self.finish(int(error.code), truncated(error.message), retry_metadata(error))
         self.cancel()
 
     def expire(self) -> None:
         """End the call, whose deadline has passed without its handler having ended it."""
         connection = self.protocol.connection
-        if connection.out.unfinished(self.number):
+        if connection.out.is_blocked(self.number):
             # The status would wait behind a message that the client does not read.
             connection.reset(self.number, ErrorCode.CANCEL)
-            self.gone()
-            self.protocol.wake()
+            self.release()
+            self.protocol.schedule_write()
         else:
             self.finish(int(Code.DEADLINE_EXCEEDED), "Deadline Exceeded")
         self.cancel()
 
     def _close(self) -> None:
-        self.gone()
+        self.release()
         protocol = self.protocol
         # A client that is still sending is stopped by a reset; a stream that it has ended is closed already.
         if self.number in protocol.connection.streams:
             protocol.connection.reset_when_sent(self.number, ErrorCode.NO_ERROR)
-        protocol.wake()
+        protocol.schedule_write()
 
-    def gone(self) -> None:
+    def release(self) -> None:
         """Note that nothing more can be sent, and release what the call holds."""
         self.over = True
         if self._limits is not None:
@@ -355,7 +351,7 @@ class Rpc:
             self._limits = None
         if self._expires:
             self.protocol.server.timers.discard(self, self._expires)
-        self.protocol.forget(self.number)
+        self.protocol.remove_call(self.number)
         if self.body is not None:
             self.body.drop()
             self.body = None  # It refers to this call.
@@ -373,4 +369,4 @@ class Rpc:
         if task is None:
             return
         task.cancel()
-        self.protocol.runs_on(task)
+        self.protocol.track_handler(task)

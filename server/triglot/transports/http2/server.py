@@ -15,7 +15,7 @@ from triglot.core.errors import Code
 from triglot.core.timer_wheel import TimerWheel
 from triglot.protocols.rows import Service
 from triglot.telemetry.store import Telemetry
-from triglot.transports.grpc_calls import Calls, Trailing
+from triglot.transports.grpc_calls import GrpcCalls, Trailing
 from triglot.transports.http2.body import StreamGone
 from triglot.transports.http2.buffers import BufferPool
 from triglot.transports.http2.busy_poll import BusyPoll
@@ -30,7 +30,7 @@ from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.server import HttpServer
 from triglot.transports.tls import Tls
 
-REST_SECONDS = 10.0
+RELEASE_SECONDS = 10.0
 """Seconds without a large message, after which the memory for such messages is released."""
 LATE_SECONDS = 1.0
 """Seconds for calls that are cancelled at the end of the grace period to send their status."""
@@ -61,7 +61,7 @@ class H2Server:
         bound: Sequence[socket.socket] = (),
     ) -> None:
         self.limits = limits or _limits(config, DEFAULTS.first_window if access is None else STRANGERS_WINDOW)
-        self.most_bytes = config.max_message_size
+        self.max_message_size = config.max_message_size
         self.request_bytes = request_bytes or RequestBytes(config.total_queue_bytes(None))
         """Counts bytes of requests that have not arrived completely, or wait for a stream's handler."""
         self.buffers = BufferPool()
@@ -73,7 +73,7 @@ class H2Server:
         self.open_calls = 0
         self.open_bytes = 0
         """Approximate memory of all open calls in bytes, without their bodies."""
-        self.most_calls = config.max_connections or UNBOUNDED
+        self.max_calls = config.max_connections or UNBOUNDED
         """Limit on open calls."""
         self.busy_poll = BusyPoll(asyncio.get_running_loop(), config.busy_poll)
         self.stopping = False
@@ -84,7 +84,7 @@ class H2Server:
         self._config = config
         self.compression = config.grpc_compression
         self.make_rpc = Rpc if self.compression == "none" else CompressingRpc
-        self._calls = calls = Calls(_abort, StreamGone, self.request_bytes, scatters=True)
+        self._calls = calls = GrpcCalls(_abort, StreamGone, self.request_bytes, scatters=True)
         self.rows = calls.rows(services, telemetry)
         self.access = access
         self.rest = rest
@@ -123,8 +123,8 @@ class H2Server:
 
     def _release_buffers(self) -> None:
         """Release unused buffers regularly, so that a burst of large messages does not hold memory for ever."""
-        self.buffers.rest()
-        self._releasing = asyncio.get_running_loop().call_later(REST_SECONDS, self._release_buffers)
+        self.buffers.release_unused()
+        self._releasing = asyncio.get_running_loop().call_later(RELEASE_SECONDS, self._release_buffers)
 
     async def retire(self) -> None:
         """Take no more connections, because another process does.
@@ -148,7 +148,7 @@ class H2Server:
             self._listener.stop()
         self._remove_socket_file()
         for sniffer in self.sniffers:
-            sniffer.hurry()
+            sniffer.shorten_wait()
         for connection in self.connections:
             connection.drain()
         await self._calls.stop(asyncio.ensure_future(self._finish()))
@@ -195,7 +195,7 @@ def _limits(config: Config, first_window: int) -> Limits:
     return Limits(
         first_window=first_window,
         idle=config.keepalive_time or math.inf,
-        answer_to_ping=config.keepalive_timeout,
+        ping_timeout=config.keepalive_timeout,
         max_age=config.max_connection_age or math.inf,
         max_age_grace=config.max_connection_age_grace or math.inf,
     )

@@ -25,7 +25,7 @@ from triglot.transports.rest.fields import Fields
 
 T = TypeVar("T")
 
-LAST_WORD_SECONDS = 1.0
+LAST_MESSAGE_SECONDS = 1.0
 """Seconds after a call's deadline in which its stream may still be written."""
 FIXED_FIELDS = (("Server", "triglot"), ("X-Content-Type-Options", "nosniff"))
 """Header fields of every response."""
@@ -135,7 +135,9 @@ async def send_stream(
                     await http.begin(usual_error(answer).status if failed else 200, fields)
                 if chunk:
                     # The model ends at the deadline, and may send a last chunk after it.
-                    await in_time(call, http.write(chunk), LAST_WORD_SECONDS, "while the client read the response")
+                    await in_time(
+                        call, http.write(chunk), LAST_MESSAGE_SECONDS, "while the client read the response"
+                    )
                     observed.sent(len(chunk))
             if not http.begun:
                 await http.begin(200, fields)

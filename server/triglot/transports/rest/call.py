@@ -183,7 +183,7 @@ class HttpCall(RowCall):
         response = error_response(self._found.route, error, self._observed)
         self._answer(outcome(error), response, refusal_of(error))
 
-    def _leave(self) -> None:
+    def _end_cancelled(self) -> None:
         if self._is_late:
             self._answer_error(self.call.overdue("before the response was ready"))
         elif self._calls.grace_is_over:

@@ -20,8 +20,8 @@ from triglot.transports.http2.core.events import ConnectionEnded, DataReceived, 
 from triglot.transports.http2.core.fields import Field
 from triglot.transports.http2.core.frames import ErrorCode, Setting
 from triglot.transports.http2.core.header_frames import HeaderFrames
-from triglot.transports.http2.core.limits import DEFAULTS, MOST_HEADER_BYTES, Limits
-from triglot.transports.http2.core.streams import Broken, Sink, Stream, Streams
+from triglot.transports.http2.core.limits import DEFAULTS, MAX_HEADER_BYTES, Limits
+from triglot.transports.http2.core.streams import H2Error, Sink, Stream, Streams
 from triglot.transports.http2.core.whole_requests import WholeRequests
 
 T = TypeVar("T")
@@ -72,21 +72,21 @@ class Connection(Generic[T]):
         self._bulk = False
         """Whether the last read was mostly bodies in small frames."""
         self._direct: Sink | None = None
-        self._greeted = False
+        self._preface_received = False
         self._data = DataFrame(self._streams)
-        self._greet()
+        self._send_settings()
 
     @property
-    def settled(self) -> bool:
+    def settings_received(self) -> bool:
         """Whether the client's SETTINGS have arrived."""
-        return self._control.settled
+        return self._control.settings_received
 
     @property
-    def said_last(self) -> bool:
+    def last_announced(self) -> bool:
         """Whether GOAWAY with the last stream's number has been sent."""
-        return self._control.said_last
+        return self._control.last_announced
 
-    def _greet(self) -> None:
+    def _send_settings(self) -> None:
         limits = self._limits
         self.out.write(
             frames.settings(
@@ -94,7 +94,7 @@ class Connection(Generic[T]):
                     Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
                     Setting.INITIAL_WINDOW_SIZE: self._streams.first_window,
                     Setting.MAX_FRAME_SIZE: limits.max_frame,
-                    Setting.MAX_HEADER_LIST_SIZE: MOST_HEADER_BYTES,
+                    Setting.MAX_HEADER_LIST_SIZE: MAX_HEADER_BYTES,
                 }
             )
         )
@@ -113,7 +113,7 @@ class Connection(Generic[T]):
             if room is not None and len(room):
                 self._direct = stream.sink
                 # With the next frame's header, if more of the message follows: `_placed` moves it to the buffer.
-                more = 0 if self._data.padding or self._data.ends else frames.HEAD_BYTES
+                more = 0 if self._data.padding or self._data.end_stream else frames.HEAD_BYTES
                 return room[: self._data.left + more]
         at = len(self._rest)
         if self._streams.reset_running > MANY_RUNNING:
@@ -136,11 +136,11 @@ class Connection(Generic[T]):
                 self._start, self._end = 0, at + count
             if self._start < self._end:
                 self._parse(events)
-            if self._data.came:
-                self._streams.passed(self._data.came)
+            if self._data.arrived:
+                self._streams.bytes_received(self._data.arrived)
             self._bulk = 2 * self._data.small > count
             self._rest = bytes(self._view[self._start : self._end]) if self._start < self._end else b""
-        except Broken as error:
+        except H2Error as error:
             self.close(error.code, str(error))
             events.append(ConnectionEnded(error.code, str(error)))
         self._data.clear()
@@ -176,19 +176,19 @@ class Connection(Generic[T]):
             count = data.left
         sink.filled(count)
         data.left -= count
-        data.came = count
-        data.busy = bool(data.left or data.padding)
+        data.arrived = count
+        data.active = bool(data.left or data.padding)
         if stream.id in self._streams.open:
             data.placed(stream.id, count, events)
-            self._look_for_end(stream, events)
+            self._check_end(stream, events)
 
     def _parse(self, events: list[Event[T]]) -> None:
-        if not self._greeted and not self._read_preface():
+        if not self._preface_received and not self._read_preface():
             return
         view = self._view
         while True:
             start, end = self._start, self._end
-            if self._data.busy:
+            if self._data.active:
                 if start == end:
                     return
                 self._read_data(events)
@@ -240,25 +240,25 @@ class Connection(Generic[T]):
         return after > 0
 
     def _check(self, kind: int, number: int, length: int) -> None:
-        """Raises `Broken` if such a frame is not allowed now."""
+        """Raises `H2Error` if such a frame is not allowed now."""
         if length > self._limits.max_frame:
-            raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+            raise H2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
         if length > self._limits.max_header_block and kind != frames.DATA:
-            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of {length} bytes that is not DATA")
+            raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of {length} bytes that is not DATA")
         expects = self._headers.expects
         if expects and (kind != frames.CONTINUATION or number != expects):
-            raise Broken(ErrorCode.PROTOCOL_ERROR, "expected CONTINUATION")
-        if kind != frames.SETTINGS and not self._control.settled:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, "expected SETTINGS first")
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, "expected CONTINUATION")
+        if kind != frames.SETTINGS and not self._control.settings_received:
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, "expected SETTINGS first")
 
     def _read_preface(self) -> bool:
         count = min(self._end - self._start, len(frames.PREFACE))
         if self._view[self._start : self._start + count] != frames.PREFACE[:count]:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 preface")
-        self._greeted = count == len(frames.PREFACE)
-        if self._greeted:
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 preface")
+        self._preface_received = count == len(frames.PREFACE)
+        if self._preface_received:
             self._start += count
-        return self._greeted
+        return self._preface_received
 
     # --- data ---
 
@@ -280,21 +280,21 @@ class Connection(Generic[T]):
         after = self._start + count
         data.left -= count
         if stream is None:
-            data.came += count
+            data.arrived += count
         else:
             if count:
-                data.take(stream, [self._view[self._start : after]], count, events)
-            self._look_for_end(stream, events)
+                data.add(stream, [self._view[self._start : after]], count, events)
+            self._check_end(stream, events)
         if not data.left:
             count = min(self._end - after, data.padding)
             after += count
             data.padding -= count
         self._start = after
-        data.busy = bool(data.left or data.padding)
+        data.active = bool(data.left or data.padding)
 
-    def _look_for_end(self, stream: Stream, events: list[Event[T]]) -> None:
+    def _check_end(self, stream: Stream, events: list[Event[T]]) -> None:
         """End the body if this frame has END_STREAM and all of its data has arrived, padding or not."""
-        if self._data.ends and not self._data.left and not stream.ended:
+        if self._data.end_stream and not self._data.left and not stream.ended:
             self._data.end_body(stream, events)
 
     # --- called by the owner ---
@@ -314,16 +314,16 @@ class Connection(Generic[T]):
         self._streams.consumed(stream, count)
         if stream is None or stream.ended or stream.sink is None or (room := stream.sink.room()) is None:
             return
-        on_the_way = stream.window.left + (self._data.left if stream is self._data.stream else 0)
-        if len(room) > on_the_way:
-            stream.window.ahead(len(room) - on_the_way)
-            self.out.write(frames.window_update(number, len(room) - on_the_way))
+        in_flight = stream.window.left + (self._data.left if stream is self._data.stream else 0)
+        if len(room) > in_flight:
+            stream.window.allow_ahead(len(room) - in_flight)
+            self.out.write(frames.window_update(number, len(room) - in_flight))
 
-    def runs_on(self) -> None:
-        """Note that a call has ended but its handler still runs; it counts until `has_ended`."""
+    def track_handler(self) -> None:
+        """Note that a call has ended but its handler still runs; it counts until `untrack_handler`."""
         self._streams.reset_running += 1
 
-    def has_ended(self) -> None:
+    def untrack_handler(self) -> None:
         """Note that such a handler has ended."""
         self._streams.reset_running -= 1
 
@@ -343,9 +343,9 @@ class Connection(Generic[T]):
         """Announce that no new streams are wanted; streams that are in flight are still served (RFC 9113, 6.8)."""
         self._control.drain()
 
-    def say_last(self) -> None:
+    def announce_last(self) -> None:
         """Accept no new streams, and announce the last one."""
-        self._control.say_last()
+        self._control.announce_last()
 
     def close(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
         """End the connection with GOAWAY; nothing more is read."""

@@ -7,7 +7,7 @@ from typing import Any
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.events import DataPlaced, DataReceived
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.streams import Broken, Stream, Streams
+from triglot.transports.http2.core.streams import H2Error, Stream, Streams
 
 DIRECT_BYTES = 64 * 1024
 """With this much of a DATA frame still to arrive, another read costs less than a copy from the buffer."""
@@ -20,18 +20,29 @@ class DataFrame:
     buffer. All data of a stream that arrives together is in one event, until `clear` is called.
     """
 
-    __slots__ = ("_placed", "_received", "_streams", "busy", "came", "ends", "left", "padding", "small", "stream")
+    __slots__ = (
+        "_placed",
+        "_received",
+        "_streams",
+        "active",
+        "arrived",
+        "end_stream",
+        "left",
+        "padding",
+        "small",
+        "stream",
+    )
 
     def __init__(self, streams: Streams) -> None:
         self.stream: Stream | None = None
         """None: the data is discarded."""
         self.left = self.padding = 0
         """Bytes that have not arrived."""
-        self.ends = False
+        self.end_stream = False
         """Whether the frame has END_STREAM."""
-        self.busy = False
+        self.active = False
         """Whether a frame is being received."""
-        self.came = 0
+        self.arrived = 0
         """Bytes that have arrived together, of all streams."""
         self.small = 0
         """Those in frames too small to be received straight into a sink."""
@@ -41,36 +52,36 @@ class DataFrame:
 
     def clear(self) -> None:
         """Start new events: the data that follows arrives in another read."""
-        self.came = self.small = 0
+        self.arrived = self.small = 0
         self._placed.clear()
         self._received.clear()
 
     def begin(self, number: int, length: int, flags: int, padding: int, events: list[Any]) -> None:
-        """Begin a frame whose header and padding length have arrived. Raises `Broken` for a connection error."""
+        """Begin a frame whose header and padding length have arrived. Raises `H2Error`."""
         streams = self._streams
         if not number & 1 or number > streams.last:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {number}, which is idle")
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {number}, which is idle")
         if length > streams.window.left:
-            raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's flow-control window")
+            raise H2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's flow-control window")
         streams.window.left -= length
-        stream = self._taken(number, length, events)
+        stream = self._charge_window(number, length, events)
         if flags & frames.PADDED:
             if not length:
-                raise Broken(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without the padding's length")
+                raise H2Error(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without the padding's length")
             length -= 1
             if padding > length:
-                raise Broken(ErrorCode.PROTOCOL_ERROR, "padding longer than the frame")
+                raise H2Error(ErrorCode.PROTOCOL_ERROR, "padding longer than the frame")
             length -= padding
-            streams.passed(padding + 1)
+            streams.bytes_received(padding + 1)
             streams.consumed(stream, padding + 1)
-        self.ends = bool(flags & frames.END_STREAM)
-        if not length and not self.ends:
-            streams.nuisance("empty DATA frames")
+        self.end_stream = bool(flags & frames.END_STREAM)
+        if not length and not self.end_stream:
+            streams.charge("empty DATA frames")
         elif not length and stream is None:
-            streams.reaction("empty DATA frames on closed streams")
+            streams.charge_earned("empty DATA frames on closed streams")
         self.stream = stream
         self.left, self.padding = length, padding
-        self.busy = True
+        self.active = True
 
     def run(self, number: int, start: int, length: int, buffer: memoryview, events: list[Any]) -> int:
         """Read all complete frames in a row with data of one stream only; returns where the next frame begins.
@@ -101,12 +112,12 @@ class DataFrame:
         stream.window.left -= total
         if total < len(parts) * DIRECT_BYTES:
             self.small += total
-        self.take(stream, parts, total, events)
+        self.add(stream, parts, total, events)
         return after
 
-    def take(self, stream: Stream, parts: list[memoryview], size: int, events: list[Any]) -> None:
+    def add(self, stream: Stream, parts: list[memoryview], size: int, events: list[Any]) -> None:
         """Handle `size` bytes of a body, in these parts."""
-        self.came += size
+        self.arrived += size
         number = stream.id
         received = self._received.get(number)
         if received is not None:
@@ -142,16 +153,16 @@ class DataFrame:
             events.append(event)
         event.ended = True
 
-    def _taken(self, number: int, length: int, events: list[Any]) -> Stream | None:
+    def _charge_window(self, number: int, length: int, events: list[Any]) -> Stream | None:
         """Returns the frame's stream, and charges its window; None: the frame is to be ignored."""
         streams = self._streams
         stream = streams.open.get(number)
         if stream is None:
             if number <= streams.refuse_after and not streams.was_reset(number):
-                streams.late(number)
+                streams.reset_closed(number)
         elif stream.ended or length > stream.window.left:
             code = ErrorCode.STREAM_CLOSED if stream.ended else ErrorCode.FLOW_CONTROL_ERROR
-            streams.wrong(number, code, events)
+            streams.reset_invalid(number, code, events)
             stream = None
         else:
             stream.window.left -= length

@@ -20,7 +20,7 @@ FIRST_REGULAR = TE
 """Kinds below this are pseudo-headers."""
 CREDENTIALS = (b"authorization", b"x-api-key")
 """Fields that a client sends with each call, with the same value."""
-LONGEST_CREDENTIAL = 4096
+MAX_CACHED_CREDENTIAL = 4096
 FIELD_BYTES = 32
 """Bytes that HTTP/2 counts per field besides its name and value (RFC 9113, 6.5.2)."""
 _KINDS = {
@@ -66,13 +66,13 @@ class Name:
         self.is_binary = kind == METADATA and value.endswith(b"-bin")
 
 
-_known_name = lru_cache(maxsize=1024)(Name)
-LONGEST_KNOWN = 64
+_cached_name = lru_cache(maxsize=1024)(Name)
+MAX_CACHED_NAME = 64
 
 
 def name_of(value: bytes) -> Name:
     """Returns the classified name; short names are cached."""
-    return _known_name(value) if len(value) <= LONGEST_KNOWN else Name(value)
+    return _cached_name(value) if len(value) <= MAX_CACHED_NAME else Name(value)
 
 
 class Field:
@@ -143,7 +143,7 @@ class Field:
 
 
 @lru_cache(maxsize=256)
-def _known_credential(name: Name, value: bytes) -> Field:
+def _cached_credential(name: Name, value: bytes) -> Field:
     field = Field(name, value)
     field.text = value.decode("latin-1")
     return field
@@ -151,7 +151,7 @@ def _known_credential(name: Name, value: bytes) -> Field:
 
 def credential_of(name: Name, value: bytes) -> Field:
     """Returns a field with a credential; repeated ones are cached."""
-    return _known_credential(name, value) if len(value) <= LONGEST_CREDENTIAL else Field(name, value)
+    return _cached_credential(name, value) if len(value) <= MAX_CACHED_CREDENTIAL else Field(name, value)
 
 
 def header_list_size(fields: Iterable[Field]) -> int:

@@ -11,13 +11,13 @@ from triglot.transports.http2.core.fields import Field
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.headers import HeaderBlocks, MalformedRequest
 from triglot.transports.http2.core.hpack import FieldsTooLarge, HpackError
-from triglot.transports.http2.core.streams import Broken, Streams
+from triglot.transports.http2.core.streams import H2Error, Streams
 
 T = TypeVar("T")
 
 
 class HeaderFrames(Generic[T]):
-    """The handler of these frames. All methods raise `Broken` for a connection error."""
+    """The handler of these frames. All methods may raise `H2Error`."""
 
     def __init__(self, streams: Streams, read: Callable[[Sequence[Field]], T]) -> None:
         self.expects = 0
@@ -25,44 +25,44 @@ class HeaderFrames(Generic[T]):
         self._streams = streams
         self._blocks = HeaderBlocks(read, streams.limits.max_header_block)
         self._block = bytearray()
-        self._ends = False
+        self._end_stream = False
         self._continuations = 0
 
     def headers(self, flags: int, number: int, payload: memoryview, events: list[Event[T]]) -> None:
         """Handle a HEADERS frame."""
         if not number & 1:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {number}")
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {number}")
         if flags & frames.PADDED:
             padding = payload[0] if len(payload) else 0
             if padding + 1 > len(payload):
-                raise Broken(ErrorCode.PROTOCOL_ERROR, "padding longer than the frame")
+                raise H2Error(ErrorCode.PROTOCOL_ERROR, "padding longer than the frame")
             payload = payload[1 : len(payload) - padding]
-        if flags & frames.WITH_PRIORITY:
+        if flags & frames.HAS_PRIORITY:
             if len(payload) < 5:
-                raise Broken(ErrorCode.FRAME_SIZE_ERROR, "a priority of fewer than five bytes")
+                raise H2Error(ErrorCode.FRAME_SIZE_ERROR, "a priority of fewer than five bytes")
             payload = payload[5:]
-        ends = bool(flags & frames.END_STREAM)
+        end_stream = bool(flags & frames.END_STREAM)
         if flags & frames.END_HEADERS:
-            self._received(number, bytes(payload), ends, events)
+            self._received(number, bytes(payload), end_stream, events)
         else:
-            self.expects, self._ends = number, ends
+            self.expects, self._end_stream = number, end_stream
             self._block, self._continuations = bytearray(payload), 0
 
     def continuation(self, flags: int, number: int, payload: memoryview, events: list[Event[T]]) -> None:
         """Handle a CONTINUATION frame."""
         if not self.expects:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         limits = self._streams.limits
         self._continuations += 1
         self._block += payload
         if len(self._block) > limits.max_header_block or self._continuations > limits.max_continuations:
-            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+            raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
         if flags & frames.END_HEADERS:
             self.expects = 0
-            self._received(number, bytes(self._block), self._ends, events)
+            self._received(number, bytes(self._block), self._end_stream, events)
 
     def request(self, block: bytes) -> T | None:
-        """Decode a request's complete header block; None: it is not a valid request. Raises `Broken`."""
+        """Decode a request's complete header block; None: not a valid request. Raises `H2Error`."""
         try:
             return self._blocks.decode(block)
         except MalformedRequest:
@@ -79,15 +79,15 @@ class HeaderFrames(Generic[T]):
         value = self.request(block)
         if number <= streams.last:
             if not streams.was_reset(number):
-                raise Broken(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {number}, which is closed")
-            streams.reaction("HEADERS on streams that were reset")
+                raise H2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {number}, which is closed")
+            streams.charge_earned("HEADERS on streams that were reset")
             return
         may_begin = streams.may_begin(number)
         streams.last = number
         if number > streams.refuse_after:
-            streams.nuisance("streams after GOAWAY")
+            streams.charge("streams after GOAWAY")
         elif value is None:
-            streams.wrong(number, ErrorCode.PROTOCOL_ERROR, events)
+            streams.reset_invalid(number, ErrorCode.PROTOCOL_ERROR, events)
         elif not may_begin:
             streams.refuse(number)
         else:
@@ -104,15 +104,15 @@ class HeaderFrames(Generic[T]):
             raise _broken(error) from None
         stream = self._streams.open[number]
         if stream.ended:
-            self._streams.wrong(number, ErrorCode.STREAM_CLOSED, events)
+            self._streams.reset_invalid(number, ErrorCode.STREAM_CLOSED, events)
         elif malformed:
-            self._streams.wrong(number, ErrorCode.PROTOCOL_ERROR, events)
+            self._streams.reset_invalid(number, ErrorCode.PROTOCOL_ERROR, events)
         else:
             self._streams.end(stream)
             events.append(RequestEnded(number))
 
 
-def _broken(error: HpackError) -> Broken:
+def _broken(error: HpackError) -> H2Error:
     if isinstance(error, FieldsTooLarge):
-        return Broken(ErrorCode.ENHANCE_YOUR_CALM, "headers too large")
-    return Broken(ErrorCode.COMPRESSION_ERROR, f"invalid header block: {error}")
+        return H2Error(ErrorCode.ENHANCE_YOUR_CALM, "headers too large")
+    return H2Error(ErrorCode.COMPRESSION_ERROR, f"invalid header block: {error}")

@@ -10,8 +10,8 @@ from triglot.transports.http2.core.hpack import Decoder
 
 T = TypeVar("T")
 
-LONGEST_REMEMBERED = 1024
-MOST_REMEMBERED_BYTES = 32 * 1024
+MAX_CACHED_BLOCK = 1024
+MAX_CACHED_BYTES = 32 * 1024
 """Limit on the fields of one connection's cached blocks, in bytes as HTTP/2 counts them (RFC 9113, 6.5.2)."""
 
 
@@ -26,29 +26,29 @@ class HeaderBlocks(Generic[T]):
     call after call, which consist of indices into the table, are looked up.
     """
 
-    def __init__(self, read: Callable[[Sequence[Field]], T], most_bytes: int) -> None:
+    def __init__(self, read: Callable[[Sequence[Field]], T], max_bytes: int) -> None:
         self._read = read
-        self._decoder = Decoder(most_bytes)
-        self._remembered: dict[bytes, T] = {}
-        self._remembered_bytes = 0
+        self._decoder = Decoder(max_bytes)
+        self._cached: dict[bytes, T] = {}
+        self._cached_bytes = 0
 
     def decode(self, block: bytes) -> T:
         """Returns the result of `read` for a block's fields.
 
         Raises `HpackError`, after which no further block can be decoded, and what `read` raises.
         """
-        known = self._remembered.get(block)
+        known = self._cached.get(block)
         if known is not None:
             return known
         fields = self._decode(block)
         value = self._read(fields)
         # A block that changes the table has an effect besides its result, so it is not cached.
-        if self._is_same and len(block) <= LONGEST_REMEMBERED:
-            self._remembered_bytes += header_list_size(fields)
-            if self._remembered_bytes > MOST_REMEMBERED_BYTES:
-                self._forget()
-                self._remembered_bytes = header_list_size(fields)
-            self._remembered[block] = value
+        if self._is_same and len(block) <= MAX_CACHED_BLOCK:
+            self._cached_bytes += header_list_size(fields)
+            if self._cached_bytes > MAX_CACHED_BYTES:
+                self._clear_cache()
+                self._cached_bytes = header_list_size(fields)
+            self._cached[block] = value
         return value
 
     def check_trailers(self, block: bytes) -> None:
@@ -60,10 +60,10 @@ class HeaderBlocks(Generic[T]):
         changes = self._decoder.changes
         fields = self._decoder.decode(block)
         self._is_same = changes == self._decoder.changes
-        if not self._is_same and self._remembered:
-            self._forget()
+        if not self._is_same and self._cached:
+            self._clear_cache()
         return fields
 
-    def _forget(self) -> None:
-        self._remembered.clear()
-        self._remembered_bytes = 0
+    def _clear_cache(self) -> None:
+        self._cached.clear()
+        self._cached_bytes = 0

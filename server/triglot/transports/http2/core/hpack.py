@@ -8,9 +8,9 @@ from triglot.transports.http2.core.fields import Field, Name, credential_of, nam
 
 TABLE_BYTES = 4096
 """Largest dynamic table, the default unless our SETTINGS change it (RFC 9113, 6.5.2)."""
-MOST_INTEGER_BITS = 28
+MAX_INTEGER_BITS = 28
 EOS = 256
-MOST_PADDING_BITS = 7
+MAX_PADDING_BITS = 7
 _STATIC_TABLE = """
 :authority
 :method GET
@@ -92,13 +92,13 @@ class FieldsTooLarge(HpackError):
 class Decoder:
     """Decodes the header blocks of one connection, in order.
 
-    A block's fields may have `most_bytes` together, as HTTP/2 counts them (RFC 9113, 6.5.2). `changes` counts
+    A block's fields may have `max_bytes` together, as HTTP/2 counts them (RFC 9113, 6.5.2). `changes` counts
     changes of the dynamic table: while it stays the same, so does the meaning of a block of indices.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.changes = 0
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._entries = _STATIC[::-1]
         """Both tables in reverse order, so that an index counts from the end (2.3.3)."""
         self._bytes = 0
@@ -114,7 +114,7 @@ class Decoder:
     def _decode(self, block: bytes) -> list[Field]:
         fields: list[Field] = []
         entries = self._entries
-        at, end, room = 0, len(block), self._most_bytes
+        at, end, room = 0, len(block), self._max_bytes
         while at < end:
             first = block[at]
             if 0x80 < first < 0xFF:  # An indexed field (6.1), as most are.
@@ -146,7 +146,7 @@ class Decoder:
                     self._add(field)
             room -= field.size
             if room < 0:
-                raise FieldsTooLarge(f"more than {self._most_bytes} bytes of fields")
+                raise FieldsTooLarge(f"more than {self._max_bytes} bytes of fields")
             fields.append(field)
         return fields
 
@@ -186,7 +186,7 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-        if shift > MOST_INTEGER_BITS:
+        if shift > MAX_INTEGER_BITS:
             raise HpackError("an integer that is too large")
 
 
@@ -242,7 +242,7 @@ _TREE = _tree()
 def _ends() -> frozenset[int]:
     """Returns the nodes at which a string may end: after a symbol, or in padding, a prefix of EOS (5.2)."""
     ends = [0]
-    for _ in range(MOST_PADDING_BITS):
+    for _ in range(MAX_PADDING_BITS):
         ends.append(_TREE[ends[-1]][1])
     return frozenset(ends)
 

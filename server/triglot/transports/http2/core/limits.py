@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 MIB = 1024 * 1024
-MOST_HEADER_BYTES = 16 * 1024
+MAX_HEADER_BYTES = 16 * 1024
 """Limit on a request's fields, as HTTP/2 counts them (RFC 9113, 6.5.2).
 
 Above it, the call is rejected, as by grpc.
@@ -59,20 +59,20 @@ class Limits:
     abuse_budget: float = 1000.0
     """Frames that cost the server work, and that the client's streams do not account for; see `AbuseBudget`."""
     abuse_budget_per_second: float = 100.0
-    most_earned: int = 16 * 1024
+    max_earned: int = 16 * 1024
     """Limit on frames that the client's streams and our responses account for, and that it has not sent yet."""
     greeting: float = 10.0
     """Time for the client's first SETTINGS to arrive."""
     idle: float = 120.0
     """Time without a byte received, after which a keepalive PING is sent."""
-    answer_to_ping: float = 20.0
+    ping_timeout: float = 20.0
     max_age: float = math.inf
     """Age at which the connection is drained, so that the client connects again."""
     max_age_grace: float = math.inf
     """Time for running calls after that."""
     stall: float = 120.0
     """Time within which the client has to read some of the data that waits for it."""
-    least_taken: int = 4 * 1024
+    min_read: int = 4 * 1024
     """Bytes of a stream's response for which the client has to open the window in that time."""
     linger: float = 1.0
     """Time after our last frame for the client to read it, before the socket is closed."""

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from triglot.transports.http2.core.fields import FIRST_REGULAR, MALFORMED, METADATA, TRACEPARENT, TRACESTATE, Field
 from triglot.transports.http2.core.headers import MalformedRequest
-from triglot.transports.http2.core.limits import MOST_HEADER_BYTES
+from triglot.transports.http2.core.limits import MAX_HEADER_BYTES
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
@@ -82,9 +82,9 @@ def read_head(fields: Sequence[Field]) -> RpcHead:
     if is_post is None or not scheme or not path:
         raise MalformedRequest("a pseudo-header is missing")
     status = 405 if not is_post else 415 if not is_grpc else 0
-    too_large = size > MOST_HEADER_BYTES
+    too_large = size > MAX_HEADER_BYTES
     if too_large:
-        problem = f"received metadata size exceeds the limit ({size} vs. {MOST_HEADER_BYTES})"
+        problem = f"received metadata size exceeds the limit ({size} vs. {MAX_HEADER_BYTES})"
         fields = ()
     call_bytes = CALL_BYTES + FIELDS_FACTOR * size
     return RpcHead(

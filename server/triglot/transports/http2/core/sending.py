@@ -11,7 +11,7 @@ from triglot.transports.http2.core.events import Drained
 Piece = bytes | memoryview
 JOIN_BYTES = 16 * 1024
 """Below this size, one copy is faster than another buffer for the socket to gather."""
-WORTH_BYTES = 1024
+EARNING_BYTES = 1024
 """A smaller DATA frame earns the client nothing, unless it is the last of the available data."""
 FRAME_EARNS = 2
 """WINDOW_UPDATEs that a DATA frame accounts for: of its stream and of the connection."""
@@ -20,10 +20,10 @@ FRAME_EARNS = 2
 class _Outgoing:
     """The sending side of one stream."""
 
-    __slots__ = ("left", "pieces", "sent", "trailers", "waits_since")
+    __slots__ = ("blocked_since", "pieces", "sent", "trailers", "window")
 
     def __init__(self, left: int) -> None:
-        self.left = left
+        self.window = left
         """Remaining window of the stream; a change of SETTINGS may make it negative."""
         self.pieces: list[memoryview] = []
         """Data to send.
@@ -32,7 +32,7 @@ class _Outgoing:
         """
         self.trailers: bytes | None = None
         """The frame that ends the stream, once it is known."""
-        self.waits_since: float | None = None
+        self.blocked_since: float | None = None
         """When `stalled` first saw that data is waiting."""
         self.sent = 0
         """Bytes sent since then."""
@@ -53,12 +53,12 @@ class Sender:
         self.max_frame = frames.SMALLEST_MAX_FRAME
         self.unsent = 0
         """Bytes that wait for a window or for the socket."""
-        self.moved = 0
+        self.bytes_sent = 0
         """Bytes of bodies sent so far."""
         self._done = done
         self._earned = earned
         self._paused = False
-        self._left = frames.DEFAULT_WINDOW
+        self._window = frames.DEFAULT_WINDOW
         self._initial = frames.DEFAULT_WINDOW
         self._streams: dict[int, _Outgoing | None] = {}
         """None: nothing was sent and no window was changed, as for most streams until their response."""
@@ -66,7 +66,7 @@ class Sender:
         self._out: list[Any] = []
 
     @property
-    def waits(self) -> bool:
+    def has_unsent(self) -> bool:
         """Whether data waits for a window or for the socket."""
         return self.unsent > 0
 
@@ -80,10 +80,10 @@ class Sender:
             if stream is None:
                 continue
             if not stream.pieces or self._paused:
-                stream.waits_since = None
-            elif stream.waits_since is None or stream.sent >= least:
-                stream.waits_since, stream.sent = now, 0
-            elif now - stream.waits_since >= seconds:
+                stream.blocked_since = None
+            elif stream.blocked_since is None or stream.sent >= least:
+                stream.blocked_since, stream.sent = now, 0
+            elif now - stream.blocked_since >= seconds:
                 stalled.append(number)
         return stalled
 
@@ -117,7 +117,7 @@ class Sender:
         if stream is not None and stream.pieces:
             self.unsent -= sum(map(len, stream.pieces))
 
-    def unfinished(self, number: int) -> bool:
+    def is_blocked(self, number: int) -> bool:
         """Returns whether data of the stream is waiting."""
         stream = self._streams.get(number)
         return stream is not None and bool(stream.pieces)
@@ -180,10 +180,10 @@ class Sender:
         if number not in self._streams:
             return
         stream = self._streams[number]
-        room = self._initial if stream is None else stream.left
+        room = self._initial if stream is None else stream.window
         if (
             size > room
-            or size > self._left
+            or size > self._window
             or size > JOIN_BYTES
             or self._paused
             or len(headers) + len(trailers) > JOIN_BYTES
@@ -192,8 +192,8 @@ class Sender:
             self.data(number, [b"".join(body)] if size <= JOIN_BYTES else body)
             self.trailers(number, trailers)
             return
-        self._left -= size
-        self.moved += size
+        self._window -= size
+        self.bytes_sent += size
         pack = frames.HEAD.pack
         self._out.append(
             b"".join(
@@ -219,25 +219,25 @@ class Sender:
 
     # --- windows ---
 
-    def opened(self, number: int, by: int) -> list[Drained] | None:
+    def window_opened(self, number: int, by: int) -> list[Drained] | None:
         """Open the window of a stream or, with 0, of the connection; returns the streams whose data was all sent.
 
         None: the window exceeds the largest size allowed.
         """
         if number == 0:
-            self._left += by
-            return self.flush() if self._left <= frames.LARGEST_WINDOW else None
+            self._window += by
+            return self.flush() if self._window <= frames.LARGEST_WINDOW else None
         if number not in self._streams:
             return []
         stream = self._stream(number)
-        stream.left += by
-        if stream.left > frames.LARGEST_WINDOW:
+        stream.window += by
+        if stream.window > frames.LARGEST_WINDOW:
             return None
-        if stream.pieces and stream.left > 0 and number not in self._waiting and self._send(number, stream):
+        if stream.pieces and stream.window > 0 and number not in self._waiting and self._send(number, stream):
             return [Drained(number)]
         return []
 
-    def resize(self, initial: int) -> bool:
+    def set_initial_window(self, initial: int) -> bool:
         """Change the initial window of all streams (SETTINGS).
 
         Returns False if a window exceeds the largest size allowed.
@@ -246,10 +246,10 @@ class Sender:
         for number, stream in self._streams.items():
             if stream is None:
                 continue
-            stream.left += more
-            if stream.left > frames.LARGEST_WINDOW:
+            stream.window += more
+            if stream.window > frames.LARGEST_WINDOW:
                 return False
-            if stream.pieces and stream.left > 0:
+            if stream.pieces and stream.window > 0:
                 self._waiting.setdefault(number, stream)
         return True
 
@@ -266,7 +266,7 @@ class Sender:
         """Send what the windows allow, one stream after the other; returns the streams whose data was all sent."""
         drained = []
         for number, stream in list(self._waiting.items()):
-            if self._left <= 0 or self._paused:
+            if self._window <= 0 or self._paused:
                 break
             del self._waiting[number]  # `_send` appends it again if data remains.
             if self._send(number, stream):
@@ -277,9 +277,9 @@ class Sender:
         """Send as much as the windows allow; returns whether nothing is left."""
         pieces = stream.pieces
         while pieces:
-            room = 0 if self._paused else min(self._left, stream.left, self.max_frame)
+            room = 0 if self._paused else min(self._window, stream.window, self.max_frame)
             if room <= 0:
-                if stream.left > 0:
+                if stream.window > 0:
                     self._waiting[number] = stream
                 return False
             if len(pieces[0]) > room == self.max_frame:
@@ -295,7 +295,7 @@ class Sender:
         """Send a large piece in frames of the largest size, as many as the windows allow: at least one."""
         pieces, size = stream.pieces, self.max_frame
         piece = pieces[0]
-        count = min(self._left, stream.left, len(piece)) // size
+        count = min(self._window, stream.window, len(piece)) // size
         head = frames.head(size, frames.DATA, 0, number)
         for at in range(0, count * size, size):
             self._out += head, piece[at : at + size]
@@ -303,14 +303,14 @@ class Sender:
             pieces.pop(0)
         else:
             pieces[0] = piece[count * size :]
-        self._leaves(stream, count * size)
+        self._count_sent(stream, count * size)
         self._earned(count * FRAME_EARNS)
 
-    def _leaves(self, stream: _Outgoing, size: int) -> None:
-        self._left -= size
+    def _count_sent(self, stream: _Outgoing, size: int) -> None:
+        self._window -= size
         self.unsent -= size
-        self.moved += size
-        stream.left -= size
+        self.bytes_sent += size
+        stream.window -= size
         stream.sent += size
 
     def _send_frame(self, number: int, stream: _Outgoing, room: int) -> None:
@@ -326,8 +326,8 @@ class Sender:
             else:
                 taken.append(pieces.pop(0))
                 size += len(piece)
-        self._leaves(stream, size)
-        if size >= WORTH_BYTES or not pieces:
+        self._count_sent(stream, size)
+        if size >= EARNING_BYTES or not pieces:
             self._earned(FRAME_EARNS)
         head = frames.head(size, frames.DATA, 0, number)
         if size < JOIN_BYTES:

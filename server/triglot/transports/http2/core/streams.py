@@ -22,7 +22,7 @@ from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.core.sending import Sender
 from triglot.transports.http2.core.windows import AbuseBudget, ReceiveWindow
 
-MOST_RESET_REMEMBERED = 1024
+MAX_RECENTLY_RESET = 1024
 STREAM_EARNS = 5
 """Frames that a stream accounts for: two for its response's window, one for the connection's, PING, late reset."""
 
@@ -52,7 +52,7 @@ class Stream:
         """Error code of the reset that is sent if our side ends before the client's."""
 
 
-class Broken(Exception):
+class H2Error(Exception):
     """The connection cannot continue; it ends with this error code."""
 
     def __init__(self, code: ErrorCode, text: str) -> None:
@@ -72,31 +72,31 @@ class Streams:
         self.refuse_after = frames.LARGEST_WINDOW
         self.window = ReceiveWindow(max(limits.connection_window, frames.DEFAULT_WINDOW))
         self._abuse_budget = AbuseBudget(
-            limits.abuse_budget, limits.abuse_budget_per_second, clock, limits.most_earned
+            limits.abuse_budget, limits.abuse_budget_per_second, clock, limits.max_earned
         )
         self._earn = self._abuse_budget.earn
-        self.out = Sender(self._answered, self._earn)
+        self.out = Sender(self._response_ended, self._earn)
         self.reset_now = 0
         """Number of streams reset in the last read, whose events the owner has not acted on yet."""
         self.reset_running = 0
         """Number of running handlers whose streams have ended; maintained by the owner."""
-        self._reset_lately: dict[int, None] = {}
+        self._recently_reset: dict[int, None] = {}
         self._whole = Stream(0, 0)
         """Stands for all requests whose body has arrived: later bytes cannot change these."""
         self._whole.ended = True
 
-    def nuisance(self, what: str) -> None:
-        """Charge a frame that nothing accounts for. Raises `Broken` when there were too many."""
+    def charge(self, what: str) -> None:
+        """Charge a frame that nothing accounts for. Raises `H2Error` when there were too many."""
         if not self._abuse_budget.spend():
-            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
+            raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
 
-    def reaction(self, what: str) -> None:
+    def charge_earned(self, what: str) -> None:
         """Charge a frame that streams and responses account for, a few each.
 
-        Raises `Broken` when there were too many.
+        Raises `H2Error` when there were too many.
         """
         if not self._abuse_budget.spend_earned():
-            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
+            raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
 
     def may_begin(self, number: int) -> bool:
         """Returns whether a new request may begin on this stream.
@@ -132,7 +132,7 @@ class Streams:
         self.open[number] = self._whole
         self.out.begin(number)
         self._earn(STREAM_EARNS)
-        self.passed(size)
+        self.bytes_received(size)
         return True
 
     def end_whole(self, number: int, size: int) -> bool:
@@ -142,17 +142,17 @@ class Streams:
             return False
         self.window.left -= size
         self.open[number] = self._whole
-        self.passed(size)
+        self.bytes_received(size)
         return True
 
-    def not_idle(self, number: int, what: str) -> None:
-        """Raises `Broken` for a stream that was never opened."""
+    def check_not_idle(self, number: int, what: str) -> None:
+        """Raises `H2Error` for a stream that was never opened."""
         if number > self.last or (number and not number & 1):
-            raise Broken(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {number}, which is idle")
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {number}, which is idle")
 
     def was_reset(self, number: int) -> bool:
         """Returns whether we have reset the stream: frames that were in flight are no error then."""
-        return number in self._reset_lately
+        return number in self._recently_reset
 
     def consumed(self, stream: Stream | None, count: int) -> None:
         """Note that `count` bytes of a body have been consumed, and open the stream's window if it is worth it."""
@@ -162,7 +162,7 @@ class Streams:
         if opened:
             self.out.write(frames.window_update(stream.id, opened))
 
-    def passed(self, count: int) -> None:
+    def bytes_received(self, count: int) -> None:
         """Note that `count` bytes have arrived, and open the connection's window.
 
         On arrival, not on consumption: one stream that is not read must not block the others.
@@ -178,7 +178,7 @@ class Streams:
         if not self.out.has(stream.id):
             self.open.pop(stream.id, None)
 
-    def _answered(self, number: int) -> None:
+    def _response_ended(self, number: int) -> None:
         """Note that our side of the stream has ended."""
         stream = self.open.get(number)
         if stream is None:
@@ -188,7 +188,7 @@ class Streams:
         elif stream.reset_with is not None:
             self.reset(number, stream.reset_with)
 
-    def forget(self, number: int) -> bool:
+    def close(self, number: int) -> bool:
         """Close a stream; returns whether it was open."""
         self.out.drop(number)
         stream = self.open.pop(number, None)
@@ -197,41 +197,41 @@ class Streams:
         stream.sink = None
         return True
 
-    def was_left(self, number: int, code: int, events: list[Any], *, by_us: bool = False) -> None:
+    def close_early(self, number: int, code: int, events: list[Any], *, by_us: bool = False) -> None:
         """Close a stream before its response ends, and add a `StreamReset`.
 
         Does nothing if it was closed already.
         """
-        if self.forget(number):
+        if self.close(number):
             self.reset_now += 1
             events.append(StreamReset(number, code, by_us))
 
-    def wrong(self, number: int, code: ErrorCode, events: list[Any]) -> None:
-        """Reset a stream after an error of the client. Raises `Broken` when there were too many."""
-        self.nuisance("malformed streams")
-        self._say_reset(number, code)
-        self.was_left(number, code, events, by_us=True)
+    def reset_invalid(self, number: int, code: ErrorCode, events: list[Any]) -> None:
+        """Reset a stream after an error of the client. Raises `H2Error` when there were too many."""
+        self.charge("malformed streams")
+        self._send_reset(number, code)
+        self.close_early(number, code, events, by_us=True)
 
-    def late(self, number: int) -> None:
-        """Answer DATA on a closed stream; grpc-java sends some after its own reset. Raises `Broken`."""
-        self.reaction("DATA frames on closed streams")
-        self._say_reset(number, ErrorCode.STREAM_CLOSED)
+    def reset_closed(self, number: int) -> None:
+        """Answer DATA on a closed stream; grpc-java sends some after its own reset. Raises `H2Error`."""
+        self.charge_earned("DATA frames on closed streams")
+        self._send_reset(number, ErrorCode.STREAM_CLOSED)
 
     def reset(self, number: int, code: ErrorCode) -> None:
         """Reset a stream that is still open."""
-        if self.forget(number):
-            self._say_reset(number, code)
+        if self.close(number):
+            self._send_reset(number, code)
 
     def refuse(self, number: int) -> None:
-        """Refuse a stream beyond the limits. Raises `Broken` when there were too many."""
-        self.nuisance("concurrent streams")
-        self._say_reset(number, ErrorCode.REFUSED_STREAM)
+        """Refuse a stream beyond the limits. Raises `H2Error` when there were too many."""
+        self.charge("concurrent streams")
+        self._send_reset(number, ErrorCode.REFUSED_STREAM)
 
-    def _say_reset(self, number: int, code: ErrorCode) -> None:
+    def _send_reset(self, number: int, code: ErrorCode) -> None:
         self.out.write(frames.rst_stream(number, code))
-        self._reset_lately[number] = None
-        if len(self._reset_lately) > MOST_RESET_REMEMBERED:
-            del self._reset_lately[next(iter(self._reset_lately))]
+        self._recently_reset[number] = None
+        if len(self._recently_reset) > MAX_RECENTLY_RESET:
+            del self._recently_reset[next(iter(self._recently_reset))]
 
     def reset_when_sent(self, number: int, code: ErrorCode) -> None:
         """Reset a stream once our response has been sent, if the client has not ended its request by then."""

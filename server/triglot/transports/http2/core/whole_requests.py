@@ -12,7 +12,7 @@ from triglot.transports.http2.core.streams import Streams
 
 T = TypeVar("T")
 
-MOST_BYTES = 64 * 1024
+MAX_WHOLE_BODY = 64 * 1024
 """Larger bodies are received straight into their final buffer."""
 
 
@@ -42,7 +42,7 @@ class WholeRequests(Generic[T]):
         value = self._read(bytes(view[start:data_head]))
         if value is None:
             streams.last = number
-            streams.wrong(number, ErrorCode.PROTOCOL_ERROR, events)
+            streams.reset_invalid(number, ErrorCode.PROTOCOL_ERROR, events)
             return data_head
         data = data_head + frames.HEAD_BYTES
         if end >= data:
@@ -51,7 +51,7 @@ class WholeRequests(Generic[T]):
             whole = (
                 data + size <= end
                 and word & 0xFF == frames.DATA
-                and size <= min(MOST_BYTES, streams.limits.max_frame)
+                and size <= min(MAX_WHOLE_BODY, streams.limits.max_frame)
             )
             own = flags == frames.END_STREAM and data_number == number
             if whole and own and streams.begin_whole(number, size):
@@ -69,7 +69,7 @@ class WholeRequests(Generic[T]):
         """
         at = self._begun.pop(number, None)
         whole = at is not None and flags == frames.END_STREAM and start + length <= len(view)
-        if not whole or length > MOST_BYTES or not self._streams.end_whole(number, length):
+        if not whole or length > MAX_WHOLE_BODY or not self._streams.end_whole(number, length):
             return 0
         assert at is not None
         events[at] = WholeRequest(number, events[at].headers, bytes(view[start : start + length]))

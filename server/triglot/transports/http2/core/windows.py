@@ -8,17 +8,17 @@ from collections.abc import Callable
 class ReceiveWindow:
     """How much the client may still send, on a stream or on the connection."""
 
-    __slots__ = ("_gone", "left", "size")
+    __slots__ = ("_consumed", "left", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.left = size
-        self._gone = 0
+        self._consumed = 0
 
-    def ahead(self, count: int) -> None:
+    def allow_ahead(self, count: int) -> None:
         """Allow `count` more bytes in advance: the next bytes consumed do not open the window."""
         self.left += count
-        self._gone -= count
+        self._consumed -= count
 
     def widen(self, size: int) -> int:
         """Enlarge the window to `size`; returns by how much it is to be opened, 0 if it is large enough."""
@@ -34,10 +34,10 @@ class ReceiveWindow:
 
         Returns by how much to open the window now: rarely, and much at a time.
         """
-        self._gone += count
-        if self._gone * 2 < self.size:
+        self._consumed += count
+        if self._consumed * 2 < self.size:
             return 0
-        opened, self._gone = self._gone, 0
+        opened, self._consumed = self._consumed, 0
         self.left += opened
         return opened
 
@@ -45,19 +45,19 @@ class ReceiveWindow:
 class AbuseBudget:
     """Limits frames that cost the client nothing and the server work: pings, empty frames, errors.
 
-    There are two budgets. One refills with time, up to `most`. The other, up to `most_earned`, is earned by the
+    There are two budgets. One refills with time, up to `limit`. The other, up to `max_earned`, is earned by the
     streams that the client opens and by the DATA that we send: it pays only for frames that these account for.
     """
 
-    __slots__ = ("_clock", "_earned", "_left", "_most", "_most_earned", "_rate", "_since")
+    __slots__ = ("_clock", "_earned", "_left", "_limit", "_max_earned", "_rate", "_since")
 
-    def __init__(self, most: float, per_second: float, clock: Callable[[], float], most_earned: int = 0) -> None:
-        self._most = self._left = most
+    def __init__(self, limit: float, per_second: float, clock: Callable[[], float], max_earned: int = 0) -> None:
+        self._limit = self._left = limit
         self._rate = per_second
         self._clock = clock
         self._since = clock()
         self._earned = 0
-        self._most_earned = most_earned
+        self._max_earned = max_earned
 
     def spend_earned(self) -> bool:
         """Pay for a frame that streams and responses may account for, from either budget.
@@ -73,7 +73,7 @@ class AbuseBudget:
         """Pay for a frame that nothing accounts for; returns False if the budget is empty."""
         if self._left < 1:  # The clock is read only when necessary.
             now = self._clock()
-            self._left = min(self._most, self._left + (now - self._since) * self._rate)
+            self._left = min(self._limit, self._left + (now - self._since) * self._rate)
             self._since = now
         if self._left < 1:
             return False
@@ -83,4 +83,4 @@ class AbuseBudget:
     def earn(self, count: int) -> None:
         """Add `count` frames to the earned budget."""
         earned = self._earned + count  # Called for every stream: `min` takes three times as long.
-        self._earned = earned if earned < self._most_earned else self._most_earned
+        self._earned = earned if earned < self._max_earned else self._max_earned
