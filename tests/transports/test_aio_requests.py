@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from triglot.core.errors import InvalidArgument
-from triglot.transports.aio.requests import MOST_BYTES, MOST_REQUESTS, AioRequests
+from triglot.transports.aio.requests import MAX_BYTES, MAX_REQUESTS, AioRequests
 from waiting import until
 
 END = object()
@@ -70,16 +70,16 @@ async def listening(client: Client) -> AsyncIterator[Taker]:
         await requests.close()
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, MOST_REQUESTS, 10 * MOST_REQUESTS])
+@pytest.mark.parametrize("count", [0, 1, 2, MAX_REQUESTS, 10 * MAX_REQUESTS])
 async def test_all_of_them_in_order(count: int) -> None:
     async with listening(Client(b"%d" % number for number in range(count))) as taker:
         await until(lambda: taker.is_over)
     assert taker.got == [b"%d" % number for number in range(count)]
 
 
-@pytest.mark.parametrize(("size", "held"), [(1, MOST_REQUESTS), (MOST_BYTES // 4, 5), (MOST_BYTES + 1, 1)])
+@pytest.mark.parametrize(("size", "held"), [(1, MAX_REQUESTS), (MAX_BYTES // 4, 5), (MAX_BYTES + 1, 1)])
 async def test_no_more_are_read_ahead_than_may_be(size: int, held: int) -> None:
-    client = Client(bytes(size) for _ in range(3 * MOST_REQUESTS))
+    client = Client(bytes(size) for _ in range(3 * MAX_REQUESTS))
     async with listening(client) as taker:
         taker.open = False
         await until(lambda: client.read_so_far == held)
@@ -89,7 +89,7 @@ async def test_no_more_are_read_ahead_than_may_be(size: int, held: int) -> None:
         taker.open = True
         taker.came()
         await until(lambda: taker.is_over)
-    assert len(taker.got) == 3 * MOST_REQUESTS
+    assert len(taker.got) == 3 * MAX_REQUESTS
 
 
 async def test_an_error_comes_after_what_came_before_it() -> None:
@@ -101,7 +101,7 @@ async def test_an_error_comes_after_what_came_before_it() -> None:
 
 
 async def test_who_has_closed_it_hears_no_more() -> None:
-    client = Client(b"%d" % number for number in range(10 * MOST_REQUESTS))
+    client = Client(b"%d" % number for number in range(10 * MAX_REQUESTS))
     async with listening(client) as taker:
         taker.open = False
         await until(lambda: client.read_so_far)

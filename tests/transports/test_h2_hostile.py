@@ -57,7 +57,7 @@ async def calling(channel: grpc.aio.Channel, ended: asyncio.Event) -> int:
 async def test_who_does_not_greet_is_let_go(said: bytes) -> None:
     async with served() as here, here.channel() as channel:
         assert await channel.unary_unary("/t.T/Echo")(b"0", timeout=SECONDS) == b"0"
-        here.server.limits = Limits(greeting=0.2)  # For those who come from now on.
+        here.server.limits = Limits(settings_timeout=0.2)  # For those who come from now on.
         ended = asyncio.Event()
         others = asyncio.create_task(calling(channel, ended))
         client = await here.client()

@@ -70,7 +70,7 @@ async def test_only_the_hostile_connection_ends(name: str, authority: Authority)
 @pytest.mark.parametrize("said", [b"", b"PRI * HT"], ids=["nothing", "half a preface"])
 async def test_who_does_not_greet_is_let_go(said: bytes, authority: Authority) -> None:
     async with secured(authority) as (here, _):
-        here.server.limits = Limits(greeting=0.5)  # For those who come from now on.
+        here.server.limits = Limits(settings_timeout=0.5)  # For those who come from now on.
         silent = await connect(here, authority)
         await silent.send(said)
         last = [got.code for got in await silent.rest() if got.kind == frames.GOAWAY]
@@ -208,7 +208,7 @@ async def test_who_does_not_agree_on_keys_is_let_go(name: str, authority: Author
     async with secured(authority) as (here, channel):
         (kept,) = here.server.connections
         assert here.server._listener is not None
-        here.server._listener._greeting = 1.0  # For those who come from now on.
+        here.server._listener._handshake_seconds = 1.0  # For those who come from now on.
         context = authority.client("h2")
         for one in (hostile := [await by_hand(here, context) for _ in range(20)]):
             await one.send(FIRST[name](one))

@@ -183,7 +183,7 @@ async def test_who_sends_faster_than_it_reads_is_not_read_from() -> None:
         assert http is not None
         (one,) = http.connections  # type: ignore[attr-defined]
         await until(lambda: one._is_paused or not one.transport.is_reading())
-        assert one.ahead <= connection.MOST_AHEAD_BYTES + 2**18
+        assert one.ahead <= connection.MAX_AHEAD_BYTES + 2**18
         for _ in range(count):
             assert (await wire.answer()).status == 200
 

@@ -19,7 +19,7 @@ from triglot.transports.aiohttp.connections import Connection as AiohttpConnecti
 from triglot.transports.aiohttp.server import AiohttpServer
 from triglot.transports.http1.connection import Connection
 from triglot.transports.http1.server import Http1Server
-from triglot.transports.rest.fields import MOST_HEAD_BYTES
+from triglot.transports.rest.fields import MAX_HEAD_BYTES
 from waiting import until
 
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n"
@@ -156,13 +156,13 @@ async def test_a_chunked_body(way: tuple[str, str], size: int) -> None:
 
 @pytest.mark.parametrize("size", [4000, 60_000])
 async def test_a_head_that_is_too_large(way: tuple[str, str], size: int) -> None:
-    count = MOST_HEAD_BYTES // size
+    count = MAX_HEAD_BYTES // size
     fields = b"".join(b"X-%d: %b\r\n" % (number, b"x" * size) for number in range(count + 1))
-    async with peer(way, (GET + fields)[: MOST_HEAD_BYTES + 1]) as (reader, _, connection, _):
+    async with peer(way, (GET + fields)[: MAX_HEAD_BYTES + 1]) as (reader, _, connection, _):
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS)
         assert b" 431 " in head
         error = json.loads(await asyncio.wait_for(reader.read(), SECONDS))["error"]
-        assert str(MOST_HEAD_BYTES) in error
+        assert str(MAX_HEAD_BYTES) in error
         assert connection.parsed <= 1
 
 

@@ -16,7 +16,7 @@ from live import Live, live
 from scripted_models import Inputs, Plain
 
 from triglot.transports.rest import bodies as http_bodies
-from triglot.transports.rest.routes import LONGEST_KNOWN, MOST_KNOWN
+from triglot.transports.rest.routes import MAX_CACHED, MAX_CACHED_LENGTH
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v2/models/same/infer"
@@ -126,7 +126,7 @@ async def test_variables_are_those_of_their_own_path(door: Live) -> None:
 
 
 async def test_more_paths_than_are_remembered(door: Live) -> None:
-    names = [f"m{at}" for at in range(MOST_KNOWN + 10)] + ["n" * LONGEST_KNOWN]
+    names = [f"m{at}" for at in range(MAX_CACHED + 10)] + ["n" * MAX_CACHED_LENGTH]
     async with await wire(door) as client:
         for name in [*names, names[0], names[-1]]:
             answer = await client.ask("GET", f"/v2/models/{name}")
@@ -237,7 +237,7 @@ async def test_a_body_that_is_cut_off_is_no_call(door: Live) -> None:
 async def test_a_body_that_does_not_go_on_is_not_waited_for(
     door: Live, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_bodies, "PATIENCE", 0.2)
+    monkeypatch.setattr(http_bodies, "IDLE_SECONDS", 0.2)
     async with await wire(door) as client, await wire(door) as other:
         client.send("POST", PATH, b"3\r\n{  \r\n", way)
         assert (await other.ask("POST", PATH, TINY, sized(TINY))).status == 200

@@ -137,7 +137,7 @@ async def test_what_is_neither(said: bytes) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"PRI * HTTP/2.0\r\n"])
 async def test_who_does_not_say_what_it_speaks_is_let_go(said: bytes) -> None:
-    limits = Limits(greeting=0.1)
+    limits = Limits(settings_timeout=0.1)
     here = H2Server([Rows().service()], Config(grpc_port=0), Telemetry(), limits, rest=rest_server())
     port = await here.start()
     reader, writer = await asyncio.open_connection(HOST, port)

@@ -17,7 +17,7 @@ from test_request_bytes import Http1, Http2, Make, Upload, held, padded
 from triglot.transports import text_room
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.limits import Limits
-from triglot.transports.text_room import FREE_BYTES, LEAST_MOVED, TextRoom
+from triglot.transports.text_room import FREE_BYTES, MIN_PROGRESS, TextRoom
 from waiting import until
 
 MIB = 2**20
@@ -109,7 +109,7 @@ async def test_bodies_wait_in_their_clients_until_there_is_room(kind: Make) -> N
         for upload in (first, *others):
             assert (await upload.answer()).status == 200
         room = room_of(here)
-        assert (room.held, room.complete, room.coming, room.waiting) == (0, 0, {}, set())
+        assert (room.held, room.complete, room.incomplete, room.waiting) == (0, 0, {}, set())
 
 
 @both
@@ -126,7 +126,7 @@ async def test_who_has_sent_nothing_takes_no_room(kind: Make) -> None:
 
 @both
 async def test_who_stops_while_others_wait_is_refused(kind: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_room, "LOOK_SECONDS", 0.2)  # It is no option.
+    monkeypatch.setattr(text_room, "CHECK_SECONDS", 0.2)  # It is no option.
     async with served() as here, AsyncExitStack() as stack:
         first, *others = await begun(kind, here, stack, 3)
         await full(here, first, others, stack)
@@ -151,7 +151,7 @@ async def test_who_gives_up_leaves_room(kind: Make) -> None:
 
 @both
 async def test_nobody_waits_for_ever(kind: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_room, "LONGEST_WAIT", 0.2)  # As above.
+    monkeypatch.setattr(text_room, "MAX_WAIT_SECONDS", 0.2)  # As above.
     async with served() as here, AsyncExitStack() as stack:
         first, second = await begun(kind, here, stack, 2)
         await full(here, first, [], stack)
@@ -192,10 +192,10 @@ async def test_who_has_just_been_let_on_is_not_too_slow() -> None:
             waiting = tasks.create_task(third.wait())
             await let_on
             await until(lambda: room.waiting == {third})
-            for gained in (0, LEAST_MOVED, LEAST_MOVED - 1):
+            for gained in (0, MIN_PROGRESS, MIN_PROGRESS - 1):
                 assert not second.is_too_slow
                 second.grow(gained)
-                room._refuse_slow()
+                room._check_slow()
             assert second.is_too_slow
             waiting.cancel()
             reading.reschedule(None)  # It would be over now.

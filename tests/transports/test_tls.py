@@ -217,7 +217,7 @@ async def test_where_there_is_only_grpc_others_are_refused(offered: tuple[str, .
 
 async def test_tls_is_to_begin_soon(authority: Authority) -> None:
     config = Config(grpc_port=0, rest_port=-1, grpc_transport="h2", **authority.server())  # type: ignore[arg-type]  # Texts.
-    here = H2Server([Rows().service()], config, Telemetry(), Limits(greeting=0.05))
+    here = H2Server([Rows().service()], config, Telemetry(), Limits(settings_timeout=0.05))
     port = await here.start()
     try:
         reader, writer = await asyncio.open_connection(HOST, port)

@@ -36,7 +36,7 @@ _FORMS = {
 }
 _CODECS = {0x0C: "utf-8", 0x13: "ascii", 0x14: "latin-1", 0x16: "ascii", 0x1C: "utf-32-be", 0x1E: "utf-16-be"}
 """Codecs of the string types that a common name may have, by tag."""
-_MOST_KEPT = 1024
+_MAX_CACHED = 1024
 
 
 def names_of(transport: asyncio.BaseTransport) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def names_of_context(context: Any) -> tuple[str, ...]:
     return ()
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def certificate_names(certificate: bytes) -> tuple[str, ...]:
     """Returns the names in a verified certificate in DER; none if it is not well-formed.
 

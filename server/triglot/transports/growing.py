@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from io import BytesIO
 
-LONG = 1024 * 1024
-LONG_UNKNOWN = 8 * LONG
+LONG_BYTES = 1024 * 1024
+LONG_UNKNOWN = 8 * LONG_BYTES
 """Size from which content of unknown length gets a block; the C library does not keep pages that stay unused."""
-MOST_PIECES = 16
-LARGEST_RESERVED = 64 * LONG
+MAX_PIECES = 16
+MAX_RESERVED = 64 * LONG_BYTES
 """Largest block reserved for a declared length; a longer one grows."""
 
 
@@ -27,8 +27,8 @@ class GrowingBytes:
         self._pieces: list[bytes] = []
         self._bytes: BytesIO | None = None
         self._size = 0
-        self._short = LONG if length else LONG_UNKNOWN
-        self._reserved = min(length or LARGEST_RESERVED, LARGEST_RESERVED)
+        self._short = LONG_BYTES if length else LONG_UNKNOWN
+        self._reserved = min(length or MAX_RESERVED, MAX_RESERVED)
 
     def __len__(self) -> int:
         return self._size
@@ -39,7 +39,7 @@ class GrowingBytes:
         is_long = self._size > self._short
         if self._bytes is None:
             self._pieces.append(piece)
-            if not is_long and len(self._pieces) < MOST_PIECES:
+            if not is_long and len(self._pieces) < MAX_PIECES:
                 return
             piece = b"".join(self._pieces)
             self._pieces.clear()

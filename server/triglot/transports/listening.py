@@ -26,7 +26,7 @@ from triglot.transports.tls import Tls
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
-ACCEPTED_AT_ONCE = 64
+MAX_ACCEPTED_IN_A_ROW = 64
 """Connections accepted in a row, after which other tasks get a turn."""
 RETRY_SECONDS = 0.5
 """Pause after an error of accept(), when the system has no more file descriptors, for example."""
@@ -34,9 +34,9 @@ SPARE_FILES = 100
 """File descriptors that are not for clients: of models, their processes, logs and telemetry."""
 LISTENERS = 3
 """Most listeners of a server: gRPC's port, REST's, and a Unix socket."""
-GREETING_SECONDS = 10.0
+TLS_HANDSHAKE_SECONDS = 10.0
 """Limit on the TLS handshake."""
-GOODBYE_SECONDS = 60.0
+TLS_SHUTDOWN_SECONDS = 60.0
 """Limit on the TLS shutdown: for the client to read the rest of its response and reply to close_notify."""
 
 
@@ -124,8 +124,8 @@ def bind_file(path: Path) -> socket.socket:
 class Listener:
     """Accepts connections on sockets. On the event loop.
 
-    `make` creates the protocol of each connection. `most`: limit on open connections. `tls` applies to all
-    sockets but Unix sockets. `greeting`: seconds for the TLS handshake.
+    `make` creates the protocol of each connection. `max_connections`: limit on open ones. `tls` applies to all
+    sockets but Unix sockets. `handshake_seconds`: time limit on the TLS handshake.
     """
 
     def __init__(
@@ -133,17 +133,17 @@ class Listener:
         sockets: list[socket.socket],
         make: Callable[[], asyncio.BaseProtocol],
         *,
-        most: int,
+        max_connections: int,
         tls: Tls | None = None,
-        greeting: float = GREETING_SECONDS,
+        handshake_seconds: float = TLS_HANDSHAKE_SECONDS,
     ) -> None:
         self._sockets = sockets
         self._make = make
-        self._most = most
+        self._max_connections = max_connections
         self._tls = tls
-        self._greeting = greeting
+        self._handshake_seconds = handshake_seconds
         self._loop = asyncio.get_running_loop()
-        self._making: set[asyncio.Task[Any]] = set()
+        self._connecting: set[asyncio.Task[Any]] = set()
         self._accepted: WeakSet[socket.socket] = WeakSet()
         """Accepted sockets, closed ones included as long as something refers to them."""
         self._is_full = False
@@ -164,14 +164,14 @@ class Listener:
 
     async def settle(self, seconds: float) -> None:
         """Wait up to `seconds` for accepted connections to be set up; those that take longer are dropped."""
-        if self._making:
-            await asyncio.wait(self._making, timeout=seconds)
-        for task in self._making:
+        if self._connecting:
+            await asyncio.wait(self._connecting, timeout=seconds)
+        for task in self._connecting:
             task.cancel()
 
     def _accept(self, listening: socket.socket) -> bool:
         """Accept waiting connections, up to a limit; returns whether there may be more."""
-        for _ in range(ACCEPTED_AT_ONCE):
+        for _ in range(MAX_ACCEPTED_IN_A_ROW):
             try:
                 accepted, peer = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -188,7 +188,8 @@ class Listener:
             if not self._is_full:
                 self._is_full = True
                 log.warning(
-                    "%d connections are open, the most allowed: further ones are closed at once", self._most
+                    "%d connections are open, the most allowed: further ones are closed at once",
+                    self._max_connections,
                 )
             return
         self._is_full = False
@@ -198,21 +199,21 @@ class Listener:
             with suppress(OSError):  # The client has disconnected.
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = self._loop.create_task(self._connect(accepted, peer))
-        self._making.add(task)
-        task.add_done_callback(self._making.discard)
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
     def _has_room(self) -> bool:
-        if len(self._accepted) < self._most:
+        if len(self._accepted) < self._max_connections:
             return True
-        return sum(one.fileno() >= 0 for one in self._accepted) < self._most
+        return sum(one.fileno() >= 0 for one in self._accepted) < self._max_connections
 
     async def _connect(self, accepted: socket.socket, peer: object) -> None:
         secured: dict[str, Any] = {}
         if self._tls is not None and accepted.family != socket.AF_UNIX:
             secured = {
                 "ssl": self._tls.context(),
-                "ssl_handshake_timeout": self._greeting,
-                "ssl_shutdown_timeout": GOODBYE_SECONDS,
+                "ssl_handshake_timeout": self._handshake_seconds,
+                "ssl_shutdown_timeout": TLS_SHUTDOWN_SECONDS,
             }
         try:
             await self._loop.connect_accepted_socket(self._make, accepted, **secured)
@@ -229,7 +230,7 @@ class Listener:
             self._loop.add_reader(listening.fileno(), self._accept, listening)
 
 
-def most_sockets(config: Config) -> int:
+def max_sockets(config: Config) -> int:
     """Returns the limit on connections per listener: `max_sockets`, or a share of the clients' file descriptors.
 
     Connections to one port cannot use up those of another, and all together leave `SPARE_FILES`.

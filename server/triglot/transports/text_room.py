@@ -15,10 +15,10 @@ from triglot.core.errors import RETRY_AFTER_SECONDS, QueueFull
 
 FREE_BYTES = 1024 * 1024
 """A body up to this size is not limited: read-ahead takes as much."""
-LOOK_SECONDS = 10.0
-LEAST_MOVED = 640 * 1024
-"""Bytes by which a body has to grow in `LOOK_SECONDS` while others wait: half a megabit per second."""
-LONGEST_WAIT = 120.0
+CHECK_SECONDS = 10.0
+MIN_PROGRESS = 640 * 1024
+"""Bytes by which a body has to grow in `CHECK_SECONDS` while others wait: half a megabit per second."""
+MAX_WAIT_SECONDS = 120.0
 """Seconds that a body waits for memory before it is rejected."""
 
 
@@ -29,11 +29,11 @@ class TextRoom:
         self.size = size
         self.held = 0
         self.complete = 0
-        self.coming: dict[Place, None] = {}
+        self.incomplete: dict[Place, None] = {}
         """Incomplete bodies, in order of arrival."""
         self.waiting: set[Place] = set()
         self.changed = asyncio.Event()
-        self._look: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def place(self) -> Place:
         """Returns an empty place for one body."""
@@ -44,20 +44,20 @@ class TextRoom:
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
-    def watch(self) -> None:
+    def reject_slow(self) -> None:
         """Reject bodies that arrive too slowly, until none waits."""
-        if self._look is None:
-            for place in self.coming:
-                place.seen = place.size
-            self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._refuse_slow)
+        if self._timer is None:
+            for place in self.incomplete:
+                place.size_at_check = place.size
+            self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check_slow)
 
-    def _refuse_slow(self) -> None:
-        self._look = None
+    def _check_slow(self) -> None:
+        self._timer = None
         if self.waiting:
-            for place in self.coming.keys() - self.waiting:
-                if place.seen is not None and place.size - place.seen < LEAST_MOVED:
+            for place in self.incomplete.keys() - self.waiting:
+                if place.size_at_check is not None and place.size - place.size_at_check < MIN_PROGRESS:
                     place.refuse()
-            self.watch()
+            self.reject_slow()
 
 
 class Place:
@@ -66,12 +66,12 @@ class Place:
     `reading` is the time limit of its reading; it is ended early when others wait and the body `is_too_slow`.
     """
 
-    __slots__ = ("_room", "is_too_slow", "reading", "seen", "size")
+    __slots__ = ("_room", "is_too_slow", "reading", "size", "size_at_check")
 
     def __init__(self, room: TextRoom) -> None:
         self._room = room
         self.size = 0
-        self.seen: int | None = None  # The size at the last check, if it has been read since then.
+        self.size_at_check: int | None = None  # The size at the last check, if it has been read since then.
         self.reading: asyncio.Timeout | None = None
         self.is_too_slow = False
 
@@ -81,8 +81,8 @@ class Place:
     def __exit__(self, *_: object) -> None:
         room = self._room
         if self.size > FREE_BYTES:
-            if self in room.coming:
-                del room.coming[self]
+            if self in room.incomplete:
+                del room.incomplete[self]
             else:
                 room.complete -= 1
             room.held -= self.size
@@ -93,39 +93,39 @@ class Place:
         before = self.size if self.size > FREE_BYTES else 0
         self.size += count
         if self.size > FREE_BYTES:
-            self._room.coming[self] = None
+            self._room.incomplete[self] = None
             self._room.held += self.size - before
 
     def complete(self) -> None:
         """Note that the body is complete."""
         if self.size > FREE_BYTES:
-            del self._room.coming[self]
+            del self._room.incomplete[self]
             self._room.complete += 1
             self._room.change()
 
     @property
-    def may_go_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Whether the rest of the body may be read now."""
         room = self._room
         if self.size <= FREE_BYTES or room.held < room.size:
             return True
-        return not room.complete and next(iter(room.coming)) is self
+        return not room.complete and next(iter(room.incomplete)) is self
 
     async def wait(self) -> None:
         """Wait until the body may be read further. Raises `QueueFull`."""
         room = self._room
         room.waiting.add(self)
-        room.watch()
+        room.reject_slow()
         try:
-            async with asyncio.timeout(LONGEST_WAIT):
-                while not self.may_go_on:
+            async with asyncio.timeout(MAX_WAIT_SECONDS):
+                while not self.may_continue:
                     await room.changed.wait()
         except TimeoutError:
-            text = f"for {LONGEST_WAIT:g} seconds other large JSON requests used all of the parsing memory"
+            text = f"for {MAX_WAIT_SECONDS:g} seconds other large JSON requests used all of the parsing memory"
             raise QueueFull(text, retry_after=RETRY_AFTER_SECONDS) from None
         finally:
             room.waiting.discard(self)
-            self.seen = None
+            self.size_at_check = None
 
     def refuse(self) -> None:
         """End the time limit of its reading now."""

@@ -38,7 +38,7 @@ class Tls:
         self._client_ca = Path(config.tls_client_ca) if config.tls_client_ca else None
         self._certificates_asked = ssl.CERT_OPTIONAL if config.client_auth == "optional" else ssl.CERT_REQUIRED
         self._protocols = protocols
-        self._stamp = self._look()
+        self._stamp = self._read_stamp()
         self._pem, self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
@@ -53,7 +53,7 @@ class Tls:
 
     def renew(self) -> bool:
         """Read the files if they have changed; returns whether a new certificate is in use. Errors are logged."""
-        stamp = self._look()
+        stamp = self._read_stamp()
         if stamp == self._stamp:
             return False
         self._stamp = stamp
@@ -68,7 +68,7 @@ class Tls:
     def _files(self) -> Sequence[Path]:
         return [self._certificate, self._key, *([self._client_ca] if self._client_ca else [])]
 
-    def _look(self) -> Stamp:
+    def _read_stamp(self) -> Stamp:
         return tuple(map(_stamp, self._files()))
 
     def _load(self) -> tuple[Pem, ssl.SSLContext]:

@@ -9,12 +9,12 @@ from typing import Any
 
 from triglot.core.duplex import Duplex
 
-MOST_REQUESTS = 32
-MOST_BYTES = 64 * 1024
+MAX_REQUESTS = 32
+MAX_BYTES = 64 * 1024
 """Limits of what is read ahead; one request may exceed them."""
 
 
-def _nobody_listens() -> None:
+def _no_listener() -> None:
     pass
 
 
@@ -38,7 +38,7 @@ class AioRequests(Duplex):
         self._bytes = 0
         self._error: Exception | None = None
         self._over = False
-        self._came: Callable[[], None] = _nobody_listens
+        self._came: Callable[[], None] = _no_listener
         self._reading: asyncio.Task[None] | None = None
         self._taken: asyncio.Future[None] | None = None
 
@@ -63,7 +63,7 @@ class AioRequests(Duplex):
                 queue.append(request)
                 self._bytes += len(request)
                 self._came()
-                while self._bytes > MOST_BYTES or len(queue) >= MOST_REQUESTS:
+                while self._bytes > MAX_BYTES or len(queue) >= MAX_REQUESTS:
                     self._taken = self._loop.create_future()
                     await self._taken
         except Exception as error:
@@ -92,7 +92,7 @@ class AioRequests(Duplex):
 
     async def close(self) -> None:
         """See the base class."""
-        self._came = _nobody_listens  # The listener refers to this object.
+        self._came = _no_listener  # The listener refers to this object.
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])

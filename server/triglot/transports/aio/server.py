@@ -42,7 +42,7 @@ from triglot.transports.grpc_calls import (
     UnaryHandler,
 )
 from triglot.transports.http2.core.limits import DEFAULTS, Limits
-from triglot.transports.listening import most_sockets
+from triglot.transports.listening import max_sockets
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.tls import Tls
 
@@ -50,8 +50,8 @@ Unary = Callable[..., Coroutine[Any, Any, bytes]]
 Stream = Callable[..., Coroutine[Any, Any, None]]
 """A handler; arguments: the request, or an iterator over requests, the context, and the client's permission."""
 
-LONGEST_MS = LONGEST_SECONDS = MOST_WAITING = 2**31 - 1
-MOST_OPEN_CALLS = 65_536
+MAX_MS = MAX_SECONDS = MAX_WAITING = 2**31 - 1
+MAX_OPEN_CALLS = 65_536
 """Limit on open calls without `max_connections`: each takes some 15 KB in grpc.aio, however small."""
 COMPRESSION_LEVELS = {"none": 0, "gzip": 1, "deflate": 3}
 """The first or last coding that the client accepts. (grpc's `compression` argument ignores what it accepts.)"""
@@ -91,8 +91,8 @@ class GrpcServer:
             path: _handler(row, unsent, calls) if access is None else _checked(row, unsent, calls, access)
             for path, row in calls.rows(services, telemetry).items()
         }
-        most = config.max_connections or MOST_OPEN_CALLS
-        self._server.add_generic_rpc_handlers((_Rows(rows, unsent, calls, most),))
+        max_calls = config.max_connections or MAX_OPEN_CALLS
+        self._server.add_generic_rpc_handlers((_Rows(rows, unsent, calls, max_calls),))
 
     async def start(self) -> int:
         """Bind and serve; returns the port, or 0 without one. Raises `OSError` when an address cannot be bound."""
@@ -125,12 +125,12 @@ class GrpcServer:
 def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: GrpcCalls) -> grpc.RpcMethodHandler:
     """Returns the handler of a row without access control: every client may make the call."""
     if row.kind is Kind.UNARY:
-        unary = _counted(row.handler, unsent, calls)
+        unary = _count_unsent(row.handler, unsent, calls)
         return grpc.unary_unary_rpc_method_handler(partial(unary, permission=EVERYTHING))
     if row.kind is Kind.SERVER_STREAM:
-        stream = _counted_stream(row.handler, unsent)
+        stream = _count_unsent_stream(row.handler, unsent)
         return grpc.unary_stream_rpc_method_handler(partial(stream, permission=EVERYTHING))
-    requests_stream = _counted_requests(row.handler, unsent)
+    requests_stream = _count_unsent_bidi(row.handler, unsent)
     return grpc.stream_stream_rpc_method_handler(partial(requests_stream, permission=EVERYTHING))
 
 
@@ -142,9 +142,9 @@ def _checked(
     All rows are registered as streams, which are the same on the wire: for other calls grpc.aio reads the
     request first.
     """
-    unary = _counted(row.handler, unsent, calls)
-    stream = _counted_stream(row.handler, unsent)
-    requests_stream = _counted_requests(row.handler, unsent)
+    unary = _count_unsent(row.handler, unsent, calls)
+    stream = _count_unsent_stream(row.handler, unsent)
+    requests_stream = _count_unsent_bidi(row.handler, unsent)
 
     async def handle(requests: AsyncIterable[bytes], context: Any) -> None:
         call = Call(read_metadata=context.invocation_metadata, peer=host_of(context.peer()))
@@ -183,7 +183,7 @@ def _permission(row: GrpcRow, context: Any, access: AccessControl) -> Permission
     return access.permission(row.operation, GRPC, fields, partial(names_of_context, context))
 
 
-def _counted(handler: UnaryHandler, unsent: UnsentAnswers, calls: GrpcCalls) -> Unary:
+def _count_unsent(handler: UnaryHandler, unsent: UnsentAnswers, calls: GrpcCalls) -> Unary:
     async def handle(data: bytes, context: Any, permission: Permission) -> bytes:
         if unsent.bytes and (refused := unsent.backlog(context.peer())) is not None:
             await calls.end(context, refused)
@@ -201,7 +201,7 @@ def _counted(handler: UnaryHandler, unsent: UnsentAnswers, calls: GrpcCalls) -> 
     return handle
 
 
-def _counted_stream(stream: ServerStream, unsent: UnsentAnswers) -> Stream:
+def _count_unsent_stream(stream: ServerStream, unsent: UnsentAnswers) -> Stream:
     async def handle(data: bytes, context: Any, permission: Permission) -> None:
         counted = StreamContext(context, unsent, permission)
         try:
@@ -212,7 +212,7 @@ def _counted_stream(stream: ServerStream, unsent: UnsentAnswers) -> Stream:
     return handle
 
 
-def _counted_requests(stream: BidiStream, unsent: UnsentAnswers) -> Stream:
+def _count_unsent_bidi(stream: BidiStream, unsent: UnsentAnswers) -> Stream:
     async def handle(requests: AsyncIterable[bytes], context: Any, permission: Permission) -> None:
         counted = StreamContext(context, unsent, permission)
         try:
@@ -224,19 +224,19 @@ def _counted_requests(stream: BidiStream, unsent: UnsentAnswers) -> Stream:
 
 
 class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
-    """Finds the handler of a call by its path, and rejects calls when `most` are open."""
+    """Finds the handler of a call by its path, and rejects calls when `max_calls` are open."""
 
     def __init__(
         self,
         rows: Mapping[str, grpc.RpcMethodHandler],
         unsent: UnsentAnswers,
         calls: GrpcCalls,
-        most: int,
+        max_calls: int,
     ) -> None:
         self._rows = rows
         self._unsent = unsent
         self._calls = calls
-        self._most = most
+        self._max_calls = max_calls
         self._open = 0
         # A stream, so that the status does not wait for the request.
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
@@ -244,7 +244,7 @@ class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """Returns the handler; None for an unknown path."""
         row = self._rows.get(handler_call_details.method)
-        if row is not None and self._open >= self._most:
+        if row is not None and self._open >= self._max_calls:
             return self._refusal
         task = asyncio.current_task()
         assert task is not None  # grpc.aio looks a handler up in the call's own task.
@@ -275,14 +275,14 @@ def _options(config: Config, limits: Limits, shared: bool) -> list[tuple[str, in
         # A second server on a used port must be an error, and not get half of the calls, unless `shared`.
         ("grpc.so_reuseport", int(shared)),
         ("grpc.default_compression_level", COMPRESSION_LEVELS[config.grpc_compression]),
-        ("grpc.max_allowed_incoming_connections", most_sockets(config)),
-        *((name, round(min(1000 * seconds, LONGEST_MS))) for name, seconds in times.items() if seconds),
+        ("grpc.max_allowed_incoming_connections", max_sockets(config)),
+        *((name, round(min(1000 * seconds, MAX_MS))) for name, seconds in times.items() if seconds),
         ("grpc.max_receive_message_length", config.max_message_size),
         # grpc answers CANCELLED to calls beyond 1,000 that wait to be accepted, and after 30 s. Here the number of
         # streams is limited instead, and clients queue further calls.
-        ("grpc.server.max_pending_requests", MOST_WAITING),
-        ("grpc.server.max_pending_requests_hard_limit", MOST_WAITING),
-        ("grpc.server_max_unrequested_time_in_server", LONGEST_SECONDS),
+        ("grpc.server.max_pending_requests", MAX_WAITING),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_WAITING),
+        ("grpc.server_max_unrequested_time_in_server", MAX_SECONDS),
         ("grpc.max_concurrent_streams", limits.max_streams),
         # It counts ended calls that are not released yet, and resets calls of clients that keep within the limit.
         ("grpc.http.overload_protection", 0),
@@ -298,11 +298,11 @@ def _credentials(tls: Tls) -> grpc.ServerCredentials:
         pem = tls.pem()
         return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.client_ca or None)
 
-    one_at_a_time = threading.Lock()
+    lock = threading.Lock()
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
         """Called by grpc before each connection, on its own threads; None: no change."""
-        with one_at_a_time:
+        with lock:
             return configuration() if tls.renew() else None
 
     mutual = bool(tls.pem().client_ca)

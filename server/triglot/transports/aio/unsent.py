@@ -2,7 +2,7 @@
 
 Strategy: the core neither limits what it holds nor reports how much of a message has been sent. It reports when
 a send is complete, so a message counts as a whole until then. A client has `stall` seconds, plus the time for
-the waiting bytes at `LEAST_RATE`. If a stream takes longer, its responses are closed at the source, but its
+the waiting bytes at `MIN_RATE`. If a stream takes longer, its responses are closed at the source, but its
 send continues: the core accepts no status before it is complete. If nothing moves on a connection, its socket
 is shut down, because grpc.aio cannot close a single connection.
 """
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 COPIES = 2
 """Copies of a waiting message: grpc.aio keeps the Python bytes beside the core's."""
-LEAST_RATE = 64 * 1024
+MIN_RATE = 64 * 1024
 """Bytes per second below which a client counts as not reading."""
 BUFFERED = 64 * 1024
 """Bytes of a stream that the core holds after their sends are complete (`grpc.http2.write_buffer_size`)."""
@@ -33,14 +33,14 @@ CHECKS_PER_LIMIT = 4
 
 
 class _Connection:
-    __slots__ = ("bytes", "peer", "still", "users")
+    __slots__ = ("bytes", "idle_seconds", "peer", "users")
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.users = 0
         """Number of streams and waiting messages."""
         self.bytes = 0
-        self.still = 0.0
+        self.idle_seconds = 0.0
         """Seconds since a send was complete, as of the last check."""
 
 
@@ -112,7 +112,7 @@ class UnsentAnswers:
 
     def remove(self, connection: _Connection, size: int) -> None:
         """Note that a message has been sent, or that its call has ended."""
-        connection.still = 0.0
+        connection.idle_seconds = 0.0
         connection.bytes -= size
         self.bytes -= size
 
@@ -134,9 +134,9 @@ class UnsentAnswers:
             self.remove(connection, size)
             self.leave(connection)
 
-    def patience(self, size: int) -> float:
+    def seconds_for(self, size: int) -> float:
         """Returns the seconds that a client may take to read so many bytes."""
-        return self._limits.stall + size / LEAST_RATE
+        return self._limits.stall + size / MIN_RATE
 
     def _schedule(self) -> None:
         seconds = self._limits.stall / CHECKS_PER_LIMIT
@@ -146,16 +146,16 @@ class UnsentAnswers:
         self._schedule()
         for stream in self.streams:
             if stream.held:
-                stream.still += seconds
-                if stream.still > self.patience(stream.held):
-                    stream.give_up()
+                stream.idle_seconds += seconds
+                if stream.idle_seconds > self.seconds_for(stream.held):
+                    stream.close_answers()
         for connection in self._connections.values():
             if connection.bytes:
-                connection.still += seconds
-                if connection.still > self.patience(connection.bytes):
+                connection.idle_seconds += seconds
+                if connection.idle_seconds > self.seconds_for(connection.bytes):
                     log.info(
                         "closing the connection of %s: in %.0f s it read none of its %d bytes of responses",
-                        *(connection.peer, connection.still, connection.bytes),
+                        *(connection.peer, connection.idle_seconds, connection.bytes),
                     )
                     hang_up(connection.peer, self.port)
 
@@ -172,10 +172,10 @@ class StreamContext:
         "_unsent",
         "abort",
         "held",
+        "idle_seconds",
         "invocation_metadata",
         "permission",
         "set_trailing_metadata",
-        "still",
         "time_remaining",
     )
 
@@ -187,7 +187,7 @@ class StreamContext:
         self._sent = 0
         self.held = 0
         """Bytes of the message that is being sent."""
-        self.still = 0.0
+        self.idle_seconds = 0.0
         """Seconds for which it has been waiting, as of the last check."""
         self._close_answers: Callable[[], Awaitable[None]] | None = None
         self._closing: asyncio.Future[None] | None = None
@@ -214,16 +214,16 @@ class StreamContext:
         self.held = size
         await self._context.write(message)
         self.held = 0
-        self.still = 0.0
+        self.idle_seconds = 0.0
         self._sent += size
         unsent.remove(connection, size)
         if self._closing is not None:
             with suppress(Exception):  # The stream ends anyway.
                 await self._closing
-            seconds = unsent.patience(size)
+            seconds = unsent.seconds_for(size)
             raise SlowReader(f"the client read nothing of a response of {size} bytes for {seconds:.0f} s")
 
-    def give_up(self) -> None:
+    def close_answers(self) -> None:
         """Close the responses, which ends the model; the core continues to send."""
         if self._close_answers is not None:
             self._closing = asyncio.ensure_future(self._close_answers())

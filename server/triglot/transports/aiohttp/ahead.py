@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
 
-from triglot.transports.rest.fields import MOST_HEAD_BYTES
+from triglot.transports.rest.fields import MAX_HEAD_BYTES
 
 PIECE_BYTES = 4096
 """Bytes passed on at a time, outside of bodies of known length.
@@ -31,7 +31,7 @@ class ReadAhead(web.RequestHandler):
     `begun` has to be called for each request that aiohttp begins.
     """
 
-    __slots__ = ("_begun", "_content", "_handing_on", "_head_bytes", "_kept", "_length")
+    __slots__ = ("_begun", "_content", "_head_bytes", "_kept", "_length", "_passing_on")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -41,7 +41,7 @@ class ReadAhead(web.RequestHandler):
         self._content = EMPTY_PAYLOAD
         """The body of the current request, or of the one that begins next, and its length, if known."""
         self._length = 0
-        self._handing_on = False
+        self._passing_on = False
         self._head_bytes = 0
         """Bytes received since the last complete head, or part of a body."""
 
@@ -61,32 +61,32 @@ class ReadAhead(web.RequestHandler):
     def resume_reading(self, *arguments: Any, **options: Any) -> None:
         """See the base class."""
         super().resume_reading(*arguments, **options)
-        if self._kept and not self._handing_on:  # aiohttp also calls this when a body ends.
+        if self._kept and not self._passing_on:  # aiohttp also calls this when a body ends.
             self.data_received(b"")
 
     def data_received(self, data: bytes) -> None:
         """See the base class. With b"": pass on more of what was kept."""
         if self._close or self._force_close:
             self._kept = b""
-        elif self._kept or len(data) > PIECE_BYTES or not self._takes():
-            self._hand_on_pieces(data)
+        elif self._kept or len(data) > PIECE_BYTES or not self._accepts():
+            self._pass_on_pieces(data)
         else:
-            self._hand_on(data)  # With b"" too: aiohttp itself may have kept something.
+            self._pass_on(data)  # With b"" too: aiohttp itself may have kept something.
 
-    def _hand_on_pieces(self, data: bytes) -> None:
+    def _pass_on_pieces(self, data: bytes) -> None:
         if not data:
             super().data_received(data)
         came, held = self._kept + data, bool(self._kept)
         at = 0
-        self._handing_on = True
-        while at < len(came) and self._takes():
+        self._passing_on = True
+        while at < len(came) and self._accepts():
             piece = came[at : at + self._room()]
             at += len(piece)
-            self._hand_on(piece)
-        self._handing_on = False
+            self._pass_on(piece)
+        self._passing_on = False
         # After a rejected head, bytes are discarded: unread ones would reset the connection, and the response with
         # it.
-        self._kept = came[at:] if self._head_bytes <= MOST_HEAD_BYTES else b""
+        self._kept = came[at:] if self._head_bytes <= MAX_HEAD_BYTES else b""
         if self.transport is None or self._reading_paused:
             return
         if held and self._kept:
@@ -94,8 +94,8 @@ class ReadAhead(web.RequestHandler):
         elif held:
             self.transport.resume_reading()
 
-    def _takes(self) -> bool:
-        if self._reading_paused or self._head_bytes > MOST_HEAD_BYTES:
+    def _accepts(self) -> bool:
+        if self._reading_paused or self._head_bytes > MAX_HEAD_BYTES:
             return False
         return self._request_count <= self._begun or self._missing() > 0
 
@@ -108,7 +108,7 @@ class ReadAhead(web.RequestHandler):
         missing = self._missing()
         return missing if self._request_count > self._begun else max(PIECE_BYTES, missing)
 
-    def _hand_on(self, piece: bytes) -> None:
+    def _pass_on(self, piece: bytes) -> None:
         count, received = self._request_count, self._content.total_bytes
         super().data_received(piece)
         if self._request_count > count:
@@ -121,13 +121,13 @@ class ReadAhead(web.RequestHandler):
             self._head_bytes = 0
         else:
             self._head_bytes += len(piece)
-            if self._head_bytes > MOST_HEAD_BYTES:
+            if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse_head()
 
     def _refuse_head(self) -> None:
         """Reject the request as aiohttp rejects an invalid one."""
         status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-        text = f"the head of the request is larger than {MOST_HEAD_BYTES} bytes"
+        text = f"the head of the request is larger than {MAX_HEAD_BYTES} bytes"
         wrong = _ErrInfo(status=status, exc=HttpProcessingError(code=status, message=text), message=text)
         self._request_count += 1
         self._messages.append((wrong, EMPTY_PAYLOAD))

@@ -24,7 +24,7 @@ from triglot.transports.unsent import StallTimer
 
 RESET_SECONDS = 0.25
 """Seconds between two checks whether the client of a half-closed connection has disconnected."""
-LONGEST_TEXT = 200
+MAX_TEXT = 200
 """Longest error text in characters, because aiohttp quotes what was sent."""
 
 
@@ -98,21 +98,21 @@ class Connection(ReadAhead):
         self.close_when_answered()
         if request is not None and request.version >= HttpVersion11:
             transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self._look_for_reset(transport)
+            self._check_reset(transport)
 
     def close_when_answered(self) -> None:
         """Close a half-closed connection after the current request, if no other follows."""
         if not self._messages:
             self.close()
 
-    def _look_for_reset(self, transport: asyncio.Transport) -> None:
+    def _check_reset(self, transport: asyncio.Transport) -> None:
         if self.transport is None or transport.is_closing():
             return
         # Nothing is being read, so asyncio does not notice a reset.
         if transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             transport.abort()
         else:
-            self._loop.call_later(RESET_SECONDS, self._look_for_reset, transport)
+            self._loop.call_later(RESET_SECONDS, self._check_reset, transport)
 
     def handle_error(
         self,
@@ -126,7 +126,7 @@ class Connection(ReadAhead):
         text = HTTPStatus(status).phrase
         if status == HTTPStatus.BAD_REQUEST:
             # aiohttp's text has several lines, and may end with a caret that points into the line above.
-            wrong = " ".join((message or "").split())[:LONGEST_TEXT].rstrip(" ^")
+            wrong = " ".join((message or "").split())[:MAX_TEXT].rstrip(" ^")
             text = f"the request is not valid HTTP: {wrong}"
         elif message:
             text = message

@@ -59,7 +59,7 @@ class AiohttpBody(RequestBody):
         try:
             if self._expected:
                 self._expected = False
-                await self._go_on()
+                await self._send_continue()
             while True:
                 # A body of known length arrives in the pieces of the socket. HTTP chunks may be tiny, and are read
                 # many at a time.
@@ -69,7 +69,7 @@ class AiohttpBody(RequestBody):
         except (web.RequestPayloadError, PayloadEncodingError) as error:
             raise InvalidArgument(f"the request body is invalid: {error}") from None
 
-    async def _go_on(self) -> None:
+    async def _send_continue(self) -> None:
         """Send 100 (Continue) to a client that waits for it before it sends the body."""
         writer = self._http.writer
         await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -7,7 +7,7 @@ import re
 
 from aiohttp.http_exceptions import HttpProcessingError
 
-LONGEST_TEXT = 200
+MAX_TEXT = 200
 """Longest error text in characters."""
 _QUOTED = re.compile(r""": b?['"]""")
 
@@ -34,4 +34,4 @@ def _one_line(record: logging.LogRecord) -> bool:
 
 def _text(error: HttpProcessingError) -> str:
     """Returns the error without the client's data, which aiohttp quotes: a credential must not be logged."""
-    return _QUOTED.split(" ".join(error.message.split()), maxsplit=1)[0][:LONGEST_TEXT]
+    return _QUOTED.split(" ".join(error.message.split()), maxsplit=1)[0][:MAX_TEXT]

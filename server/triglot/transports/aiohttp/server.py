@@ -15,7 +15,7 @@ from triglot.transports.aiohttp.exchange import AiohttpExchange
 from triglot.transports.aiohttp.log import connection_log
 from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
 from triglot.transports.rest.exchange import READ_AHEAD
-from triglot.transports.rest.fields import LONGEST_LINE
+from triglot.transports.rest.fields import MAX_LINE_BYTES
 from triglot.transports.rest.server import HttpServer
 from triglot.transports.until_ended import ended
 
@@ -38,8 +38,8 @@ class AiohttpServer(HttpServer):
             logger=connection_log(),
             # Decompressed here: limited by the result's size, off the loop, and with Triglot's own errors.
             auto_decompress=False,
-            max_line_size=LONGEST_LINE,
-            max_field_size=LONGEST_LINE,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
             read_bufsize=READ_AHEAD,
         )
         # `HttpCalls` keeps the grace period: aiohttp would wait for it a second time.

@@ -43,13 +43,13 @@ HEAD_SECONDS = 30.0
 """Limit on the time for a request's head, from its first byte."""
 LINGER_SECONDS = 10.0
 """Limit on the time for the rest of a body after its response, or for the client to close the connection."""
-MOST_AHEAD_BYTES = 64 * 1024
+MAX_AHEAD_BYTES = 64 * 1024
 """Bytes received before a request is answered; above this, nothing is read until it is."""
 RESET_SECONDS = 0.25
 """Seconds between two checks whether the client of a half-closed connection has disconnected."""
 JOINED_BYTES = 64 * 1024
 """Below this size, a copy is faster than another write."""
-MOST_IN_A_ROW = 16
+MAX_IN_A_ROW = 16
 """Pipelined requests, or chunks of a stream, after which other tasks get a turn."""
 REQUEST_TIMEOUT = 408
 
@@ -168,10 +168,10 @@ class Connection(asyncio.Protocol):
         """The body being received; None if there is none, or if the rest of it is discarded."""
         self._is_incoming = False
         """Whether a body is being received."""
-        self._is_acting = False
+        self._is_handling = False
         self._is_closing = False
         """Whether received bytes are discarded, because the last response has been written."""
-        self._is_broken = False
+        self._out_of_sync = False
         """Whether the stream of bytes is out of sync: no further request can be found in it."""
         self._is_paused = False
         """Whether the socket's buffer is full."""
@@ -207,7 +207,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_last(self) -> bool:
         """Whether the connection closes after the current request."""
-        return self._is_broken or self.server.calls.draining or (self.half_closed and not self._reader.kept)
+        return self._out_of_sync or self.server.calls.draining or (self.half_closed and not self._reader.kept)
 
     # --- asyncio ---
 
@@ -215,18 +215,18 @@ class Connection(asyncio.Protocol):
         """See the base class."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass.
         self.server.connections.add(self)
-        self._limit(KEEP_ALIVE_SECONDS)
+        self._set_deadline(KEEP_ALIVE_SECONDS)
 
     def data_received(self, data: bytes) -> None:
         """See the base class."""
-        if self._is_closing or self._is_broken:
+        if self._is_closing or self._out_of_sync:
             return
         reader = self._reader
-        self._is_acting = True
-        self._act(reader.receive(data))
-        self._is_acting = False
-        self._go_on()
-        if reader.kept > MOST_AHEAD_BYTES:
+        self._is_handling = True
+        self._handle(reader.receive(data))
+        self._is_handling = False
+        self._start_next()
+        if reader.kept > MAX_AHEAD_BYTES:
             self.update_reading()
 
     def eof_received(self) -> bool:
@@ -270,23 +270,23 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         self._stall.stop()
         self._wake()
-        self._go_on()
+        self._start_next()
 
     # --- requests ---
 
-    def _go_on(self) -> None:
+    def _start_next(self) -> None:
         """Start the next pipelined request if the previous one has been answered."""
-        if self._is_acting:
+        if self._is_handling:
             return
-        self._is_acting = True
+        self._is_handling = True
         count = 0
         while self._reader.kept and self._is_ready():
             count += 1
-            if count > MOST_IN_A_ROW:
-                self._loop.call_soon(self._go_on)  # Other tasks get a turn.
+            if count > MAX_IN_A_ROW:
+                self._loop.call_soon(self._start_next)  # Other tasks get a turn.
                 break
-            self._act(self._reader.next_request())
-        self._is_acting = False
+            self._handle(self._reader.next_request())
+        self._is_handling = False
         if count:
             self.update_reading()
         if self.half_closed and not self._is_closing and (self._is_incoming or not self._reader.waits):
@@ -297,7 +297,7 @@ class Connection(asyncio.Protocol):
             self._is_incoming or self._is_paused or self._is_closing or not self._reader.waits
         )
 
-    def _act(self, events: list[Event]) -> None:
+    def _handle(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, RequestHead):
                 self._body = _Body(self, event.length)
@@ -315,16 +315,16 @@ class Connection(asyncio.Protocol):
                     self._body.end()
                     self._body = None
                 elif self._request is None:
-                    self._limit(KEEP_ALIVE_SECONDS)
+                    self._set_deadline(KEEP_ALIVE_SECONDS)
         request = self._request
         if request is None or self._is_closing:
             if not self._is_closing and not self._reader.waits and not self._is_incoming:
-                self._limit(HEAD_SECONDS, begun=True)
+                self._set_deadline(HEAD_SECONDS, begun=True)
         elif request.task is None:
             self._deadline = math.inf
-            request.task = self.server.calls.start(request, self._served)
+            request.task = self.server.calls.start(request, self._answered)
 
-    def _served(self, _: object) -> None:
+    def _answered(self, _: object) -> None:
         """Continue after the current request has been answered."""
         request, self._request = self._request, None
         if request is None:
@@ -335,15 +335,15 @@ class Connection(asyncio.Protocol):
             self._close()
         elif self._is_incoming:
             # The rest of the body is discarded: unread bytes would reset the connection, and the response with it.
-            self._limit(LINGER_SECONDS)
+            self._set_deadline(LINGER_SECONDS)
             self.update_reading()
         else:
-            self._limit(KEEP_ALIVE_SECONDS)
-            self._go_on()
+            self._set_deadline(KEEP_ALIVE_SECONDS)
+            self._start_next()
 
     def _refuse(self, error: Malformed) -> None:
         """Reject bytes that are not a valid request or body."""
-        self._is_broken = True
+        self._out_of_sync = True
         if self._body is not None:
             self._body.fail(error.text)
         elif self._is_incoming:
@@ -378,7 +378,7 @@ class Connection(asyncio.Protocol):
     async def drained(self) -> None:
         """Wait while the socket's buffer is full. Raises `ConnectionError` when the connection is closed."""
         self._written += 1
-        if not self._written % MOST_IN_A_ROW:
+        if not self._written % MAX_IN_A_ROW:
             await asyncio.sleep(0)  # Other tasks get a turn.
         while self._is_paused and self.transport is not None:
             self._writable = self._loop.create_future()
@@ -398,7 +398,7 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         body = self._body
-        wanted = self._reader.kept <= MOST_AHEAD_BYTES and (body is None or not body.paused)
+        wanted = self._reader.kept <= MAX_AHEAD_BYTES and (body is None or not body.paused)
         if wanted != transport.is_reading():
             (transport.resume_reading if wanted else transport.pause_reading)()
 
@@ -414,7 +414,7 @@ class Connection(asyncio.Protocol):
 
     # --- time ---
 
-    def _limit(self, seconds: float, *, begun: bool = False) -> None:
+    def _set_deadline(self, seconds: float, *, begun: bool = False) -> None:
         """Set a time limit on the client's next step. `begun`: keep the limit if this step has begun already."""
         if begun and self._is_head_begun:
             return
@@ -422,20 +422,20 @@ class Connection(asyncio.Protocol):
         self._deadline = self._loop.time() + seconds
         # A timer that fires too early is set again then, so most requests need no timer of their own.
         if self._timer is None or self._timer.when() > self._deadline:
-            self._ring_at(self._deadline)
+            self._set_timer(self._deadline)
 
-    def _ring_at(self, when: float) -> None:
+    def _set_timer(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(when, self._ring)
+        self._timer = self._loop.call_at(when, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         now = self._loop.time()
         if now < self._deadline:
             self._timer = None
-            self._ring_at(min(self._deadline, now + KEEP_ALIVE_SECONDS))
+            self._set_timer(min(self._deadline, now + KEEP_ALIVE_SECONDS))
         elif self._is_head_begun and not self._is_closing:
-            self._is_broken = True
+            self._out_of_sync = True
             text = f"the head of the request is incomplete after {HEAD_SECONDS:g} seconds"
             self._answer_error(REQUEST_TIMEOUT, text)
         elif self.transport is not None:
@@ -450,7 +450,7 @@ class Connection(asyncio.Protocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        clean = not (self._is_broken or self._is_incoming or self._reader.kept)
+        clean = not (self._out_of_sync or self._is_incoming or self._reader.kept)
         if clean or not transport.can_write_eof():
             transport.close()
             return
@@ -462,7 +462,7 @@ class Connection(asyncio.Protocol):
         except OSError:
             transport.abort()  # The client has disconnected.
         else:
-            self._limit(LINGER_SECONDS)
+            self._set_deadline(LINGER_SECONDS)
 
     def close_idle(self) -> None:
         """Close the connection; written data is still sent."""

@@ -11,11 +11,11 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 BODILESS = (204, 304)
 """Statuses of responses without a body."""
-MOST_LINES = 256
+MAX_CACHED_LINES = 256
 """Status lines, and lines of header fields, that are cached."""
 
 
-@lru_cache(MOST_LINES)
+@lru_cache(MAX_CACHED_LINES)
 def status_line(status: int, *, is_old: bool) -> bytes:
     """Returns the status line; `is_old`: of HTTP/1.0."""
     try:
@@ -31,8 +31,8 @@ def lines(fields: Fields) -> bytes:
     return "".join(own).encode("utf-8", "surrogateescape")
 
 
-@lru_cache(MOST_LINES)
-def _usual_lines(fields: tuple[tuple[str, str], ...]) -> bytes:
+@lru_cache(MAX_CACHED_LINES)
+def _cached_lines(fields: tuple[tuple[str, str], ...]) -> bytes:
     return lines(fields)
 
 
@@ -41,7 +41,7 @@ def head(status: int, fields: Fields, date: str, *, length: int | None, is_old: 
 
     The lines of `fields` that are a tuple are cached.
     """
-    own = _usual_lines(fields) if type(fields) is tuple else lines(fields)
+    own = _cached_lines(fields) if type(fields) is tuple else lines(fields)
     if status in BODILESS:
         framing = b""
     elif length is not None:

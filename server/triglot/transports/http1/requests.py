@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from triglot.transports.rest.fields import LONGEST_LINE, MOST_HEAD_BYTES
+from triglot.transports.rest.fields import MAX_HEAD_BYTES, MAX_LINE_BYTES
 
 PIECE_BYTES = 16 * 1024
 """Pipelined bytes that are parsed at a time, because what is left of a piece is copied with each request."""
-MOST_FIELDS = 128
-LONGEST_TEXT = 200
+MAX_FIELDS = 128
+MAX_TEXT = 200
 """Longest error text, and longest quotation in it, in characters."""
 BAD_REQUEST, HEAD_TOO_LARGE = 400, 431
 BLANK_LINE = b"\r\n\r\n"
@@ -211,9 +211,9 @@ class RequestReader:
             data = data[end:]
             self._parse_head(parser, piece)
             self._size += len(piece)
-            if self._size > MOST_HEAD_BYTES:
+            if self._size > MAX_HEAD_BYTES:
                 raise _MalformedRequest(
-                    f"the head of the request is larger than {MOST_HEAD_BYTES} bytes", HEAD_TOO_LARGE
+                    f"the head of the request is larger than {MAX_HEAD_BYTES} bytes", HEAD_TOO_LARGE
                 )
             if self._is_complete:
                 if not piece.endswith(BLANK_LINE) and not (self._tail + piece).endswith(BLANK_LINE):
@@ -229,8 +229,8 @@ class RequestReader:
                 return data
             self._tail = (self._tail + piece)[-3:]
             self._line = piece[piece.rfind(b"\n") + 1 :] if b"\n" in piece else self._line + piece
-            if len(self._line) > LONGEST_LINE:
-                raise _MalformedRequest(f"a line is longer than {LONGEST_LINE} bytes: {_named(self._line)}")
+            if len(self._line) > MAX_LINE_BYTES:
+                raise _MalformedRequest(f"a line is longer than {MAX_LINE_BYTES} bytes: {_named(self._line)}")
         return b""
 
     def _parse_head(self, parser: HttpRequestParser, piece: bytes) -> None:
@@ -253,10 +253,10 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Handle a header field."""
-        if len(name) + len(value) > LONGEST_LINE:
-            raise _MalformedRequest(f"a header field is longer than {LONGEST_LINE} bytes: {_quoted(name)}")
-        if len(self._fields) == MOST_FIELDS:
-            raise _MalformedRequest(f"there are more than {MOST_FIELDS} header fields")
+        if len(name) + len(value) > MAX_LINE_BYTES:
+            raise _MalformedRequest(f"a header field is longer than {MAX_LINE_BYTES} bytes: {_quoted(name)}")
+        if len(self._fields) == MAX_FIELDS:
+            raise _MalformedRequest(f"there are more than {MAX_FIELDS} header fields")
         if value[-1:] in _BLANKS:  # llhttp keeps trailing blanks.
             value = value.rstrip(b" \t")
         self._fields.append((_KNOWN_NAMES.get(name) or _lower(name), value.decode("utf-8", "surrogateescape")))
@@ -268,8 +268,8 @@ class RequestReader:
         self._keep_alive = bool(self._head.should_keep_alive())
 
     def _head_of(self, parser: HttpRequestParser) -> RequestHead:
-        if len(self._target) > LONGEST_LINE:
-            raise _MalformedRequest(f"the target is longer than {LONGEST_LINE} bytes: {_quoted(self._target)}")
+        if len(self._target) > MAX_LINE_BYTES:
+            raise _MalformedRequest(f"the target is longer than {MAX_LINE_BYTES} bytes: {_quoted(self._target)}")
         fields = self._fields
         headers = dict(fields)
         if len(headers) < len(fields):
@@ -283,7 +283,7 @@ class RequestReader:
         length: int | None = int(headers.get("content-length", 0))
         if (coding := headers.get("transfer-encoding")) is not None:
             if is_old or coding.lower() != "chunked":
-                raise _MalformedRequest(f"Transfer-Encoding {coding[:LONGEST_TEXT]!r}, expected chunked")
+                raise _MalformedRequest(f"Transfer-Encoding {coding[:MAX_TEXT]!r}, expected chunked")
             length = None
         verb, target = parser.get_method().decode(), self._target.decode("latin-1")
         return RequestHead(verb, target, fields, length, is_old, self._keep_alive)
@@ -309,9 +309,9 @@ class RequestReader:
         if body.is_complete:
             self._body = None
             events.append(ENDED)
-        elif body.overhead > MOST_HEAD_BYTES:
+        elif body.overhead > MAX_HEAD_BYTES:
             raise _MalformedRequest(
-                f"a chunked body has more than {MOST_HEAD_BYTES} bytes of chunk headers", HEAD_TOO_LARGE
+                f"a chunked body has more than {MAX_HEAD_BYTES} bytes of chunk headers", HEAD_TOO_LARGE
             )
         return rest
 
@@ -397,4 +397,4 @@ def _named(line: bytes) -> str:
 
 
 def _quoted(line: bytes) -> str:
-    return ascii(line[:LONGEST_TEXT].decode("latin-1"))[:LONGEST_TEXT]
+    return ascii(line[:MAX_TEXT].decode("latin-1"))[:MAX_TEXT]

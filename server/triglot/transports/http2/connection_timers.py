@@ -29,7 +29,7 @@ class ConnectionTimers:
         self._limits = limits
         self._loop = protocol.loop
         shortest = min(
-            limits.greeting,
+            limits.settings_timeout,
             limits.idle,
             limits.ping_timeout,
             limits.stall,
@@ -94,8 +94,8 @@ class ConnectionTimers:
             log.info("resetting a stream: its client read no response data for %.0f s", limits.stall)
             protocol.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
         if not protocol.connection.settings_received:
-            if now - self._connected >= limits.greeting:
-                protocol.close(ErrorCode.SETTINGS_TIMEOUT, f"no SETTINGS in {limits.greeting:.0f} s")
+            if now - self._connected >= limits.settings_timeout:
+                protocol.close(ErrorCode.SETTINGS_TIMEOUT, f"no SETTINGS in {limits.settings_timeout:.0f} s")
         elif now - self._connected >= self._age + limits.max_age_grace:
             protocol.close(text="the connection's maximum age and grace have passed")
         elif self._is_stalled(now):

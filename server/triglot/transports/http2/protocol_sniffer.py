@@ -38,7 +38,7 @@ class ProtocolSniffer(asyncio.Protocol):
         secured = transport.get_extra_info("ssl_object")
         if secured is None and self._rest is not None:
             self._server.sniffers.add(self)
-            self._wait(LAST_STREAM_SECONDS if self._server.stopping else self._server.limits.greeting)
+            self._wait(LAST_STREAM_SECONDS if self._server.stopping else self._server.limits.settings_timeout)
         elif secured is None or secured.selected_alpn_protocol() == HTTP2:
             self._pass_to(H2Protocol(self._server))
         else:

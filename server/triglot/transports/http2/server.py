@@ -25,7 +25,7 @@ from triglot.transports.http2.core.limits import DEFAULTS, Limits
 from triglot.transports.http2.protocol import H2Protocol
 from triglot.transports.http2.protocol_sniffer import HTTP1, HTTP2, ProtocolSniffer
 from triglot.transports.http2.rpc import Rpc
-from triglot.transports.listening import Listener, bind, bind_file, most_sockets, take_over
+from triglot.transports.listening import Listener, bind, bind_file, max_sockets, take_over
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.server import HttpServer
 from triglot.transports.tls import Tls
@@ -113,9 +113,9 @@ class H2Server:
         self._listener = Listener(
             sockets,
             lambda: ProtocolSniffer(self, self.rest),
-            most=most_sockets(config),
+            max_connections=max_sockets(config),
             tls=self._tls,
-            greeting=self.limits.greeting,
+            handshake_seconds=self.limits.settings_timeout,
         )
         self._listener.start()
         self._release_buffers()

@@ -19,7 +19,7 @@ from triglot.protocols.rows import Route
 from triglot.telemetry.calls import Observation
 from triglot.transports.deflate import DEFLATED_WORK, accepted, deflate
 from triglot.transports.off_loop import run_sized
-from triglot.transports.rest.errors import usual_error
+from triglot.transports.rest.errors import default_error
 from triglot.transports.rest.exchange import Exchange
 from triglot.transports.rest.fields import Fields
 
@@ -29,7 +29,7 @@ LAST_MESSAGE_SECONDS = 1.0
 """Seconds after a call's deadline in which its stream may still be written."""
 FIXED_FIELDS = (("Server", "triglot"), ("X-Content-Type-Options", "nosniff"))
 """Header fields of every response."""
-MOST_TYPES = 64
+MAX_CACHED_TYPES = 64
 """Content types whose fields are cached."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _FIXED_NAMES = frozenset(name.lower() for name, _ in FIXED_FIELDS)
@@ -41,7 +41,7 @@ def fields_of(response: HttpResponse, row: Mapping[str, str], origin: Mapping[st
     Common combinations are a cached tuple.
     """
     if not (response.headers or row or origin):
-        return _usual_fields(response.content_type)
+        return _cached_fields(response.content_type)
     fields = [("Content-Type", response.content_type)] if response.content_type else []
     if response.headers:
         own = response.headers
@@ -56,8 +56,8 @@ def fields_of(response: HttpResponse, row: Mapping[str, str], origin: Mapping[st
     return fields
 
 
-@lru_cache(MOST_TYPES)
-def _usual_fields(content_type: str) -> Fields:
+@lru_cache(MAX_CACHED_TYPES)
+def _cached_fields(content_type: str) -> Fields:
     return (("Content-Type", content_type), *FIXED_FIELDS) if content_type else FIXED_FIELDS
 
 
@@ -80,15 +80,17 @@ def error_response(route: Route, error: Exception, observed: Observation) -> Htt
 
 def failure_response(route: Route, error: ServingError, observed: Observation) -> HttpResponse:
     """Returns the response for an error, in the route's own form if it has one."""
-    return _told(error, usual_error(error) if route.encode_error is None else route.encode_error(error), observed)
+    return _with_headers(
+        error, default_error(error) if route.encode_error is None else route.encode_error(error), observed
+    )
 
 
 def refusal_response(error: ServingError, observed: Observation) -> HttpResponse:
     """Returns the response for a call that the client may not make; it has the usual form, not the protocol's."""
-    return _told(error, usual_error(error), observed)
+    return _with_headers(error, default_error(error), observed)
 
 
-def _told(error: ServingError, response: HttpResponse, observed: Observation) -> HttpResponse:
+def _with_headers(error: ServingError, response: HttpResponse, observed: Observation) -> HttpResponse:
     """Add the header fields that belong to the error, and count the response."""
     observed.sent(len(response.body))
     if response.status == HTTPStatus.UNAUTHORIZED:
@@ -132,7 +134,7 @@ async def send_stream(
                     # An error comes first if the stream reports errors itself, and fails before its first
                     # response.
                     failed = isinstance(answer, ServingError)
-                    await http.begin(usual_error(answer).status if failed else 200, fields)
+                    await http.begin(default_error(answer).status if failed else 200, fields)
                 if chunk:
                     # The model ends at the deadline, and may send a last chunk after it.
                     await in_time(

@@ -31,7 +31,7 @@ class UnknownCoding(Unimplemented):
     """The request has a content coding that the server does not support."""
 
 
-def usual_error(error: ServingError) -> HttpResponse:
+def default_error(error: ServingError) -> HttpResponse:
     """Returns the response for an error, for routes without a form of their own."""
     status = 413 if isinstance(error, PayloadTooLarge) else STATUS[error.code]
     headers = {"Accept-Encoding": "gzip, deflate"} if isinstance(error, UnknownCoding) else {}

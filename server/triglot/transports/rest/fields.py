@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 Fields = Sequence[tuple[str, str]]
 
-LONGEST_LINE = 64 * 1024
+MAX_LINE_BYTES = 64 * 1024
 """Limit on a request's path, and on a header field, in bytes."""
-MOST_HEAD_BYTES = 128 * 1024
+MAX_HEAD_BYTES = 128 * 1024
 """Limit in bytes on a request's head, and on what is between two parts of a chunked body's data.
 
 The longest path and the longest field fit together.

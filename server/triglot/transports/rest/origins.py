@@ -24,7 +24,7 @@ BROWSER = "Mozilla/"
 """Prefix of every browser's User-Agent."""
 PREFLIGHT_SECONDS = "600"
 """Time for which a browser may cache the result of a preflight request."""
-MOST_HOSTS = 256
+MAX_HOSTS = 256
 """Host headers whose check is cached."""
 
 
@@ -36,7 +36,7 @@ class Origins:
         self._hosts = {"localhost", config.host.lower(), *config.allowed_host_list}
         # A server that is reachable from other machines has names that it cannot know.
         self._any_host = "*" in self._hosts or not (config.on_loopback or config.allowed_host_list)
-        self._is_own = lru_cache(MOST_HOSTS)(self._has_own_name)
+        self._is_own = lru_cache(MAX_HOSTS)(self._has_own_name)
 
     def check(self, route: Route, headers: Mapping[str, str]) -> None:
         """Raises `PermissionDenied` for a request that a page of another origin may have sent."""
@@ -44,7 +44,7 @@ class Origins:
         if host and not self._any_host and not self._is_own(host):
             host = host.rpartition("@")[2]  # Without user and password, which must not be logged.
             raise PermissionDenied(
-                f"Host {host[:MOST_HOSTS]!r} is not a name of this server; add it with --allowed-hosts"
+                f"Host {host[:MAX_HOSTS]!r} is not a name of this server; add it with --allowed-hosts"
             )
         if route.operation not in CHECKED:
             return
@@ -66,7 +66,7 @@ class Origins:
             same = site in ("same-origin", "none")
         if not same:
             raise PermissionDenied(
-                f"a web page of another origin ({(origin or site or '')[:MOST_HOSTS]!r}) must not use "
+                f"a web page of another origin ({(origin or site or '')[:MAX_HOSTS]!r}) must not use "
                 f"{route.method}; allow its origin with --allowed-origins"
             )
 

@@ -16,8 +16,8 @@ from triglot.protocols.rows import Route
 from triglot.telemetry.calls import Endpoint
 from triglot.transports.rest.errors import error_body
 
-MOST_KNOWN = 1024
-LONGEST_KNOWN = 512
+MAX_CACHED = 1024
+MAX_CACHED_LENGTH = 512
 """Longest path in characters that is cached."""
 ANY_VERB = "*"
 _VARIABLE = re.compile(r"\{([_a-zA-Z][_a-zA-Z0-9]*)(?::(.+))?\}", re.DOTALL)
@@ -26,7 +26,7 @@ _ANY_SEGMENT = "[^{}/]+"
 _ORIGIN = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*")
 _AFTER_PATH = re.compile(r"[?#]")
 _ESCAPES = re.compile(r"(?:%[0-9a-fA-F]{2})+")
-_KEPT = {"/": "%2F", "%": "%25"}
+_KEPT_ESCAPED = {"/": "%2F", "%": "%25"}
 """Escapes that stay: a variable may contain these characters, and they separate nothing."""
 
 
@@ -57,7 +57,7 @@ class Router:
         self._fixed: dict[str, list[Row]] = {}
         self._patterns: dict[str, list[tuple[re.Pattern[str], Row]]] = {}
         """Patterns by the constant beginning of the path, up to its last slash."""
-        self._known: dict[tuple[str, str], Found] = {}
+        self._cached: dict[tuple[str, str], Found] = {}
 
     def add(self, route: Route, endpoint: Endpoint) -> None:
         """Add a row; of rows that match a request equally well, the first one is used."""
@@ -71,18 +71,18 @@ class Router:
     def find(self, verb: str, target: str) -> Found:
         """Returns the row for a method and a target. Raises `Refused` for an unknown path, or another method."""
         sent = _AFTER_PATH.split(target, maxsplit=1)[0] if "?" in target or "#" in target else target
-        found = self._known.get((verb, sent))
+        found = self._cached.get((verb, sent))
         if found is None:
             found = self._find(verb, decoded(_ORIGIN.sub("", sent, count=1) or "/"))
-            if len(sent) <= LONGEST_KNOWN:
-                if len(self._known) >= MOST_KNOWN:
-                    self._known.clear()
-                self._known[verb, sent] = found
+            if len(sent) <= MAX_CACHED_LENGTH:
+                if len(self._cached) >= MAX_CACHED:
+                    self._cached.clear()
+                self._cached[verb, sent] = found
         return found
 
     def _find(self, verb: str, path: str) -> Found:
         allowed = set[str]()
-        for (route, endpoint), variables in self._fitting(path):
+        for (route, endpoint), variables in self._matches(path):
             if route.verb in (verb, ANY_VERB):
                 return Found(route, endpoint, variables)
             allowed.add(route.verb)
@@ -90,7 +90,7 @@ class Router:
             raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": ",".join(sorted(allowed))})
         raise Refused(HTTPStatus.NOT_FOUND)
 
-    def _fitting(self, path: str) -> Iterable[tuple[Row, Mapping[str, str]]]:
+    def _matches(self, path: str) -> Iterable[tuple[Row, Mapping[str, str]]]:
         for row in self._fixed.get(path, ()):
             yield row, {}
         begin = path
@@ -126,7 +126,7 @@ def _decoded(escapes: re.Match[str]) -> str:
         if "\udc80" <= character <= "\udcff":
             parts.append(escapes[0][3 * at : 3 * (at + size)])
         else:
-            parts.append(_KEPT.get(character, character))
+            parts.append(_KEPT_ESCAPED.get(character, character))
         at += size
     return "".join(parts)
 

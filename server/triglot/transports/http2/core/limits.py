@@ -61,7 +61,7 @@ class Limits:
     abuse_budget_per_second: float = 100.0
     max_earned: int = 16 * 1024
     """Limit on frames that the client's streams and our responses account for, and that it has not sent yet."""
-    greeting: float = 10.0
+    settings_timeout: float = 10.0
     """Time for the client's first SETTINGS to arrive."""
     idle: float = 120.0
     """Time without a byte received, after which a keepalive PING is sent."""
