@@ -299,7 +299,7 @@ class Server:
                 files,
                 self.config.workers,
             )
-        if self._cache.most_bytes and servable.model.response_cache:
+        if self._cache.max_bytes and servable.model.response_cache:
             servable.enable_response_cache(self._cache)
         elif servable.model.response_cache:
             log.warning("%s: response_cache: ignored, as response_cache_bytes is 0", files)

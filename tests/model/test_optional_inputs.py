@@ -22,7 +22,7 @@ from triglot.model.scheduling import DynamicBatching, Step
 from triglot.model.signature import Signature
 from triglot.model.validation import InvalidRequest, bind_inputs
 from triglot.repository.config.model_config import config_of, parse_override
-from triglot.scheduling.kinds import Kinds
+from triglot.scheduling.batch_keys import BatchKeys
 
 X = TensorSpec("x", "INT32", [-1])
 NAMES = ("a", "b", "c", "d")
@@ -96,7 +96,7 @@ class AddingListed(Adding):
 @pytest.mark.parametrize("model", [Adding(), AddingListed()])
 @pytest.mark.parametrize("pad", [False, True])
 def test_requests_with_unlike_inputs_share_no_batch(model: Model, pad: bool) -> None:
-    kinds = Kinds(model, DynamicBatching(pad_variable_lengths=pad))
+    kinds = BatchKeys(model, DynamicBatching(pad_variable_lengths=pad))
     call = Call()
     call.signature_name = "serving_default"
     x, bias = np.ones((2, 1), "i4"), np.ones((2, 1), "i4")
@@ -108,7 +108,7 @@ def test_requests_with_unlike_inputs_share_no_batch(model: Model, pad: bool) -> 
 
 
 def test_a_request_without_any_input_runs_alone() -> None:
-    kinds = Kinds(Adding(), DynamicBatching())
+    kinds = BatchKeys(Adding(), DynamicBatching())
     assert kinds.of({}, Call()) == (1, None)
 
 

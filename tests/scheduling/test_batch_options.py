@@ -17,7 +17,7 @@ from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Internal, Unavailable
 from triglot.core.request_scheduling import Scheduling
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
-from triglot.scheduling.kinds import MOST_PADDED_BYTES
+from triglot.scheduling.batch_keys import MAX_PADDED_BYTES
 
 OWN_TIMEOUTS = QueuePolicy(timeout=FOREVER, allow_timeout_override=True)
 
@@ -131,7 +131,7 @@ async def test_what_padding_would_blow_up_runs_apart() -> None:
     model = Batched(DynamicBatching(pad_variable_lengths=True), open_gate=False)
     site = Site(model)
     busy = await site.busy(model)
-    long = MOST_PADDED_BYTES // (4 * model.max_batch_size) + 1
+    long = MAX_PADDED_BYTES // (4 * model.max_batch_size) + 1
     tasks = await site.ask_and_wait(rows(1, width=1), rows(2, width=long), rows(3, width=long))
     model.gate.set()
     await asyncio.gather(busy, *tasks)

@@ -14,7 +14,7 @@ from triglot import InvalidArgument
 from triglot.core.errors import QueueFull, Unavailable
 from triglot.core.request_scheduling import Scheduling
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
-from triglot.scheduling.waiting import LANES_KEPT, Level
+from triglot.scheduling.batch_queue import MAX_EMPTY_LANES, Level
 
 
 async def test_a_full_queue_refuses_at_once() -> None:
@@ -86,7 +86,7 @@ async def test_levels_without_number_leave_nothing_behind() -> None:
         model.gate.set()
         await asyncio.gather(busy, *tasks)
         assert model.batches == [[0], *([at] for at in range(100, 0, -1)), [102], [101]]
-        assert sum(type(one) is Level for one in gc.get_objects()) <= LANES_KEPT
+        assert sum(type(one) is Level for one in gc.get_objects()) <= MAX_EMPTY_LANES
     await site.servable.close()
 
 

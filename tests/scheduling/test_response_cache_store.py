@@ -130,7 +130,7 @@ def outputs(array: Array) -> list[OutputTensor]:
 
 def keep(model_cache: ModelCache, name: str, array: Array) -> Key:
     key = key_of(model_cache, {name: floats(1)})
-    model_cache.keep(key, outputs(array))
+    model_cache.store_copy(key, outputs(array))
     return key
 
 
@@ -237,5 +237,5 @@ async def test_the_cache_is_never_larger_than_it_may_be(steps: list[tuple[str, i
     for name, size in steps:
         model_cache = model_caches[size % 2]
         keep(model_cache, name, np.zeros(size, np.uint8))
-        assert cache.bytes <= cache.most_bytes
+        assert cache.bytes <= cache.max_bytes
         assert cache.bytes == sum(one.bytes for one in model_caches)

@@ -186,7 +186,7 @@ class World:
         assert len(driver.schedule) == len(driver.schedule._requests) == driver.timers == 0
         assert sorted(table._free) == sorted(set(table._free))
         assert len(table._free) == table.slots
-        assert table.started == sum(table.over.values())
+        assert table.started == sum(table.ended.values())
         for one in self.sent:
             self.check_outcome(one)
 

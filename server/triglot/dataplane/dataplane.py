@@ -143,7 +143,7 @@ class DataPlane:
                     if call.size > OFF_LOOP_BYTES or servable.answers.digests_long(inference.inputs):
                         self._submit_later(inference, request)
                         return inference
-                    if self._is_kept(inference, servable.answers, request):
+                    if self._find_cached(inference, servable.answers, request):
                         return inference
         except Exception as error:
             inference.reject(as_serving_error(error, str(servable)))
@@ -157,7 +157,7 @@ class DataPlane:
 
         def ended(task: asyncio.Task[None]) -> None:
             if not inference.over and inference.task is task:
-                inference.leave()
+                inference.abandon()
             lease.__exit__()
 
         task = inference.task = self._loop.create_task(self._prepare(inference, request))
@@ -173,7 +173,7 @@ class DataPlane:
             if (cache := servable.answers) is not None:
                 began = perf_counter()
                 key = await asyncio.to_thread(cache.key, inference.inputs, inference.call, request)
-                if self._is_kept(inference, cache, request, key, began):
+                if self._find_cached(inference, cache, request, key, began):
                     return
         except asyncio.CancelledError:
             return  # If raised, the task would keep it: a cycle of task, frames and inference.
@@ -183,7 +183,7 @@ class DataPlane:
         inference.task = inference.defer = None  # Requests that arrived with it were started long ago.
         servable.submit(inference)
 
-    def _is_kept(
+    def _find_cached(
         self,
         inference: Inference,
         cache: ModelCache,
@@ -198,11 +198,11 @@ class DataPlane:
         call = inference.call
         began = began or perf_counter()
         inference.cache_key = key = key or cache.key(inference.inputs, call, request)
-        kept = cache.find(key)
-        call.times.cache_hit, call.times.cache_seconds = kept is not None, perf_counter() - began
-        if kept is None:
+        cached = cache.find(key)
+        call.times.cache_hit, call.times.cache_seconds = cached is not None, perf_counter() - began
+        if cached is None:
             return False
-        inference.accept(InferenceResponse(call.model_name, str(call.model_version), request.id, kept))
+        inference.accept(InferenceResponse(call.model_name, str(call.model_version), request.id, cached))
         return True
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:

@@ -142,7 +142,7 @@ class Inference(Submission):
         self.answer = answer
         self.conclude()
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """End it as cancelled before it is queued."""
         self.over = True
         self.call.cancel()
@@ -168,14 +168,14 @@ class Inference(Submission):
         key, cache = self.cache_key, self.servable.answers
         if key is not None and cache is not None and self.error is None and not self.answer.parameters:
             if cache.takes_long(self.answer.outputs):
-                self.task = asyncio.get_running_loop().create_task(self._keep())
+                self.task = asyncio.get_running_loop().create_task(self._store_copy())
                 return
             began = perf_counter()
-            cache.keep(key, self.answer.outputs)
+            cache.store_copy(key, self.answer.outputs)
             self.call.times.cache_seconds += perf_counter() - began
         self.conclude()
 
-    async def _keep(self) -> None:
+    async def _store_copy(self) -> None:
         """Copy a large response for the cache on a thread.
 
         It is reported after that, as the model may reuse its memory.

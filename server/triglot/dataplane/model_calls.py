@@ -92,10 +92,12 @@ class ModelCalls:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._held: Counter[tuple[str, int]] = Counter()
-        self._one = self._streamed = None
+        self._unary_endpoint = self._stream_endpoint = None
         if telemetry is not None:
-            self._one = telemetry.endpoint("internal", "MODEL", "infer", inference=True, internal=True)
-            self._streamed = telemetry.endpoint("internal", "MODEL", "infer_stream", inference=True, internal=True)
+            self._unary_endpoint = telemetry.endpoint("internal", "MODEL", "infer", inference=True, internal=True)
+            self._stream_endpoint = telemetry.endpoint(
+                "internal", "MODEL", "infer_stream", inference=True, internal=True
+            )
 
     def reach(self, call: Call, wanted: ModelCall | ModelTask) -> Any:
         """Implements `Call.infer` and `Call.infer_stream` for calls made by clients."""
@@ -105,7 +107,7 @@ class ModelCalls:
         """Returns a task or an async iterator on the event loop; on other threads the result or an iterator."""
         on_loop = threading.get_ident() == self._thread
         if isinstance(wanted, ModelTask):
-            done = self._done(wanted)
+            done = self._run_task(wanted)
             return self._loop.create_task(done) if on_loop else self._wait(done)
         link = _Link(self, (parent.model_name, parent.model_version), before)
         if wanted.stream:
@@ -114,7 +116,7 @@ class ModelCalls:
         if not on_loop:
             return self._wait(self._infer(parent, wanted, link))
         task = self._loop.create_task(self._infer(parent, wanted, link))
-        task.add_done_callback(_look_at)
+        task.add_done_callback(_retrieve_exception)
         return task
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -142,13 +144,13 @@ class ModelCalls:
         finally:
             if threading.get_ident() == self._thread:  # The garbage collector closes it here.
                 closing = self._loop.create_task(answers.aclose())
-                closing.add_done_callback(_look_at)
+                closing.add_done_callback(_retrieve_exception)
             else:
                 self._wait(_closed(answers))
 
     # --- on the loop ---
 
-    async def _done(self, task: ModelTask) -> bool:
+    async def _run_task(self, task: ModelTask) -> bool:
         """Run the task; returns whether the model is ready afterwards. Raises `ServingError` as for a client."""
         if task.action == "load":
             await self._dataplane.load_model(EVERYTHING, task.model, task.config)
@@ -161,27 +163,27 @@ class ModelCalls:
 
     async def _infer(self, parent: Call, wanted: ModelCall, link: _Link) -> dict[str, Array]:
         child = _child(parent, wanted, link)
-        with _observed(self._one, child), _naming(wanted.model), _following(parent):
+        with _count_call(self._unary_endpoint, child), _name_model(wanted.model), _cancel_with(parent):
             request = await request_of(parent, wanted)
             servable = self._dataplane.servable_of(child.permission, request)
-            with servable, self._holding(link, servable):
+            with servable, self._track_instances(link, servable):
                 return arrays_of(await self._dataplane.infer_on(servable, request, child))
 
     async def _stream(
         self, parent: Call, wanted: ModelCall, link: _Link
     ) -> AsyncGenerator[dict[str, Array], None]:
         child = _child(parent, wanted, link)
-        with _observed(self._streamed, child), _naming(wanted.model):
+        with _count_call(self._stream_endpoint, child), _name_model(wanted.model):
             request = await request_of(parent, wanted)
             servable = self._dataplane.servable_of(child.permission, request)
-            with servable, self._holding(link, servable):
+            with servable, self._track_instances(link, servable):
                 responses = await self._dataplane.infer_stream_on(servable, request, child)
                 async with aclosing(responses):
                     async for response in responses:
                         yield arrays_of(response)
 
     @contextmanager
-    def _holding(self, link: _Link, servable: Servable) -> Iterator[None]:
+    def _track_instances(self, link: _Link, servable: Servable) -> Iterator[None]:
         """Track calls that wait for an instance of a model while holding other instances of it.
 
         Raises `FailedPrecondition` when the chain holds all instances of the model, and `QueueFull` when it
@@ -222,7 +224,7 @@ class ModelCalls:
                 del self._held[key]
 
 
-def _look_at(task: asyncio.Task[Any]) -> None:
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     """Retrieve the exception of a task, so that asyncio does not log it if no code awaited the task."""
     if not task.cancelled():
         task.exception()
@@ -233,13 +235,13 @@ async def _closed(answers: AsyncGenerator[Any, None]) -> None:
 
 
 @contextmanager
-def _following(parent: Call) -> Iterator[None]:
+def _cancel_with(parent: Call) -> Iterator[None]:
     """Cancel the current task, which must do nothing else, when the parent call is cancelled.
 
     Raises `Cancelled` or `DeadlineExceeded` then.
     """
     if parent.cancelled:
-        raise _left(parent)
+        raise _cancelled_error(parent)
     running = asyncio.current_task()
     assert running is not None
     # The task keeps the error in the end, whose traceback refers to this frame.
@@ -260,17 +262,17 @@ def _following(parent: Call) -> Iterator[None]:
     except asyncio.CancelledError:
         if not gone:
             raise
-        raise _left(parent) from None
+        raise _cancelled_error(parent) from None
     finally:
         parent.unfollow(end)
 
 
 async def _next(parent: Call, answers: AsyncGenerator[T, None]) -> T:
-    with _following(parent):
+    with _cancel_with(parent):
         return await anext(answers)
 
 
-def _left(parent: Call) -> ServingError:
+def _cancelled_error(parent: Call) -> ServingError:
     when = "while it called another model"
     return parent.overdue(when) if parent.expired else Cancelled(f"the request was cancelled {when}")
 
@@ -287,7 +289,7 @@ def _child(parent: Call, wanted: ModelCall, link: _Link) -> Call:
 
 
 @contextmanager
-def _observed(endpoint: Endpoint | None, child: Call) -> Iterator[None]:
+def _count_call(endpoint: Endpoint | None, child: Call) -> Iterator[None]:
     if endpoint is None:
         yield
         return
@@ -304,7 +306,7 @@ def _observed(endpoint: Endpoint | None, child: Call) -> Iterator[None]:
 
 
 @contextmanager
-def _naming(model: object) -> Iterator[None]:
+def _name_model(model: object) -> Iterator[None]:
     """Name the called model in error messages that do not name it yet."""
     try:
         yield

@@ -51,7 +51,13 @@ class Record:
     )
 
     def __init__(
-        self, log: _Log, rate: float, servable: Servable, signature_name: str, request: InferenceRequest, size: int
+        self,
+        log: _RecordLog,
+        rate: float,
+        servable: Servable,
+        signature_name: str,
+        request: InferenceRequest,
+        size: int,
     ) -> None:
         self.model = servable.name
         self.version = servable.version
@@ -112,7 +118,7 @@ def _size(output: OutputTensor) -> int:
     )
 
 
-class _Log:
+class _RecordLog:
     """The record files with one prefix, and the thread that writes them."""
 
     def __init__(self, prefix: str, files: RecordFiles, encode: Encode, counts: RecordCounts) -> None:
@@ -167,7 +173,7 @@ class Recorder:
         self._suffix = suffix
         self._most_bytes = most_bytes
         self._most_files = most_files
-        self._logs: dict[str, _Log] = {}
+        self._logs: dict[str, _RecordLog] = {}
         self._own: Mapping[str, Recording] = {}
         self.on = False
         self.configure({})
@@ -179,7 +185,7 @@ class Recorder:
         self.on = bool(wanted)
         for prefix in wanted - self._logs.keys():
             files = RecordFiles(prefix + self._suffix, self._most_bytes, self._most_files)
-            self._logs[prefix] = _Log(prefix + self._suffix, files, self._encode, self._counts)
+            self._logs[prefix] = _RecordLog(prefix + self._suffix, files, self._encode, self._counts)
 
     def begin(self, servable: Servable, request: InferenceRequest, call: Call) -> Record | None:
         """Returns the record of a request; None if it is not sampled, or cannot be replayed."""

@@ -44,11 +44,11 @@ class Admission:
 class Gate:
     """Counts what one model version holds. On the event loop; each `enter` is followed by one `leave`."""
 
-    __slots__ = ("_all", "_bytes", "_most_bytes", "_refused", "_requests")
+    __slots__ = ("_all", "_bytes", "_max_bytes", "_refused", "_requests")
 
     def __init__(self, admission: Admission) -> None:
         self._all = admission
-        self._most_bytes = admission.limits.model_bytes
+        self._max_bytes = admission.limits.model_bytes
         self._requests = 0
         self._bytes = 0
         self._refused = {"max_queue_bytes": 0, "max_total_queue_size": 0, "max_total_queue_bytes": 0}
@@ -57,8 +57,8 @@ class Gate:
         """Admit a request of `size` bytes. Raises `QueueFull` when a limit would be exceeded."""
         everything = self._all
         limits = everything.limits
-        if self._requests and 0 < self._most_bytes < self._bytes + size:
-            self._refuse("max_queue_bytes", f"the model holds {_bytes(self._bytes, size, self._most_bytes)}")
+        if self._requests and 0 < self._max_bytes < self._bytes + size:
+            self._refuse("max_queue_bytes", f"the model holds {_bytes(self._bytes, size, self._max_bytes)}")
         if everything.requests:
             if 0 < limits.total_requests <= everything.requests:
                 self._refuse(
@@ -92,8 +92,8 @@ class Gate:
             yield refusals(reason, count)
 
 
-def _bytes(held: int, more: int, most: int) -> str:
-    return f"{held} bytes of requests, {more} more would exceed the {most} that"
+def _bytes(held: int, more: int, limit: int) -> str:
+    return f"{held} bytes of requests, {more} more would exceed the {limit} that"
 
 
 def refusals(reason: str, count: int) -> Reading:

@@ -21,17 +21,17 @@ from triglot.executors.joining import buffers_for
 from triglot.executors.stream import Stream
 from triglot.executors.work import Execution, Explain, Function, Work
 from triglot.model.model import Model
+from triglot.scheduling.batch_queue import REQUESTS, BatchQueue, NextWork, expired
 from triglot.scheduling.forming import Wait, Waiting
 from triglot.scheduling.ordering import ArrivalOrder
 from triglot.scheduling.parts import Part, Whole
 from triglot.scheduling.schedule import Later, Timer
-from triglot.scheduling.waiting import REQUESTS, Taken, WaitingRoom, expired
 
 EXPIRY_SECONDS = 0.01
 """Requests that expire within this time of each other are rejected together."""
 
 
-class Growing:
+class PendingBatch:
     """A batch that waits to grow."""
 
     __slots__ = ("_rows", "_wait")
@@ -96,12 +96,12 @@ class Batcher:
         self._later = later
         self._expiry: Timer | None = None
         self._expiry_at = inf
-        self._room = WaitingRoom(model, batching, limit)
+        self._queue = BatchQueue(model, batching, limit)
         self._joining = Joining(batching.allowed_sizes, infer_batch)
         self._order = ArrivalOrder() if batching.preserve_ordering else None
-        self._wholes: dict[Execution, Whole] = {}
-        self._growing: Growing | None = None
-        self._has_grown = False
+        self._split_requests: dict[Execution, Whole] = {}
+        self._pending_batch: PendingBatch | None = None
+        self._wait_over = False
         self._timer: Timer | None = None
         self._running: dict[Batch | Alone, Buffers | None] = {}
         # Batches that run at the same time have one each.
@@ -109,7 +109,7 @@ class Batcher:
         self._new_buffers = partial(buffers_for, model)
 
     def __len__(self) -> int:
-        return len(self._room)
+        return len(self._queue)
 
     # --- arriving and leaving requests ---
 
@@ -118,22 +118,22 @@ class Batcher:
         rows, key = 1, None
         if isinstance(work, Execution) or self._joining.infer_batch is not None:
             assert isinstance(work, REQUESTS)
-            rows, key = self._room.kinds.of(work.inputs, work.call)
+            rows, key = self._queue.keys.of(work.inputs, work.call)
         whole = None
         pieces: Sequence[tuple[Work, int]] = ((work, rows),)
-        if rows > self._room.kinds.max_rows and key is not None:
+        if rows > self._queue.keys.max_rows and key is not None:
             assert isinstance(work, Execution)
-            whole = Whole(work, rows, self._room.kinds.max_rows, self._deliver_whole)
+            whole = Whole(work, rows, self._queue.keys.max_rows, self._deliver_whole)
             pieces = whole.pieces
-        added = self._room.put(pieces, key)
+        added = self._queue.put(pieces, key)
         if whole is not None:
-            self._wholes[whole.execution] = whole
+            self._split_requests[whole.execution] = whole
         if self._order is not None and isinstance(work, Execution):
-            self._order.came(work)
-        growing = self._growing
-        if growing is not None:
+            self._order.add(work)
+        pending = self._pending_batch
+        if pending is not None:
             for one in added:
-                self._has_grown |= growing.is_changed_by(one)
+                self._wait_over |= pending.is_changed_by(one)
         if added[0].expires < self._expiry_at:
             self._expire_at(added[0].expires)
         self._form_soon(defer)
@@ -141,12 +141,12 @@ class Batcher:
     def discard(self, work: Work) -> bool:
         """See `Schedule`."""
         if self._order is not None and isinstance(work, Execution):
-            self._order.give_up(work)
-        whole = self._wholes.pop(work, None) if isinstance(work, Execution) else None
+            self._order.remove(work)
+        whole = self._split_requests.pop(work, None) if isinstance(work, Execution) else None
         if whole is not None:
-            there = sum(map(self._room.discard, whole.parts)) == len(whole.parts)
+            there = sum(map(self._queue.discard, whole.parts)) == len(whole.parts)
         else:
-            there = self._room.discard(work)
+            there = self._queue.discard(work)
         if not there:
             self._defer(self._cancel_abandoned)  # Its caller marks the call as cancelled right after this.
         return there
@@ -158,19 +158,19 @@ class Batcher:
 
     def resized(self) -> None:
         """See `Schedule`."""
-        self._has_grown = True
+        self._wait_over = True
         self._form_soon()
 
     def close(self) -> None:
         """See `Schedule`."""
-        self._room.closed = True
+        self._queue.closed = True
         if self._expiry is not None:
             self._expiry.cancel()  # It would keep this object alive until it is due.
         self._form_soon()
 
     def readings(self) -> Iterator[Reading]:
         """Yield the metrics of executed batches, by the reason why they were closed."""
-        return self._room.readings()
+        return self._queue.readings()
 
     # --- batches ---
 
@@ -178,34 +178,34 @@ class Batcher:
         """Form batches once for all requests that are put in one turn of the event loop."""
         if not self._deferred:
             self._deferred = True
-            (defer or self._defer)(self._come_by)
+            (defer or self._defer)(self._form_deferred)
 
-    def _come_by(self) -> None:
+    def _form_deferred(self) -> None:
         self._deferred = False
-        if self._growing is None or self._has_grown or self._room.closed:
+        if self._pending_batch is None or self._wait_over or self._queue.closed:
             self._form()
 
     def _form(self) -> None:
-        self._growing = None
-        self._has_grown = False
+        self._pending_batch = None
+        self._wait_over = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         while len(self._running) < self._executor.capacity:
-            taken = self._room.take()
+            taken = self._queue.take()
             if taken.refused:
                 self._refuse(taken.refused)
             elif taken.works:
                 self._start(taken)
             else:
                 if taken.wait is not None:
-                    self._growing = Growing(taken.wait)
+                    self._pending_batch = PendingBatch(taken.wait)
                     self._timer = self._later(max(0.0, taken.wait.until - time.monotonic()), self._form)
                 break
-        if self._room.closed and not len(self._room):
+        if self._queue.closed and not len(self._queue):
             self._executor.close()
 
-    def _start(self, taken: Taken) -> None:
+    def _start(self, taken: NextWork) -> None:
         buffers = self._buffers.pop() if self._buffers else self._new_buffers()
         work: Batch | Alone
         if taken.batched:
@@ -233,9 +233,9 @@ class Batcher:
             work.deliver()
 
     def _deliver_whole(self, whole: Whole) -> None:
-        if self._wholes.pop(whole.execution, None) is not None:
+        if self._split_requests.pop(whole.execution, None) is not None:
             for part in whole.parts:  # If one has failed, others may still be queued.
-                self._room.discard(part)
+                self._queue.discard(part)
         self.deliver(whole.execution)
 
     def _refuse(self, refused: Sequence[Execution | Stream]) -> None:
@@ -255,7 +255,7 @@ class Batcher:
     def _refuse_expired(self) -> None:
         # `_form` rejects expired requests too, but does not run while the executor is busy.
         self._expiry, self._expiry_at = None, inf
-        refused, nearest = self._room.expired()
+        refused, nearest = self._queue.expired()
         self._refuse(refused)
-        if nearest < inf and not self._room.closed:
+        if nearest < inf and not self._queue.closed:
             self._expire_at(max(nearest, time.monotonic() + EXPIRY_SECONDS))

@@ -76,7 +76,7 @@ class Rules:
         """Rows beyond which a batch does not grow while it is younger than the delay."""
         return self.preferred[-1] if self.preferred else self.max_rows
 
-    def worth_waiting_for(self, rows: int) -> int:
+    def next_size(self, rows: int) -> int:
         """Returns the next size at which a batch that has `rows` now is executed at once."""
         return next((size for size in self.preferred if size > rows), self.max_rows)
 
@@ -193,21 +193,21 @@ class _Pending:
     def close(self, now: float, draining: bool, mixed: bool) -> Run | Wait:
         members, rules = self.members, self._rules
         if not rules.delay and not self._best:  # No delay: the instants do not matter.
-            return Run(members, self._reason or self._why_now(draining, False, False) or "no_delay")
+            return Run(members, self._reason or self._reason_to_run(draining, False, False) or "no_delay")
         due = min([one.arrived for one in members]) + rules.delay
         too_old = rules.delay > 0 and now >= due
         if self._best and not (too_old or draining or self._reason == "alone"):
             return self._run_best()
         hurry = min([one.hurry for one in members])
-        reason = self._reason or self._why_now(draining, too_old, now >= hurry)
+        reason = self._reason or self._reason_to_run(draining, too_old, now >= hurry)
         if reason is None and mixed:
             reason = "full"
         if reason is not None:
             return Run(members, reason)
         expires = min([one.expires for one in members if one.expires > now], default=inf)
-        return Wait(min(due, hurry, expires), members[0].key, self._rows, rules.worth_waiting_for(self._rows))
+        return Wait(min(due, hurry, expires), members[0].key, self._rows, rules.next_size(self._rows))
 
-    def _why_now(self, draining: bool, too_old: bool, hurried: bool) -> Reason | None:
+    def _reason_to_run(self, draining: bool, too_old: bool, hurried: bool) -> Reason | None:
         """Returns why a batch that could grow is executed now, or None."""
         rules, rows = self._rules, self._rows
         if draining:

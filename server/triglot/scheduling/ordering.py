@@ -14,28 +14,28 @@ class ArrivalOrder:
     """
 
     def __init__(self) -> None:
-        self._came: OrderedDict[Execution, bool] = OrderedDict()
+        self._pending: OrderedDict[Execution, bool] = OrderedDict()
         """Requests to deliver, in order of arrival, and whether each is done."""
 
     def __len__(self) -> int:
-        return len(self._came)
+        return len(self._pending)
 
-    def came(self, work: Execution) -> None:
+    def add(self, work: Execution) -> None:
         """Add an arriving request."""
-        self._came[work] = False
+        self._pending[work] = False
 
     def done(self, work: Execution) -> None:
         """Mark a request as done, and deliver those whose turn has come."""
-        if work in self._came:
-            self._came[work] = True
+        if work in self._pending:
+            self._pending[work] = True
             self._deliver()
 
-    def give_up(self, work: Execution) -> None:
+    def remove(self, work: Execution) -> None:
         """Remove a cancelled request; its outcome is not delivered."""
-        self._came.pop(work, None)
+        self._pending.pop(work, None)
         self._deliver()
 
     def _deliver(self) -> None:
-        while self._came and self._came[first := next(iter(self._came))]:
-            del self._came[first]
+        while self._pending and self._pending[first := next(iter(self._pending))]:
+            del self._pending[first]
             first.deliver()

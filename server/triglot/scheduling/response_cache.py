@@ -41,10 +41,10 @@ class _Entry:
 
 
 class ResponseCache:
-    """The cached responses of all models, up to `most_bytes`; the least recently used entry is evicted first."""
+    """The cached responses of all models, up to `max_bytes`; the least recently used entry is evicted first."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self.bytes = 0
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._numbers = itertools.count()
@@ -68,7 +68,7 @@ class ResponseCache:
         self.bytes += entry.size
         entry.owner.bytes += entry.size
         entry.owner.keys.add(key)
-        while self.bytes > self.most_bytes:
+        while self.bytes > self.max_bytes:
             oldest = next(iter(self._entries))
             self._entries[oldest].owner.evictions += 1
             self.drop(oldest)
@@ -123,15 +123,15 @@ class ModelCache:
 
     def takes_long(self, outputs: Sequence[OutputTensor]) -> bool:
         """Returns whether `copied` should be called on a thread."""
-        return OFF_LOOP_BYTES < _size(outputs) <= self._cache.most_bytes - ENTRY_BYTES
+        return OFF_LOOP_BYTES < _size(outputs) <= self._cache.max_bytes - ENTRY_BYTES
 
-    def keep(self, key: Key, outputs: Sequence[OutputTensor]) -> None:
+    def store_copy(self, key: Key, outputs: Sequence[OutputTensor]) -> None:
         """Store a copy of these outputs, unless they are too large or have mutable elements."""
         self.store(key, self.copied(outputs))
 
     def copied(self, outputs: Sequence[OutputTensor]) -> Copies | None:
         """Returns copies for `store`, or None if they cannot be cached. On any thread."""
-        if _size(outputs) + ENTRY_BYTES > self._cache.most_bytes:
+        if _size(outputs) + ENTRY_BYTES > self._cache.max_bytes:
             return None
         try:
             return _copied(outputs)
@@ -143,7 +143,7 @@ class ModelCache:
         if copied is None or self._closed:
             return
         entry = _Entry(*copied, self)
-        if entry.size <= self._cache.most_bytes:
+        if entry.size <= self._cache.max_bytes:
             self._cache.put(key, entry)
 
     def close(self) -> None:

@@ -110,7 +110,7 @@ class Submission(Execution):
         except BaseException as error:
             if self.is_late and isinstance(error, asyncio.CancelledError):
                 self.failure = call.overdue(WHILE_RUNNING)
-            elif is_left(error):
+            elif is_cancellation(error):
                 call.cancel()
                 raise
             else:
@@ -197,7 +197,7 @@ class AwaitedSubmission(Submission):
         """Do nothing: the awaiting caller was cancelled."""
 
 
-def is_left(error: BaseException) -> bool:
+def is_cancellation(error: BaseException) -> bool:
     """Returns whether the error means that the caller cancelled, and not that the model failed."""
     return isinstance(error, GeneratorExit) or is_cancelled(error)
 
@@ -239,7 +239,7 @@ class Servable:
         # A function, not a bound method: the threads would keep the servable alive.
         self._explain: Explain = partial(explained, str(self))
         self._executors = list(executors_for(model, f"{name}/{version}", self.function, self._explain))
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._retiring: set[asyncio.Task[None]] = set()
         self._schedule = schedule_for(model, self._limit, self._executors, self.guard)
         for executor in self._executors:  # Only now that the model's configuration is known to be valid.
             executor.open()
@@ -321,25 +321,27 @@ class Servable:
         else:
             self.answers = cache.for_model(ordered=self.model.any_tensors)
 
-    async def resize(self, come: int, go: int) -> Sequence[BaseException]:
-        """Add `come` instances, prepared by `preparations`, then remove `go` instances once these are idle.
+    async def resize(self, added: int, removed: int) -> Sequence[BaseException]:
+        """Add `added` instances, prepared by `preparations`, then remove `removed` instances once these are idle.
 
         Returns the errors of instances that could not be added; in that case none is removed.
         """
         if self.sequences is not None:
-            return await self._resize_sequences(self.sequences, come, go)
+            return await self._resize_sequences(self.sequences, added, removed)
         (executor,) = self._executors
-        errors = await executor.add(come, self._prepare)
+        errors = await executor.add(added, self._prepare)
         self._schedule.resized()
         if not errors:
-            await executor.remove(go)
+            await executor.remove(removed)
         return errors
 
-    async def _resize_sequences(self, schedule: SequenceSchedule, come: int, go: int) -> Sequence[BaseException]:
+    async def _resize_sequences(
+        self, schedule: SequenceSchedule, added: int, removed: int
+    ) -> Sequence[BaseException]:
         """As `resize`, but does not wait for removed instances: their sequences may take long."""
         errors: list[BaseException] = []
-        for number in range(come):
-            name = f"{self.name}/{self.version}#{self.model.instances - come + number}"
+        for number in range(added):
+            name = f"{self.name}/{self.version}#{self.model.instances - added + number}"
             executor = executor_for_sequences(self.model, name, self.function, self._explain)
             executor.open()
             if failed := await executor.add(1, self._prepare):
@@ -348,10 +350,10 @@ class Servable:
             else:
                 self._executors.append(executor)
                 schedule.add(executor)
-        for _ in range(0 if errors else go):
-            leaving = asyncio.create_task(self._retire(schedule))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+        for _ in range(0 if errors else removed):
+            retiring = asyncio.create_task(self._retire(schedule))
+            self._retiring.add(retiring)
+            retiring.add_done_callback(self._retiring.discard)
         return errors
 
     async def _retire(self, schedule: SequenceSchedule) -> None:
@@ -379,9 +381,9 @@ class Servable:
             self._schedule.put(work, defer)
             call.times.queued = time.perf_counter()
         except QueueFull as error:
-            raise self._counted(error) from None
+            raise self._count_queue_full(error) from None
 
-    def _counted(self, error: QueueFull) -> QueueFull:
+    def _count_queue_full(self, error: QueueFull) -> QueueFull:
         self._queue_full += 1
         text = f"{error.message}, the most that max_queue_size allows"
         return QueueFull(text, retry_after=error.retry_after)
@@ -391,7 +393,7 @@ class Servable:
 
         `CancelledError` or `SystemExit` raised by the model itself is a failure like any other.
         """
-        if is_left(error):
+        if is_cancellation(error):
             call.cancel()
             return error
         return self._explain(error)
@@ -404,14 +406,14 @@ class Servable:
         """
         self._schedule.close()
         self.preparations.clear()  # They refer to this servable.
-        for leaving in self._leaving:
-            leaving.cancel()
+        for retiring in self._retiring:
+            retiring.cancel()
         if self.answers is not None:
             self.answers.close()
         self.end_leases(at_once=at_once)
-        await unload(self.model, str(self), self._at_rest)
+        await unload(self.model, str(self), self._wait_until_idle)
 
-    def _at_rest(self) -> None:
+    def _wait_until_idle(self) -> None:
         """Block until nothing runs. On another thread."""
         for executor in self._executors:
             executor.join()
@@ -531,7 +533,7 @@ class Servable:
         try:
             executor.check_room(self._limit)
         except QueueFull as error:
-            raise self._counted(error) from None
+            raise self._count_queue_full(error) from None
         if call.expired:
             raise call.overdue(BEFORE_START)
         gate = self._enter(call) if call.size else None
@@ -558,7 +560,7 @@ class Servable:
                 running.leave()
                 yield convert(answer)
         except BaseException as error:
-            if not is_left(error):
+            if not is_cancellation(error):
                 times.ended(failed=True)
             raise seen_late(self._outcome(error, call), call, WHILE_STREAMING) from None
         finally:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
+class SequenceTensors:
     """The inputs that the server adds to those of the client, and how batches are passed to the model.
 
     `batched`: the model has a batch dim. `decoupled`: it yields responses, to one request at a time.
@@ -43,7 +43,7 @@ class Tensors:
     infer_batch: Callable[..., Any] | None = None
 
     @classmethod
-    def of(cls, model: Model) -> Tensors:
+    def of(cls, model: Model) -> SequenceTensors:
         """Returns the tensors of a model.
 
         Raises `ValueError` for options that a model with sequences cannot have.
@@ -118,7 +118,7 @@ class SequenceBatch:
 
     def __init__(
         self,
-        tensors: Tensors,
+        tensors: SequenceTensors,
         rows: Rows,
         buffers: Buffers | None,
         ended: Callable[[SequenceBatch], None],
@@ -131,7 +131,7 @@ class SequenceBatch:
         self._times = BatchTimes()
         self.over = False
         """True once it has been executed. On the event loop."""
-        self.bind: Callable[[], object] = _no_place
+        self.bind: Callable[[], object] = _bind_nothing
         """Called on the instance's thread; see `HostedModel.runs_on`."""
 
     def run(self, function: Function, explain: Explain) -> None:
@@ -143,14 +143,14 @@ class SequenceBatch:
             self._run_together(function, explain)
 
     def _run_alone(self, request: SequenceRequest, function: Function, explain: Explain) -> None:
-        def noted(_: Inputs, call: Call) -> Any:
+        def run_model(_: Inputs, call: Call) -> Any:
             request.executed = True
             answer = function(self._tensors.inputs(self._rows, self._buffers), call)
             if self._tensors.states:
                 self._keep(answer)
             return answer
 
-        request.work.run(noted, explain)
+        request.work.run(run_model, explain)
 
     def _run_together(self, function: Function, explain: Explain) -> None:
         calls = [member.work.call for member in self.members]
@@ -168,7 +168,7 @@ class SequenceBatch:
             except BaseException as error:  # A model that calls exit() fails these calls, not the server.
                 failure = explain(error)
                 for member in self.members:
-                    member.give_error(own_copy(failure))
+                    member.set_error(own_copy(failure))
         times.end()
         for call in calls:
             call.times.ended(times.joining, times.splitting)
@@ -184,7 +184,7 @@ class SequenceBatch:
         self._keep(answer)
         for row, part in zip(self._rows, parts, strict=True):
             if row is not None:
-                row.give(part)
+                row.respond(part)
 
     def _run_listed(self, infer_batch: Callable[..., Any], calls: Sequence[Call], explain: Explain) -> None:
         """Pass the requests as a list; rows without a request are skipped."""
@@ -197,16 +197,16 @@ class SequenceBatch:
                 if isinstance(answer, BaseException):
                     raise answer
                 self._keep(answer, (member,))
-                member.give(answer)
+                member.respond(answer)
             except Exception as error:
-                member.give_error(own_copy(explain(error)))
+                member.set_error(own_copy(explain(error)))
 
     def _keep(self, answer: object, rows: Rows | None = None) -> None:
-        with _logged():
+        with _log_errors():
             self._tensors.states.keep(answer, self._rows if rows is None else rows)
 
     def _split(self, answer: object) -> list[dict[str, Array]]:
-        with _logged():
+        with _log_errors():
             return split(answer, [1] * len(self._rows), len(self._rows))
 
     def deliver(self) -> None:
@@ -223,7 +223,7 @@ class SequenceBatch:
 
 
 @contextmanager
-def _logged() -> Iterator[None]:
+def _log_errors() -> Iterator[None]:
     """Log errors in what a model returned, for the model's author."""
     try:
         yield
@@ -232,5 +232,5 @@ def _logged() -> Iterator[None]:
         raise
 
 
-def _no_place() -> None:
+def _bind_nothing() -> None:
     """For models that run in the server's process: nothing to bind."""

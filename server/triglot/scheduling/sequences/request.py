@@ -51,7 +51,7 @@ class SequenceRequest:
         """Whether it ends its sequence."""
         return self.scheduling.sequence_end
 
-    def give(self, answer: Any) -> None:
+    def respond(self, answer: Any) -> None:
         """Set or send the model's response to it. On the instance's thread."""
         if isinstance(self.work, Stream):
             if answer is not None:
@@ -60,7 +60,7 @@ class SequenceRequest:
         else:
             self.work.result = answer
 
-    def give_error(self, error: ServingError) -> None:
+    def set_error(self, error: ServingError) -> None:
         """End it with an error. On any thread."""
         if isinstance(self.work, Stream):
             self.work.refuse(error)
@@ -69,7 +69,7 @@ class SequenceRequest:
 
     def fail(self, error: ServingError) -> None:
         """End it with an error and deliver it: it will not be executed. On the event loop."""
-        self.give_error(error)
+        self.set_error(error)
         self.work.deliver()
 
 

@@ -27,27 +27,27 @@ from triglot.executors.stream import Stream
 from triglot.executors.work import Execution, Inputs, Work
 from triglot.model.model import Model
 from triglot.model.scheduling import OldestStrategy
-from triglot.scheduling.kinds import said_besides
+from triglot.scheduling.batch_keys import parameters_key
 from triglot.scheduling.schedule import Later, Timer
-from triglot.scheduling.sequences.batch import SequenceBatch, Tensors
+from triglot.scheduling.sequences.batch import SequenceBatch, SequenceTensors
 from triglot.scheduling.sequences.request import SequenceRequest
 from triglot.scheduling.sequences.strategies import strategy_of
 from triglot.scheduling.sequences.table import REASONS, Dropped, SequenceTable
 
 log = logging.getLogger(__name__)
 
-_LARGEST_NUMBER = 2**31 - 1
+_MAX_GENERATED_ID = 2**31 - 1
 """Largest generated sequence id; fits every integer type of a CORRID input."""
 
 
 class Instance:
     """One instance of the model. `runs`: it executes a batch. `timer`: set while its next batch waits to grow.
 
-    `losses`: how often its process was lost (`HostedModel.on_lost`). `left`: set if it is being removed; the
+    `losses`: how often its process was lost (`HostedModel.on_lost`). `drained`: set if it is being removed; the
     event is set once it has no sequence any longer.
     """
 
-    __slots__ = ("buffers", "executor", "left", "losses", "number", "runs", "timer")
+    __slots__ = ("buffers", "drained", "executor", "losses", "number", "runs", "timer")
 
     def __init__(self, number: int, executor: Executor, buffers: Buffers | None) -> None:
         self.number = number
@@ -56,7 +56,7 @@ class Instance:
         self.runs = False
         self.losses = 0
         self.timer: Timer | None = None
-        self.left: asyncio.Event | None = None
+        self.drained: asyncio.Event | None = None
 
 
 class SequenceSchedule:
@@ -85,7 +85,7 @@ class SequenceSchedule:
         """Set while no sequence is open."""
         self.empty.set()
         self._limit = limit
-        self._tensors = Tensors.of(model)
+        self._tensors = SequenceTensors.of(model)
         alone = self._tensors.decoupled or not self._tensors.batched
         self._strategy = strategy_of(model, self._tensors.key, alone=alone)
         self._table = SequenceTable(instances=len(executors), rows=self._strategy.rows, max_idle=batching.max_idle)
@@ -147,7 +147,7 @@ class SequenceSchedule:
         assert isinstance(work, Execution | Stream)
         call, inputs = work.call, work.inputs
         if self._iterative:
-            call.scheduling = self._as_a_sequence(call.scheduling)
+            call.scheduling = self._single_request_sequence(call.scheduling)
         scheduling = call.scheduling
         if not scheduling.sequence_id:
             raise InvalidArgument(
@@ -157,14 +157,14 @@ class SequenceSchedule:
         self._tensors.check(inputs, scheduling.sequence_id, call.model_name)
         shapes = layout_of(inputs)
         if self._by_parameters and (call.parameters or call.input_parameters):
-            shapes = (shapes, said_besides(call))
+            shapes = (shapes, parameters_key(call))
         self._requests[work] = self._table.add(work, scheduling, inputs, shapes, self._clock())
-        self._go_on()
+        self._update()
 
-    def _as_a_sequence(self, said: Scheduling) -> Scheduling:
+    def _single_request_sequence(self, said: Scheduling) -> Scheduling:
         sequence_id = said.sequence_id
         while not sequence_id:
-            number = next(self._numbers) % _LARGEST_NUMBER + 1
+            number = next(self._numbers) % _MAX_GENERATED_ID + 1
             sequence_id = str(number) if self._tensors.controls.takes_texts else number
             if sequence_id in self._table.live:
                 sequence_id = 0
@@ -181,7 +181,7 @@ class SequenceSchedule:
     def end(self, sequence_id: int | str) -> None:
         """Close a sequence that starts again in another version: requests queued here are its last."""
         self._table.end(sequence_id, self._clock())
-        self._go_on()
+        self._update()
 
     def resized(self) -> None:
         """See `Schedule`. Nothing to do: `add` and `remove` change the instances."""
@@ -189,39 +189,39 @@ class SequenceSchedule:
     def add(self, executor: Executor) -> None:
         """Add an instance."""
         self._instances.append(Instance(self._table.add_instance(), executor, self._new_buffers()))
-        self._go_on()
+        self._update()
 
     async def remove(self) -> Executor:
         """Remove an instance once its sequences have ended; returns its executor."""
         instance = self._instances[self._table.retire()]
-        instance.left = asyncio.Event()
-        self._let_leave()
-        await instance.left.wait()
+        instance.drained = asyncio.Event()
+        self._release_drained()
+        await instance.drained.wait()
         return instance.executor
 
-    def _let_leave(self) -> None:
+    def _release_drained(self) -> None:
         for one in self._instances:
-            if one.left is not None and not one.runs and self._table.has_left(one.number):
-                one.left.set()
+            if one.drained is not None and not one.runs and self._table.is_drained(one.number):
+                one.drained.set()
 
     def close(self) -> None:
         """See `Schedule`. Each sequence ends once none of its requests is queued or running."""
         self._closed = True
         self._table.close()
         self._table.woken.update(range(len(self._instances)))  # Batches no longer wait to grow.
-        self._go_on()
+        self._update()
 
     def _fail(self, dropped: Sequence[Dropped]) -> None:
         for request, error in dropped:
             self._requests.pop(request.work, None)
             request.fail(error)
-        self._go_on()
+        self._update()
 
-    def _go_on(self) -> None:
+    def _update(self) -> None:
         """Act on changes: form batches, hold one lease per sequence, and set the timer for expiring sequences."""
         if not self._deferred and self._table.woken:
             self._deferred = True
-            self._defer(self._come_by)
+            self._defer(self._form_deferred)
         live = len(self._table.live)
         while self._leases < live:
             self.lease.__enter__()
@@ -235,7 +235,7 @@ class SequenceSchedule:
             self.empty.clear()
         if self._closed and not live:
             self.lease = nullcontext()  # The lease's owner would live as long as this object.
-        self._let_leave()
+        self._release_drained()
         due = self._table.next_due()
         if due < self._timer_at or (self._timer is not None and not live):
             self._set_timer(due)
@@ -253,7 +253,7 @@ class SequenceSchedule:
 
     # --- batches ---
 
-    def _come_by(self) -> None:
+    def _form_deferred(self) -> None:
         self._deferred = False
         woken = sorted(self._table.woken)
         self._table.woken.clear()
@@ -309,9 +309,9 @@ class SequenceSchedule:
     def _lose(self, number: int, losses: int, name: str) -> None:
         """End the sequences of an instance that has lost their state."""
         self._instances[number].losses = losses
-        before = self._table.over["lost"]
+        before = self._table.ended["lost"]
         dropped = self._table.lose(number, self._clock())
-        if count := self._table.over["lost"] - before:
+        if count := self._table.ended["lost"] - before:
             log.warning("%s was lost, which ended %d sequence%s", name, count, "s" if count > 1 else "")
         self._fail(dropped)
 
@@ -326,7 +326,7 @@ class SequenceSchedule:
         yield Reading("sequences_started", "Started sequences.", table.started, counter=True)
         for reason in REASONS:
             text = "Ended sequences, by reason."
-            yield Reading("sequences_ended", text, table.over[reason], {"reason": reason}, counter=True)
+            yield Reading("sequences_ended", text, table.ended[reason], {"reason": reason}, counter=True)
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:

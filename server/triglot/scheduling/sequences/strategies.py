@@ -51,7 +51,7 @@ def strategy_of(model: Model, key: Key, *, alone: bool) -> Strategy:
     return Alone(rows) if alone else Direct(batching.strategy, key, rows)
 
 
-def _alike(heads: Sequence[SequenceRequest], key: Key) -> list[SequenceRequest]:
+def _with_equal_keys(heads: Sequence[SequenceRequest], key: Key) -> list[SequenceRequest]:
     """Returns the first request and those that can share a batch with it."""
     if len(heads) == 1:
         return list(heads)
@@ -79,20 +79,20 @@ class Direct:
     def __init__(self, strategy: DirectStrategy, key: Key, rows: int) -> None:
         self.rows = rows
         self._key = key
-        self._enough = rows * strategy.minimum_slot_utilization
+        self._min_rows = rows * strategy.minimum_slot_utilization
         self._delay = strategy.max_queue_delay if strategy.minimum_slot_utilization else 0.0
 
     def choose(self, heads: Sequence[SequenceRequest], now: float) -> Chosen | float:
         """See `Strategy`."""
-        chosen = _alike(heads, self._key)
+        chosen = _with_equal_keys(heads, self._key)
         left = heads[0].arrived + self._delay - now
-        if self._delay and len(chosen) < self._enough and left > 0:
+        if self._delay and len(chosen) < self._min_rows and left > 0:
             return left
         places = {head.run.slot.row: head for head in chosen if head.run.slot is not None}
-        reason = _why_no_longer(now, self._delay)
+        reason = _reason_to_run(now, self._delay)
         if len(chosen) == self.rows:
             reason = "full"
-        elif self._delay and len(chosen) >= self._enough:
+        elif self._delay and len(chosen) >= self._min_rows:
             reason = "preferred"
         return Chosen([places.get(row) for row in range(max(places) + 1)], reason)
 
@@ -100,28 +100,28 @@ class Direct:
 class Oldest:
     """Batches the oldest requests, one per sequence, as dynamic batching does (spec 5.1)."""
 
-    def __init__(self, strategy: OldestStrategy, key: Key, most: int, rows: int) -> None:
+    def __init__(self, strategy: OldestStrategy, key: Key, max_rows: int, rows: int) -> None:
         self.rows = rows
         self._key = key
-        self._most = most
-        self._preferred = [size for size in strategy.preferred_sizes if size <= most]
+        self._max_rows = max_rows
+        self._preferred = [size for size in strategy.preferred_sizes if size <= max_rows]
         self._delay = strategy.max_queue_delay
 
     def choose(self, heads: Sequence[SequenceRequest], now: float) -> Chosen | float:
         """See `Strategy`."""
-        chosen = _alike(heads, self._key)[: self._most]
+        chosen = _with_equal_keys(heads, self._key)[: self._max_rows]
         reached = max([size for size in self._preferred if size <= len(chosen)], default=0)
         # Full, or every slot has a request in it: no more can be added.
-        full = len(chosen) == self._most or len(heads) == self.rows
+        full = len(chosen) == self._max_rows or len(heads) == self.rows
         left = heads[0].arrived + self._delay - now
         if reached:
             return Chosen(chosen[:reached], "full" if full and reached == len(chosen) else "preferred")
         if self._delay and left > 0 and not full:
             return left
-        return Chosen(chosen, "full" if full else _why_no_longer(now, self._delay))
+        return Chosen(chosen, "full" if full else _reason_to_run(now, self._delay))
 
 
-def _why_no_longer(now: float, delay: float) -> Reason:
+def _reason_to_run(now: float, delay: float) -> Reason:
     if now == inf:
         return "drained"
     return "delay" if delay else "no_delay"

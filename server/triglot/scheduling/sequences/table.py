@@ -44,7 +44,7 @@ class SequenceTable:
         self._free: list[Slot] = []
         self._idle_since: dict[SequenceRun, float] = {}
         self._ready: list[dict[SequenceRun, None]] = []
-        self._leaving: set[int] = set()
+        self._retiring: set[int] = set()
         self._closed = False
         self.slots = 0
         self.live: dict[int | str, SequenceRun] = {}
@@ -54,7 +54,7 @@ class SequenceTable:
         self.waiting = 0
         """Number of queued requests."""
         self.started = 0
-        self.over: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()
         """Number of ended sequences by reason, since the model was loaded."""
         for _ in range(instances):
             self.add_instance()
@@ -67,20 +67,20 @@ class SequenceTable:
         self._ready.append({})
         self.slots += self._rows
         for row in range(self._rows):
-            self._give_away(Slot(row, number))
+            self._assign(Slot(row, number))
         return number
 
     def retire(self) -> int:
         """Give no more sequences to the instance that has the fewest; returns its number."""
         free = Counter(slot.instance for slot in self._free)
-        number = max(set(range(len(self._ready))) - self._leaving, key=lambda one: (free[one], one))
-        self._leaving.add(number)
+        number = max(set(range(len(self._ready))) - self._retiring, key=lambda one: (free[one], one))
+        self._retiring.add(number)
         self.slots -= free[number]
         self._free = [slot for slot in self._free if slot.instance != number]
         heapq.heapify(self._free)
         return number
 
-    def has_left(self, instance: int) -> bool:
+    def is_drained(self, instance: int) -> bool:
         """Returns whether no sequence has a slot on this instance."""
         return not any(run.slot is not None and run.slot.instance == instance for run in self.live.values())
 
@@ -117,7 +117,7 @@ class SequenceTable:
             _limit(run, [request])
         elif run.slot is None:
             self._queue_up(run)
-        self._settle(run, now)
+        self._update(run, now)
         return request
 
     def _count_start(self, run: SequenceRun, model: str) -> None:
@@ -128,7 +128,7 @@ class SequenceTable:
                 run.id,
                 model,
             )
-            self.over["replaced"] += 1
+            self.ended["replaced"] += 1
 
     # --- slots and the backlog ---
 
@@ -152,12 +152,12 @@ class SequenceTable:
         if slot is None:
             return
         self._ready[slot.instance].pop(run, None)
-        if slot.instance in self._leaving:
+        if slot.instance in self._retiring:
             self.slots -= 1
         else:
-            self._give_away(slot)
+            self._assign(slot)
 
-    def _give_away(self, slot: Slot) -> None:
+    def _assign(self, slot: Slot) -> None:
         if self.backlog:
             first = next(iter(self.backlog))
             del self.backlog[first]
@@ -165,7 +165,7 @@ class SequenceTable:
         else:
             heapq.heappush(self._free, slot)
 
-    def _settle(self, run: SequenceRun, now: float) -> None:
+    def _update(self, run: SequenceRun, now: float) -> None:
         """Update a sequence after a change: start its next one, mark it ready or idle, or remove it."""
         if run.running is not None:
             return
@@ -188,7 +188,7 @@ class SequenceTable:
         """Remove a sequence with all of its queued requests."""
         ends = sum(request.end for request in run.pending)
         if count := ends + run.open:
-            self.over[reason] += count
+            self.ended[reason] += count
         self.waiting -= len(run.pending)
         run.pending.clear()
         del self.live[run.id]
@@ -230,11 +230,11 @@ class SequenceTable:
             run = request.run
             run.running = None
             if request.executed:
-                self.over["end"] += request.end
+                self.ended["end"] += request.end
             else:
                 run.begun = run.begun and not request.start
-                dropped += self._forgo(request, [], 0)
-            self._settle(run, now)
+                dropped += self._cancel_rest(request, [], 0)
+            self._update(run, now)
         return dropped
 
     # --- removal ---
@@ -248,11 +248,11 @@ class SequenceTable:
         first = at
         if run in self.backlog and not request.start:  # Else the model receives those before it.
             first = max(before for before in range(at) if run.pending[before].start)
-        dropped = self._forgo(request, self._taken_out(run, first, at), first)
-        self._settle(run, now)
+        dropped = self._cancel_rest(request, self._remove_range(run, first, at), first)
+        self._update(run, now)
         return dropped
 
-    def _forgo(self, request: SequenceRequest, others: list[SequenceRequest], at: int) -> list[Dropped]:
+    def _cancel_rest(self, request: SequenceRequest, others: list[SequenceRequest], at: int) -> list[Dropped]:
         """Cancel a request's whole sequence: these `others`, and those `pending` from `at` on.
 
         Returns their errors.
@@ -263,16 +263,16 @@ class SequenceTable:
         if at == len(run.pending):
             ended, run.open = ended or run.open, False
         if ended:  # Otherwise it was counted when another one replaced it.
-            self.over["cancelled"] += 1
+            self.ended["cancelled"] += 1
         text = f"sequence {run.id} was cancelled with another queued request of the same sequence"
         return [(other, Cancelled(text)) for other in others]
 
     def _followers(self, run: SequenceRun, at: int) -> list[SequenceRequest]:
         """Remove and return the requests from `at` on that belong to the same sequence as the one before `at`."""
         starts = (number for number in range(at, len(run.pending)) if run.pending[number].start)
-        return self._taken_out(run, at, next(starts, len(run.pending)))
+        return self._remove_range(run, at, next(starts, len(run.pending)))
 
-    def _taken_out(self, run: SequenceRun, first: int, end: int) -> list[SequenceRequest]:
+    def _remove_range(self, run: SequenceRun, first: int, end: int) -> list[SequenceRequest]:
         pending = list(run.pending)
         run.pending.clear()
         run.pending.extend(pending[:first] + pending[end:])
@@ -283,9 +283,9 @@ class SequenceTable:
         """Close a sequence that continues in another version: requests queued here are its last."""
         run = self.live.get(sequence_id)
         if run is not None and run.open:
-            self.over["replaced"] += 1
+            self.ended["replaced"] += 1
             run.open = False
-            self._settle(run, now)
+            self._update(run, now)
 
     def lose(self, instance: int, now: float) -> list[Dropped]:
         """End all sequences that an instance has begun, since it lost their state; returns the cancelled requests.
@@ -302,9 +302,9 @@ class SequenceTable:
             if running is not None:
                 running.lost = True
             dropped += [(follower, _not_started(follower.work, run.id)) for follower in self._followers(run, 0)]
-            self.over["lost"] += 1
+            self.ended["lost"] += 1
             run.open = run.open and bool(run.pending)
-            self._settle(run, now)
+            self._update(run, now)
         return dropped
 
     def next_due(self) -> float:

@@ -20,14 +20,14 @@ from triglot.executors.stream import Stream
 from triglot.executors.work import Execution, Work
 from triglot.model.model import Model
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
+from triglot.scheduling.batch_keys import BatchKeys
 from triglot.scheduling.forming import Decision, Lane, Rules, Run, Wait, Waiting, form, hurry_of
-from triglot.scheduling.kinds import Kinds
 
 REQUESTS = (Execution, Stream)
 """The types of requests; a constant, because `Execution | Stream` would be evaluated each time."""
-LANES_KEPT = 16
+MAX_EMPTY_LANES = 16
 """Empty lanes that are kept; there may be as many priority levels as requests can name."""
-GONE_AT_MOST = 64
+MAX_STALE_ENTRIES = 64
 """Entries of cancelled requests, beside as many as there are queued requests, that are kept until a sweep."""
 
 
@@ -42,7 +42,7 @@ class Level(Lane):
 
 
 @dataclass(slots=True)
-class Taken:
+class NextWork:
     """What an idle executor is to do: reject `refused` requests, run a batch of `works`, or wait.
 
     All three empty: nothing is queued. `joinable`: the works have the same layout. `batched`: they run as a batch,
@@ -56,27 +56,27 @@ class Taken:
     wait: Wait | None = None
 
 
-class WaitingRoom:
+class BatchQueue:
     """The queued requests of a `Batcher`. On the event loop."""
 
     def __init__(self, model: Model, batching: DynamicBatching, limit: int) -> None:
         self.limit = limit
         self.closed = False
-        self.kinds = Kinds(model, batching)
+        self.keys = BatchKeys(model, batching)
         self._batching = batching
-        most = max(1, self.kinds.max_rows)
-        preferred = tuple(size for size in batching.preferred_sizes if size <= most)
-        self._rules = Rules(most, preferred, batching.max_queue_delay)
+        limit = max(1, self.keys.max_rows)
+        preferred = tuple(size for size in batching.preferred_sizes if size <= limit)
+        self._rules = Rules(limit, preferred, batching.max_queue_delay)
         self._levels: dict[int, Level] = {}
         self._lanes: list[Level] = []
-        self._there: dict[Work, tuple[Level, Waiting]] = {}
-        self._places_of_gone = 0
+        self._queued: dict[Work, tuple[Level, Waiting]] = {}
+        self._stale_entries = 0
         self._rows = 0
         self._counts = BatchCounts()
         self._timeouts = 0
 
     def __len__(self) -> int:
-        return len(self._there)
+        return len(self._queued)
 
     @property
     def batches(self) -> int:
@@ -90,26 +90,26 @@ class WaitingRoom:
         """
         if self.closed:
             raise Unavailable("the model was unloaded")
-        if len(self._there) >= self.limit:
+        if len(self._queued) >= self.limit:
             raise queue_full(f"{self.limit} requests are queued")
         now = time.monotonic()
         work = pieces[0][0]
         assert isinstance(work, REQUESTS)
         rows = pieces[0][1] if len(pieces) == 1 else sum([rows for _, rows in pieces])
-        level, expires, hurry = self._policed(work, rows, now)
+        level, expires, hurry = self._apply_policy(work, rows, now)
         added = [Waiting(piece, rows, key, now, expires, hurry) for piece, rows in pieces]
         for one in added:
             level.count += 1
-            self._rows += self._room_of(one)
-            self._there[one.work] = (level, one)
+            self._rows += self._rows_of(one)
+            self._queued[one.work] = (level, one)
             level.waiting.append(one)
         return added
 
-    def _room_of(self, one: Waiting) -> int:
+    def _rows_of(self, one: Waiting) -> int:
         # A request that runs alone fills a batch.
         return self._rules.max_rows if one.key is None else one.rows
 
-    def _policed(self, work: Execution | Stream, rows: int, now: float) -> tuple[Level, float, float]:
+    def _apply_policy(self, work: Execution | Stream, rows: int, now: float) -> tuple[Level, float, float]:
         """Returns a request's level, when it expires, and when it must start.
 
         Raises `QueueFull`, `Unavailable`.
@@ -130,42 +130,42 @@ class WaitingRoom:
         return level
 
     def _check_room(self, level: Level, rows: int) -> None:
-        most = level.policy.max_queue_size
-        if most and level.count >= most:
+        limit = level.policy.max_queue_size
+        if limit and level.count >= limit:
             of = f" of priority level {level.level}" if level.level else ""
-            raise queue_full(f"{most} requests{of} are queued")
-        most = self._batching.max_waiting_batches
-        if most and self._there and self._rows + rows > most * self._rules.max_rows:
+            raise queue_full(f"{limit} requests{of} are queued")
+        limit = self._batching.max_waiting_batches
+        if limit and self._queued and self._rows + rows > limit * self._rules.max_rows:
             raise Unavailable(
                 "The batch scheduling queue to which this task was submitted is full; currently "
-                f"{self.batches} batches enqueued and max_enqueued_batches is {most}",
+                f"{self.batches} batches enqueued and max_enqueued_batches is {limit}",
                 retry_after=RETRY_AFTER_SECONDS,
             )
 
     def discard(self, work: Work) -> bool:
         """Remove a request; returns False if it is not queued."""
-        if (found := self._there.get(work)) is None:
+        if (found := self._queued.get(work)) is None:
             return False
         self._remove(*found)
-        self._places_of_gone += 1
-        if self._places_of_gone > GONE_AT_MOST + len(self._there):
+        self._stale_entries += 1
+        if self._stale_entries > MAX_STALE_ENTRIES + len(self._queued):
             self._sweep()
         return True
 
     def _remove(self, level: Level, one: Waiting) -> Work:
         work: Work = one.work
-        del self._there[work]
+        del self._queued[work]
         one.gone = True
         one.work = None  # Its entry in the lane remains, but not its data.
         level.count -= 1
-        self._rows -= self._room_of(one)
+        self._rows -= self._rows_of(one)
         return work
 
     def expired(self) -> tuple[list[Execution | Stream], float]:
         """Remove the requests that have expired; returns them, and when the next one expires."""
         now, nearest = time.monotonic(), inf
         refused: list[Execution | Stream] = []
-        for level, one in list(self._there.values()):
+        for level, one in list(self._queued.values()):
             work = one.work
             if level.delays or one.expires > now:
                 nearest = nearest if level.delays else min(nearest, one.expires)
@@ -174,25 +174,25 @@ class WaitingRoom:
         self._timeouts += len(refused)
         return refused, nearest
 
-    def take(self) -> Taken:
+    def take(self) -> NextWork:
         """Returns what is to be executed now."""
-        if not self._there:
-            return Taken()
+        if not self._queued:
+            return NextWork()
         while True:
             decision = form(self._lanes, time.monotonic(), self._rules, draining=self.closed)
-            taken = self._act(decision)
+            taken = self._carry_out(decision)
             if taken.refused or taken.works or taken.wait is not None or decision.then is None:
                 return taken
 
     def _sweep(self) -> None:
         """Remove the entries of cancelled requests from all lanes."""
-        self._places_of_gone = 0
+        self._stale_entries = 0
         for lane in self._lanes:
             lane.waiting = deque([one for one in lane.waiting if not one.gone])
             lane.late = deque([one for one in lane.late if not one.gone])
 
-    def _act(self, decision: Decision) -> Taken:
-        taken = Taken()
+    def _carry_out(self, decision: Decision) -> NextWork:
+        taken = NextWork()
         for lane, one in decision.late:
             assert isinstance(lane, Level)
             lane.waiting.remove(one)
@@ -208,22 +208,22 @@ class WaitingRoom:
         elif isinstance(then, Run) and not taken.refused:
             self._run(then, taken)
         for lane in self._lanes:
-            _drop_gone(lane)
-        if len(self._lanes) > LANES_KEPT:
+            _drop_stale(lane)
+        if len(self._lanes) > MAX_EMPTY_LANES:
             self._lanes = [lane for lane in self._lanes if lane.waiting or lane.late]
             self._levels = {lane.level: lane for lane in self._lanes}
         if isinstance(then, Run) and decision.mixed:
             self._sweep()  # Requests that were not taken come before those that were.
         return taken
 
-    def _run(self, run: Run, taken: Taken) -> None:
+    def _run(self, run: Run, taken: NextWork) -> None:
         taken.joinable = run.members[0].key is not None
         taken.works = [self._claim(one) for one in run.members]
         taken.batched = taken.joinable or isinstance(taken.works[0], Execution)
         self._counts.add(run.reason, len(taken.works), sum([one.rows for one in run.members]))
 
     def _claim(self, one: Waiting) -> Work:
-        return self._remove(*self._there[one.work])
+        return self._remove(*self._queued[one.work])
 
     def readings(self) -> Iterator[Reading]:
         """Yield the metrics of executed batches, by the reason why they were closed, and of timeouts."""
@@ -236,7 +236,7 @@ class WaitingRoom:
         )
 
 
-def _drop_gone(lane: Level) -> None:
+def _drop_stale(lane: Level) -> None:
     for places in (lane.waiting, lane.late):
         while places and places[0].gone:
             places.popleft()

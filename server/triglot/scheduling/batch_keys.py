@@ -15,11 +15,11 @@ from triglot.model.declared_signatures import signatures_of
 from triglot.model.model import Model, kind_in_lists
 from triglot.model.scheduling import DynamicBatching
 
-MOST_PADDED_BYTES = 256 * 1024 * 1024
+MAX_PADDED_BYTES = 256 * 1024 * 1024
 """Limit on an input of a padded batch; requests that might exceed it are batched only with equal shapes."""
 
 
-class Kinds:
+class BatchKeys:
     """Computes rows and batch keys of a model's requests: requests with equal keys can share a batch."""
 
     def __init__(self, model: Model, batching: DynamicBatching) -> None:
@@ -43,7 +43,7 @@ class Kinds:
             return 1, None
         if self._model.infer_batch is not None:
             # A call with a protocol's message names no signature.
-            return self._listed(inputs), self._kind_of_listed(inputs, call)
+            return self._rows_in_list(inputs), self._key_in_list(inputs, call)
         try:
             rows = rows_of(inputs)
         except NoBatchDim as error:
@@ -55,27 +55,27 @@ class Kinds:
         if not 0 < rows <= self.max_request or call.exchange is not None:
             return rows, None
         # Parts of one request are not padded to the lengths of other requests: their outputs must fit together.
-        any_lengths = batching.pad_variable_lengths and rows <= self.max_rows and self._pads_little(inputs)
+        any_lengths = batching.pad_variable_lengths and rows <= self.max_rows and self._stays_small(inputs)
         layout = layout_of(inputs, any_lengths=any_lengths)
-        if self._by_parameters and (call.parameters or call.input_parameters) and (own := said_besides(call)):
+        if self._by_parameters and (call.parameters or call.input_parameters) and (own := parameters_key(call)):
             return rows, (call.signature_name, layout, own)
         return rows, (call.signature_name, layout)
 
-    def _pads_little(self, inputs: Inputs) -> bool:
+    def _stays_small(self, inputs: Inputs) -> bool:
         """Returns whether a full batch of such requests stays small, even if padded to their largest dims."""
         return all(
             self.max_rows * max(array.shape[1:], default=1) ** (array.ndim - 1) * array.itemsize
-            <= MOST_PADDED_BYTES
+            <= MAX_PADDED_BYTES
             for array in inputs.values()
         )
 
-    def _kind_of_listed(self, inputs: Inputs, call: Call) -> Hashable:
+    def _key_in_list(self, inputs: Inputs, call: Call) -> Hashable:
         if self._optional or self._model.equal_shapes:
             # The model may check only once per list which inputs are present.
             return call.signature_name, kind_in_lists(self._model.equal_shapes, inputs)
         return (None if self._model.any_tensors else call.signature_name,)
 
-    def _listed(self, inputs: Inputs) -> int:
+    def _rows_in_list(self, inputs: Inputs) -> int:
         if self._model.any_tensors:
             return 1
         try:
@@ -84,12 +84,14 @@ class Kinds:
             return 1
 
 
-def said_besides(call: Call) -> tuple[Hashable, ...]:
+def parameters_key(call: Call) -> tuple[Hashable, ...]:
     """Returns the parameters of a request and of its inputs, with types: in Python True == 1 == 1.0."""
-    said: list[tuple[str | None, Mapping[str, ParameterValue]]] = [(None, own_parameters(call.parameters))]
-    said += sorted(call.input_parameters.items())
+    parameters_by_input: list[tuple[str | None, Mapping[str, ParameterValue]]] = [
+        (None, own_parameters(call.parameters))
+    ]
+    parameters_by_input += sorted(call.input_parameters.items())
     return tuple(
         (place, name, type(value), value)
-        for place, parameters in said
+        for place, parameters in parameters_by_input
         for name, value in sorted(parameters.items())
     )
