@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FEWEST_INSTANCES = 8
+MIN_REQUESTED_INSTANCES = 8
 """Instances that the configuration in a request may ask for on any machine, unless an option sets the limit."""
 
 
@@ -131,7 +131,8 @@ class Server:
             explicit=self.config.models_to_load if self.config.model_control_mode == "explicit" else None,
             left_out=control.left_out,
             allow_symlinks=self.config.allow_symlinks,
-            most_instances=self.config.max_requested_instances or max(FEWEST_INSTANCES, 2 * len(usable_cpus())),
+            most_instances=self.config.max_requested_instances
+            or max(MIN_REQUESTED_INSTANCES, 2 * len(usable_cpus())),
             folders=[*folders_of(own), *self.config.model_roots],
             record_folders=self._record_folders,
             configured=self._configured,
@@ -275,8 +276,8 @@ class Server:
         errors = await self.manager.load_all(all_or_nothing=self.config.exit_on_load_error)
         if errors and self.config.exit_on_load_error:
             return errors
-        loaded = _counted(sum(version.ready for version in self.manager.registry.versions()), "version")
-        failed = f", with {_counted(len(errors), 'error')}" if errors else ""
+        loaded = _plural(sum(version.ready for version in self.manager.registry.versions()), "version")
+        failed = f", with {_plural(len(errors), 'error')}" if errors else ""
         log.info("%s loaded in %.2f s%s", loaded, time.monotonic() - started, failed)
         return errors
 
@@ -474,7 +475,7 @@ def _http_server(config: Config) -> type[HttpServer]:
     return AiohttpServer
 
 
-def _counted(count: int, thing: str) -> str:
+def _plural(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 

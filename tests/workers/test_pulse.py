@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from process import SECONDS
-from triglot.workers.heartbeat import BEAT_SECONDS, stands_still
+from triglot.workers.heartbeat import HEARTBEAT_SECONDS, wait_until_hung
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def idle() -> Iterator[int]:
 
 async def test_neither_an_answer_nor_work(idle: int) -> None:
     began = time.monotonic()
-    await stands_still(idle, asyncio.Event().wait, 2 * BEAT_SECONDS)
-    assert time.monotonic() - began >= 2 * BEAT_SECONDS
+    await wait_until_hung(idle, asyncio.Event().wait, 2 * HEARTBEAT_SECONDS)
+    assert time.monotonic() - began >= 2 * HEARTBEAT_SECONDS
 
 
 async def test_an_answer_that_comes_while_the_supervisor_is_held_up(idle: int) -> None:
@@ -35,16 +35,16 @@ async def test_an_answer_that_comes_while_the_supervisor_is_held_up(idle: int) -
 
     def answer() -> None:
         theirs.send(b"!")
-        time.sleep(BEAT_SECONDS)  # The time is over when the loop goes on.
+        time.sleep(HEARTBEAT_SECONDS)  # The time is over when the loop goes on.
 
     async def ask() -> None:
-        asyncio.get_running_loop().call_later(BEAT_SECONDS / 2, answer)
+        asyncio.get_running_loop().call_later(HEARTBEAT_SECONDS / 2, answer)
         await reader.readexactly(1)
         if asked_again.is_set():
             await asyncio.Event().wait()
         asked_again.set()
 
-    looking = asyncio.ensure_future(stands_still(idle, ask, BEAT_SECONDS))
+    looking = asyncio.ensure_future(wait_until_hung(idle, ask, HEARTBEAT_SECONDS))
     await asyncio.wait_for(asked_again.wait(), SECONDS)
     await looking  # It says no more the second time.
     writer.close()
@@ -56,4 +56,4 @@ async def test_what_asking_raises(idle: int) -> None:
         raise ConnectionError("gone")
 
     with pytest.raises(ConnectionError, match="gone"):
-        await stands_still(idle, ask, SECONDS)
+        await wait_until_hung(idle, ask, SECONDS)

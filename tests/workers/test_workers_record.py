@@ -18,7 +18,7 @@ from triglot.dataplane.control import (
     UNLOAD_MODEL,
     UNREGISTER,
 )
-from triglot.workers.record import MOST_GIVEN_BACK, Change, Record
+from triglot.workers.record import MAX_UNREGISTERED, Change, Record
 
 Made = tuple[str, dict[str, Any]]
 MODELS = st.sampled_from(["a", "b"])
@@ -106,7 +106,7 @@ def test_regions_come_and_go_without_end() -> None:
     assert [change.arguments["name"] for change in kept if change.name == REGISTER] == list(
         map(str, range(0, 2000, 2))
     )
-    assert len(kept) == 1000 + MOST_GIVEN_BACK
+    assert len(kept) == 1000 + MAX_UNREGISTERED
     record.note(UNREGISTER, {"name": ""})
     assert [change.name for change in record.after(0)] == [UNREGISTER]
 

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 
 from triglot.core.errors import Code, DeadlineExceeded, Internal, ServingError
 from triglot.dataplane.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments
-from triglot.workers.channel import Gone
+from triglot.workers.channel import ChannelClosed
 from triglot.workers.record import Change, Key, Record, key_of
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 60.0
+CHANGE_SECONDS = 60.0
 """Limit on the time for a change; for loading models, it is added to the time limit of that."""
-GOES_ON = {LOAD_MODEL: Code.INVALID_ARGUMENT, RELOAD: Code.UNKNOWN}
+TAKES_EFFECT = {LOAD_MODEL: Code.INVALID_ARGUMENT, RELOAD: Code.UNKNOWN}
 """Errors after which the change still takes effect: a model is to be served that cannot be loaded."""
 
 
@@ -37,18 +37,18 @@ class Member(Protocol):
 
 
 class Changes:
-    """Makes changes in all workers, one at a time per subject; calls `behind` with a worker that failed to make
+    """Makes changes in all workers, one at a time per subject; calls `replace` with a worker that failed to make
     one.
 
     `load_timeout`: limit on the seconds for loading a model; 0: none.
     """
 
-    def __init__(self, behind: Callable[[Any], None], load_timeout: float) -> None:
+    def __init__(self, replace: Callable[[Any], None], load_timeout: float) -> None:
         self.record = Record()
-        self._behind = behind
-        self._load_seconds = PATIENCE_SECONDS + load_timeout if load_timeout else None
+        self._replace = replace
+        self._load_seconds = CHANGE_SECONDS + load_timeout if load_timeout else None
         self._members: list[Member] = []
-        self._turns: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def join(self, member: Member, revision: int) -> list[Change]:
         """Returns the changes since a revision.
@@ -68,19 +68,19 @@ class Changes:
     async def make(self, origin: Member, name: str, arguments: Arguments) -> None:
         """Make a change in all workers. Raises `ServingError`."""
         key = key_of(name, arguments)
-        async with self._turns[key]:
+        async with self._locks[key]:
             try:
                 await self._make(origin, name, arguments)
             finally:
-                if not self._turns[key]._waiters:  # Keys include model names, of which there is no limit.
-                    del self._turns[key]
+                if not self._locks[key]._waiters:  # Keys include model names, of which there is no limit.
+                    del self._locks[key]
 
     async def _make(self, origin: Member, name: str, arguments: Arguments) -> None:
         results = {origin: await self._ask(origin, name, arguments)}
         first = results[origin]
-        if isinstance(first, Gone):
+        if isinstance(first, ChannelClosed):
             raise Internal(f"worker {origin.number} exited during the change; the other workers are unchanged")
-        if isinstance(first, ServingError) and GOES_ON.get(name) is not first.code:
+        if isinstance(first, ServingError) and TAKES_EFFECT.get(name) is not first.code:
             raise first
         # Workers that joined meanwhile make the change too.
         while missing := [member for member in self._members if member not in results]:
@@ -107,20 +107,20 @@ class Changes:
         else:
             self.record.note(name, arguments)
             for member in failed:
-                self._behind(member)
+                self._replace(member)
         member, error = next(iter(failed.items()))
         log.error("%s: worker %d could not make the change: %s", name, member.number, error.message)
         raise ServingError(f"worker {member.number}: {error.message}", code=error.code)
 
     async def _ask(self, member: Member, name: str, arguments: Arguments) -> Any:
         """Returns a worker's result, or the error."""
-        seconds = self._load_seconds if name in GOES_ON else PATIENCE_SECONDS
+        seconds = self._load_seconds if name in TAKES_EFFECT else CHANGE_SECONDS
         try:
             async with asyncio.timeout(seconds):
                 return await member.ask("act", [name, dict(arguments)])
         except TimeoutError:
             return DeadlineExceeded(f"the change did not finish within {seconds} s")
-        except (Gone, ServingError) as error:
+        except (ChannelClosed, ServingError) as error:
             return error
 
 

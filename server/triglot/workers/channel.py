@@ -25,7 +25,7 @@ Answer = Callable[[str, Any], Awaitable[Any]]
 """Returns the reply to a request; arguments: its name and argument."""
 
 
-class Gone(Exception):
+class ChannelClosed(Exception):
     """The other side has ended."""
 
 
@@ -37,9 +37,9 @@ class Channel:
         self._writer = writer
         self._answer = answer
         self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._answering: set[asyncio.Task[None]] = set()
-        self._gone = False
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._handling: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     @classmethod
     async def open(cls, end: socket.socket, answer: Answer) -> Channel:
@@ -48,17 +48,17 @@ class Channel:
         return cls(reader, writer, answer)
 
     async def ask(self, what: str, argument: Any = None) -> Any:
-        """Send a request; returns the reply. Raises the other side's `ServingError`, and `Gone`."""
+        """Send a request; returns the reply. Raises the other side's `ServingError`, and `ChannelClosed`."""
         number = next(self._numbers)
-        answered = self._asked[number] = asyncio.get_running_loop().create_future()
+        reply = self._pending[number] = asyncio.get_running_loop().create_future()
         try:
             await self._send([ASK, number, what, argument])
-            return await answered
+            return await reply
         finally:
-            self._asked.pop(number, None)
+            self._pending.pop(number, None)
 
     async def run(self) -> None:
-        """Read messages until the other side has ended; open requests then raise `Gone`."""
+        """Read messages until the other side has ended; open requests then raise `ChannelClosed`."""
         try:
             while True:
                 (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
@@ -70,43 +70,43 @@ class Channel:
 
     def close(self) -> None:
         """Close the channel: fail open requests, and cancel the handling of the other side's."""
-        self._gone = True
+        self._closed = True
         self._writer.close()
-        for answered in self._asked.values():
-            if not answered.done():
-                answered.set_exception(Gone())
-                answered.exception()  # Marks it as retrieved, if the caller was cancelled.
-        for task in self._answering:
+        for reply in self._pending.values():
+            if not reply.done():
+                reply.set_exception(ChannelClosed())
+                reply.exception()  # Marks it as retrieved, if the caller was cancelled.
+        for task in self._handling:
             task.cancel()
 
     def _take(self, kind: str, number: int, *rest: Any) -> None:
         if kind == ASK:
             task = asyncio.create_task(self._reply(number, *rest))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            self._handling.add(task)
+            task.add_done_callback(self._handling.discard)
             return
-        answered = self._asked.get(number)
-        if answered is None or answered.done():
+        reply = self._pending.get(number)
+        if reply is None or reply.done():
             return  # The caller was cancelled.
         if kind == ANSWER:
-            answered.set_result(rest[0])
+            reply.set_result(rest[0])
         else:
-            answered.set_exception(error_of(rest[0]))
+            reply.set_exception(error_of(rest[0]))
 
     async def _reply(self, number: int, what: str, argument: Any) -> None:
         try:
             message = [ANSWER, number, await self._answer(what, argument)]
         except Exception as error:
             message = [FAIL, number, error_fields(as_serving_error(error, what))]
-        with suppress(Gone):
+        with suppress(ChannelClosed):
             await self._send(message)
 
     async def _send(self, message: list[Any]) -> None:
-        if self._gone:
-            raise Gone
+        if self._closed:
+            raise ChannelClosed
         data = json.dumps(message).encode()
         try:
             self._writer.write(_LENGTH.pack(len(data)) + data)
             await self._writer.drain()
         except OSError as error:
-            raise Gone from error
+            raise ChannelClosed from error

@@ -16,31 +16,31 @@ from triglot.executors.process.health import cpu_seconds, has_something_to_do
 
 log = logging.getLogger(__name__)
 
-BEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 """Seconds between two heartbeats, and for the reply."""
-READ_SECONDS = 0.05
+LATE_REPLY_SECONDS = 0.05
 """Seconds to read a reply that arrived while the supervisor itself was blocked."""
-WORKING = 0.02
+WORKING_SHARE = 0.02
 """Share of a processor that counts as work; threads that only check the time use less."""
 
 
-async def stands_still(pid: int, ask: Callable[[], Awaitable[object]], seconds: float) -> None:
+async def wait_until_hung(pid: int, ask: Callable[[], Awaitable[object]], seconds: float) -> None:
     """Return once the process has neither replied nor worked for `seconds`. Raises what `ask` raises."""
     silent, used = 0.0, cpu_seconds(pid)
     asked = asyncio.ensure_future(ask())
     try:
         while silent < seconds:
-            for patience in (BEAT_SECONDS, READ_SECONDS):
+            for patience in (HEARTBEAT_SECONDS, LATE_REPLY_SECONDS):
                 await asyncio.wait([asked], timeout=patience)
             before, used = used, cpu_seconds(pid)
             if asked.done():
                 asked.result()
                 silent = 0.0
-                await asyncio.sleep(BEAT_SECONDS)
+                await asyncio.sleep(HEARTBEAT_SECONDS)
                 used, asked = cpu_seconds(pid), asyncio.ensure_future(ask())
-            elif used - before > WORKING * BEAT_SECONDS or has_something_to_do(pid):
+            elif used - before > WORKING_SHARE * HEARTBEAT_SECONDS or has_something_to_do(pid):
                 silent = 0.0
             else:
-                silent += BEAT_SECONDS
+                silent += HEARTBEAT_SECONDS
     finally:
         asked.cancel()

@@ -22,13 +22,13 @@ from triglot.dataplane.control import (
 )
 from triglot.transports.listening import Bound
 from triglot.workers.changes import models_changed
-from triglot.workers.channel import Channel, Gone
+from triglot.workers.channel import Channel, ChannelClosed
 from triglot.workers.record import Change
 from triglot.workers.worker_spec import WorkerSpec
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS = (METRICS, TFSERVING_METRICS)
+LAST_REPORTS = (METRICS, TFSERVING_METRICS)
 RETIRE = signal.SIGHUP
 """In the queue of signals: a successor takes over. The signal itself is never sent to workers."""
 
@@ -108,7 +108,7 @@ class Link(Control):
         """
         try:
             answer = await self._channel.ask(what, self._revision)
-        except Gone:
+        except ChannelClosed:
             raise Unavailable("lost the connection to the supervisor") from None
         changes = [Change(*fields) for fields in answer]
         self._revision = max([self._revision, *(change.revision for change in changes)])
@@ -119,12 +119,12 @@ class Link(Control):
         missed = self._missed
         while True:
             for change in missed:
-                await self._make_up(change)
+                await self._replay(change)
             missed = await self._changes("join")
             if not missed:
                 return
 
-    async def _make_up(self, change: Change) -> None:
+    async def _replay(self, change: Change) -> None:
         try:
             await self.actions[change.name](change.arguments)
         except ServingError as error:
@@ -140,7 +140,7 @@ class Link(Control):
 
     async def serving(self, hints: list[str]) -> None:
         """Report that connections are accepted."""
-        with suppress(Gone):
+        with suppress(ChannelClosed):
             await self._channel.ask("serving", hints)
 
     # --- while it serves ---
@@ -149,22 +149,22 @@ class Link(Control):
         """See the base class."""
         try:
             await self._channel.ask("act", [name, dict(arguments)])
-        except Gone:
+        except ChannelClosed:
             raise Unavailable("the server is shutting down") from None
 
     async def reports(self, name: str, arguments: Arguments) -> Reports:
         """See the base class."""
         try:
             answer = await self._channel.ask("reports", [name, dict(arguments)])
-        except Gone:
+        except ChannelClosed:
             return await super().reports(name, arguments)
         workers = [(number, report) for number, report in answer["workers"]]
         return Reports(workers, answer["past"], set(answer["up"]), dict(answer["restarts"]))
 
     async def closing(self) -> None:
         """See the base class."""
-        last = {name: await self.report_of[name]({}) for name in LAST_WORDS if name in self.report_of}
-        with suppress(Gone):
+        last = {name: await self.report_of[name]({}) for name in LAST_REPORTS if name in self.report_of}
+        with suppress(ChannelClosed):
             await self._channel.ask("last words", last)
 
     def close(self) -> None:

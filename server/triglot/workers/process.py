@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from triglot.transports.listening import Bound
-from triglot.workers.channel import Answer, Channel, Gone
+from triglot.workers.channel import Answer, Channel, ChannelClosed
 from triglot.workers.counts import KEPT, Snapshots
 from triglot.workers.ports import Ports
 from triglot.workers.worker_spec import WorkerSpec
@@ -28,7 +28,7 @@ run(spec)
 """
 REPORT_SECONDS = 5.0
 """Limit on the time for a worker's report."""
-HEARD_SECONDS = 5.0
+ACKNOWLEDGE_SECONDS = 5.0
 """Limit on the time for a worker's acknowledgement."""
 
 
@@ -112,7 +112,7 @@ class Worker:
             async with asyncio.timeout(REPORT_SECONDS):
                 answer = await self._channel.ask("report", [name, arguments])
         except Exception as error:  # One worker must not prevent the report of the others.
-            if not isinstance(error, Gone):
+            if not isinstance(error, ChannelClosed):
                 log.warning("%s did not report its %s: %r", self, name, error)
             return self.snapshots.get(name), False
         if name in KEPT:
@@ -125,7 +125,7 @@ class Worker:
         with suppress(ProcessLookupError):
             self._process.kill()
 
-    def how_it_ended(self) -> str:
+    def exit_reason(self) -> str:
         """Returns a description of its end for the log."""
         if self.status >= 0:
             return f"exited with status {self.status}"
@@ -133,8 +133,8 @@ class Worker:
             name = signal.Signals(-self.status).name
         except ValueError:
             name = f"signal {-self.status}"
-        by_others = name == "SIGKILL" and not self._killed
-        return f"was terminated by {name}{' (out of memory?)' if by_others else ''}"
+        unexpected = name == "SIGKILL" and not self._killed
+        return f"was terminated by {name}{' (out of memory?)' if unexpected else ''}"
 
 
 async def notify(worker: Worker, what: str) -> bool:
@@ -143,9 +143,9 @@ async def notify(worker: Worker, what: str) -> bool:
     Returns False if it does not respond, True if it has ended.
     """
     try:
-        async with asyncio.timeout(HEARD_SECONDS):
+        async with asyncio.timeout(ACKNOWLEDGE_SECONDS):
             await worker.ask(what)
-    except Gone:
+    except ChannelClosed:
         pass
     except TimeoutError:
         log.warning("%s does not respond", worker)

@@ -18,7 +18,7 @@ from triglot.dataplane.control import (
 
 Key = tuple[str, ...]
 MODEL, REGION = "model", "region"
-MOST_GIVEN_BACK = 512
+MAX_UNREGISTERED = 512
 """Unregistered shared-memory regions that are remembered, because there is no limit on their names."""
 
 
@@ -59,7 +59,7 @@ class Record:
         if name == UNREGISTER:
             self._forget_regions(every=not arguments["name"])
         if before is not None:
-            arguments = _with(name, before.arguments, arguments)
+            arguments = _merged(name, before.arguments, arguments)
         self.revision += 1
         self._kept[key] = Change(self.revision, name, arguments, went_well)
 
@@ -68,12 +68,12 @@ class Record:
 
         These are kept because a starting worker may need them too.
         """
-        given_back = [key for key, change in self._kept.items() if change.name == UNREGISTER]
-        doomed = set(given_back[: max(0, len(given_back) + 1 - MOST_GIVEN_BACK)])
+        unregistered = [key for key, change in self._kept.items() if change.name == UNREGISTER]
+        forgotten = set(unregistered[: max(0, len(unregistered) + 1 - MAX_UNREGISTERED)])
         self._kept = {
             key: change
             for key, change in self._kept.items()
-            if key not in doomed and not (every and key[0] == REGION)
+            if key not in forgotten and not (every and key[0] == REGION)
         }
 
     def after(self, revision: int) -> list[Change]:
@@ -81,7 +81,7 @@ class Record:
         return [change for change in self._kept.values() if change.revision > revision]
 
 
-def _with(name: str, before: Arguments, arguments: Arguments) -> Arguments:
+def _merged(name: str, before: Arguments, arguments: Arguments) -> Arguments:
     """Returns merged arguments: settings are merged one by one, other changes replace earlier ones."""
     if name == LOG_SETTINGS:
         return {**before, **_given(arguments)}

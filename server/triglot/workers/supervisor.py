@@ -15,19 +15,19 @@ from triglot.access.tallies import shared_size
 from triglot.config.options import Config
 from triglot.transports.listening import Bound
 from triglot.workers.changes import Changes
-from triglot.workers.channel import Gone
+from triglot.workers.channel import ChannelClosed
 from triglot.workers.counts import Past
-from triglot.workers.heartbeat import stands_still
+from triglot.workers.heartbeat import wait_until_hung
 from triglot.workers.ports import Ports, reserve
 from triglot.workers.process import Worker, notify
 
 log = logging.getLogger(__name__)
 
-LASTING_SECONDS = 10.0
+STABLE_SECONDS = 10.0
 """A worker that has served for at least this long is restarted without a delay."""
-FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0
+FIRST_DELAY, MAX_DELAY = 0.5, 30.0
 """Delay in seconds before a worker that has not is restarted; it doubles each time."""
-MOST_FIRST_FAILURES = 3
+MAX_FIRST_FAILURES = 3
 """Limit on workers killed by signals before any worker has served."""
 SPARE_SECONDS = 30.0
 """Time for a worker to end, besides its calls' grace period."""
@@ -35,20 +35,20 @@ FAILED = 1
 
 
 class Slot:
-    """The place of one worker, with its sockets. `turn` is held while the worker is replaced."""
+    """The place of one worker, with its sockets. `replacing` is held while the worker is replaced."""
 
     def __init__(self, number: int, sockets: Bound) -> None:
         self.number = number
         self.sockets = sockets
         self.worker: Worker | None = None
-        self.turn = asyncio.Lock()
+        self.replacing = asyncio.Lock()
         self.failures = 0
         self.restarts = 0
 
     @property
     def delay(self) -> float:
         """Seconds to wait before its next worker is started."""
-        return min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(self.failures - 1, 10)) if self.failures else 0.0
+        return min(MAX_DELAY, FIRST_DELAY * 2 ** min(self.failures - 1, 10)) if self.failures else 0.0
 
 
 class Supervisor:
@@ -68,7 +68,7 @@ class Supervisor:
         self._runs = 0
         self._over = asyncio.Event()
         self._status = 0
-        self._said = False
+        self._announced = False
         self._rolling = False
         self._signals = 0
         self._notice = "leave"
@@ -114,11 +114,11 @@ class Supervisor:
                 worker = slot.worker = await self._start(slot)
                 while True:
                     await worker.ended.wait()
-                    async with slot.turn:  # It may be being replaced.
+                    async with slot.replacing:  # It may be being replaced.
                         if slot.worker is worker:
                             break
                         worker = slot.worker
-                self._lost(slot, worker)
+                self._on_lost(slot, worker)
         except OSError as error:
             log.critical("cannot start a worker: %s", error)
             self._finish(FAILED)
@@ -157,16 +157,16 @@ class Supervisor:
             worker.counted = True
             self._past.take(last)
 
-    def _lost(self, slot: Slot, worker: Worker) -> None:
+    def _on_lost(self, slot: Slot, worker: Worker) -> None:
         """Handle the unexpected end of a worker."""
         if self._over.is_set():
             return
         now = asyncio.get_running_loop().time()
-        lasted = worker.served and now - worker.served >= LASTING_SECONDS
-        slot.failures = 0 if lasted else slot.failures + 1
+        stable = worker.served and now - worker.served >= STABLE_SECONDS
+        slot.failures = 0 if stable else slot.failures + 1
         slot.restarts += 1
-        log.error("%s %s", worker, worker.how_it_ended())
-        if not self._said and (worker.status >= 0 or slot.failures >= MOST_FIRST_FAILURES):
+        log.error("%s %s", worker, worker.exit_reason())
+        if not self._announced and (worker.status >= 0 or slot.failures >= MAX_FIRST_FAILURES):
             # The cause is the same for all workers, and was logged.
             self._finish(worker.status if worker.status > 0 else FAILED)
             return
@@ -183,7 +183,7 @@ class Supervisor:
         if what == "join":
             return [change.fields() for change in self._changes.join(worker, argument)]
         if what == "serving":
-            self._serves(worker, argument)
+            self._on_serving(worker, argument)
         elif what == "act":
             await self._changes.make(worker, *argument)
         elif what == "reports":
@@ -192,21 +192,21 @@ class Supervisor:
             self._take_counts(worker, argument)
         return None
 
-    def _serves(self, worker: Worker, hints: Sequence[str]) -> None:
+    def _on_serving(self, worker: Worker, hints: Sequence[str]) -> None:
         worker.served = asyncio.get_running_loop().time()
         worker.serving.set()
-        if not self._said:
-            self._said = True
+        if not self._announced:
+            self._announced = True
             for line in hints:
                 self._say(line)
         log.info("%s serves", worker)
         if self._config.worker_timeout:
-            self._spawn(self._look_after(worker, self._config.worker_timeout))
+            self._spawn(self._watch_heartbeat(worker, self._config.worker_timeout))
 
-    async def _look_after(self, worker: Worker, seconds: float) -> None:
+    async def _watch_heartbeat(self, worker: Worker, seconds: float) -> None:
         """Kill the worker when it hangs: clients would keep connecting to it."""
-        with suppress(Gone):
-            await stands_still(worker.pid, partial(worker.ask, "alive"), seconds)
+        with suppress(ChannelClosed):
+            await wait_until_hung(worker.pid, partial(worker.ask, "alive"), seconds)
             log.error("%s sent no heartbeat for %g s; killing it", worker, seconds)
             worker.kill()
 
@@ -252,7 +252,7 @@ class Supervisor:
 
     async def _renew(self, slot: Slot) -> bool:
         """Start a successor, and end the old worker once it serves; returns whether it does."""
-        async with slot.turn:
+        async with slot.replacing:
             old = slot.worker
             successor = await self._start(slot)
             serving = asyncio.create_task(successor.serving.wait())
@@ -263,7 +263,7 @@ class Supervisor:
             if self._over.is_set():
                 return False
             if not successor.serving.is_set() or successor.ended.is_set():
-                log.error("%s, the replacement of %s, %s", successor, old, successor.how_it_ended())
+                log.error("%s, the replacement of %s, %s", successor, old, successor.exit_reason())
                 return False
             slot.worker = successor
             slot.restarts += 1
@@ -271,8 +271,8 @@ class Supervisor:
             old.retiring = True
             # It makes no further changes, and only finishes its calls.
             self._changes.leave(old)
-            heard = await notify(old, "retire")
-            await self._ended([old], self._timeout(self._config.drain_delay, heard))
+            acknowledged = await notify(old, "retire")
+            await self._ended([old], self._timeout(self._config.drain_delay, acknowledged))
         return True
 
     # --- stopping ---
@@ -299,13 +299,13 @@ class Supervisor:
 
     async def _end(self, worker: Worker) -> None:
         delay = self._config.drain_delay if self._notice == "stop" else 0.0
-        heard = worker.retiring or await notify(worker, self._notice)
-        await self._ended([worker], self._timeout(delay, heard))
+        acknowledged = worker.retiring or await notify(worker, self._notice)
+        await self._ended([worker], self._timeout(delay, acknowledged))
 
-    def _timeout(self, delay: float, heard: bool) -> float:
+    def _timeout(self, delay: float, acknowledged: bool) -> float:
         """Returns the seconds to wait for the end of a worker that continues to serve for `delay` seconds."""
         # A worker that has not acknowledged may be busy with a call, or hang.
-        return delay + 2 * self._config.grace + SPARE_SECONDS if heard else self._config.grace
+        return delay + 2 * self._config.grace + SPARE_SECONDS if acknowledged else self._config.grace
 
     async def _ended(self, workers: Sequence[Worker], seconds: float) -> None:
         """Wait for workers to end; kill those that take longer."""

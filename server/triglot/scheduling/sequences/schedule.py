@@ -161,14 +161,14 @@ class SequenceSchedule:
         self._requests[work] = self._table.add(work, scheduling, inputs, shapes, self._clock())
         self._update()
 
-    def _single_request_sequence(self, said: Scheduling) -> Scheduling:
-        sequence_id = said.sequence_id
+    def _single_request_sequence(self, scheduling: Scheduling) -> Scheduling:
+        sequence_id = scheduling.sequence_id
         while not sequence_id:
             number = next(self._numbers) % _MAX_GENERATED_ID + 1
             sequence_id = str(number) if self._tensors.controls.takes_texts else number
             if sequence_id in self._table.live:
                 sequence_id = 0
-        return replace(said, sequence_id=sequence_id, sequence_start=True, sequence_end=True)
+        return replace(scheduling, sequence_id=sequence_id, sequence_start=True, sequence_end=True)
 
     def discard(self, work: Work) -> bool:
         """See `Schedule`. Also rejects requests that belong to the same sequence."""
