@@ -48,7 +48,7 @@ class Looking:
         """Those that cannot be loaded."""
         self._tried: set[ModelFiles] = set()
         self.told = OnceLogger()
-        self.last = self.watch.look(roots, {}, [], lambda _: True)
+        self.last = self.watch.scan(roots, {}, [], lambda _: True)
         self.told.log(self.last, lambda _: True)
         self._load()
 
@@ -56,7 +56,7 @@ class Looking:
         """One look; `loaded` are those that serve, all by default. The models that are `busy` load to its end."""
         held = [files for versions in self.last.wanted.values() for files in versions.values()]
         serving = [files for files in held if str(files) not in self.broken]
-        self.last = self.watch.look(self.roots, self.last.wanted, serving if loaded is None else loaded, busy=busy)
+        self.last = self.watch.scan(self.roots, self.last.wanted, serving if loaded is None else loaded, busy=busy)
         self.told.log(self.last, lambda _: False)
         self._load()
         return self.last

@@ -106,7 +106,7 @@ class Site:
 
     def waits(self, name: str) -> bool:
         """Whether an ensemble has been loaded and waits for its parts."""
-        return self.reconciler.dependents.waits(name)
+        return self.reconciler.dependents.is_waiting(name)
 
     async def until(self, **states: State) -> None:
         await until(lambda: {name: self.state(name) for name in states} == states)

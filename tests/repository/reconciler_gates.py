@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plan_model import NAME, PlanModel, files_of_all
-from reconciling import bring_nothing
+from reconciling import load_no_parts
 from scripted_loads import SECONDS
 
 from triglot import Model, ModelLoadError, TensorSpec
@@ -61,7 +61,7 @@ class Gated:
             Registry(labels_before_load=False, may_be_empty=True),
             self._load,
             self._hold,
-            bring_nothing,
+            load_no_parts,
             max_queue_size=10,
             skip_missing_dependencies=False,
             load_timeout=0,

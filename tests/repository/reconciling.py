@@ -33,7 +33,7 @@ def wanted(*versions: ModelFiles) -> dict[str, dict[int, ModelFiles]]:
     return models
 
 
-async def bring_nothing(_: str, __: Collection[str]) -> None:
+async def load_no_parts(_: str, __: Collection[str]) -> None:
     """Of whoever loads no models along with ensembles."""
 
 
@@ -49,7 +49,7 @@ async def reconciling(load: Callable[..., Model], **options: Any) -> AsyncIterat
     }
     rules = {"labels_before_load": False, "may_be_empty": True}
     registry = Registry(**{name: options.pop(name, value) for name, value in rules.items()})
-    reconciler = Reconciler(registry, load, bring=bring_nothing, **defaults | options)
+    reconciler = Reconciler(registry, load, load_parts=load_no_parts, **defaults | options)
     try:
         yield reconciler
     finally:

@@ -257,11 +257,11 @@ def test_a_link_that_turns_away_keeps_what_served(tmp_path: Path) -> None:
     put(root / "m" / "first" / "model.py", outside / "model.py")
     link(root / "m" / "1", "first")
     watch = Scanner(0.0)
-    first = watch.look([root], {}, [], lambda _: True)
+    first = watch.scan([root], {}, [], lambda _: True)
     held = first.wanted["m"][1]
     (root / "m" / "1").unlink()
     link(root / "m" / "1", outside)
     for _ in range(3):
-        look = watch.look([root], first.wanted, [held])
+        look = watch.scan([root], first.wanted, [held])
         assert look.wanted == first.wanted
         assert "leads out of" in str(look.problems[str(root / "m")])

@@ -15,7 +15,7 @@ from scripted_loads import put as put_version
 
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
-from triglot.repository.scan.file_snapshots import PATIENCE
+from triglot.repository.scan.file_snapshots import MAX_WAITING_SCANS
 from triglot.repository.scan.scanner import Scanner
 from triglot.repository.scan.source import ModelFiles
 from waiting import until
@@ -161,7 +161,7 @@ def test_a_log_that_is_appended_to_on_each_call(tmp_path: Path, before: str) -> 
     assert looking.loads == ["m/1"]
     # It never settles, and does not keep a change from being taken.
     put(tmp_path / "m" / "1" / "model.py", "better")
-    for _ in range(2 if before else PATIENCE + 2):
+    for _ in range(2 if before else MAX_WAITING_SCANS + 2):
         call(looking.last.wanted["m"][1])
         looking.look()
     assert looking.loads == ["m/1", "m/1"]
@@ -230,7 +230,7 @@ def test_who_asks_for_a_model_has_all_of_it_loaded(tmp_path: Path) -> None:
     look_often(looking)
     before = looking.last.wanted["m"][1]
     put(file.parent / "new.bin")
-    look = looking.watch.look([tmp_path], looking.last.wanted, [before], lambda _: True)
+    look = looking.watch.scan([tmp_path], looking.last.wanted, [before], lambda _: True)
     assert look.wanted["m"][1].stamp != before.stamp
 
 
@@ -239,15 +239,15 @@ def test_what_is_forgotten(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1" / "model.py")
     put(tmp_path / "other" / "1" / "model.py")
     watch = Scanner(0.0)
-    first = watch.look([tmp_path], {}, [], lambda _: True)
+    first = watch.scan([tmp_path], {}, [], lambda _: True)
     (tmp_path / "m").rename(tmp_path / ".m")
-    gone = watch.look([tmp_path], first.wanted, [])
+    gone = watch.scan([tmp_path], first.wanted, [])
     assert list(gone.wanted) == ["other"]
-    gone = watch.look([tmp_path], gone.wanted, [])
+    gone = watch.scan([tmp_path], gone.wanted, [])
     (tmp_path / ".m").rename(tmp_path / "m")
-    back = watch.look([tmp_path], gone.wanted, [])
+    back = watch.scan([tmp_path], gone.wanted, [])
     assert (list(back.wanted), back.unsettled) == (["other"], True)
-    back = watch.look([tmp_path], back.wanted, [])
+    back = watch.scan([tmp_path], back.wanted, [])
     assert list(back.wanted) == ["m", "other"]
 
 

@@ -179,7 +179,7 @@ async def test_what_is_loaded_again_lets_the_former_ones_sequences_end(tmp_path:
         assert await one.send(1, 6, start=True, version="1") == 11 * V1 + 1
         assert await one.send(1, 6) == 11 * V1 + 2
         assert await one.send(1, 5, end=True) == V1 + 4
-        await until(lambda: not one.manager.registry.leaving("m"))
+        await until(lambda: not one.manager.registry.draining("m"))
         assert former.leases == 0
 
 

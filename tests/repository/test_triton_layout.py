@@ -41,7 +41,7 @@ def warnings_of(there: Found) -> list[str]:
 
 def served(*roots: Path) -> dict[str, list[int]]:
     """The versions that a server takes at its start."""
-    look = Scanner(0.0).look(roots, {}, [], lambda _: True)
+    look = Scanner(0.0).scan(roots, {}, [], lambda _: True)
     return {name: list(versions) for name, versions in look.wanted.items()}
 
 
@@ -196,7 +196,7 @@ def test_the_version_policy(tmp_path: Path, config: str, policy: VersionPolicy, 
     assert find_models([tmp_path]).policies == {"m": policy}
     assert served(tmp_path) == {"m": wanted, "plain": [1, 2, 10]}
     # What a list of models says counts for its models, and a config.pbtxt there does not.
-    look = Scanner(0.0).look([ModelSettings("m", tmp_path / "m", VersionPolicy(latest=2))], {}, [], lambda _: True)
+    look = Scanner(0.0).scan([ModelSettings("m", tmp_path / "m", VersionPolicy(latest=2))], {}, [], lambda _: True)
     assert list(look.wanted["m"]) == [2, 10]
 
 

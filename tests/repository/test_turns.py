@@ -21,7 +21,7 @@ class Holder:
         self.task = asyncio.create_task(self._hold(turns))
 
     async def _hold(self, turns: LoadLock) -> None:
-        async with turns.take():
+        async with turns.hold():
             self.has_it.set()
             await self.end.wait()
 

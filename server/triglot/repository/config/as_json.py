@@ -1,8 +1,8 @@
-"""A configuration as JSON, as Triton writes it (spec 3.7).
+"""Converts a configuration to JSON as Triton writes it (spec 3.7).
 
-Strategy: protobuf's own JSON has texts for 64-bit numbers, which clients and model code do not expect. So the
-message is walked: its fields' own names, what is zero too, enums by name, numbers as numbers. What is not set has
-no key where that can be told: messages, and what is one of several choices.
+protobuf's own JSON has texts for 64-bit numbers, which clients and model code do not expect. So this walks the
+message: original field names, zero values included, enums by name, numbers as numbers. Unset fields with presence,
+that is messages and members of a oneof, are omitted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FLOAT32_DIGITS = (6, 7, 8, 9)
 
 
 def json_text(message: Message) -> str:
-    """The message as JSON; `json_format` reads it back."""
+    """Returns the message as JSON that `json_format` can parse."""
     return json.dumps(json_object(message), ensure_ascii=False, separators=(",", ":"))
 
 
 def json_object(message: Message) -> dict[str, Any]:
-    """The message as `json` and `orjson` print it."""
+    """Returns the message as values that `json` and `orjson` can serialize."""
     fields: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -55,12 +55,12 @@ def _value(field: Any, value: Any) -> Any:
 
 
 def _float(field: Any, value: float) -> float | str:
-    """JSON has no word for what is no number; a text is how protobuf reads it."""
+    """JSON has no NaN or infinity; texts are how protobuf parses these."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if field.type != FieldDescriptor.TYPE_FLOAT:
         return value
-    # 32 bits are kept by fewer digits than their 64-bit form has.
+    # A 32-bit value needs fewer digits than its 64-bit representation has.
     for digits in FLOAT32_DIGITS:
         short = float(f"{value:.{digits}g}")
         if _is_same_float32(short, value):
@@ -71,5 +71,5 @@ def _float(field: Any, value: float) -> float | str:
 def _is_same_float32(one: float, other: float) -> bool:
     try:
         return struct.pack("<f", one) == struct.pack("<f", other)
-    except OverflowError:  # Rounded up beyond the largest.
+    except OverflowError:  # Rounding up exceeded the largest value.
         return False

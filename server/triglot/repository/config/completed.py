@@ -1,8 +1,8 @@
-"""The configuration of a model that serves: what the user has said, and the rest of it as the model is (spec 1.4).
+"""Completes the configuration of a serving model with what the model itself declares (spec 1.4).
 
-Strategy: what the user gave is kept, as in Triton; only what is left out is filled in. How requests are scheduled
-is said only where they are scheduled so: clients choose by it how they send. A server that is given the
-configuration back, for the same model, loads it as it is.
+Values that the user configured are kept, as in Triton; only missing ones are filled in. Scheduling is included
+only if requests really are scheduled so: clients decide by it how they send. The completed configuration, sent
+back for the same model, loads unchanged.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ from triglot.repository.scan.source import ModelFiles
 from triglot.scheduling.servable import Servable
 
 BACKEND_NAMES = {"onnx": "onnxruntime", "torch": "pytorch"}
-"""What Triton calls those of our backends that it calls otherwise."""
+"""Triton's names for our backends, where they differ."""
 TRITON_PLATFORMS = (ENSEMBLE, "onnxruntime_onnx", "pytorch_libtorch", "tensorflow_savedmodel", "torch_aoti")
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A version that serves, the files that it was loaded from, and which versions of the model are wanted where
-    its configuration does not say."""
+    """A serving version and the files that it was loaded from.
+
+    `policy` is the version policy of the model if its configuration has none.
+    """
 
     servable: Servable
     files: ModelFiles
@@ -47,7 +49,7 @@ class Loaded:
 
 
 def completed(loaded: Loaded) -> pb.ModelConfig:
-    """The complete configuration."""
+    """Returns the complete configuration."""
     servable, files = loaded.servable, loaded.files
     message = pb.ModelConfig()
     if files.config.text:
@@ -69,8 +71,10 @@ def completed(loaded: Loaded) -> pb.ModelConfig:
 
 
 def says_other_instances(files: ModelFiles, loaded: Loaded) -> bool:
-    """Whether a configuration says all that is so of a version that serves, but for its instances: as clients do
-    who send back what they were told, with another count."""
+    """Whether a configuration is the complete one of a serving version, except for its instances.
+
+    This is what clients send that read the configuration and change the instance count.
+    """
     if not files.config.text or replace(files, config=loaded.files.config) != loaded.files:
         return False
     said = json_format.Parse(files.config.text, pb.ModelConfig())
@@ -82,10 +86,10 @@ def says_other_instances(files: ModelFiles, loaded: Loaded) -> bool:
 
 
 def _complete_kind(message: pb.ModelConfig, servable: Servable, files: ModelFiles) -> None:
-    """What the model is, and which file of its folder it is."""
+    """Completes the backend, the platform, and the model file's name."""
     ensemble = servable.platform == ENSEMBLE
     if ensemble and BACKEND_OF_NAME.get(message.backend) != ENSEMBLE:
-        message.backend = ""  # One that is written in Python.
+        message.backend = ""  # An ensemble that is written in Python.
     if not message.platform and servable.platform in TRITON_PLATFORMS:
         message.platform = servable.platform
     if not message.backend and not ensemble:
@@ -111,7 +115,7 @@ def _complete_policy(message: pb.ModelConfig, policy: VersionPolicy) -> None:
 
 
 def _max_batch_size(servable: Servable) -> int:
-    """The model's own; or what its batcher joins, where a model that has none takes batches all the same."""
+    """Returns the model's own limit, or its batcher's if all tensors of the model have a batch dim."""
     model, signature = servable.model, servable.signature
     if model.max_batch_size or not isinstance(model.dynamic_batching, DynamicBatching):
         return model.max_batch_size
@@ -122,7 +126,7 @@ def _max_batch_size(servable: Servable) -> int:
 def _complete_tensors(
     messages: Any, specs: Sequence[TensorSpec], kind: Callable[..., Any], *, batch: bool
 ) -> None:
-    """The model's tensors in its order, then what else is configured."""
+    """Completes the model's tensors, in its order, followed by other configured ones."""
     said = {tensor.name: tensor for tensor in messages}
     tensors = []
     for spec in specs:
@@ -156,7 +160,7 @@ def _complete_scheduling(message: pb.ModelConfig, servable: Servable) -> None:
 
 
 def _is_active(dynamic: DynamicBatching, message: pb.ModelConfig) -> bool:
-    """Whether requests are joined; without a largest batch they are not, but may be ordered all the same."""
+    """Whether dynamic batching has an effect: without a batch limit it may still order requests."""
     orders = dynamic.preserve_ordering or dynamic.priority_levels or dynamic.policy != QueuePolicy()
     return bool(message.max_batch_size or orders)
 
@@ -176,7 +180,7 @@ def _prefer_largest(sizes: Any, message: pb.ModelConfig) -> None:
 
 
 def _complete_instances(message: pb.ModelConfig, servable: Servable) -> None:
-    """An ensemble has none: it runs where its steps do."""
+    """Completes the instance groups; an ensemble has none, as its steps' models run it."""
     groups, model = message.instance_group, servable.model
     if servable.platform == ENSEMBLE:
         del groups[:]

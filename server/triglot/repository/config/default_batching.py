@@ -1,4 +1,4 @@
-"""Batching of ONNX models of which nothing is said, as Triton's onnxruntime backend completes them."""
+"""Default batching of ONNX models without a configuration, as in Triton's onnxruntime backend."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from triglot.model.scheduling import DynamicBatching
 from triglot.repository.scan.source import ModelFiles
 
 BACKEND = "onnx"
-"""The one whose files say which dims are of any size."""
+"""The only backend whose files declare which dims are variable."""
 
 
 class DefaultBatching:
-    """Gives a model a `max_batch_size`, and dynamic batching unless it has a scheduling, where its configuration
-    leaves the tensors to itself and every one of them begins with a dim of any size."""
+    """Sets `max_batch_size`, and dynamic batching unless a scheduling is configured. An `Adapt` of the loader.
+
+    Applies to models whose tensors are not configured and all begin with a variable dim.
+    """
 
     def __init__(self, max_batch_size: int) -> None:
         self._max_batch_size = max_batch_size
 
     def __call__(self, model: Model, files: ModelFiles) -> None:
-        """Complete it before it is served."""
+        """Completes a model before it serves."""
         config = files.config
         if not self._max_batch_size or model.max_batch_size or files.backend != BACKEND:
             return

@@ -1,4 +1,4 @@
-"""What Triton's model configuration says of an ensemble: `ensemble_scheduling` (spec 1.4, 5.3)."""
+"""Reads `ensemble_scheduling` of Triton's model configuration (spec 1.4, 5.3)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from triglot.repository.config.settings import NAME, NAME_RULE
 from triglot.repository.config.values import not_negative
 
 ENSEMBLE = "ensemble"
-"""What the configuration of one calls its platform, or its backend."""
+"""Platform or backend of an ensemble in its configuration."""
 KEY = "ensemble_scheduling"
 MAX_STEPS = 1000
 LATEST_VERSION = -1
-"""A step's version that means the highest that serves; 0, which stands there when nothing is said, does, too."""
+"""A step's version that means the highest one that serves; so does 0, the value of an unset field."""
 
 
 def ensemble_of(message: pb.ModelConfig) -> tuple[tuple[Step, ...], int]:
-    """The steps, and how many calls of each run at the same time; none of a model that is no ensemble.
+    """Returns the steps and the limit on concurrent calls of each; no steps for a model that is no ensemble.
 
-    Raises `ValueError`, which names the key. Whether the steps fit together is seen when the ensemble is loaded.
+    Raises `ValueError`, which names the key. Whether the steps fit together is checked when the ensemble is
+    loaded.
     """
     named = ENSEMBLE in (message.platform, message.backend)
     has_steps = message.HasField(KEY)

@@ -1,4 +1,4 @@
-"""The names of classes, which a configuration's `label_filename` leads to (spec 2.7)."""
+"""Reads class labels, the files that a configuration's `label_filename` names (spec 2.7)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from triglot.core.errors import Code, ModelLoadError
 from triglot.model.config import ModelConfig
 
 MAX_LABEL_BYTES = 16 * 1024 * 1024
-"""Of one file."""
+"""Limit on the size of one file."""
 
 
 def read_labels(config: ModelConfig) -> dict[str, Sequence[bytes]]:
-    """The labels of each output that has some, one a line of its file; blocks. Raises `ModelLoadError`."""
+    """Returns the labels of each output with a label file, one per line; blocks. Raises `ModelLoadError`."""
     return {tensor.name: _lines(tensor.label_file) for tensor in config.outputs if tensor.label_file is not None}
 
 
@@ -26,5 +26,5 @@ def _lines(file: Path) -> list[bytes]:
     if len(content) > MAX_LABEL_BYTES:
         text = f"{file}: label_filename: expected at most {MAX_LABEL_BYTES} bytes"
         raise ModelLoadError(text, Code.INVALID_ARGUMENT)
-    # Not splitlines(): a label may have any other byte.
+    # Not splitlines(): a label may contain other line separators.
     return [line.removesuffix(b"\r") for line in content.removesuffix(b"\n").split(b"\n")]

@@ -1,4 +1,4 @@
-"""What Triton's model configuration says of a model's metrics (spec 6)."""
+"""Reads `model_metrics` of Triton's model configuration (spec 6)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from itertools import pairwise
 from triglot.pb.kserve import model_config_pb2 as pb
 
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
-"""The one metric whose buckets can be chosen."""
+"""The only metric with configurable buckets."""
 
 
 def first_response_buckets(config: pb.ModelConfig) -> tuple[float, ...]:
-    """The upper limits of its buckets, in milliseconds; none where nothing is said. Raises `ValueError`, as Triton
-    does where something is missing."""
+    """Returns the upper bounds of its buckets, in milliseconds; empty if not configured.
+
+    Raises `ValueError` for missing or invalid values, as Triton does for missing ones.
+    """
     buckets: tuple[float, ...] = ()
     for at, control in enumerate(config.model_metrics.metric_control):
         key = f"model_metrics.metric_control[{at}]"
@@ -31,7 +33,7 @@ def first_response_buckets(config: pb.ModelConfig) -> tuple[float, ...]:
 
 
 def other_metrics(config: pb.ModelConfig) -> Iterator[str]:
-    """A note for each metric whose buckets cannot be chosen."""
+    """Yields a note for each metric whose buckets are not configurable."""
     for at, control in enumerate(config.model_metrics.metric_control):
         if (family := control.metric_identifier.family) != FIRST_RESPONSE:
             key = f"model_metrics.metric_control[{at}].metric_identifier.family"

@@ -1,7 +1,7 @@
-"""Triton's model configuration: `config.pbtxt` in a model's folder, or the JSON of a load request (spec 1.4, 3.9).
+"""Reads Triton's model configuration, `config.pbtxt` or the JSON of a load request (spec 1.4, 3.9).
 
-Strategy: what is understood stands in one table of fields. The message is walked against it, so that whatever else
-is set, at any depth, is named in a warning. A value that cannot be meant is an error, as it is in Triton.
+One table lists the supported fields. The message is compared with it, so that any other field that is set, at any
+depth, is named in a warning. An invalid value is an error, as in Triton.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from triglot.repository.scan.paths import inside
 
 CONFIG_FILE = "config.pbtxt"
 MAX_CONFIG_BYTES = 1024 * 1024
-"""It is read at every look at the disk."""
+"""Limit on the size of the file, which every scan of the disk reads."""
 WARM_UP_FOLDER = "warmup"
 
 INSTANCES = "instance_group"
 THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
-"""Parameters of the ONNX backend that say how many threads an instance computes with."""
+"""Parameters of the ONNX backend that set the number of threads per instance."""
 
 BACKEND_OF_NAME = {backend: backend for backend in BACKEND_OF_FILE.values()} | {
     "ensemble": "ensemble",
@@ -71,12 +71,12 @@ BACKEND_OF_NAME = {backend: backend for backend in BACKEND_OF_FILE.values()} | {
     "tensorflow_savedmodel": "tensorflow",
     "torch_aoti": "torch",
 }
-"""What a configuration may call our backends, as `backend` and as `platform`: by their own names, or Triton's."""
+"""Our backends by the names that `backend` and `platform` accept: our own and Triton's."""
 
 _UNDERSTOOD = (
     {"name", "platform", "backend", "version_policy", "max_batch_size", "parameters", "model_warmup"}
     | {"default_model_filename", "model_transaction_policy", "metric_tags", "model_metrics"}
-    # What the dims of an image are is for clients to read.
+    # What an image format means is up to clients.
     | {"input.name", "input.data_type", "input.dims", "input.format", "input.optional", "input.reshape"}
     | {"output.name", "output.data_type", "output.dims", "output.label_filename", "output.reshape"}
     | {"instance_group.name", "instance_group.count", "instance_group.kind", "instance_group.gpus"}
@@ -86,15 +86,15 @@ _UNDERSTOOD = (
     | {f"sequence_batching.state.{name}" for name in ("input_name", "output_name", "data_type", "dims")}
     | {"sequence_batching.state.initial_state"}
 )
-"""Fields, each with all that is below it."""
+"""Supported fields, each including everything below it."""
 _UNDERSTOOD_IN_LISTS = _UNDERSTOOD | {"input.allow_ragged_batch"}
-"""As `_UNDERSTOOD`, of models that get their requests as a list."""
+"""Supported fields of models that may receive their requests as a list."""
 
 
 def read_config(folder: Path, warnings: list[str], *, named: bool = False) -> ModelConfig:
-    """The configuration in a model's folder; `NO_CONFIG` without a file. `warnings` get what has no effect.
+    """Returns a folder's configuration, or `NO_CONFIG` without one. Adds ignored fields to `warnings`.
 
-    `named`: the model has a name that is not its folder's, so that any may stand in the file.
+    `named`: whether the model is not named after its folder, so that the file may have any name.
 
     Raises `ModelLoadError`, which names the file and the key.
     """
@@ -119,17 +119,17 @@ def read_config(folder: Path, warnings: list[str], *, named: bool = False) -> Mo
 
 
 def parse_override(text: str, name: str) -> pb.ModelConfig:
-    """The JSON of a load request of model `name`; 64-bit numbers may be texts, and any part may be left out.
+    """Parses the JSON in a load request for model `name`; 64-bit numbers may be texts, all fields are optional.
 
-    Raises `InvalidArgument` for what is no such JSON, and for another model's name.
+    Raises `InvalidArgument` for invalid JSON and for another model's name.
     """
     what = f"the configuration in the request to load model '{name}'"
     if not text.lstrip(" \t\r\n").startswith("{"):
         raise InvalidArgument(f"{what}: expected a JSON object")
     try:
         message = json_format.Parse(text, pb.ModelConfig())
-    except Exception as error:  # Some of its releases let through what a conversion raises.
-        # The lines below the first list what there is, in another spelling.
+    except Exception as error:  # Some releases of protobuf do not wrap conversion errors.
+        # Further lines of the text repeat the schema.
         raise InvalidArgument(f"{what}: {str(error).partition(chr(10))[0]}") from None
     if message.name not in ("", name):
         raise InvalidArgument(f"{what}: name: expected {name!r}, got {message.name!r}")
@@ -137,7 +137,7 @@ def parse_override(text: str, name: str) -> pb.ModelConfig:
 
 
 def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list[str]) -> ModelConfig:
-    """What a message says of the model in `folder`; `source` is what errors and warnings call it.
+    """Converts the message of the model in `folder`; `source` names it in errors and warnings.
 
     Raises `ModelLoadError`, which names the key.
     """
@@ -183,8 +183,10 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
 
 
 def in_its_environment(config: ModelConfig, own: ModelConfig) -> ModelConfig:
-    """What stands in place of the model's `own` configuration, with its Python: which program runs is not for a
-    client to say. Raises `ModelLoadError` where it does."""
+    """Returns a client's configuration with the Python environment of the model's `own` one.
+
+    Raises `ModelLoadError` if it sets another one: clients must not choose which program runs.
+    """
     if config.environment not in (None, own.environment):
         raise ModelLoadError(
             f"{config.source}: parameters[{ENVIRONMENT}]: expected none, or the one in its {CONFIG_FILE}",
@@ -200,9 +202,9 @@ def in_its_environment(config: ModelConfig, own: ModelConfig) -> ModelConfig:
 
 
 def bounded(config: ModelConfig, own: ModelConfig, most: int) -> ModelConfig:
-    """A request's configuration, which starts `most` instances, or as many as the model's `own` does.
+    """Returns a client's configuration if it starts at most `most` instances, or as many as the model's `own` one.
 
-    Each may compute with as many threads. Raises `ModelLoadError`.
+    The same limit applies to the threads of an instance. Raises `ModelLoadError` above the limit.
     """
     asked, there = _starts(config), _starts(own)
     for key, count in asked.items():
@@ -217,7 +219,7 @@ def bounded(config: ModelConfig, own: ModelConfig, most: int) -> ModelConfig:
 
 
 def _starts(config: ModelConfig) -> dict[str, int]:
-    """How many threads and processes are started, by what says so."""
+    """Returns the numbers of threads and processes that are started, by configuration key."""
     counts = {
         f"parameters[{name}]": int(config.parameters[name])
         for name in THREAD_COUNTS
@@ -234,11 +236,11 @@ def _sign(message: pb.ModelConfig, *without: str) -> str:
     return hashlib.sha256(own.SerializeToString(deterministic=True)).hexdigest()
 
 
-# --- every field, whichever it is ---
+# --- walking all fields ---
 
 
 def _items(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A field's value, or each of its elements, by key."""
+    """Yields a field's value, or each of its elements, with its key."""
     if isinstance(value, Mapping):
         yield from ((f"{key}[{name}]", value[name]) for name in sorted(value))
     elif isinstance(value, MutableSequence):
@@ -248,7 +250,7 @@ def _items(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _without_effect(message: Message, understood: Set[str], key: str = "", path: str = "") -> Iterator[str]:
-    """A note for each field that is set and not understood."""
+    """Yields a note for each field that is set and not supported."""
     for field, value in message.ListFields():
         inner_path = path + field.name
         if inner_path in understood:
@@ -261,7 +263,7 @@ def _without_effect(message: Message, understood: Set[str], key: str = "", path:
 
 
 def _check_enums(message: Message, key: str = "") -> None:
-    """A number that no value of its enum has is kept by protobuf. Raises `ValueError`."""
+    """Raises `ValueError` for undefined enum numbers, which protobuf keeps."""
     for field, value in message.ListFields():
         for inner_key, item in _items(key + field.name, value):
             if isinstance(item, Message):
@@ -270,7 +272,7 @@ def _check_enums(message: Message, key: str = "") -> None:
                 raise ValueError(f"{inner_key}: expected {either(field.enum_type.values_by_name)}, got {item}")
 
 
-# --- what is understood; each raises `ValueError` with the key ---
+# --- supported fields; each function raises `ValueError` with the key ---
 
 
 def _backend(message: pb.ModelConfig) -> str:
@@ -352,7 +354,7 @@ def _warm_up(message: pb.ModelConfig, folder: Path) -> Iterator[WarmUpRequest]:
     largest = message.max_batch_size
     for at, request in enumerate(message.model_warmup):
         key = f"model_warmup[{at}]"
-        # Without a max_batch_size, the model may have its own.
+        # Without a configured max_batch_size, the model may declare one.
         if request.batch_size > largest > 0:
             expected = f"at most the max_batch_size {largest}"
             raise ValueError(f"{key}.batch_size: expected {expected}, got {request.batch_size}")

@@ -1,4 +1,4 @@
-"""Protobuf's text format, which configuration files are written in."""
+"""Parses protobuf's text format, used by configuration files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ M = TypeVar("M", bound=Message)
 
 
 def parse_text(text: bytes, name: str, message_class: type[M]) -> M:
-    """A message in protobuf's text format. Raises `InvalidArgument`, which says where in file `name`."""
+    """Parses a message in protobuf's text format. Raises `InvalidArgument` with the place in file `name`."""
     try:
         return text_format.Parse(text.decode(), message_class(), descriptor_pool=POOL)
     except Exception as error:  # ParseError, and ValueError for numbers that no field can hold.

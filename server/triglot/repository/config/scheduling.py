@@ -1,8 +1,8 @@
-"""What Triton's model configuration says of batching, sequences and the response cache (spec 5.1, 5.2, 5.4).
+"""Reads batching, sequences and response cache of Triton's model configuration (spec 5.1, 5.2, 5.4).
 
-Strategy: the rules stand with the values, in `core.scheduling`; what these say of a field is said of Triton's key.
-Here are the units, and what Triton has in another form. Each raises `ValueError`, which names the key; enums are
-checked already.
+The rules for values are in `model.scheduling`; their errors are translated to Triton's keys. This module converts
+units and differing representations. Its functions raise `ValueError`, which names the key; enums have been checked
+before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from triglot.repository.config.values import datatype_of, either, existing
 
 INITIAL_STATE_FOLDER = "initial_state"
 DEFAULT_IDLE = 1_000_000
-"""Microseconds (spec 5.2)."""
+"""In microseconds (spec 5.2)."""
 
 _DYNAMIC = "dynamic_batching"
 _SEQUENCE = "sequence_batching"
@@ -46,13 +46,13 @@ _KEYS = {
     "max_idle": "max_sequence_idle_microseconds",
     "states": "state",
 }
-"""Fields of the values that have another name in the configuration."""
+"""Triton's keys of fields, where the names differ."""
 _PAIRS = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_true": "BOOL"}
 
 
 @contextmanager
 def _said_of(key: str) -> Iterator[None]:
-    """What the block's values say of a field is said of Triton's name for it, below `key`."""
+    """Translates field names in the block's `ValueError`s to Triton's keys, below `key`."""
     try:
         yield
     except ValueError as error:
@@ -67,7 +67,7 @@ def _seconds(microseconds: int) -> float:
 
 def _check_sizes(key: str, sizes: Iterable[int], largest: int) -> None:
     for at, size in enumerate(sizes):
-        # Without a max_batch_size, the model may have its own.
+        # Without a configured max_batch_size, the model may declare one.
         if size < 1 or size > largest > 0:
             expected = f"1 to the max_batch_size {largest}" if largest > 0 else "at least 1"
             raise ValueError(f"{key}[{at}]: expected {expected}, got {size}")
@@ -77,7 +77,7 @@ def _check_sizes(key: str, sizes: Iterable[int], largest: int) -> None:
 
 
 def dynamic_batching(config: pb.ModelConfig) -> DynamicBatching | None:
-    """What `dynamic_batching` says; None without it."""
+    """Returns the configured `dynamic_batching`; None without it."""
     if not config.HasField(_DYNAMIC):
         return None
     batching = config.dynamic_batching
@@ -120,7 +120,7 @@ def _policy(key: str, policy: pb.ModelQueuePolicy, batching: pb.ModelDynamicBatc
 
 
 def sequence_batching(config: pb.ModelConfig, folder: Path) -> SequenceBatching | None:
-    """What `sequence_batching` says; None without it. States may begin as files in the model's `folder`."""
+    """Returns the configured `sequence_batching`; None without it. Initial states are files below `folder`."""
     if not config.HasField(_SEQUENCE):
         return None
     batching = config.sequence_batching
@@ -228,7 +228,7 @@ def _initial(key: str, initial: pb.ModelSequenceBatching.InitialState, folder: P
 
 
 def response_cache(config: pb.ModelConfig) -> bool:
-    """Whether answers may be kept."""
+    """Whether responses may be cached."""
     if config.response_cache.enable:
         if config.HasField(_SEQUENCE):
             raise ValueError("response_cache.enable: expected false with sequence_batching, got true")

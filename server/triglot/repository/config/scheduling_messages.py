@@ -1,6 +1,6 @@
-"""How a model's requests are batched and ordered, as Triton's configuration says it: `scheduling` the other way.
+"""Converts scheduling options to messages of Triton's model configuration: the inverse of `scheduling`.
 
-What Triton has no word for is left out.
+Options that Triton lacks are omitted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _microseconds(seconds: float) -> int:
 
 
 def dynamic_batching_message(batching: DynamicBatching) -> pb.ModelDynamicBatching:
-    """`dynamic_batching`."""
+    """Returns the message of `dynamic_batching`."""
     message = pb.ModelDynamicBatching(
         preferred_batch_size=batching.preferred_sizes,
         max_queue_delay_microseconds=_microseconds(batching.max_queue_delay),
@@ -55,7 +55,7 @@ def _policy(policy: QueuePolicy) -> pb.ModelQueuePolicy:
 
 
 def sequence_batching_message(batching: SequenceBatching) -> pb.ModelSequenceBatching:
-    """`sequence_batching`."""
+    """Returns the message of `sequence_batching`."""
     message = pb.ModelSequenceBatching(
         max_sequence_idle_microseconds=_microseconds(batching.max_idle),
         control_input=map(_control, batching.controls),
@@ -113,7 +113,7 @@ def _state(state: SequenceState) -> pb.ModelSequenceBatching.State:
 
 
 def ensemble_message(steps: Sequence[Step], max_inflight_requests: int) -> pb.ModelEnsembling:
-    """`ensemble_scheduling`."""
+    """Returns the message of `ensemble_scheduling`."""
     return pb.ModelEnsembling(
         step=[
             pb.ModelEnsembling.Step(

@@ -1,4 +1,4 @@
-"""Parameters of a model's configuration that are for the server, beside those for the model's own code."""
+"""Configuration parameters that the server itself uses; all others are for the model's own code."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from triglot.model.config import EXECUTIONS, INLINE_REMOVED
 from triglot.model.scheduling import AUTO_REMOVED
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
-"""Triton's own: the Python of a model, a folder or an archive."""
+"""Triton's parameter for the Python environment of a model, a folder or an archive."""
 OWN = ("execution", "cpus", "hang_seconds", "longest_run_seconds", "inputs_in_place", ENVIRONMENT)
 REMOVED = ("max_queue_delay", "latency_objective_ms")
 MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
-"""What stands for the model's folder there."""
+"""Placeholder for the model's folder in that path."""
 MAX_CPU = 4095
 MISSPELT = 0.9
-"""How like one of ours a name must be to be taken for it."""
+"""Similarity to one of our names from which a name counts as misspelt."""
 _LIST = re.compile(r"[0-9]+(-[0-9]+)?(\s*,\s*[0-9]+(-[0-9]+)?)*")
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerParameters:
-    """What they say: as what the instances run, "" where nothing is said, and on which CPUs.
+    """The values of these parameters; `execution` "" means unset.
 
-    `hang_seconds`, `longest_run`, `inputs_in_place`: the model's.
+    `hang_seconds`, `longest_run` and `inputs_in_place` as in `Model`, None if unset.
     """
 
     execution: str = ""
@@ -39,7 +39,7 @@ class ServerParameters:
 
 
 def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
-    """What a configuration's parameters say to the server. Raises `ValueError`, which names the key."""
+    """Returns the server's parameters of a configuration. Raises `ValueError`, which names the key."""
     for name in REMOVED:
         if name in parameters:
             raise ValueError(
@@ -61,7 +61,10 @@ def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
 
 
 def environment_of(parameters: Mapping[str, str], folder: Path) -> Path | None:
-    """The Python of the model in `folder`; None: the server's. Raises `ValueError` for one without a process."""
+    """Returns the Python environment of the model in `folder`; None: the server's.
+
+    Raises `ValueError` for an environment without a process.
+    """
     text = parameters.get(ENVIRONMENT, "")
     if not text:
         return None
@@ -72,12 +75,12 @@ def environment_of(parameters: Mapping[str, str], folder: Path) -> Path | None:
 
 
 def others(parameters: Mapping[str, str]) -> dict[str, str]:
-    """The parameters for the model's own code."""
+    """Returns the parameters for the model's own code."""
     return {name: text for name, text in parameters.items() if name not in OWN}
 
 
 def misspelt(parameters: Mapping[str, str]) -> Iterator[str]:
-    """A note for each parameter that is probably meant to be one of ours."""
+    """Yields a note for each parameter that probably is one of ours, misspelt."""
     for name in others(parameters):
         if near := difflib.get_close_matches(name, OWN, n=1, cutoff=MISSPELT):
             yield f"parameters[{name}]: passed to the model's own code; did you mean {near[0]!r}?"
@@ -104,7 +107,7 @@ def _flag(parameters: Mapping[str, str], name: str) -> bool | None:
 
 
 def _cpus(parameters: Mapping[str, str]) -> tuple[int, ...]:
-    """The numbers of a list like 0,2-3, in its order, each once."""
+    """Returns the numbers of a list like 0,2-3, in order, without duplicates."""
     if (text := parameters.get("cpus")) is None:
         return ()
     if not _LIST.fullmatch(text.strip()) or len(text) > 1000:

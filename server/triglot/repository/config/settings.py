@@ -1,4 +1,4 @@
-"""What a configuration says of one model: where its versions lie, which are wanted, what they are called."""
+"""The entry of a model in a list of models: its base path, version policy, labels and recording."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NAME_RULE = "expected 1 to 128 letters, digits, '.', '_' and '-', not starting w
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """One model: `base_path` holds a folder for each version. `labels` name versions.
+    """One model: `base_path` holds a folder for each version, and `labels` name versions.
 
-    `recording` says how its requests are recorded, if it says so of its own. `platform` is what the configuration
-    calls its kind; what the folder holds decides how it is loaded, so that settings are equal without it.
+    `recording`: how its requests are recorded, if configured. `platform` is the configured one and not part of
+    equality, as the folder decides how the model is loaded.
     """
 
     name: str
@@ -33,18 +33,18 @@ class ModelSettings:
 
 
 def folders_of(models: Iterable[object]) -> list[Path]:
-    """The base paths of those that are settings."""
+    """Returns the base paths of the models that are `ModelSettings`."""
     return [model.base_path for model in models if isinstance(model, ModelSettings)]
 
 
 def record_folders_of(models: Iterable[object]) -> list[Path]:
-    """The folders that those that are settings have their requests recorded to."""
+    """Returns the folders that the models that are `ModelSettings` have their requests recorded to."""
     recordings = [model.recording for model in models if isinstance(model, ModelSettings)]
     return [Path(recording.prefix).parent for recording in recordings if recording is not None]
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raises `InvalidArgument` for a name that clients could not send, and for one that comes twice (tfs 3.7)."""
+    """Raises `InvalidArgument` for a name that clients could not send, and for a duplicate (tfs 3.7)."""
     seen: set[str] = set()
     for name in names:
         if not NAME.fullmatch(name):
@@ -55,7 +55,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def settings_fields(settings: ModelSettings) -> dict[str, Any]:
-    """The settings as JSON's values."""
+    """Returns the settings as JSON values."""
     specific = settings.policy.specific
     return {
         "name": settings.name,
@@ -69,7 +69,7 @@ def settings_fields(settings: ModelSettings) -> dict[str, Any]:
 
 
 def settings_of(fields: Mapping[str, Any]) -> ModelSettings:
-    """The settings of `settings_fields`."""
+    """Returns the settings from the result of `settings_fields`."""
     specific, recording = fields["specific"], fields["recording"]
     policy = VersionPolicy(fields["latest"], None if specific is None else frozenset(specific))
     return ModelSettings(

@@ -1,4 +1,4 @@
-"""Values that occur in several places of Triton's model configuration; each raises `ValueError` with the key."""
+"""Checks of values in Triton's model configuration; each function raises `ValueError` with the key."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from triglot.repository.scan.paths import inside
 
 
 def either(names: Iterable[str]) -> str:
-    """What is expected of a choice."""
+    """Returns the text for an expected choice."""
     return f"one of {', '.join(names)}"
 
 
 def not_negative(key: str, number: int) -> int:
-    """The number."""
+    """Returns the number if it is at least 0."""
     if number < 0:
         raise ValueError(f"{key}: expected at least 0, got {number}")
     return number
 
 
 def check_name(key: str, name: str, others: Container[str]) -> None:
-    """There is a name, and it is none of the others."""
+    """Checks that the name is not empty and not one of the others."""
     if not name:
         raise ValueError(f"{key}: expected a name, got none")
     if name in others:
@@ -31,20 +31,20 @@ def check_name(key: str, name: str, others: Container[str]) -> None:
 
 
 def datatype_of(key: str, number: int) -> str:
-    """The datatype that the number of a DataType means."""
+    """Returns the KServe datatype of a DataType number."""
     if number == pb.TYPE_INVALID:
         raise ValueError(f"{key}: expected {either(pb.DataType.keys()[1:])}, got none")
     return "BYTES" if number == pb.TYPE_STRING else pb.DataType.Name(number).removeprefix("TYPE_")
 
 
 def data_type_of(datatype: str) -> pb.DataType:
-    """The DataType that means this datatype."""
+    """Returns the DataType of a KServe datatype."""
     number: Any = pb.DataType.Value("TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}")
-    return number  # type: ignore[no-any-return]  # The stubs tell numbers and enums apart, protobuf does not.
+    return number  # type: ignore[no-any-return]  # The stubs distinguish numbers and enums, protobuf does not.
 
 
 def reshape_of(key: str, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...] | None:
-    """The shape that a tensor of these `dims` has for the model; None where it is the same one."""
+    """Returns the shape that the model sees of a tensor with these `dims`; None if it is the same."""
     if not tensor.HasField("reshape"):
         return None
     dims, shape = tuple(tensor.dims), tuple(tensor.reshape.shape)
@@ -61,7 +61,7 @@ def reshape_of(key: str, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, .
 
 
 def _sizes(dims: Iterable[int]) -> list[int]:
-    """How many elements there are before, between and after the dims of any size."""
+    """Returns the number of elements before, between and after the variable dims."""
     sizes = [1]
     for dim in dims:
         if dim == -1:
@@ -72,11 +72,11 @@ def _sizes(dims: Iterable[int]) -> list[int]:
 
 
 def existing(folder: Path, name: str, key: str) -> Path:
-    """The file of this name in the folder. Raises `ModelLoadError`, too, for a name that leads out of it."""
+    """Returns the file of this name in the folder. Raises `ModelLoadError` for a name that leads out of it."""
     path = inside(folder, name, key)
     try:
         found = path.is_file()
-    except OSError:  # A name that no file can have, for one.
+    except OSError:  # For example a name that is too long for a file.
         found = False
     if not found:
         raise ValueError(f"{key}: expected a file in {folder}, got {name!r}")

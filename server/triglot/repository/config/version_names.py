@@ -1,4 +1,4 @@
-"""What a model's folder calls its versions, and which of them is the default: `versions.toml` (tfs 7.1).
+"""Version names and the default version in a model's folder: `versions.toml` (tfs 7.1).
 
 default = "v1"
 
@@ -20,19 +20,19 @@ from triglot.repository.config.settings import NAME, NAME_RULE
 
 NAMES_FILE = "versions.toml"
 MAX_NAMES_BYTES = 1024 * 1024
-"""It is read at every look at the disk."""
+"""Limit on the size of the file, which every scan of the disk reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionNames:
-    """`numbers` are versions by name, `default` is the one for requests that name none; None: the highest."""
+    """`numbers` are versions by name; `default` is for requests that name none, None: the highest version."""
 
     numbers: Mapping[str, int] = field(default_factory=dict)
     default: int | None = None
 
 
 def read_names(file: Path) -> VersionNames:
-    """The names in a `versions.toml`; none without a file. Raises `ModelLoadError`, which names file and key."""
+    """Returns the names in a `versions.toml`, none without a file. Raises `ModelLoadError` with file and key."""
     try:
         with file.open("rb") as opened:
             content = opened.read(MAX_NAMES_BYTES + 1)

@@ -1,9 +1,9 @@
-"""Ensembles among the models: they wait for their steps' models, and follow what becomes of these (spec 5.3).
+"""Ensembles of a registry: they wait for the models of their steps, and follow the state of these (spec 5.3).
 
-Strategy: an ensemble is loaded like any other model, and before it serves it waits for those of its steps' models
-that are still being loaded, while others have their turn. What then is not there keeps it from serving. Whenever a
-model begins or ceases to serve, or another version of it takes over, the ensembles made of it are looked at: one
-that cannot run any more is retired and tried again, which tells why not; one that failed is tried again.
+An ensemble is loaded like any other model. Before it serves, it waits for the models of its steps that are still
+being loaded; meanwhile it releases the load lock. A model that is missing then makes it fail to load. Whenever a
+model starts or stops serving, or another version takes over, the ensembles that contain it are checked: one that
+can no longer run is retired and loaded again, which reports the reason; one that failed is loaded again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from triglot.scheduling.servable import Servable
 log = logging.getLogger(__name__)
 
 Served = Sequence[Version | None]
-"""What serves for each step; None: nothing."""
+"""The serving version of each step's model; None: none serves."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Try:
-    """An ensemble's last load: its steps, and the files of what served for them."""
+class _Attempt:
+    """The last load of an ensemble: its steps, and the files of the versions that served them."""
 
     steps: Sequence[Step]
     served: Sequence[ModelFiles | None]
@@ -42,35 +42,39 @@ class _Try:
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What is done about models. `bring`: have these loaded along with an ensemble, if somebody asked for it."""
+    """What `Dependents` uses of the reconciler. `load_parts` loads the parts of a requested ensemble."""
 
     is_busy: Callable[[str], bool]
-    is_left_out: Callable[[str], bool]
-    bring: Callable[[str, Collection[str]], Awaitable[None]]
+    is_skipped: Callable[[str], bool]
+    load_parts: Callable[[str, Collection[str]], Awaitable[None]]
     retire: Callable[[Version], None]
-    again: Callable[[str], None]
+    reconcile: Callable[[str], None]
 
 
 class Dependents:
-    """The ensembles of a registry. `changed` is to be called after each change of a model's state."""
+    """The ensembles of a registry; used on the event loop. `changed` must be called after each state change."""
 
     def __init__(self, registry: Registry, actions: Actions) -> None:
         self._registry = registry
-        self._do = actions
+        self._actions = actions
         self._names: set[str] = set()
         self._waiting: dict[str, set[str]] = {}
-        self._tries: dict[str, dict[int, _Try]] = {}
-        self._news = asyncio.Event()
+        self._attempts: dict[str, dict[int, _Attempt]] = {}
+        self._woken = asyncio.Event()
         self._changed: deque[str] = deque()
 
     # --- before it serves ---
 
     async def complete(
-        self, files: ModelFiles, servable: Servable, pass_on: Callable[[], None], is_wanted: Callable[[], bool]
+        self,
+        files: ModelFiles,
+        servable: Servable,
+        release_lock: Callable[[], None],
+        is_wanted: Callable[[], bool],
     ) -> None:
-        """Wait until a new version's steps have their models. What is no ensemble has none.
+        """Waits until the models of a new version's steps serve; returns at once for a model without steps.
 
-        `pass_on` lets others load meanwhile. Raises `ModelLoadError` when it cannot run.
+        `release_lock` releases the load lock meanwhile. Raises `ModelLoadError` if the ensemble cannot run.
         """
         model, name = servable.model, servable.name
         self._forget(name, servable.version)
@@ -82,33 +86,33 @@ class Dependents:
             _check_values(model, keys)
             check_steps(steps, servable.signature, keys)
         except ValueError as error:
-            raise _wrong(files, error) from None
-        await self._do.bring(name, list(dict.fromkeys(step.model for step in steps)))
-        self._tries.setdefault(name, {})[servable.version] = _Try(steps, _files(self._served(steps)))
-        await self._wait(name, files, steps, pass_on, is_wanted)
+            raise _load_error(files, error) from None
+        await self._actions.load_parts(name, list(dict.fromkeys(step.model for step in steps)))
+        self._attempts.setdefault(name, {})[servable.version] = _Attempt(steps, _files(self._served(steps)))
+        await self._wait(name, files, steps, release_lock, is_wanted)
         served = self._served(steps)
-        self._tries[name][servable.version] = _Try(steps, _files(served))
+        self._attempts[name][servable.version] = _Attempt(steps, _files(served))
         self._check_served(files, steps, served, keys)
         try:
             _connect(model, servable, served, keys)
         except ValueError as error:
-            raise _wrong(files, error) from None
+            raise _load_error(files, error) from None
         if _streams(served):
             servable.stream_from(model.infer_stream)
 
     def _forget(self, name: str, number: int) -> None:
-        """The former try of this version, and those of versions that are not wanted any more."""
-        tries = self._tries.get(name, {})
-        for one in list(tries):
+        """Forgets the previous load of this version, and those of versions that are no longer wanted."""
+        attempts = self._attempts.get(name, {})
+        for one in list(attempts):
             if one == number or not self._registry.is_wanted(name, one):
-                del tries[one]
+                del attempts[one]
 
     async def _wait(
         self,
         name: str,
         files: ModelFiles,
         steps: Sequence[Step],
-        pass_on: Callable[[], None],
+        release_lock: Callable[[], None],
         is_wanted: Callable[[], bool],
     ) -> None:
         self._waiting[name] = {step.model for step in steps}
@@ -117,24 +121,24 @@ class Dependents:
                 self._check_nesting(name, files)
                 if not any(map(self._is_pending, steps)):
                     return
-                pass_on()
-                await self._news.wait()
+                release_lock()
+                await self._woken.wait()
             raise ModelLoadError(f"{files.file}: it is no longer requested")
         finally:
             self._waiting.pop(name, None)
 
     def _is_pending(self, step: Step) -> bool:
-        """Whether a step's model may serve soon."""
+        """Whether a step's model is not serving yet, but being loaded."""
         registry = self._registry
-        wanted = registry.is_wanted(step.model, step.version) and self._do.is_busy(step.model)
+        wanted = registry.is_wanted(step.model, step.version) and self._actions.is_busy(step.model)
         return wanted and registry.serving(step.model, step.version) is None
 
     def _check_nesting(self, name: str, files: ModelFiles) -> None:
-        """Raises `ModelLoadError` for ensembles that contain each other, and for too many in a row."""
-        levels: list[dict[str, str]] = []  # Of each part, an ensemble of the level above that is made of it.
+        """Raises `ModelLoadError` for ensembles that contain each other, or that are nested too deeply."""
+        levels: list[dict[str, str]] = []  # Maps each part to an ensemble of the level above that contains it.
         level = {name}
         while level and len(levels) <= MAX_MODEL_CALLS and not (levels and name in level):
-            levels.append({part: one for one in sorted(level, reverse=True) for part in self._parts(one)})
+            levels.append({part: one for one in sorted(level, reverse=True) for part in self._current_parts(one)})
             level = set(levels[-1])
         if not level:
             return
@@ -148,8 +152,8 @@ class Dependents:
         )
         raise ModelLoadError(f"{_source(files)}: {expected}: {' -> '.join(path)}", Code.INVALID_ARGUMENT)
 
-    def _parts(self, name: str) -> set[str]:
-        """What an ensemble that waits, or else serves, is made of."""
+    def _current_parts(self, name: str) -> set[str]:
+        """Returns the models in the steps of an ensemble that is waiting or serving."""
         if name in self._waiting:
             return self._waiting[name]
         served = self._registry.serving(name)
@@ -167,12 +171,12 @@ class Dependents:
             why = self._registry.why_not_serving(step.model, step.version)
             key = f"{keys.step}[{at}].{keys.model}"
             text = f"{_source(files)}: {key}: '{step.model}'{version} is not available: {why}"
-            if self._do.is_left_out(step.model):
+            if self._actions.is_skipped(step.model):
                 raise MissingDependency(text)
             raise ModelLoadError(text, Code.FAILED_PRECONDITION)
 
-    def asked_for(self, name: str) -> None:
-        """Somebody asks for an ensemble, and so for its parts: a load that runs may have begun without them."""
+    def requested(self, name: str) -> None:
+        """Retries an ensemble that was requested while it was loading: its parts were not requested then."""
         if name in self._names:
             for version in self._registry.wanted_versions(name):
                 version.retry = version.retry or version.state is State.LOADING
@@ -180,48 +184,48 @@ class Dependents:
     # --- when something has changed ---
 
     def wake(self) -> None:
-        """What is wanted, or busy, has changed: those that wait are to look again."""
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        """Wakes up waiting ensembles after a change of what is wanted or busy."""
+        woken, self._woken = self._woken, asyncio.Event()
+        woken.set()
 
     def changed(self, name: str) -> None:
-        """A version of this model has begun or ceased to serve, perhaps: look at what is made of it.
+        """Checks the ensembles that contain this model, a version of which may have started or stopped serving.
 
-        And at itself: what it is made of may have changed after its last look, while it was warmed up.
+        Checks the model itself, too: its parts may have changed during its warm-up.
         """
         self.wake()
         self._changed.append(name)
         if len(self._changed) > 1:
-            return  # One that is retired below is the next to be looked at.
+            return  # Called from the loop below, by a retirement: the loop will get to it.
         while self._changed:
             changed = self._changed[0]
             for ensemble in sorted(self._names):
-                if ensemble == changed or changed in self.made_of(ensemble):
-                    self._look_at(ensemble)
+                if ensemble == changed or changed in self.parts_of(ensemble):
+                    self._check(ensemble)
             self._changed.popleft()
 
-    def _look_at(self, name: str) -> None:
-        again = False
+    def _check(self, name: str) -> None:
+        reconcile = False
         for version in list(self._registry.wanted_versions(name)):
             servable = version.servable
             if version.state is State.READY and servable is not None and not self._runs(servable):
                 log.warning(
                     "%s stops serving: one of its models is no longer available, or has changed", version.files
                 )
-                self._do.retire(version)
-                again = True
-            tried = self._tries.get(name, {}).get(version.files.version)
-            failed = version.error is not None and tried is not None
-            if failed and tried is not None and _files(self._served(tried.steps)) != tried.served:
-                version.retry = again = True
-        if again:
-            self._do.again(name)
+                self._actions.retire(version)
+                reconcile = True
+            attempt = self._attempts.get(name, {}).get(version.files.version)
+            failed = version.error is not None and attempt is not None
+            if failed and attempt is not None and _files(self._served(attempt.steps)) != attempt.served:
+                version.retry = reconcile = True
+        if reconcile:
+            self._actions.reconcile(name)
 
     def _runs(self, servable: Servable) -> bool:
-        """Whether the models of an ensemble's steps serve, and take and give what they did."""
+        """Whether the models of an ensemble's steps serve, with fitting inputs and outputs."""
         model = servable.model
         if not isinstance(model, Ensemble):
-            return True  # It was one in another version.
+            return True  # The model of this version is not an ensemble.
         served = self._served(model.steps)
         if None in served:
             return False
@@ -232,29 +236,29 @@ class Dependents:
             _connect(model, servable, served, IN_PYTHON)
         except ValueError:
             return False
-        if servable.labels != labels:  # They are those of the ensembles that it is part of, too.
+        if servable.labels != labels:  # Ensembles that contain this one inherit its labels.
             self._changed.append(servable.name)
         return True
 
     # --- which are made of which ---
 
     def _steps(self, name: str) -> list[Step]:
-        steps = [step for one in self._tries.get(name, {}).values() for step in one.steps]
+        steps = [step for one in self._attempts.get(name, {}).values() for step in one.steps]
         for version in self._registry.wanted_versions(name):
             if version.servable is not None and isinstance(version.servable.model, Ensemble):
                 steps += version.servable.model.steps
         return steps
 
-    def made_of(self, name: str) -> set[str]:
-        """The models of an ensemble's steps; empty for what is none."""
+    def parts_of(self, name: str) -> set[str]:
+        """Returns the models in the steps of an ensemble; empty for any other model."""
         return {step.model for step in self._steps(name)} if name in self._names else set()
 
     def needed_by(self, name: str) -> set[str]:
-        """The ensembles that this model is part of, wanted ones."""
-        return {one for one in self._names if self._registry.is_wanted(one) and name in self.made_of(one)}
+        """Returns the wanted ensembles that contain this model."""
+        return {one for one in self._names if self._registry.is_wanted(one) and name in self.parts_of(one)}
 
     def are_ready(self, servable: Servable) -> bool:
-        """Whether the models of its steps are ready, if it has any."""
+        """Whether the models of all steps are ready, recursively; True for a model without steps."""
         parts, seen = [servable], {servable}
         while parts:
             model = parts.pop().model
@@ -266,13 +270,13 @@ class Dependents:
                     parts.append(one.servable)
         return True
 
-    def waits(self, name: str) -> bool:
-        """Whether an ensemble that is being loaded waits for others."""
+    def is_waiting(self, name: str) -> bool:
+        """Whether an ensemble that is being loaded is waiting for its parts."""
         return name in self._waiting
 
 
 def _check_values(model: Ensemble, keys: Keys) -> None:
-    """Raises `ValueError`, which names the key: what a class says may be anything."""
+    """Raises `ValueError`, which names the key, for steps of wrong types: a class may declare anything."""
     if not isinstance(model.steps, list | tuple):
         raise checks.expected(keys.step, "a list of Step", model.steps)
     for at, step in enumerate(model.steps):
@@ -289,9 +293,10 @@ def _check_values(model: Ensemble, keys: Keys) -> None:
 
 
 def _connect(model: Ensemble, servable: Servable, served: Served, keys: Keys) -> None:
-    """Raises `ValueError` as `check_fit`, and changes nothing then.
+    """Connects an ensemble to the models of its steps.
 
-    An output that has no labels of its own has those of the step that gives it.
+    An output without labels of its own inherits those of the step's output. Raises `ValueError` as `check_fit`
+    does, before any change.
     """
     servables = [one.servable for one in served if one is not None and one.servable is not None]
     model.connect(servable.signature, [Part(one.signature, one.decoupled) for one in servables], keys)
@@ -305,7 +310,7 @@ def _connect(model: Ensemble, servable: Servable, served: Served, keys: Keys) ->
 
 
 def _streams(served: Served) -> bool:
-    """Whether one of them is decoupled, and so an ensemble made of them."""
+    """Whether one of the models is decoupled, and therefore the ensemble."""
     return any(one is not None and one.servable is not None and one.servable.decoupled for one in served)
 
 
@@ -321,5 +326,5 @@ def _source(files: ModelFiles) -> str:
     return files.config.source if files.config.ensemble else str(files.file)
 
 
-def _wrong(files: ModelFiles, error: ValueError) -> ModelLoadError:
+def _load_error(files: ModelFiles, error: ValueError) -> ModelLoadError:
     return ModelLoadError(f"{_source(files)}: {error}", Code.INVALID_ARGUMENT)

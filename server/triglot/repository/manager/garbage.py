@@ -1,4 +1,4 @@
-"""Frees what unloaded code holds in cycles: its modules refer to each other, and to weights, perhaps."""
+"""Collects reference cycles after an unload: modules refer to each other, and may hold weights."""
 
 from __future__ import annotations
 
@@ -8,54 +8,53 @@ import time
 
 from triglot.repository.manager.thread import in_thread
 
-SHARE = 0.01
-"""Of the time, at most: nothing else in Python runs meanwhile."""
+MAX_TIME_SHARE = 0.01
+"""Limit on the share of time spent in collections, as no other Python code runs meanwhile."""
 
-ROUNDS = 3
-"""What one round frees may have held a cycle that the next one finds."""
+MAX_ROUNDS = 3
+"""Limit on collections in a row: what one frees may have kept a cycle alive that the next one finds."""
 
 
-class Garbage:
-    """Collects garbage on a thread, when it is asked to and not too often."""
+class GarbageCollector:
+    """Runs garbage collections on a thread, on request and rate-limited. Used on the event loop."""
 
     def __init__(self) -> None:
-        self._asked = False
-        self._next = 0.0
-        self._settled = False
+        self._requested = False
+        self._earliest_start = 0.0
+        self._frozen = False
         self._collecting: asyncio.Task[None] | None = None
 
-    def settle(self) -> None:
-        """What is there by now is there to stay: later collections do not go through it, but for those after an
-        unload."""
+    def freeze(self) -> None:
+        """Excludes all current objects from automatic collections; those after an unload include them."""
         gc.collect()
         gc.freeze()
-        self._settled = True
+        self._frozen = True
 
     def collect_soon(self) -> None:
-        """What is garbage by now is freed, as soon as that is not too often."""
-        self._asked = True
+        """Requests a collection of the current garbage, as soon as the rate limit permits."""
+        self._requested = True
         if self._collecting is None or self._collecting.done():
             self._collecting = asyncio.create_task(self._collect())
 
     async def _collect(self) -> None:
-        while self._asked:
-            await asyncio.sleep(max(0.0, self._next - time.monotonic()))
-            self._asked = False
+        while self._requested:
+            await asyncio.sleep(max(0.0, self._earliest_start - time.monotonic()))
+            self._requested = False
             began = time.monotonic()
             await in_thread(self._free)
             ended = time.monotonic()
-            self._next = ended + (ended - began) / SHARE
+            self._earliest_start = ended + (ended - began) / MAX_TIME_SHARE
 
     def _free(self) -> None:
-        if self._settled:
-            gc.unfreeze()  # What was unloaded is among it.
-        for _ in range(ROUNDS):
+        if self._frozen:
+            gc.unfreeze()  # The unloaded objects are among the frozen ones.
+        for _ in range(MAX_ROUNDS):
             if not gc.collect():
                 break
-        if self._settled:
+        if self._frozen:
             gc.freeze()
 
     def close(self) -> None:
-        """Collect no more."""
+        """Cancels pending collections."""
         if self._collecting is not None:
             self._collecting.cancel()

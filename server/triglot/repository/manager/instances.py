@@ -1,4 +1,4 @@
-"""Other instances of a version that serves, where nothing else of its configuration differs."""
+"""Changes the instances of a serving version, if nothing else of its configuration differs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from triglot.repository.manager.thread import in_thread
 from triglot.scheduling.servable import Servable
 
 
-async def have_instances(servable: Servable, config: ModelConfig, before: ModelConfig) -> bool:
-    """Have those come that a configuration says, and those go that it does not say; the others go on meanwhile.
+async def apply_instances(servable: Servable, config: ModelConfig, before: ModelConfig) -> bool:
+    """Starts and ends instances as `config` says; the other instances keep serving meanwhile.
 
-    An instance that has sequences goes when these are over, which is not waited for. `before`: the configuration
-    that they were made by, which differs in its instances only. False where the version has to be loaded anew for
-    that, since the model places its instances as it is loaded, or its sequences do, or since a change before was
-    given up. Raises `ModelLoadError` for what an instance raises that comes; then there are as many as before.
+    An instance that has sequences ends when these are over, without waiting for that. `before`: the configuration
+    of the current instances, which differs in nothing else. Returns False if the version has to be reloaded
+    instead: its model places instances while loading, its sequences are bound to them, or an earlier change was
+    cancelled. Raises `ModelLoadError` if an instance fails to start; the number of instances is then restored.
     """
-    bound = servable.sequences is not None
-    if bound and (isinstance(servable.model, HostedModel) or not _all_alike(config, before)):
+    has_sequences = servable.sequences is not None
+    if has_sequences and (isinstance(servable.model, HostedModel) or not _on_same_device(config, before)):
         return False
     if servable.half_changed:
         return False
@@ -38,22 +38,22 @@ async def _change(servable: Servable, config: ModelConfig, before: ModelConfig) 
     model = servable.model
     try:
         change = await in_thread(partial(change_instances, model, config))
-    except ValueError as wrong:
-        raise ModelLoadError(f"{config.source}: {wrong}", Code.INVALID_ARGUMENT) from wrong
+    except ValueError as invalid:
+        raise ModelLoadError(f"{config.source}: {invalid}", Code.INVALID_ARGUMENT) from invalid
     if change is None:
         return False
-    come, go = change
-    if errors := await servable.resize(come, go):
-        back = await in_thread(partial(change_instances, model, before))
-        await servable.resize(0, min(come - len(errors), back[1] if back else 0))
+    added, removed = change
+    if errors := await servable.resize(added, removed):
+        restored = await in_thread(partial(change_instances, model, before))
+        await servable.resize(0, min(added - len(errors), restored[1] if restored else 0))
         error = explained(errors[0])
         raise ModelLoadError(f"{servable}: {error.message}", error.code) from errors[0]
     model.model_config = config
     return True
 
 
-def _all_alike(*configs: ModelConfig) -> bool:
-    """Whether it does not matter which instance goes: all are on one device."""
+def _on_same_device(*configs: ModelConfig) -> bool:
+    """Whether all instances are on the same device, so that any of them may end."""
     groups = [group for config in configs for group in config.instance_groups]
     kinds = {(group.kind, *group.gpus) for group in groups}
     return len(kinds) == 1 and not any(group.kind == "GPU" and len(group.gpus) != 1 for group in groups)

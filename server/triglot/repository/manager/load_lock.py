@@ -1,4 +1,4 @@
-"""One at a time, as long as it does not take for ever."""
+"""A lock with a limited holding time."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from contextlib import asynccontextmanager
 
 
 class LoadLock:
-    """A lock that lets the next one in when its holder takes longer than `timeout` seconds."""
+    """A lock that is released automatically when its holder takes longer than `timeout` seconds."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
-    async def take(self) -> AsyncIterator[Callable[[], None]]:
-        """Within the block it is this one's turn, for `timeout` seconds at least, or until it passes that on."""
+    async def hold(self) -> AsyncIterator[Callable[[], None]]:
+        """Holds the lock in the block, for at most `timeout` seconds; yields a function that releases it early."""
         await self._lock.acquire()
-        mine = True
+        held = True
 
-        def pass_on() -> None:
-            nonlocal mine
-            if mine:
-                mine = False
+        def release() -> None:
+            nonlocal held
+            if held:
+                held = False
                 self._lock.release()
 
-        passing = asyncio.get_running_loop().call_later(self.timeout, pass_on)
+        timer = asyncio.get_running_loop().call_later(self.timeout, release)
         try:
-            yield pass_on
+            yield release
         finally:
-            passing.cancel()
-            pass_on()
+            timer.cancel()
+            release()

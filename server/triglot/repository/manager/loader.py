@@ -1,4 +1,4 @@
-"""From a version's files to a servable that is ready for calls."""
+"""Loads the files of a model version into a servable that is ready for calls."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from triglot.scheduling.servable import Servable
 log = logging.getLogger(__name__)
 
 PYTHON = "python"
-"""The backend whose models may bring their Python along."""
+"""The backend whose models may have a Python environment of their own."""
 Load = Callable[[str, Path, ModelConfig], Model]
-"""Makes a loaded model of (backend, file, configuration); blocks."""
+"""Returns the loaded model for (backend, file, configuration); blocks."""
 Adapt = Callable[[Model, ModelFiles], object]
-"""Completes a loaded model before its configuration does; blocks. Raises `ModelLoadError`."""
+"""Completes a loaded model before `configure`; blocks. Raises `ModelLoadError`."""
 Complete = Callable[[Servable], Awaitable[None]]
-"""Waits for what a version needs besides itself; raises `ModelLoadError`."""
+"""Waits for the dependencies of a version; raises `ModelLoadError`."""
 Warm = Callable[[Servable, ModelFiles], Awaitable[None]]
-"""Runs on a version before it takes calls; what it raises keeps the version from serving."""
+"""Warms a version up before it takes calls; an exception makes it fail to load."""
 
 
 LoadEnded = Callable[[ModelFiles, float, bool], object]
-"""Told of each load: its seconds, and whether it failed."""
+"""Called after each load with its duration in seconds, and whether it failed."""
 
 
 def _nothing() -> None:
@@ -50,9 +50,9 @@ def _nothing() -> None:
 
 
 class Loader:
-    """Loads, checks and warms; what comes half the way is closed again.
+    """Loads, checks and warms versions; closes partly loaded models after a failure.
 
-    `changed` is called on the loop when a version becomes alive or not.
+    `changed` is called on the loop when a version becomes alive or stops being alive.
     """
 
     def __init__(
@@ -70,7 +70,10 @@ class Loader:
         self._max_queue_size = max_queue_size
 
     async def open(self, files: ModelFiles, complete: Complete) -> Servable:
-        """Raises `ModelLoadError` for whatever the model's code raises. If cancelled, closes what comes later."""
+        """Returns the ready servable. If cancelled, closes what is loaded later.
+
+        Raises `ModelLoadError` for any exception of the model's code.
+        """
         loading, began = Loading(self._load), time.monotonic()
         try:
             model = await in_thread(partial(self._load_model, files, loading), late=_close)
@@ -82,7 +85,7 @@ class Loader:
             model.on_change = partial(_on_loop, model.loop, self._changed)
         try:
             servable = Servable(files.name, files.version, model, max_queue_size=self._max_queue_size)
-        except BaseException as error:  # What a user's class declares can be anything.
+        except BaseException as error:  # A user's class may declare anything.
             await in_thread(partial(_close, model))
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         try:
@@ -104,13 +107,13 @@ class Loader:
     def _load_model(self, files: ModelFiles, loading: Loading) -> Model:
         try:
             if files.make is not None:
-                return _made(files, files.make)
-            model = self._loaded(files, loading)
+                return _make(files, files.make)
+            model = self._load_backend(files, loading)
         except ModelLoadError as error:
-            if _is_worded(error):
+            if _has_text(error):
                 raise
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
-        except BaseException as error:  # SystemExit too: it would end the server.
+        except BaseException as error:  # Includes SystemExit, which would end the server.
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         try:
             if self._adapt is not None:
@@ -124,12 +127,12 @@ class Loader:
         except ValueError as error:
             _close(model)
             raise ModelLoadError(f"{files.config.source}: {error}", Code.INVALID_ARGUMENT) from error
-        except BaseException as error:  # What a user's class declares can be anything.
+        except BaseException as error:  # A user's class may declare anything.
             _close(model)
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         return model
 
-    def _loaded(self, files: ModelFiles, loading: Loading) -> Model:
+    def _load_backend(self, files: ModelFiles, loading: Loading) -> Model:
         config = files.config
         if config.environment is not None and files.backend != PYTHON:
             log.warning(
@@ -144,11 +147,11 @@ class Loader:
         return loading(str(files), files.backend, files.file, config)
 
 
-def _made(files: ModelFiles, make: Callable[[], Model]) -> Model:
-    """A model that this process makes itself. Raises `ModelLoadError` for one that is to be in another."""
-    said = files.config.execution
-    model = None if said == "process" else make()
-    if model is not None and (said or model.execution) != "process":
+def _make(files: ModelFiles, make: Callable[[], Model]) -> Model:
+    """Makes a model in this process. Raises `ModelLoadError` if it has to run in a process of its own."""
+    execution = files.config.execution
+    model = None if execution == "process" else make()
+    if model is not None and (execution or model.execution) != "process":
         return model
     if model is not None:
         _close(model)
@@ -168,16 +171,19 @@ def _close(model: Model) -> None:
         model.close()
 
 
-def _is_worded(error: ModelLoadError) -> bool:
-    """Whether it says what it should; a model's own class may lack it."""
+def _has_text(error: ModelLoadError) -> bool:
+    """Whether the error has a text and a code; a subclass of the model's own may lack them."""
     code = getattr(error, "code", None)
     return isinstance(code, Code) and code is not Code.OK and bool(str(error))
 
 
-def own_error(error: ModelLoadError, files: ModelFiles) -> BaseException | None:
-    """What the version's own code has raised, and did not word for us: its trace from there on."""
-    worded = (ModelLoadError, ServingError)
-    cause = next((one for one in _chain(error, lambda one: one.__cause__) if not isinstance(one, worded)), None)
+def model_exception(error: ModelLoadError, files: ModelFiles) -> BaseException | None:
+    """Returns the exception that the version's own code raised, with its traceback starting there.
+
+    None if there is none, or the code raised a `ServingError` itself.
+    """
+    own_types = (ModelLoadError, ServingError)
+    cause = next((one for one in _chain(error, lambda one: one.__cause__) if not isinstance(one, own_types)), None)
     if cause is None or isinstance(cause, ModelFailure):
         return cause
     folder, trace = (files.folder or files.file.parent).absolute(), cause.__traceback__
@@ -188,7 +194,7 @@ def own_error(error: ModelLoadError, files: ModelFiles) -> BaseException | None:
         return None
     after = own[-1].tb_next
     if after is not None and after.tb_frame.f_globals.get("__name__", "").startswith("triglot."):
-        own[-1].tb_next = None  # How the server has checked what it was told.
+        own[-1].tb_next = None  # Omits the frames of the server's own checks.
     return cause.with_traceback(own[0])
 
 
@@ -198,8 +204,8 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-def forget_frames(error: BaseException) -> None:
-    """Let go of what the failed code had in its hands: half a model can be large, and errors live in cycles."""
+def clear_frames(error: BaseException) -> None:
+    """Clears the frames of failed code: they may hold a large, partly loaded model, and errors live in cycles."""
     for one in _chain(error, lambda one: one.__cause__ or one.__context__):
         traceback.clear_frames(one.__traceback__)
 
@@ -207,7 +213,7 @@ def forget_frames(error: BaseException) -> None:
 def _chain(
     error: BaseException, cause: Callable[[BaseException], BaseException | None]
 ) -> Iterator[BaseException]:
-    """An error, its cause, and so on; code may have made these go round in circles."""
+    """Yields an error, its cause, and so on; ends if these form a cycle."""
     one: BaseException | None = error
     seen: set[int] = set()
     while one is not None and id(one) not in seen:

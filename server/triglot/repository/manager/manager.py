@@ -1,9 +1,8 @@
-"""What is wanted: at the start, when the disk changes, and when a client says so.
+"""Decides which models are wanted: at the start, when the disk changes, and when a client requests it.
 
-Strategy: what is wanted comes from a look at the disk and replaces what was wanted before; the `Reconciler`
-brings the models there. No look waits for that, and a later one changes what is done next. Models come and go in
-one of three ways: by looking again and again (`poll_interval`), one by one as clients say (`explicit`), or as a
-whole list (`reload`).
+A scan of the disk yields the wanted versions, which replace the previous ones; the `Reconciler` then loads and
+unloads accordingly. No scan waits for that, and a later scan changes the next steps. Models are managed in one of
+three ways: by repeated scans (`poll_interval`), one by one on request (`explicit`), or as a whole list (`reload`).
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from triglot.repository.scan.load_errors import (
 )
 from triglot.repository.scan.once_logger import OnceLogger
 from triglot.repository.scan.paths import is_below
-from triglot.repository.scan.scanner import AtOnce, Scan, Scanner, Wanted
+from triglot.repository.scan.scanner import Immediate, Scan, Scanner, Wanted
 from triglot.repository.scan.source import FoundTwice, ModelFiles, Override, Overrides, Root
 from triglot.repository.storage.storage import Storage
 from triglot.repository.storage.urls import is_allowed, spelled
@@ -64,8 +63,8 @@ log = logging.getLogger(__name__)
 NO_OVERRIDES: Overrides = MappingProxyType({})
 EVERY_MODEL = "*"
 SETTLE_SECONDS = 0.5
-"""How long a new version's files have to stay as they are, unless looks are more frequent: who copies them into
-place slowly renames the folder when all are there."""
+"""Seconds that a new version's files have to stay unchanged, unless scans are more frequent; a slow copy should
+rename the folder at its end."""
 SHUTTING_DOWN = "the server is shutting down"
 NOT_EXPLICIT = (
     "explicit model load / unload is not allowed if polling is enabled; start the server with "
@@ -74,17 +73,23 @@ NOT_EXPLICIT = (
 
 
 class Manager:
-    """Loads the models at some roots, as clients and the disk say.
+    """Loads the models at some roots, following clients' requests and the disk. Used on the event loop.
 
-    `poll_interval`: seconds between two looks at the disk; 0 looks once. `explicit`: the models to load at the
-    start, "*" for all; others then come and go by `load_model` and `unload_model`. None: all that there are.
-    `left_out`: what of it is not loaded at the start. `folders`: where clients may have models loaded from by
-    `reload`. `most_instances`: of a model whose configuration comes with the request to load it.
-    `record_folders`: where clients may have requests recorded to by `reload`. `configured` is told of the models
-    that a configuration lists, whenever there is another list.
-    `labels_before_load`: see `Registry`, where requests find what serves. `allow_symlinks`: see `Scanner`.
-    `wait`: at the start, for what is not there yet, if it is looked for again. `storage`: where what lies at
-    URLs is brought to. `options` are those of `Reconciler`.
+    Attributes:
+        poll_interval: Seconds between scans of the disk; 0 scans once.
+        explicit: Models to load at the start, "*" for all; then `load_model` and `unload_model` change the set.
+            None loads all models that are found.
+        left_out: Models that are not loaded at the start.
+        folders: Folders that clients may load models from by `reload`.
+        record_folders: Folders that clients may have requests recorded to by `reload`.
+        configured: Called with each new list of configured models.
+        most_instances: Limit on the instances of a model whose configuration is part of a load request.
+        labels_before_load: See `Registry`.
+        allow_symlinks: See `Scanner`.
+        wait: Whether the first scan is repeated until every root has a model; requires `poll_interval`.
+        storage: Downloads models that have URLs.
+
+    The other options are those of `Reconciler`.
     """
 
     def __init__(
@@ -118,7 +123,7 @@ class Manager:
             self.registry,
             load,
             warm,
-            self._bring,
+            self._load_parts,
             max_queue_size=max_queue_size,
             skip_missing_dependencies=skip_missing_dependencies,
             load_timeout=load_timeout,
@@ -133,9 +138,9 @@ class Manager:
         self._storage = storage or Storage()
         self._roots = self._storage.local(roots)
         self._explicit = explicit
-        self._not_at_start = left_out
+        self._skipped_at_start = left_out
         self._poll_interval = poll_interval
-        self._waits = wait and poll_interval > 0
+        self._wait_for_models = wait and poll_interval > 0
         self._folders = folders
         self._record_folders = record_folders
         self._configured = configured
@@ -143,20 +148,20 @@ class Manager:
         self._followed: Sequence[ModelSettings] = ()
         self._once_logger = OnceLogger()
         self._problems: dict[str, ServingError | None] = {}
-        self._looking = asyncio.Lock()
-        self._asked: set[str] = set()
-        """Those that somebody has asked for by name, as long as they load."""
-        self._along: set[str] = set()
-        """Those that were loaded only because ensembles are made of them."""
+        self._scan_lock = asyncio.Lock()
+        self._requested: set[str] = set()
+        """Models that were requested by name, while they load."""
+        self._loaded_as_parts: set[str] = set()
+        """Models that were loaded only as parts of ensembles."""
         self._polling: asyncio.Task[None] | None = None
-        self._reloading = asyncio.Lock()
+        self._reload_lock = asyncio.Lock()
 
     async def load_all(self, *, all_or_nothing: bool = True) -> list[ModelLoadError]:
-        """Load what is wanted; what could not be is logged and returned. Then look again, if so configured.
+        """Loads the wanted models; logs and returns the errors. Then starts polling, if configured.
 
-        A label for a version that is not available afterwards is an error, too. Raises `ModelLoadError` for a
-        wrong name of a model; with `all_or_nothing`, before anything is loaded, also for a wrong path, and a model
-        whose configuration is wrong. Of several errors it raises the first, and logs the others.
+        A label of a version that is not available is an error, too. Raises `ModelLoadError` for an invalid model
+        name; with `all_or_nothing` also for an invalid path and for a model with an invalid configuration, before
+        anything is loaded. Of several errors it raises the first and logs the others.
         """
         models = [root for root in self._roots if isinstance(root, ModelSettings)]
         self._configured(models)
@@ -164,12 +169,12 @@ class Manager:
             check_names([model.name for model in models])
         except InvalidArgument as error:
             raise ModelLoadError(error.message) from None
-        async with self._looking:
-            look = await self._first_look()
-            wanted, problems = self._at_start(look)
-            raised = wrong_roots(look, self._roots, may_be_empty=self._more_may_come)
+        async with self._scan_lock:
+            scan = await self._first_scan()
+            wanted, problems = self._wanted_at_start(scan)
+            raised = wrong_roots(scan, self._roots, may_be_empty=self._more_may_come)
             elsewhere = " ".join(map(str, [*raised, *problems]))
-            self._once_logger.log(look, self._at_first, others=False, elsewhere=elsewhere)
+            self._once_logger.log(scan, self._loads_at_start, others=False, elsewhere=elsewhere)
             if not all_or_nothing:
                 raised, problems = [], [*raised, *problems]
             elif not models:
@@ -179,11 +184,11 @@ class Manager:
             if raised:
                 raise raised[0]
             self.registry.labels = {model.name: dict(model.labels) for model in models}
-            self._asked = set(wanted if self._explicit is not None else ())
+            self._requested = set(wanted if self._explicit is not None else ())
             if wanted:
                 log.info("models to load: %d", len(wanted))
             self.reconciler.want(wanted)
-            self._note(look)
+            self._record_problems(scan)
         await self._until_loaded(wanted)
         self.reconciler.log_level = logging.INFO
         errors = [
@@ -202,26 +207,26 @@ class Manager:
             self._polling = asyncio.create_task(self._poll())
         return errors + [ModelLoadError(text) for text in others]
 
-    async def _first_look(self) -> Scan:
-        """What there is, once there is a model at every path, if these are waited for."""
-        look = await self._look(self._roots, lambda _: True, asked_for=self._explicit or ())
+    async def _first_scan(self) -> Scan:
+        """Scans the disk; if configured so, repeatedly until there is a model at every path."""
+        scan = await self._scan(self._roots, lambda _: True, requested=self._explicit or ())
         said: set[str] = set()
-        while self._waits and (missing := not_yet(look)):
+        while self._wait_for_models and (missing := not_yet(scan)):
             for text in missing:
                 if text not in said:
                     log.warning("%s; waiting for it", text)
             said.update(missing)
             await asyncio.sleep(self._poll_interval)
-            look = await self._look(self._roots, lambda _: False, settle=True)
-        while said and look.unsettled:
+            scan = await self._scan(self._roots, lambda _: False, settle=True)
+        while said and scan.unsettled:
             await asyncio.sleep(self._settle_seconds)
-            look = await self._look(self._roots, lambda _: False, settle=True)
-        return look
+            scan = await self._scan(self._roots, lambda _: False, settle=True)
+        return scan
 
     async def check_folders(self, models: Sequence[ModelSettings]) -> None:
-        """Raises `PermissionDenied` for a model in a folder that is not the operator's: its code would run.
+        """Raises `PermissionDenied` for a model outside of the operator's folders, as its code would run.
 
-        So it does for records in one that is not. Raises `FailedPrecondition` as `reload`.
+        Also for request records outside of theirs. Raises `FailedPrecondition` as `reload` does.
         """
         self._require_list()
         allowed = list(dict.fromkeys([*self._folders, *folders_of(self._followed)]))
@@ -242,47 +247,46 @@ class Manager:
                     )
 
     async def follow(self, models: Sequence[ModelSettings]) -> None:
-        """As `reload`, by the operator's own configuration: clients may name its folders, too."""
+        """As `reload`, for the operator's own configuration: clients may use its folders from now on."""
         self._followed = models
         await self.reload(models)
 
     async def reload(self, models: Sequence[ModelSettings]) -> None:
-        """Serve these models, and no others (tfs 3.7).
+        """Serves these models, and no others (tfs 3.7).
 
-        Returns when each model that was not wanted before, or that served nothing and is tried again, serves or
-        has failed. All other changes happen in the background. What raises `InvalidArgument` (a wrong name) or
-        `FailedPrecondition` (a label whose version is not available, a server that was started with paths) has
-        changed nothing. Raises `ServingError` (UNKNOWN) when models failed, and `Unavailable` when the manager is
-        closed meanwhile.
+        Returns when each model that is new, or that served nothing and is retried, serves or has failed. All other
+        changes happen in the background. `InvalidArgument` (an invalid name) and `FailedPrecondition` (a label
+        whose version is not available, or a server that was started with paths) are raised before any change.
+        Raises `ServingError` (UNKNOWN) when models failed, and `Unavailable` when the manager is closed meanwhile.
         """
         check_names([model.name for model in models])
         self._require_list()
         roots = self._storage.local(models)
         models = [root for root in roots if isinstance(root, ModelSettings)]
-        async with self._reloading:
-            async with self._looking:
-                at_once = self._at_once(models)
-                look = await self._look(roots, at_once)
+        async with self._reload_lock:
+            async with self._scan_lock:
+                immediate = self._immediate(models)
+                scan = await self._scan(roots, immediate)
                 self.registry.label(models)
                 if changes := _changes(self._roots, models):
                     log.info("the model list changed: %s", changes)
-                self._once_logger.log(look, at_once)
+                self._once_logger.log(scan, immediate)
                 self._roots = roots
                 self._configured(models)
-                new = look.wanted.keys() - self.registry.names()
-                self.reconciler.want(look.wanted)
-                self._note(look)
+                new = scan.wanted.keys() - self.registry.names()
+                self.reconciler.want(scan.wanted)
+                self._record_problems(scan)
                 tried = {
                     name
-                    for name in look.wanted
+                    for name in scan.wanted
                     if name in self.reconciler.workers and not self.registry.has_default(name)
                 }
             await self.reconciler.wait_for(new | tried)
             if self.reconciler.closing.is_set():
                 raise Unavailable(SHUTTING_DOWN)
-            failed = [name for name in look.wanted if name in new | tried and not self.registry.has_default(name)]
+            failed = [name for name in scan.wanted if name in new | tried and not self.registry.has_default(name)]
             if failed:
-                texts = "".join(f"{{{self._failure(name, look)}}}, " for name in failed)
+                texts = "".join(f"{{{self._failure(name, scan)}}}, " for name in failed)
                 raise ServingError(f"{len(failed)} model(s) did not become available: {{{texts}}}")
 
     def _require_list(self) -> None:
@@ -291,8 +295,8 @@ class Manager:
                 "this server's model list cannot be replaced; start the server with `triglot tfserving` for that"
             )
 
-    def _failure(self, name: str, look: Scan) -> str:
-        if (problem := look.problems.get(name)) is not None:
+    def _failure(self, name: str, scan: Scan) -> str:
+        if (problem := scan.problems.get(name)) is not None:
             return f"{{name: {name}}} due to error: NOT_FOUND: {problem}"
         failed = [
             version for _, version in sorted(self.registry.entries[name].items()) if version.error is not None
@@ -303,8 +307,8 @@ class Manager:
         code = "" if last.error is None else last.error.code.name
         return f"{{name: {name} version: {last.files.version}}} due to error: {code}: {last.error}"
 
-    def _at_once(self, models: Sequence[ModelSettings]) -> AtOnce:
-        """A model that is new, or wanted in another way; all of them when there is no other look to come."""
+    def _immediate(self, models: Sequence[ModelSettings]) -> Immediate:
+        """Selects models that are new or configured differently; all models if there is no polling."""
         before = {
             (root.name, root.base_path, root.policy) for root in self._roots if isinstance(root, ModelSettings)
         }
@@ -312,13 +316,13 @@ class Manager:
         return lambda name: not self._poll_interval or name not in same
 
     async def refresh(self) -> bool:
-        """Look at the disk again, and start what follows from it; whether something is still being written."""
-        async with self._looking:
-            look = await self._look(self._roots, lambda _: False, settle=True)
-            self._once_logger.log(look, lambda _: False)
-            self.reconciler.want(self._wanted_of(look))
-            self._note(look)
-            return look.unsettled
+        """Scans the disk and starts what follows from it. Returns whether some files are still being written."""
+        async with self._scan_lock:
+            scan = await self._scan(self._roots, lambda _: False, settle=True)
+            self._once_logger.log(scan, lambda _: False)
+            self.reconciler.want(self._wanted_of(scan))
+            self._record_problems(scan)
+            return scan.unsettled
 
     async def _poll(self) -> None:
         delay = self._poll_interval
@@ -335,14 +339,14 @@ class Manager:
     async def load_model(
         self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
     ) -> None:
-        """Load the model of this name, or again if its files or its configuration have changed (spec 3.9).
+        """Loads the model of this name; reloads it if its files or its configuration changed (spec 3.9).
 
-        Returns when its versions serve. `config`, the JSON of a ModelConfig, stands in place of its config.pbtxt
-        until the next call, and `files`, by their paths, in place of its folder; these need a `config`.
+        Returns when its versions serve. `config`, the JSON of a ModelConfig, replaces its config.pbtxt until the
+        next call, and `files`, by their paths, replace its folder; these need a `config`.
 
-        Raises `Unavailable` unless the models are controlled explicitly, `InvalidArgument`
-        for a wrong name or `config` and for a model that cannot be loaded, and `Internal` for one that is not
-        there. What served goes on then; and when this is cancelled, the load does.
+        Raises `Unavailable` unless models are controlled explicitly, `InvalidArgument` for an invalid name or
+        `config` and for a model that cannot be loaded, and `Internal` for a model that does not exist. Versions
+        that served keep serving then. If this is cancelled, the load continues.
         """
         self._require_explicit(name)
         overrides = {}
@@ -358,35 +362,35 @@ class Manager:
                 raise InvalidArgument(f"{not_polled(name)}: {error.message}") from None
             folder = None if upload is None else upload.folder
             overrides[name] = Override(message, self._most_instances, folder)
-        async with self._looking:
+        async with self._scan_lock:
             others = {key: versions for key, versions in self.registry.wanted.items() if key != name}
             asked = name.__eq__
-            look = await self._look(self._roots, asked, others, overrides, asked_for=[name])
-            self._once_logger.log(look, asked, others=False)
-            self._note(look, asked)
-            if why := why_not(name, look, self._roots):
-                # What the caller has sent counts as the caller's mistake, and a file as the server's.
-                wrong = overrides and name in by_name(look.problems, {}, self._roots)
+            scan = await self._scan(self._roots, asked, others, overrides, requested=[name])
+            self._once_logger.log(scan, asked, others=False)
+            self._record_problems(scan, asked)
+            if why := why_not(name, scan, self._roots):
+                # Errors in what the caller has sent are the caller's, errors in files are the server's.
+                wrong = overrides and name in by_name(scan.problems, {}, self._roots)
                 raise InvalidArgument(why) if wrong else Internal(why)
-            chosen = look.wanted[name]
+            chosen = scan.wanted[name]
             without = [files.file for files in chosen.values() if overrides and files.config is NO_CONFIG]
             if without:
                 raise InvalidArgument(
                     f"'config' requires a model folder in a repository; model '{name}' is {without[0]}"
                 )
             self.reconciler.retry(name)
-            self.reconciler.dependents.asked_for(name)
-            self._along.discard(name)
-            self._asked.add(name)
+            self.reconciler.dependents.requested(name)
+            self._loaded_as_parts.discard(name)
+            self._requested.add(name)
             self.reconciler.want({**self.registry.wanted, name: chosen})
-            self._note(look, asked)
+            self._record_problems(scan, asked)
         await self._until_loaded([name])
         if self.reconciler.closing.is_set():
             raise Unavailable(SHUTTING_DOWN)
         if self.registry.wanted.get(name) != chosen:
             raise Unavailable(f"model '{name}' was unloaded or reloaded during this load")
         for version in self.registry.wanted_versions(name):
-            # What goes on with its former files keeps these.
+            # A version that continues with its former files keeps its own upload.
             if version.servable is not None and version.served == chosen[version.files.version]:
                 version.servable.loaded_from = upload
         failed = [
@@ -398,10 +402,10 @@ class Manager:
             raise InvalidArgument(f"load failed for model '{name}': {' '.join(failed)}")
 
     def unload_model(self, name: str, *, dependents: bool = False) -> None:
-        """Unload the model; it takes no calls any more, and those that run come to their end (spec 3.9).
+        """Unloads the model; it takes no new calls, and running ones complete (spec 3.9).
 
-        `dependents`: also what was loaded along with it, and no other ensemble is made of. A name that was never
-        loaded is no error. Raises `Unavailable` as `load_model`, and `InvalidArgument`.
+        `dependents`: also unloads the parts that were loaded along with it, unless another ensemble contains them.
+        A name that was never loaded is no error. Raises `Unavailable` as `load_model` does, and `InvalidArgument`.
         """
         self._require_explicit(name)
         names = {name}
@@ -409,8 +413,8 @@ class Manager:
             names |= self._loaded_along_with(name)
         names &= self.registry.wanted.keys()
         for one in names:
-            self.registry.unloads(one)
-        self._go(names)
+            self.registry.forget_errors(one)
+        self._forget_requests(names)
         if names:
             self.reconciler.want({**self.registry.wanted, **{key: {} for key in names}})
 
@@ -420,11 +424,11 @@ class Manager:
         check_names([name])
 
     def settle(self) -> None:
-        """Nothing is going to be unloaded, as far as is known: keep the garbage collector from what is there."""
-        self.reconciler.garbage.settle()
+        """Excludes current objects from garbage collections, as no unload is expected."""
+        self.reconciler.garbage.freeze()
 
     async def close(self) -> None:
-        """As `Reconciler.close`."""
+        """Stops polling and closes all versions, see `Reconciler.close`."""
         if self._polling is not None:
             self._polling.cancel()
         await self.reconciler.close()
@@ -436,83 +440,86 @@ class Manager:
     def _more_may_come(self) -> bool:
         return self._explicit is not None or self._poll_interval > 0
 
-    def _at_first(self, name: str) -> bool:
+    def _loads_at_start(self, name: str) -> bool:
         """Whether the model of this name is loaded at the start."""
         return self._explicit is None or EVERY_MODEL in self._explicit or name in self._explicit
 
-    def _at_start(self, look: Scan) -> tuple[Wanted, list[ModelLoadError]]:
-        """What is wanted at the start, and what is wrong with models of it."""
+    def _wanted_at_start(self, scan: Scan) -> tuple[Wanted, list[ModelLoadError]]:
+        """Returns the models that are wanted at the start, and the errors in them."""
         if self._explicit is None or EVERY_MODEL in self._explicit:
-            problems = wrong_models(look, self._roots, may_be_empty=self._more_may_come)
-            found = self._wanted_of(look)
-            return {name: found[name] for name in found if name not in self._not_at_start}, problems
-        why = {name: why_not(name, look, self._roots) for name in self._explicit if name not in self._not_at_start}
-        wanted = {name: look.wanted[name] for name, text in why.items() if not text}
+            problems = wrong_models(scan, self._roots, may_be_empty=self._more_may_come)
+            found = self._wanted_of(scan)
+            return {name: found[name] for name in found if name not in self._skipped_at_start}, problems
+        why = {
+            name: why_not(name, scan, self._roots) for name in self._explicit if name not in self._skipped_at_start
+        }
+        wanted = {name: scan.wanted[name] for name, text in why.items() if not text}
         return wanted, [ModelLoadError(text) for text in why.values() if text]
 
-    def _wanted_of(self, look: Scan) -> Wanted:
-        """All that was found. A model that cannot be understood is known, and has no version."""
-        broken = [] if self._explicit is not None else broken_names(look.problems, look.wanted, self._roots)
-        return dict(look.wanted) | {name: {} for name in broken}
+    def _wanted_of(self, scan: Scan) -> Wanted:
+        """Returns all models of a scan; one with an invalid configuration is included without versions."""
+        broken = [] if self._explicit is not None else broken_names(scan.problems, scan.wanted, self._roots)
+        return dict(scan.wanted) | {name: {} for name in broken}
 
     def first_version(self, name: str) -> str:
-        """The version of this model that its configuration names first; "" where none lists them one by one."""
+        """Returns the version of this model that the configuration lists first; "" if it lists no versions."""
         listed = (str(root.version) for root in self._roots if isinstance(root, ModelFiles) and root.name == name)
         return next(listed, "")
 
     def platforms(self) -> dict[str, str]:
-        """What the configuration calls the kind of each model that it names."""
+        """Returns the platform of each configured model, as the configuration calls it."""
         return {root.name: root.platform for root in self._roots if isinstance(root, ModelSettings)}
 
     def loaded(self, servable: Servable) -> Loaded:
-        """The files of a version that serves, and what is said of it."""
+        """Returns the files of a serving version and its configuration."""
         name, number = servable.name, servable.version
         version = self.registry.entries[name][number]
         files = version.served or version.files
         wanted = self.registry.wanted.get(name, {}).get(number)
-        # The policy may have changed since it was loaded, which changes nothing else.
+        # The policy may have changed since the load, without any other change.
         latest = wanted if wanted is not None and wanted == files else files
         policies = (root.policy for root in self._roots if isinstance(root, ModelSettings) and root.name == name)
         return Loaded(servable, latest, LATEST if files.config.text else next(policies, ALL))
 
-    def _note(self, look: Scan, asked: AtOnce = lambda _: True) -> None:
-        """Have what is wrong with the models, or with those `asked` for, readable, and their versions named."""
-        found = by_name(look.problems, self.registry.wanted, self._roots)
+    def _record_problems(self, scan: Scan, asked: Immediate = lambda _: True) -> None:
+        """Records the errors and version names of the models, or of those that `asked` selects."""
+        found = by_name(scan.problems, self.registry.wanted, self._roots)
         errors = {name: ServingError(str(problem), code=problem.code) for name, problem in found.items()}
         for name in filter(asked, self.registry.entries):
             self._problems[name] = errors.get(name)
-            self.registry.name_versions(name, look.names.get(name, VersionNames()))
+            self.registry.name_versions(name, scan.names.get(name, VersionNames()))
             wanted = self.registry.wanted.get(name, {})
             for number, version in self.registry.entries[name].items():
                 version.problem = errors.get(name) if number in wanted else None
 
     def broken(self) -> dict[str, ServingError]:
-        """What is wrong with those wanted models of which there is no version at all."""
+        """Returns the errors of the wanted models that have no version at all."""
         without = set(self.registry.wanted).difference(version.files.name for version in self.registry.versions())
         problems = {name: self._problems.get(name) for name in sorted(without)}
         return {name: problem for name, problem in problems.items() if problem is not None}
 
     def summaries(self) -> list[VersionSummary]:
-        """Of all that is wanted, or was skipped."""
+        """Returns a summary per wanted or skipped version."""
         return [
             *map(summary_of, self.registry.versions()),
             *(summary_of_broken(name, error) for name, error in self.broken().items()),
-            *(summary_of_skipped(files, why) for files, why in self.reconciler.left_out.items()),
+            *(summary_of_skipped(files, why) for files, why in self.reconciler.skipped.items()),
         ]
 
-    async def _look(
+    async def _scan(
         self,
         roots: Sequence[Root],
-        at_once: AtOnce,
+        immediate: Immediate,
         held: Wanted | None = None,
         overrides: Overrides = NO_OVERRIDES,
         *,
-        asked_for: Collection[str] = (),
+        requested: Collection[str] = (),
         settle: bool = False,
     ) -> Scan:
-        """`held`: what stays wanted where it cannot be read; without it, all that is wanted now.
+        """Scans the roots on a thread.
 
-        `asked_for`: the models that are wanted, beside those that are. `settle`: see `Storage.fetch`.
+        `held`: models that stay wanted if they cannot be read; by default all wanted ones. `requested`: models
+        that are wanted in addition. `settle`: see `Storage.fetch`.
         """
         held = self.registry.wanted if held is None else held
         loaded = [
@@ -522,81 +529,87 @@ class Manager:
             if version.state in (State.LOADING, State.READY)
         ]
         busy = self.reconciler.busy()
-        names = None if EVERY_MODEL in asked_for else self._names_wanted(asked_for)
+        names = None if EVERY_MODEL in requested else self._names_wanted(requested)
 
-        def look() -> Scan:
+        def scan() -> Scan:
             self._storage.fetch(roots, names, overrides, settle=settle)
-            found = self._scanner.look(roots, held, loaded, at_once, overrides, busy)
+            found = self._scanner.scan(roots, held, loaded, immediate, overrides, busy)
             return self._storage.annotated(found, roots)
 
-        return await in_thread(look)
+        return await in_thread(scan)
 
-    def _names_wanted(self, asked_for: Collection[str] = ()) -> set[str] | None:
-        """The models that are wanted, and these; None: all that there are."""
+    def _names_wanted(self, requested: Collection[str] = ()) -> set[str] | None:
+        """Returns the wanted models, and these; None: all that are found."""
         if self._explicit is None:
             return None
-        return {*asked_for, *(name for name, versions in self.registry.wanted.items() if versions)}
+        return {*requested, *(name for name, versions in self.registry.wanted.items() if versions)}
 
     async def never_loaded(self) -> dict[str, str]:
-        """The models that were never loaded, and why not where their name is there twice; none unless models are
-        controlled explicitly."""
+        """Returns the models that were never loaded, with the reason if their name is ambiguous.
+
+        Empty unless models are controlled explicitly.
+        """
         if self._explicit is None:
             return {}
         found = await in_thread(lambda: self._scanner.find(self._storage.outlines(self._roots)))
         names = [*found.models, *broken_names(found.problems, found.models, self._roots)]
-        twice = {Path(key).name: str(one) for key, one in found.problems.items() if isinstance(one, FoundTwice)}
-        return {name: twice.get(name, "") for name in names if name not in self.registry.wanted}
+        duplicates = {
+            Path(key).name: str(one) for key, one in found.problems.items() if isinstance(one, FoundTwice)
+        }
+        return {name: duplicates.get(name, "") for name in names if name not in self.registry.wanted}
 
     # --- what is loaded along with an ensemble ---
 
     async def _until_loaded(self, names: Collection[str]) -> None:
-        """Wait for those that were asked for, and for what comes along with them."""
+        """Waits for models that were requested, and for their parts."""
         try:
             await self.reconciler.wait_for(names)
         finally:
-            self._asked = {name for name in self._asked if name in self.reconciler.workers}
+            self._requested = {name for name in self._requested if name in self.reconciler.workers}
 
     def _loaded_along_with(self, name: str) -> set[str]:
-        """What was loaded only because this ensemble is made of it, or because of what this is made of."""
+        """Returns the models that were loaded only as parts of this ensemble, recursively."""
         going, found = {name}, [name]
         while found:
-            parts = self.reconciler.dependents.made_of(found.pop()) & self._along - going
-            # An ensemble that goes, too, needs nothing any more.
+            parts = self.reconciler.dependents.parts_of(found.pop()) & self._loaded_as_parts - going
+            # A part is still needed by an ensemble that stays loaded.
             parts = {part for part in parts if self.reconciler.dependents.needed_by(part) <= going}
             going |= parts
             found += parts
         return going
 
-    def _go(self, names: Collection[str]) -> None:
-        """These are unloaded; whoever is loading what they are part of does not bring them back."""
-        self._along.difference_update(names)
+    def _forget_requests(self, names: Collection[str]) -> None:
+        """Forgets requests for unloaded models and for ensembles that contain them: no load adds them again."""
+        self._loaded_as_parts.difference_update(names)
         for name in names:
-            self._asked -= self.reconciler.dependents.needed_by(name)
+            self._requested -= self.reconciler.dependents.needed_by(name)
 
-    async def _bring(self, name: str, parts: Collection[str]) -> None:
-        """As somebody who asks for an ensemble asks for what it is made of (spec 3.9)."""
+    async def _load_parts(self, name: str, parts: Collection[str]) -> None:
+        """Loads the missing parts of a requested ensemble as if they had been requested, too (spec 3.9)."""
         missing = [
             part
             for part in parts
-            if name in self._asked and part not in self.reconciler.workers and self.registry.serving(part) is None
+            if name in self._requested
+            and part not in self.reconciler.workers
+            and self.registry.serving(part) is None
         ]
         if not missing:
             return
-        async with self._looking:
+        async with self._scan_lock:
             others = {key: versions for key, versions in self.registry.wanted.items() if key not in missing}
-            look = await self._look(self._roots, missing.__contains__, others, asked_for=missing)
-            self._once_logger.log(look, missing.__contains__, others=False)
-            found = [part for part in missing if not why_not(part, look, self._roots)]
+            scan = await self._scan(self._roots, missing.__contains__, others, requested=missing)
+            self._once_logger.log(scan, missing.__contains__, others=False)
+            found = [part for part in missing if not why_not(part, scan, self._roots)]
             for part in found:
                 self.reconciler.retry(part)
-            self._asked.update(found)
-            self._along.update(part for part in found if not self.registry.is_wanted(part))
-            self.reconciler.want({**self.registry.wanted, **{part: look.wanted[part] for part in found}})
-            self._note(look, found.__contains__)
+            self._requested.update(found)
+            self._loaded_as_parts.update(part for part in found if not self.registry.is_wanted(part))
+            self.reconciler.want({**self.registry.wanted, **{part: scan.wanted[part] for part in found}})
+            self._record_problems(scan, found.__contains__)
 
 
 def _changes(before: Sequence[Root], models: Sequence[ModelSettings]) -> str:
-    """The models that are new, that go, and that are wanted in another way, by their names; "" for none."""
+    """Returns the names of new, removed and changed models as a text; "" if there are none."""
     old = {root.name: root for root in before if isinstance(root, ModelSettings)}
     new = {model.name: model for model in models}
     names = {

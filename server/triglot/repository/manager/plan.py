@@ -1,15 +1,15 @@
-"""What is to be done about one model: a decision on values, without waiting or acting.
+"""Plans the next step for one model: a pure function of its state.
 
-Strategy: availability is preserved (tfs 6.1). The highest new version is loaded first, one at a time; versions
-that are not wanted any more go only when a wanted one serves what is wanted of it, or when none is wanted. So what
-serves stays until its successor serves, and when its successor cannot be loaded: what was wanted together comes
-together, and a version that goes on with its former files replaces no other.
+Availability is preserved (tfs 6.1). The highest new version is loaded first, one at a time. Unwanted versions are
+retired only once a wanted version serves its wanted files, or when no version is wanted. So a version serves until
+its successor does, and stays if the successor cannot be loaded. A version that continues with its former files
+replaces no other version.
 
-In memory are the versions that serve, those that drain, and the one that loads. A load begins when these are, with
-it, at most one more than serve or than are wanted, whichever is more; until then it waits for drains to end.
-Nothing but the begin of a load makes them more. Nothing but a load that ends well makes more versions serve, and
-then one serves what is wanted of it, and all that serve are wanted: never more serve than were wanted at the same
-time. So there is never more than one version more in memory than were wanted at the same time.
+Memory holds the serving versions, the draining ones, and the one being loaded. A load begins only if there will
+be, including it, at most one version more than serve or are wanted, whichever is more; otherwise it waits for
+drains to end. Only the start of a load adds a version to memory. Only a successful load adds a serving version,
+and then one serves its wanted files and unwanted ones are retired, so never more versions serve than were wanted
+at the same time. Hence memory never holds more than one version more than were wanted at the same time.
 """
 
 from __future__ import annotations
@@ -24,25 +24,29 @@ from triglot.scheduling.servable import Servable
 
 
 class State(enum.Enum):
-    """A version's state; the values are the words of the model repository extension."""
+    """State of a version; the values are those of the model repository extension."""
 
     START = "UNKNOWN"
-    """Wanted, and not begun with."""
+    """Wanted, but not started."""
     LOADING = "LOADING"
     READY = "READY"
     UNLOADING = "UNLOADING"
-    """Takes no new calls; those that run come to their end."""
+    """Takes no new calls; running ones complete."""
     UNAVAILABLE = "UNAVAILABLE"
 
 
 @dataclass(slots=True, eq=False)
 class Version:
-    """One version: its files, its state and, while it is READY or UNLOADING, its servable.
+    """One version of a model: its files, its state and, while READY or UNLOADING, its servable.
 
-    `files`: those that were tried last, or are being loaded. `error`: why these could not be loaded; of a READY
-    one, which serves its former files then, too. `served`: the files of its servable. `retry`: `files` are to be
-    tried again; `retry_at`: at this time (monotonic seconds), after so many `retries`. `problem`: what is wrong
-    with its model's folder now.
+    Attributes:
+        files: Files that are being loaded, or that were tried last.
+        error: Why these could not be loaded; a READY version then still serves its former files.
+        problem: The error in the model's folder now.
+        served: Files of the servable.
+        retry: Whether `files` are to be loaded again.
+        retry_at: Time of the next retry, in monotonic seconds.
+        retries: Number of automatic retries so far.
     """
 
     files: ModelFiles
@@ -55,28 +59,28 @@ class Version:
     retry_at: float | None = None
     retries: int = 0
 
-    def begun_anew(self, files: ModelFiles) -> Version:
-        """In place of one that is gone."""
+    def restarted(self, files: ModelFiles) -> Version:
+        """Returns a new version to replace this one, which has ended."""
         return Version(files, retries=self.retries if files == self.files else 0)
 
     @property
     def ready(self) -> bool:
-        """Whether it serves: loaded, and with an instance alive."""
+        """Whether it serves: loaded, and with a live instance."""
         return self.state is State.READY and self.servable is not None and self.servable.alive
 
     @property
     def gone(self) -> bool:
-        """Whether it takes calls no more."""
+        """Whether it takes no more calls."""
         return self.state in (State.UNLOADING, State.UNAVAILABLE)
 
     @property
     def failure(self) -> ServingError | None:
-        """Why it is not what is on disk, if it is not."""
+        """The error that keeps it from serving the files on disk."""
         return self.error or self.problem
 
     @property
     def reason(self) -> str:
-        """Why it is UNAVAILABLE, or why a READY one still serves its former files (spec 3.9)."""
+        """Why it is UNAVAILABLE, or why a READY version still serves its former files (spec 3.9)."""
         if self.failure is not None:
             return self.failure.message
         return "unloaded" if self.state is State.UNAVAILABLE else ""
@@ -84,7 +88,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The versions to retire now, and the one to load next; `wait`: only when something that drains has gone."""
+    """The versions to retire now, and the one to load next; `wait`: only after a drain has ended."""
 
     retire: Sequence[int]
     load: ModelFiles | None
@@ -92,27 +96,27 @@ class Plan:
 
 
 def plan(versions: Mapping[int, Version], wanted: Mapping[int, ModelFiles], *, draining: int = 0) -> Plan:
-    """What to do next about a model of which these versions are known and those are wanted.
+    """Returns the next step for a model with these known and wanted versions.
 
-    `draining`: how many that were replaced or retired are still in memory.
+    `draining`: number of replaced or retired versions that are still in memory.
     """
     serving = {number for number, version in versions.items() if version.state is State.READY}
-    never_begun = {number for number, version in versions.items() if version.state is State.START}
-    retire = sorted(never_begun - wanted.keys())
+    unstarted = {number for number, version in versions.items() if version.state is State.START}
+    retire = sorted(unstarted - wanted.keys())
     if not wanted or any(versions[number].served == wanted[number] for number in serving & wanted.keys()):
         retire += sorted(serving - wanted.keys())
     load = [files for number, files in sorted(wanted.items()) if needs_load(versions.get(number), files)]
     if not load:
         return Plan(retire, None)
     staying = serving.difference(retire)
-    leaving = draining + len(serving) - len(staying)
-    return Plan(retire, load[-1], wait=leaving > max(len(wanted) - len(staying), 0))
+    draining_then = draining + len(serving) - len(staying)
+    return Plan(retire, load[-1], wait=draining_then > max(len(wanted) - len(staying), 0))
 
 
 def needs_load(version: Version | None, files: ModelFiles) -> bool:
-    """Whether a wanted version is to be loaded from these files.
+    """Whether a wanted version has to be loaded from these files.
 
-    One that failed has its next try when its files have changed, or somebody asks for it.
+    A failed one is loaded again when its files have changed or a retry is requested.
     """
     if version is None or version.retry or version.state in (State.START, State.UNLOADING):
         return True

@@ -1,4 +1,4 @@
-"""What is wanted and what is known of it: plain values, and the way from a request's model to a servable."""
+"""The registry of model versions: what is wanted, the state of each version, and the look-up for requests."""
 
 from __future__ import annotations
 
@@ -13,48 +13,49 @@ from triglot.repository.scan.source import version_of
 from triglot.scheduling.servable import Servable
 
 ENDED_KEPT = 100
-"""Versions of a model that are remembered after they have ended."""
+"""Limit on the ended versions of a model that are remembered."""
 
 
 class UnknownLabel(InvalidArgument):
-    """The model has no such version label."""
+    """Raised when the model has no such version label."""
 
 
 class Registry:
-    """Every model version that was ever wanted, and the labels. Nothing here waits.
+    """Every model version that was ever wanted, and the labels. Used on the event loop; nothing here blocks.
 
-    `labels_before_load`: a new label may point to a version that is not available yet. `may_be_empty`: without a
-    wanted model everything is ready, too.
+    `labels_before_load`: whether a new label may name a version that is not available yet. `may_be_empty`: whether
+    the server is ready without any wanted model.
     """
 
     def __init__(self, *, labels_before_load: bool, may_be_empty: bool) -> None:
         self.on_change: Callable[[], object] = lambda: None
-        """Called when readiness may have changed."""
+        """Called when the readiness of a model or of the server may have changed."""
         self.on_update: Callable[[str], object] = lambda _: None
-        """Called when a state of this model has changed."""
-        self.has_its_parts: Callable[[Servable], bool] = lambda _: True
-        """Whether what an ensemble is made of is ready."""
+        """Called with the model's name when the state of a version may have changed."""
+        self.parts_ready: Callable[[Servable], bool] = lambda _: True
+        """Returns whether the parts of an ensemble are ready."""
         self._labels_before_load = labels_before_load
         self._may_be_empty = may_be_empty
         self.wanted: Wanted = {}
         self.entries: dict[str, dict[int, Version]] = {}
-        """By the model's name and the version's number."""
+        """Versions by model name and version number."""
         self._default: dict[str, Servable] = {}
-        self._leaving: dict[str, list[Servable]] = {}
+        self._draining: dict[str, list[Servable]] = {}
         self._unloaded: dict[str, Collection[int]] = {}
-        """The versions that a model had which clients have unloaded."""
+        """The versions that a model had when clients unloaded it."""
         self.labels: Mapping[str, Mapping[str, int]] = {}
-        """Of a list of models."""
+        """Labels by model, as set by a list of models."""
         self._names: dict[str, VersionNames] = {}
-        """What the models' folders call versions."""
+        """Version names and default versions that the models' folders set."""
         self._complete = False
+        """Whether everything wanted was ready once."""
 
     # --- a request's model ---
 
     def servable(self, name: str, version: str = "", label: str = "") -> Servable:
-        """The servable that a request for `name` and `version` (empty: the default one) goes to.
+        """Returns the servable for a request for `name` and `version` (empty: the default version).
 
-        A `with` block that is entered at once is a lease of it. Raises `ModelNotFound`, `InvalidArgument` for a
+        Use it in a `with` block at once: that is a lease of it. Raises `ModelNotFound`, `InvalidArgument` for a
         version that is no integer, `UnknownLabel`, and `Unavailable` for a version that exists but is not ready.
         """
         if label:
@@ -66,46 +67,46 @@ class Registry:
                 raise ModelNotFound(f"Request for unknown model: '{name}' has no available versions")
             return default
         if default is not None and version == str(default.version):
-            return default  # Most requests that name a version name this one.
+            return default  # The fast path: most requests that name a version name this one.
         entry = self.version(name, version)
         if entry.state is not State.READY or entry.servable is None:
             raise Unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
         return entry.servable
 
     def in_memory(self, name: str) -> list[Servable]:
-        """What serves of a model, the highest version first, and then what is leaving."""
+        """Returns the serving servables of a model, the highest version first, and then those that drain."""
         entries = sorted(self.entries.get(name, {}).items(), reverse=True)
         serving = [version.servable for _, version in entries if version.state is State.READY]
-        return [servable for servable in serving if servable is not None] + self.leaving(name)
+        return [servable for servable in serving if servable is not None] + self.draining(name)
 
     def all_in_memory(self) -> list[Servable]:
-        """As `in_memory`, of all models."""
+        """Returns the serving and draining servables of all models."""
         return [servable for name in self.entries for servable in self.in_memory(name)]
 
-    def leaving(self, name: str) -> list[Servable]:
-        """What takes no new calls and is still there, the newest first: for sequences that go on in it."""
-        return self._leaving.get(name, [])[::-1]
+    def draining(self, name: str) -> list[Servable]:
+        """Returns the draining servables of a model, the newest first; open sequences continue in them."""
+        return self._draining.get(name, [])[::-1]
 
-    def leaves(self, servable: Servable) -> None:
-        """It takes no new calls from now on."""
-        self._leaving.setdefault(servable.name, []).append(servable)
+    def start_drain(self, servable: Servable) -> None:
+        """Marks a servable as draining: it takes no new calls."""
+        self._draining.setdefault(servable.name, []).append(servable)
 
-    def has_left(self, servable: Servable) -> None:
-        """It is about to be closed."""
-        self._leaving[servable.name].remove(servable)
+    def end_drain(self, servable: Servable) -> None:
+        """Removes a drained servable, which is about to be closed."""
+        self._draining[servable.name].remove(servable)
 
     def labelled(self, name: str, label: str) -> int:
-        """The version that a label names, available or not. Raises `UnknownLabel` (tfs 3.1)."""
+        """Returns the version that a label names, available or not. Raises `UnknownLabel` (tfs 3.1)."""
         if (number := self.labels_of(name).get(label)) is None:
             raise UnknownLabel(f"Unrecognized servable version label: {label}")
         return number
 
     def labels_of(self, name: str) -> dict[str, int]:
-        """The version that each label of a model names; none of a model that nobody knows."""
+        """Returns the version numbers of a model's labels; empty for an unknown model."""
         return {**self._names_of(name).numbers, **self.labels.get(name, {})}
 
     def version(self, name: str, version: str) -> Version:
-        """The entry of one version that is wanted or still there. Raises `ModelNotFound` or `InvalidArgument`."""
+        """Returns a version that is wanted or still in memory. Raises `ModelNotFound` or `InvalidArgument`."""
         versions = self._known(name)
         number = version_of(version)
         plain = number is not None and version == str(number)
@@ -129,15 +130,15 @@ class Registry:
         if version.state is not State.UNAVAILABLE:
             return True
         if self._is_unloaded(name):
-            # What was replaced before is not remembered with what was unloaded.
+            # Only the versions that were unloaded, not those that they had replaced.
             return number in self._unloaded.get(name, ())
         return not self.wanted[name] or number in self.wanted[name]
 
     def _is_unloaded(self, name: str) -> bool:
         return self._may_be_empty and not self.wanted[name]
 
-    def unloads(self, name: str) -> None:
-        """Clients unload the model: why a version of it failed does not matter any more."""
+    def forget_errors(self, name: str) -> None:
+        """Forgets the errors of a model that clients unload."""
         for version in self.entries[name].values():
             version.problem = None
             if version.state is State.UNAVAILABLE:
@@ -150,24 +151,24 @@ class Registry:
         return name in self.wanted
 
     def is_wanted(self, name: str, number: int = 0) -> bool:
-        """Whether a version of the model is wanted; 0: any."""
+        """Whether this version of the model is wanted; 0: any version."""
         wanted = self.wanted.get(name, {})
         return number in wanted if number else bool(wanted)
 
     def wanted_versions(self, name: str) -> list[Version]:
-        """What is known of the versions of a model that are wanted."""
+        """Returns the known versions of a model that are wanted."""
         known = self.entries.get(name, {})
         return [known[number] for number in self.wanted.get(name, {}) if number in known]
 
     def serving(self, name: str, number: int = 0) -> Version | None:
-        """The version, 0: the one that is meant when none is named, if it serves."""
+        """Returns the version if it serves; 0: the default version."""
         if not number:
             servable = self._default.get(name)
             return None if servable is None else self.entries[name][servable.version]
         return self.entries[name][number] if self.is_serving(name, number) else None
 
     def why_not_serving(self, name: str, number: int = 0) -> str:
-        """Why such a version does not serve."""
+        """Returns the reason why this version does not serve; 0: why no version does."""
         if not self.wanted.get(name):
             return "it was unloaded" if name in self.wanted else "there is no such model"
         failed = [version.reason for version in self.wanted_versions(name) if version.error is not None]
@@ -181,15 +182,15 @@ class Registry:
     # --- all models ---
 
     def ready_versions(self, name: str) -> list[int]:
-        """The versions that serve, ascending. Raises `ModelNotFound` for an unknown model."""
+        """Returns the ready versions, ascending. Raises `ModelNotFound` for an unknown model."""
         return sorted(number for number, version in self._known(name).items() if version.ready)
 
     def names(self) -> list[str]:
-        """Every model that is wanted, ready or not."""
+        """Returns the names of all wanted models, ready or not."""
         return list(self.wanted)
 
     def served(self) -> list[str]:
-        """As `names`, without what clients have unloaded."""
+        """Returns the names of all wanted models, without those that clients have unloaded."""
         return [name for name in self.wanted if not self._is_unloaded(name)]
 
     def has_default(self, name: str) -> bool:
@@ -197,9 +198,9 @@ class Registry:
         return name in self._default
 
     def is_ready(self, name: str, version: str = "") -> bool:
-        """Whether a request for `name` and `version` would be run. Raises as `version`.
+        """Whether a request for `name` and `version` would be executed. Raises as `version` does.
 
-        An ensemble is ready when what it is made of is.
+        An ensemble is ready if its parts are.
         """
         if version:
             entry = self.version(name, version)
@@ -207,28 +208,28 @@ class Registry:
         else:
             self._known(name)
             servable = self._default.get(name)
-        return servable is not None and servable.alive and self.has_its_parts(servable)
+        return servable is not None and servable.alive and self.parts_ready(servable)
 
     def all_ready(self) -> bool:
         """Whether everything wanted was ready once, something serves, and all that serves is alive.
 
-        So a version or a model that comes later does not take readiness away while it loads, nor when it fails.
+        So a version or model that is added later does not affect readiness while it loads, nor if it fails.
         """
         serving = [version for version in self.versions() if version.state is State.READY]
         empty = self._may_be_empty and not any(self.wanted.values())
         return self._complete and (bool(serving) or empty) and all(version.ready for version in serving)
 
     def versions(self) -> Iterable[Version]:
-        """Every version of the wanted models that is wanted or still there, ascending."""
+        """Yields the versions of wanted models that are wanted or still in memory, ascending."""
         for name in self.wanted:
             for _, version in sorted(self.entries[name].items()):
                 if self._is_current(version):
                     yield version
 
     def statuses(self, name: str) -> list[Version]:
-        """Every version of a model that was ever wanted, highest first (tfs 3.6). Raises `ModelNotFound`.
+        """Returns every version of a model that was ever wanted, highest first (tfs 3.6).
 
-        Of those that ended, the highest `ENDED_KEPT`.
+        Of ended versions only the highest `ENDED_KEPT` are included. Raises `ModelNotFound`.
         """
         versions = self.entries.get(name)
         if not versions:
@@ -238,28 +239,28 @@ class Registry:
     # --- changes ---
 
     def name_versions(self, name: str, names: VersionNames) -> None:
-        """Have the versions of a model be called so."""
+        """Sets the version names of a model."""
         if names != self._names_of(name):
             self._names[name] = names
-            self._choose(name)
+            self._choose_default(name)
             self.on_change()
 
     def _names_of(self, name: str) -> VersionNames:
         return self._names.get(name, VersionNames())
 
     def want(self, wanted: Wanted) -> None:
-        """Replace what is wanted. A version that was not wanted before is tried, whatever came of its last try."""
+        """Replaces what is wanted. A version that was not wanted before is loaded even if its last load failed."""
         before, self.wanted = self.wanted, wanted
         for name, versions in wanted.items():
             known = self.entries.setdefault(name, {})
             for number, files in versions.items():
                 entry = known.get(number)
-                forgiven = number not in before.get(name, {})
-                if entry is None or (entry.gone and forgiven):
+                newly_wanted = number not in before.get(name, {})
+                if entry is None or (entry.gone and newly_wanted):
                     known[number] = Version(files)
                 elif entry.gone and needs_load(entry, files):
-                    known[number] = entry.begun_anew(files)
-                elif forgiven:
+                    known[number] = entry.restarted(files)
+                elif newly_wanted:
                     entry.retry = entry.error is not None
         for name, known in self.entries.items():
             ended = sorted(
@@ -271,33 +272,33 @@ class Registry:
                 known[number].retry_at = None
             for number in ended[:-ENDED_KEPT]:
                 del known[number]
-        # Not `update` of each: this is done at every look at the disk.
+        # Not `update` for each model, as this runs after every scan.
         for name in self.entries:
-            self._choose(name)
+            self._choose_default(name)
         complete = self._complete or all(map(self._is_complete, wanted))
         if before != wanted or complete is not self._complete:
             self._complete = complete
             self.on_change()
 
     def retry(self, name: str) -> None:
-        """Have what failed of a model tried again when it is wanted next."""
+        """Marks the failed versions of a model for a retry at the next `want`."""
         for version in self.entries.get(name, {}).values():
             version.retry, version.retries = version.error is not None, 0
 
     def update(self, name: str) -> None:
-        """Choose the model's default version; to be called after each change of a state."""
-        self._choose(name)
+        """Selects the model's default version; must be called after each state change."""
+        self._choose_default(name)
         if not self._complete and name in self.wanted and self._is_complete(name):
             self._complete = all(map(self._is_complete, self.wanted))
         self.on_change()
         self.on_update(name)
 
-    def _choose(self, name: str) -> None:
+    def _choose_default(self, name: str) -> None:
         known = self.entries.get(name, {}) if name in self.wanted else {}
         ready = {number for number, version in known.items() if version.state is State.READY}
         if (named := self._names_of(name).default) is not None and ready:
             before = self._default.get(name)
-            # What answers so far goes on until the version serves that is to take its place.
+            # The current default version stays until the named one serves.
             ready &= {named} if named in ready or before is None else {before.version}
         servable = known[max(ready)].servable if ready else None
         if servable is None:
@@ -310,15 +311,15 @@ class Registry:
         return all(known[number].ready for number in wanted) if wanted else self._may_be_empty
 
     def is_serving(self, name: str, number: int) -> bool:
-        """Whether requests for this version are taken."""
+        """Whether this version takes requests."""
         entry = self.entries[name].get(number) if name in self.wanted else None
         return entry is not None and entry.state is State.READY
 
     def label(self, models: Sequence[ModelSettings]) -> None:
-        """Replace the labels of all models. Raises `FailedPrecondition`, and changes nothing (tfs 3.7, 6.3).
+        """Replaces the labels of all models. Raises `FailedPrecondition` before any change (tfs 3.7, 6.3).
 
-        A label names a version that serves, or, with `labels_before_load`, one that it named before or that is
-        the first it names.
+        A label must name a version that serves; with `labels_before_load` also a version that it named before, or
+        any version if it is new.
         """
         for model in models:
             before = self.labels.get(model.name, {})

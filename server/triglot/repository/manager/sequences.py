@@ -1,4 +1,4 @@
-"""Where sequences live: in the version that they began in, whatever serves by now (spec 5.2)."""
+"""Routes the requests of a sequence to the version in which it began, even if another one serves (spec 5.2)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ log = logging.getLogger(__name__)
 
 
 class SequenceRoutes:
-    """Finds the version of a request that goes on with a sequence."""
+    """Finds the version of a request that continues a sequence."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     def find(self, request: InferenceRequest) -> Servable | None:
-        """The version in which the request's sequence lives, serving or not; None when it lives nowhere."""
+        """Returns the version that holds the request's sequence, serving or draining; None if there is none."""
         sequence_id = request.parameters.get("sequence_id")
         if not sequence_id or request.parameters.get("sequence_start"):
             return None
@@ -31,15 +31,15 @@ class SequenceRoutes:
         return None
 
     def begin(self, servable: Servable, sequence_id: int | str) -> None:
-        """It begins in `servable`: one with this id that is left in a version that serves no more is over."""
-        for other in self._registry.leaving(servable.name):
+        """Ends sequences with this id in draining versions, as a new one begins in `servable`."""
+        for other in self._registry.draining(servable.name):
             if other is not servable and other.sequences is not None:
                 other.sequences.end(sequence_id)
 
     async def ended(self, at_most: float) -> None:
-        """Wait until no sequence lives any more, `at_most` seconds."""
-        all_of_them = [one.sequences for one in self._registry.all_in_memory() if one.sequences is not None]
-        waiting = [asyncio.ensure_future(one.empty.wait()) for one in all_of_them if not one.empty.is_set()]
+        """Waits until no sequence is open, `at_most` seconds."""
+        tables = [one.sequences for one in self._registry.all_in_memory() if one.sequences is not None]
+        waiting = [asyncio.ensure_future(one.empty.wait()) for one in tables if not one.empty.is_set()]
         if not waiting:
             return
         have = "1 version" if len(waiting) == 1 else f"{len(waiting)} versions"

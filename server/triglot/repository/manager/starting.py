@@ -1,4 +1,4 @@
-"""A version's instances before the first call: what a model does on each thread that is going to run it."""
+"""Starts the instances of a version before its first call: calls `Model.start_instance` on their threads."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from triglot.scheduling.servable import Servable
 
 
 async def start_instances(servable: Servable, reach: Reach) -> None:
-    """Have the model's `start_instance` called; `reach` is its way to other models.
+    """Calls the model's `start_instance` on every instance; `reach` lets it call other models.
 
-    Raises `ServingError` or `ModelLoadError` for what that raises; what still runs then is left alone.
+    Raises `ServingError` or `ModelLoadError` for its exceptions; calls that still run then are not awaited.
     """
     model = servable.model
     if type(model).start_instance is Model.start_instance:
@@ -29,7 +29,7 @@ async def start_instances(servable: Servable, reach: Reach) -> None:
             await _on_thread(partial(start, servable.function, {}, Call()))
         else:
             await servable.on_every_instance({}, start, explained)
-    if not isinstance(model, HostedModel):  # Whose processes are started as those that replace others.
+    if not isinstance(model, HostedModel):  # A process starts its instances itself, in replacements, too.
         servable.preparations.append(lambda function: start(function, {}, Call()))
 
 
@@ -40,14 +40,14 @@ def _start(servable: Servable, reach: Reach, _: Function, __: Inputs, call: Call
 
 
 async def _on_thread(start: partial[None]) -> None:
-    """On a thread that a server which stops does not wait for."""
+    """Runs `start` on a daemon thread, which does not keep a stopped server alive."""
     started = Future[None]()
 
     def run() -> None:
         try:
             start()
-        except BaseException as error:  # SystemExit, too.
-            # No future of asyncio's takes a StopIteration.
+        except BaseException as error:  # Includes SystemExit.
+            # An asyncio future rejects StopIteration.
             plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
             started.set_exception(error if plain else explained(error))
         else:
@@ -58,7 +58,7 @@ async def _on_thread(start: partial[None]) -> None:
 
 
 def explained(error: BaseException) -> ServingError:
-    """For the server's operator, so with the model's own words."""
+    """Wraps an exception with the model's own text, as the error is for the server's operator."""
     if is_serving_error(error):
         return error
     failure = (

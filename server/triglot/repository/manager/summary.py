@@ -1,4 +1,4 @@
-"""What was loaded, and what was not: a summary of each version, and all of them as a table for people."""
+"""Summaries of versions, loaded or not, and their table in the server's output."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from triglot.scheduling.servable import Servable
 
 FAILED, SKIPPED = "FAILED", "SKIPPED"
 LONGEST_CELL = 40
-"""Characters of a table's cell."""
+"""Limit on the characters of a table cell."""
 NOTHING = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class VersionSummary:
-    """One version of a model. `state`: the repository's word (READY, LOADING, …), FAILED or SKIPPED.
+    """The summary of one version. `state`: as in the model repository (READY, LOADING, …), FAILED or SKIPPED.
 
-    `inputs` and `outputs`: of the default signature, like "x FP32 [-1,3]". `load_seconds`: None for what did not
-    load; of that nothing is known but the `error`. `version` is its label where it has one, and "" of a model
-    whose folder or configuration cannot be understood.
+    `inputs` and `outputs` are those of the default signature, like "x FP32 [-1,3]". `version` is a label if it has
+    one, and "" for a model with an invalid folder or configuration. For a version that is not loaded,
+    `load_seconds` is None and only the `error` is known.
     """
 
     model: str
@@ -43,7 +43,7 @@ class VersionSummary:
 
 
 def summary_of(version: Version) -> VersionSummary:
-    """Of a version that is wanted."""
+    """Returns the summary of a wanted version."""
     files, servable = version.files, version.servable
     state = FAILED if version.failure is not None and servable is None else version.state.value
     about = VersionSummary(
@@ -69,12 +69,12 @@ def _loaded(about: VersionSummary, servable: Servable) -> VersionSummary:
 
 
 def summary_of_broken(name: str, error: ServingError) -> VersionSummary:
-    """Of a model that has no version."""
+    """Returns the summary of a model that has no version."""
     return VersionSummary(name, error=error.message)
 
 
 def summary_of_skipped(files: ModelFiles, why: str) -> VersionSummary:
-    """Of a version that needs a library which is not installed."""
+    """Returns the summary of a version that needs a library that is not installed."""
     version = files.label or str(files.version)
     return VersionSummary(files.name, version, files.backend, state=SKIPPED, error=why)
 
@@ -104,7 +104,7 @@ def _counted(count: int, one: str, more: str) -> str:
 
 
 def table(summaries: Sequence[VersionSummary]) -> list[str]:
-    """The lines of a table with a heading; none of no summaries."""
+    """Returns the lines of a table with a heading; empty without summaries."""
     if not summaries:
         return []
     rows = list(map(_cells, summaries))

@@ -1,4 +1,4 @@
-"""Blocking work that may never end, off the event loop."""
+"""Runs blocking work that may never end on its own daemon thread."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def _forget(_: object) -> None:
 
 
 async def in_thread(work: Callable[[], T], late: Callable[[T], object] = _forget) -> T:
-    """What `work` returns or raises; when nobody waits for it any more, `late` gets it, on a thread.
+    """Returns or raises what `work` does; if this is cancelled, `late` gets the result, on a thread.
 
-    A daemon thread, not one of the loop's pool: work that never ends must not keep a stopped server alive.
+    Uses a daemon thread, not the loop's pool: work that never ends must not keep a stopped server alive.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -47,7 +47,7 @@ async def in_thread(work: Callable[[], T], late: Callable[[T], object] = _forget
         return await done
     except asyncio.CancelledError:
         if done.done() and not done.cancelled() and done.exception() is None:
-            # It came in the very turn of the loop that cancelled this.
+            # The result arrived in the same loop iteration as the cancellation.
             _start(partial(late, done.result()))
         raise
 
@@ -57,7 +57,7 @@ def _start(work: Callable[[], object]) -> None:
 
 
 def _notify(loop: asyncio.AbstractEventLoop, what: Callable[[], object]) -> bool:
-    """Have the loop call it; False when the loop is closed."""
+    """Schedules the callback on the loop; returns False if the loop is closed."""
     try:
         loop.call_soon_threadsafe(what)
     except RuntimeError:

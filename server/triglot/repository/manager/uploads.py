@@ -1,4 +1,4 @@
-"""Files of a model that a client has sent with its request to load it (spec 3.9)."""
+"""Model files that a client sends with a load request (spec 3.9)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PATH = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]*/)+[A-Za-z0-9_-][A-Za-z0-9._-]
 
 
 class Upload:
-    """A model's folder of such files, by their paths in it; it goes with the last one that has this.
+    """A temporary model folder with the uploaded files; deleted when the last reference to this object is gone.
 
-    Blocks while it writes. Raises `InvalidArgument` for a path that cannot be, and `OSError`.
+    Blocks while writing. Raises `InvalidArgument` for an invalid path, and `OSError`.
     """
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:

@@ -1,7 +1,7 @@
-"""Warming a version: its configured requests and its examples run before it takes calls (spec 5.6).
+"""Warms versions up: runs configured requests and examples before a version takes calls (spec 5.6).
 
-Strategy: one request after the other, each on all instances at the same time. Its tensors are made, and checked
-as a client's are, when its turn has come, so only one request's tensors are held at a time.
+The requests run one after the other, each on all instances concurrently. The tensors of a request are made, and
+checked like a client's, just before it runs, so that only one request's tensors are in memory.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from triglot.scheduling.servable import Servable
 log = logging.getLogger(__name__)
 
 MAX_ANSWERS = 1000
-"""Of a run whose answers come one by one: it ends there, since a stream need not have an end of its own."""
+"""Limit on the responses of a decoupled run, since a stream need not end by itself."""
 
 
 async def warm_up(servable: Servable, requests: Sequence[WarmUpRequest] = (), reach: Reach = no_models) -> None:
-    """Run the configured requests, then the model's `example`, on every instance of `servable`.
+    """Runs the configured requests, then the model's `example`, on every instance of `servable`.
 
-    `async def` code runs once, on the loop. A run whose answers come one by one ends with its `MAX_ANSWERS`th.
-    These runs have no deadline, are no request's, and so are counted nowhere. `reach`: their way to other models.
+    `async def` code runs once, on the loop. A decoupled run ends after `MAX_ANSWERS` responses. The runs have no
+    deadline and are not counted in any statistics. `reach` lets them call other models.
 
-    Raises `ModelLoadError` for the first request that does not fit the model's default signature, and for what
-    the model raises or answers wrongly; what still runs then sees that its call is cancelled.
+    Raises `ModelLoadError` for the first request that does not fit the model's default signature, and for
+    exceptions and invalid responses of the model; calls that still run then are cancelled.
     """
     runner = _Runner(servable, reach)
     with servable:
@@ -63,19 +63,19 @@ async def warm_up(servable: Servable, requests: Sequence[WarmUpRequest] = (), re
         servable.preparations.append(again)
 
 
-# --- what is run ---
+# --- samples ---
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """A request that runs `count` times; `tensors` makes its inputs."""
+    """A request that runs `count` times; `tensors` returns its inputs."""
 
     name: str
     tensors: Callable[[], list[InputTensor]]
     count: int = 1
 
     def bind(self, servable: Servable) -> Inputs:
-        """On a thread: the inputs, checked like those of a client's request. Raises `InvalidArgument`."""
+        """Returns the inputs, checked like a client's. Blocks. Raises `InvalidArgument`."""
         sequences = servable.sequences
         own = () if sequences is None else sequences.own_names
         try:
@@ -83,7 +83,7 @@ class _Sample:
             of_clients = [tensor for tensor in tensors if tensor.name not in own]
             arrays = bind_inputs(servable.signature, InferenceRequest(servable.name, inputs=of_clients))
             for tensor in tensors:
-                if tensor.name in own:  # Triton wants a warm-up to bring these.
+                if tensor.name in own:  # In Triton a warm-up has to set sequence controls and states.
                     arrays[tensor.name] = bind_undeclared(tensor, servable.name)
             return arrays if sequences is None else sequences.completed(arrays)
         except (MemoryError, ValueError) as error:
@@ -118,11 +118,11 @@ def _not_inputs(servable: Servable, name: str, value: object) -> ModelLoadError:
     return ModelLoadError(f"{servable}: {name}: {text}", Code.INVALID_ARGUMENT)
 
 
-# --- running it ---
+# --- execution ---
 
 
 class _Runner:
-    """Runs requests on every instance."""
+    """Runs warm-up requests on every instance of a servable."""
 
     def __init__(self, servable: Servable, reach: Reach) -> None:
         self._servable = servable
@@ -130,7 +130,7 @@ class _Runner:
         self._telling = threading.Lock()
 
     async def run(self, sample: _Sample) -> None:
-        """Raises `ServingError`."""
+        """Runs a sample on every instance. Raises `ServingError`."""
         inputs = await asyncio.to_thread(sample.bind, self._servable)
         for _ in range(sample.count):
             if self._servable.on_loop:
@@ -139,14 +139,14 @@ class _Runner:
                 await self._servable.on_every_instance(inputs, self._on_instance, self._explain)
 
     def run_again(self, samples: Sequence[_Sample], function: Function) -> None:
-        """On any thread, once the version serves: all of it on one instance, which `function` calls."""
+        """Runs all samples on one instance that is started later, by `function`. Callable on any thread."""
         for sample in samples:
             inputs = sample.bind(self._servable)
             for _ in range(sample.count):
                 self._on_instance(function, inputs, Call())
 
     def _on_instance(self, function: Function, inputs: Inputs, call: Call) -> None:
-        """On an instance's thread."""
+        """Runs one request on an instance's thread."""
         self._introduce(call)
         answers = _Answers(self._servable)
         call.outlet = answers
@@ -166,7 +166,7 @@ class _Runner:
         call.reach = self._reach
 
     async def _on_loops(self, inputs: Inputs) -> None:
-        """On the server's loop once; a model that runs elsewhere has its instances run one call each."""
+        """Runs a request on the server's loop; for a model in processes, one call per instance."""
         model = self._servable.model
         runs = model.instances if isinstance(model, HostedModel) else 1
         tasks = [asyncio.create_task(self._on_loop(inputs)) for _ in range(runs)]
@@ -195,16 +195,16 @@ class _Runner:
             raise self._explain(error) from None
 
     def _explain(self, error: BaseException) -> ServingError:
-        """For the server's operator, so with the model's own words."""
+        """Wraps an exception with the model's own text, as the error is for the server's operator."""
         if is_serving_error(error):
             return error
-        if self._telling.acquire(blocking=False):  # Once: instances tend to fail alike.
+        if self._telling.acquire(blocking=False):  # Logged once: instances tend to fail alike.
             log.error("%s failed during warm-up", self._servable, exc_info=error)
         return Internal(f"{type(error).__name__}: {text_of(error)}")
 
 
 class _Answers:
-    """What a run answers, each checked against the signature. An `Outlet`."""
+    """Counts the responses of a run and checks each against the signature. An `Outlet`."""
 
     def __init__(self, servable: Servable) -> None:
         self._servable = servable
@@ -212,7 +212,7 @@ class _Answers:
         self.error: Exception | None = None
 
     def take(self, answer: object) -> bool:
-        """Whether there may be more. Raises `Internal`."""
+        """Checks a response and returns whether more are accepted. Raises `Internal`."""
         servable = self._servable
         lenient = servable.any_output_shapes
         bind_outputs(servable.signature, answer, (), servable.name, lenient_shapes=lenient)
@@ -220,7 +220,7 @@ class _Answers:
         return self.taken < MAX_ANSWERS
 
     def respond(self, answer: object) -> bool:
-        """As `take`; the model's code is not to meet the error."""
+        """As `take`, but keeps the error: it must not be raised in the model's code."""
         if self.error is None:
             try:
                 return self.take(answer)
@@ -229,4 +229,4 @@ class _Answers:
         return False
 
     def finish(self) -> None:
-        """Nothing: what it has answered is known."""
+        """Does nothing: all responses have been checked."""

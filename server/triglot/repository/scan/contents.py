@@ -1,4 +1,4 @@
-"""What lies in a version's folder: whether it is as it was, without reading it."""
+"""Sizes and times of the files of a version, to detect changes without reading them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from triglot.repository.scan.paths import below
 from triglot.repository.scan.source import ModelFiles, named_files
 
 Sign = tuple[int, int]
-"""The size and the time of a file."""
+"""Size and modification time (nanoseconds) of a file."""
 Contents = Mapping[str, Sign]
-"""The sign of each file and folder, by its path."""
+"""The sign of each file and folder, by path."""
 
 ABSENT: Sign = (-1, -1)
 END_BYTES = 4096
 MAX_ENTRIES = 10_000
-"""A model's file may lie in a folder that holds everything else, too."""
+"""Limit on the entries of a folder; a model file may lie in a folder with unrelated files."""
 
 
 def contents_of(files: ModelFiles) -> dict[str, Sign]:
-    """What belongs to a version: all in its folder but what is of the model, and what the configuration names."""
+    """Returns the files of a version: those in its folder but the model's own, and those that its config names."""
     folder = files.folder or files.file.parent
     if not files.alone:
         found = folder_contents(folder)
         for name in (CONFIG_FILE, NAMES_FILE):
             found.pop(str(folder / name), None)
     elif files.file.suffix == ".py":
-        found = {str(file): sign_of(file) for file in folder.glob("*.py")}  # It may import them.
+        found = {str(file): sign_of(file) for file in folder.glob("*.py")}  # It may import any of them.
     else:
         found = {}
     named = [files.file, *named_files(files.config)]
@@ -42,29 +42,29 @@ def contents_of(files: ModelFiles) -> dict[str, Sign]:
 
 
 def folder_contents(folder: Path) -> dict[str, Sign]:
-    """All that is `below` a folder, `MAX_ENTRIES` at most."""
+    """Returns everything `below` a folder, at most `MAX_ENTRIES` entries."""
     return {entry.path: sign_of(entry) for entry in islice(below(folder), MAX_ENTRIES)}
 
 
 def stamp_of(contents: Contents) -> int:
-    """A number that changes with the contents."""
+    """Returns a hash of the contents."""
     return hash(frozenset(contents.items()))
 
 
 def sign_of(path: os.DirEntry[str] | Path) -> Sign:
-    """The sign of what is there, at the end of links."""
+    """Returns the sign of a file or folder; follows links."""
     try:
         status = path.stat()
     except OSError:
-        return ABSENT  # It went away just now, or is a link to nowhere.
-    # A folder's own time changes with anything in it, __pycache__ too.
+        return ABSENT  # It was removed just now, or is a dangling link.
+    # The time of a folder changes with any entry, such as __pycache__.
     return (0, 0) if stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
 
 
 def end_of(path: str, size: int) -> bytes | None:
-    """The last bytes of a file's first `size` bytes; None for what is no file."""
+    """Returns the end of a file's first `size` bytes, at most `END_BYTES`; None if it is no file."""
     try:
-        if not Path(path).is_file():  # Opening a pipe may take for ever.
+        if not Path(path).is_file():  # Opening a pipe may block forever.
             return None
         with Path(path).open("rb") as file:
             file.seek(max(0, size - END_BYTES))

@@ -1,11 +1,11 @@
-"""What was seen of each version: since when it is as it is, and what it was taken with.
+"""Snapshots of each version's files: detects when they have settled, and when a change requires a reload.
 
-Strategy: a version is taken when it has settled, and taken again when its files have changed and settled. What the
-model itself writes into its folder is no such change, or it would be loaded again without an end. So of a version
-that serves these do not count: new files; data files of a model in Python that something was appended to; and data
-files that changed while it loaded, and again while it loaded for that reason. Of one that failed, only the last.
-Data files are all but the model's file, Python code, and what the configuration names. New files that come with a
-change have to settle with it, but not for ever: it may be a log.
+A version is accepted when its files have settled, and again when they have changed and settled. Changes that the
+model itself makes in its folder must not count, or it would be reloaded endlessly. So for a serving version these
+are ignored: new files; data files of Python models that were appended to; and data files that changed during a
+load, and again during the reload that this caused. For a failed version only the last kind is ignored. Data files
+are all files except the model file, Python code, and the files that the configuration names. New files that come
+with another change have to settle, too, but only for a limited number of scans: one may be a log.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ from triglot.repository.scan.source import ModelFiles, named_files
 
 log = logging.getLogger(__name__)
 
-IN_PYTHON = ("python", "predictor")
-"""Backends whose models write what they like."""
-PATIENCE = 60
-"""For how many looks new files may go on changing when everything else has settled."""
+PYTHON_BACKENDS = ("python", "predictor")
+"""Backends whose models may write any files."""
+MAX_WAITING_SCANS = 60
+"""Limit on the scans for which new files may keep changing after everything else has settled."""
 
 
 @dataclass(slots=True)
-class _Taken:
-    """What a version was taken with.
+class _Accepted:
+    """The state in which a version was accepted.
 
-    `ends`: the last bytes of its data files. `causes`: the data files whose change made it be taken. `loading`:
-    nobody has looked at it since it was loaded. `new`: the files that were new at the last look. `restless`: those
-    that were changing while everything else had settled, for `waited` looks.
+    Attributes:
+        ends: Last bytes of its data files.
+        causes: Data files whose change caused this load.
+        loading: Whether no scan has happened since it was loaded.
+        new: Files that were new in the last scan.
+        restless: Files that kept changing when everything else had settled.
+        waited: Number of scans that waited for these.
     """
 
     files: ModelFiles
@@ -46,11 +50,11 @@ class _Taken:
     waited: int = 0
 
     def changed(self, contents: Contents) -> set[str]:
-        """The paths where something was changed, removed or added."""
+        """Returns the paths that were changed, removed or added."""
         return {path for path, _ in contents.items() ^ self.contents.items()}
 
     def grown(self, contents: Contents) -> set[str]:
-        """The data files that something was appended to."""
+        """Returns the data files that were only appended to."""
         grown = set()
         for path, end in self.ends.items():
             size = self.contents[path][0]
@@ -60,110 +64,112 @@ class _Taken:
 
 
 class FileSnapshots:
-    """`settle_seconds`: how long, and for two looks at least, things have to stay as they are."""
+    """The snapshots of all versions. Files settle when unchanged for `settle_seconds` and at least two scans."""
 
     def __init__(self, settle_seconds: float) -> None:
         self._settle_seconds = settle_seconds
         self._seen: dict[tuple[str, int | str], tuple[object, float]] = {}
-        self._taken: dict[tuple[str, int], _Taken] = {}
-        self._own: dict[tuple[str, int], set[str]] = {}
+        self._accepted: dict[tuple[str, int], _Accepted] = {}
+        self._written: dict[tuple[str, int], set[str]] = {}
 
-    def settled(self, name: str, what: int | str, value: object, *, at_once: bool = False) -> bool:
-        """Whether the value is what it was some time ago.
+    def settled(self, name: str, what: int | str, value: object, *, immediate: bool = False) -> bool:
+        """Whether the value has been unchanged for the settle time.
 
-        `name` is the model's; `what` says of which version or part of it the value is.
+        `name` is the model's; `what` identifies the version, or the part of the model, that the value belongs to.
         """
         now = time.monotonic()
         known, since = self._seen.get((name, what), (None, math.inf))
-        if at_once:
+        if immediate:
             since = -math.inf
         elif known != value:
             since = now
         self._seen[name, what] = value, since
-        return at_once or (known == value and now - since >= self._settle_seconds)
+        return immediate or (known == value and now - since >= self._settle_seconds)
 
-    def note(self, versions: Iterable[ModelFiles]) -> None:
-        """Have a look at versions that nobody wants yet."""
+    def observe(self, versions: Iterable[ModelFiles]) -> None:
+        """Observes versions that are not wanted yet, so that they settle."""
         for files in versions:
             self.settled(files.name, files.version, (files.file, self._contents(files)))
 
-    def whole(
-        self, files: ModelFiles, held: ModelFiles | None, *, serving: bool, loading: bool, at_once: bool
+    def accept(
+        self, files: ModelFiles, held: ModelFiles | None, *, serving: bool, loading: bool, immediate: bool
     ) -> ModelFiles | None:
-        """The files with their stamp; those held where nothing has changed, None for what has not settled.
+        """Returns the files with their stamp; the `held` ones if nothing changed, None if they have not settled.
 
-        `held`: those that were wanted so far. `loading`: they may be loading now, and stay as they are meanwhile.
+        `held`: the files wanted so far. `loading`: whether they may be loading now; they are kept meanwhile.
         """
         key = files.name, files.version
-        taken = self._taken.get(key)
-        if not at_once and taken is not None and taken.files == held and held.file == files.file:
-            return self._again(taken, files, serving=serving, loading=loading)
-        if at_once:
-            self._own.pop(key, None)
+        accepted = self._accepted.get(key)
+        if not immediate and accepted is not None and accepted.files == held and held.file == files.file:
+            return self._accept_changed(accepted, files, serving=serving, loading=loading)
+        if immediate:
+            self._written.pop(key, None)
         contents = self._contents(files)
-        settled = self.settled(*key, (files.file, contents), at_once=at_once)
-        return self._take(files, contents, ()) if settled else None
+        settled = self.settled(*key, (files.file, contents), immediate=immediate)
+        return self._record(files, contents, ()) if settled else None
 
-    def _again(self, taken: _Taken, files: ModelFiles, *, serving: bool, loading: bool) -> ModelFiles | None:
+    def _accept_changed(
+        self, accepted: _Accepted, files: ModelFiles, *, serving: bool, loading: bool
+    ) -> ModelFiles | None:
         contents = self._contents(files)
-        grown = taken.grown(contents) if serving else set()
-        new = {path: sign for path, sign in contents.items() if serving and path not in taken.contents}
+        grown = accepted.grown(contents) if serving else set()
+        new = {path: sign for path, sign in contents.items() if serving and path not in accepted.contents}
         others = _without(grown | new.keys(), contents)
         settled = self.settled(files.name, files.version, (files.file, others))
         settled_new = not new or self.settled(files.name, f"new in {files.version}", new)
-        restless = {path for path, sign in new.items() if path in taken.new and taken.new[path] != sign}
-        taken.new = new
+        restless = {path for path, sign in new.items() if path in accepted.new and accepted.new[path] != sign}
+        accepted.new = new
         if loading:
-            return taken.files
-        changed = taken.changed(contents) - grown
-        if taken.loading:
-            taken.loading = False
-            own = changed.intersection(taken.causes)
-            contents = self._learn(taken, own, contents)
-            changed -= own
-        if files.config == taken.files.config and changed <= new.keys():
-            taken.waited = 0
-            taken.restless.clear()
-            return taken.files
+            return accepted.files
+        changed = accepted.changed(contents) - grown
+        if accepted.loading:
+            accepted.loading = False
+            written = changed.intersection(accepted.causes)
+            contents = self._ignore(accepted, written, contents)
+            changed -= written
+        if files.config == accepted.files.config and changed <= new.keys():
+            accepted.waited = 0
+            accepted.restless.clear()
+            return accepted.files
         if not settled:
             return None
         if not settled_new:
-            taken.waited += 1
-            taken.restless |= restless
-            if taken.waited < PATIENCE:
+            accepted.waited += 1
+            accepted.restless |= restless
+            if accepted.waited < MAX_WAITING_SCANS:
                 return None
-            contents = self._learn(taken, taken.restless, contents)
-        return self._take(files, contents, changed)
+            contents = self._ignore(accepted, accepted.restless, contents)
+        return self._record(files, contents, changed)
 
-    def _take(self, files: ModelFiles, contents: Contents, changed: Iterable[str]) -> ModelFiles:
+    def _record(self, files: ModelFiles, contents: Contents, changed: Iterable[str]) -> ModelFiles:
         files = replace(files, stamp=stamp_of(contents))
-        data = _data_files(files, contents) if files.backend in IN_PYTHON else []
+        data = _data_files(files, contents) if files.backend in PYTHON_BACKENDS else []
         ends = {path: end_of(path, contents[path][0]) for path in data}
-        self._taken[files.name, files.version] = _Taken(files, contents, ends, _data_files(files, changed))
+        self._accepted[files.name, files.version] = _Accepted(files, contents, ends, _data_files(files, changed))
         return files
 
     def _contents(self, files: ModelFiles) -> Contents:
-        return _without(self._own.get((files.name, files.version), ()), contents_of(files))
+        return _without(self._written.get((files.name, files.version), ()), contents_of(files))
 
-    def _learn(self, taken: _Taken, own: Collection[str], contents: Contents) -> Contents:
-        """Have these files be the model's own; the contents without them."""
-        for path in own:
+    def _ignore(self, accepted: _Accepted, written: Collection[str], contents: Contents) -> Contents:
+        """Marks files as written by the model itself; returns the contents without them."""
+        for path in written:
             log.warning(
                 "%s: %s appears to be written by the model itself; its changes no longer trigger a reload",
-                taken.files,
+                accepted.files,
                 path,
             )
-        self._own.setdefault((taken.files.name, taken.files.version), set()).update(own)
-        taken.ends = {path: end for path, end in taken.ends.items() if path not in own}
-        taken.contents = _without(own, taken.contents)
-        return _without(own, contents)
+        self._written.setdefault((accepted.files.name, accepted.files.version), set()).update(written)
+        accepted.ends = {path: end for path, end in accepted.ends.items() if path not in written}
+        accepted.contents = _without(written, accepted.contents)
+        return _without(written, contents)
 
     def keep(self, files: Iterable[ModelFiles]) -> None:
-        """Forget all others."""
+        """Drops the snapshots of all other versions."""
         keys = {(one.name, one.version) for one in files}
         names = {name for name, _ in keys}
-        self._taken = {key: taken for key, taken in self._taken.items() if key in keys}
-        self._own = {key: own for key, own in self._own.items() if key in keys}
+        self._accepted = {key: accepted for key, accepted in self._accepted.items() if key in keys}
+        self._written = {key: written for key, written in self._written.items() if key in keys}
         self._seen = {
             (name, what): seen
             for (name, what), seen in self._seen.items()

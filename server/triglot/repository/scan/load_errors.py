@@ -1,4 +1,4 @@
-"""What a look found wrong: with the roots themselves, or with models at them. Pure functions."""
+"""Classifies the errors of a scan: errors of roots, and errors of models in them. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from triglot.repository.scan.scanner import Scan, Wanted
 from triglot.repository.scan.source import ModelFiles, NamedPath, NothingFound, NotYet, Root
 
 LoadErrors = Mapping[str, ModelLoadError]
-"""What is wrong, by the model's name or the path."""
+"""Errors by model name or path."""
 
 
 def places_of(roots: Iterable[Root]) -> set[str]:
-    """What problems call the roots that are paths."""
+    """Returns the keys that the problems of path roots have."""
     paths = (root.path if isinstance(root, NamedPath) else root for root in roots)
     return {os.path.normpath(path.absolute()) for path in paths if isinstance(path, Path)}
 
 
-def wrong_roots(look: Scan, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
-    """What is wrong with roots that are paths; `may_be_empty`: a folder that holds no model is fine."""
+def wrong_roots(scan: Scan, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
+    """Returns the errors of path roots; `may_be_empty`: a folder without models is no error."""
     places = places_of(roots)
-    return [look.problems[key] for key in _keys(look.problems, may_be_empty=may_be_empty) if key in places]
+    return [scan.problems[key] for key in _keys(scan.problems, may_be_empty=may_be_empty) if key in places]
 
 
-def wrong_models(look: Scan, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
-    """What is wrong with models; see `wrong_roots`."""
+def wrong_models(scan: Scan, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
+    """Returns the errors of models; see `wrong_roots`."""
     places = places_of(roots)
-    return [look.problems[key] for key in _keys(look.problems, may_be_empty=may_be_empty) if key not in places]
+    return [scan.problems[key] for key in _keys(scan.problems, may_be_empty=may_be_empty) if key not in places]
 
 
 def broken_names(problems: LoadErrors, known: Container[str], roots: Iterable[Root]) -> list[str]:
-    """The models that are there and cannot be understood; not those that are `known`."""
+    """Returns the models that exist but are invalid, and are not `known`."""
     places = places_of(roots)
     names = [Path(key).name for key in _keys(problems, may_be_empty=True) if key not in places]
     return [name for name in names if name not in known and NAME.fullmatch(name)]
 
 
-def not_yet(look: Scan) -> list[str]:
-    """What is said of paths where there is no model yet."""
-    return [str(problem) for problem in look.problems.values() if isinstance(problem, NotYet)]
+def not_yet(scan: Scan) -> list[str]:
+    """Returns the messages about paths where no model exists yet."""
+    return [str(problem) for problem in scan.problems.values() if isinstance(problem, NotYet)]
 
 
 def _keys(problems: LoadErrors, *, may_be_empty: bool) -> list[str]:
-    """What problems are called; that of a model in a list of models is called as the model."""
+    """Returns the keys of the problems; those of models in a list of models are names, others are paths."""
     return [
         key
         for key, problem in problems.items()
@@ -55,7 +55,7 @@ def _keys(problems: LoadErrors, *, may_be_empty: bool) -> list[str]:
 
 
 def by_name(problems: LoadErrors, wanted: Wanted, roots: Iterable[Root]) -> dict[str, ModelLoadError]:
-    """What is wrong with each model; not what is wrong with a repository that it lies in."""
+    """Returns the error of each model, without errors of the repositories that models are in."""
     roots = list(roots)
     places = places_of(roots)
     given = {place: root.name for root in roots if isinstance(root, NamedPath) for place in places_of([root])}
@@ -73,21 +73,21 @@ def by_name(problems: LoadErrors, wanted: Wanted, roots: Iterable[Root]) -> dict
 
 
 def _is_at(path: Path, files: ModelFiles) -> bool:
-    """Whether a version was found at a path that is its model's, or its own."""
+    """Whether `path` is that of a version or of its model."""
     return path in (files.file, files.folder) or (path.name == files.name and files.file.is_relative_to(path))
 
 
-def why_not(name: str, look: Scan, roots: Iterable[Root]) -> str:
-    """Why the model of this name cannot be loaded; "" when it can be (spec 3.9)."""
+def why_not(name: str, scan: Scan, roots: Iterable[Root]) -> str:
+    """Returns the reason why the model of this name cannot be loaded; "" if it can (spec 3.9)."""
     places = sorted(places_of(roots))
-    why = [str(problem) for key, problem in look.problems.items() if key not in places and Path(key).name == name]
-    if not why and look.wanted.get(name):
+    why = [str(problem) for key, problem in scan.problems.items() if key not in places and Path(key).name == name]
+    if not why and scan.wanted.get(name):
         return ""
-    nowhere = [str(look.problems.get(place, f"no model of this name in {place}")) for place in places]
+    nowhere = [str(scan.problems.get(place, f"no model of this name in {place}")) for place in places]
     reasons = "; ".join(why or nowhere)
     return not_polled(name) + (f": {reasons}" if reasons else "")
 
 
 def not_polled(name: str) -> str:
-    """Triton's words for a model that cannot be loaded."""
+    """Returns Triton's error text for a model that cannot be loaded."""
     return f"failed to load '{name}', failed to poll from model repository"

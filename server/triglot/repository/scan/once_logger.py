@@ -1,4 +1,4 @@
-"""What is told of looks at the disk: each text once, and again when it comes back."""
+"""Logs the messages of scans: each text once, and again when it reappears."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from triglot.repository.scan.scanner import AtOnce, Scan
+from triglot.repository.scan.scanner import Immediate, Scan
 from triglot.repository.scan.source import NothingFound
 
 log = logging.getLogger(__name__)
 
 
 class OnceLogger:
-    """Logs what looks find odd or wrong.
+    """Logs the warnings and errors of scans.
 
-    Of what is taken at once, it does so at once. Of all else, when two looks in a row have found the same: a
-    folder that is just being made is neither odd nor wrong.
+    Those of models that are loaded at once are logged at once; others only if two scans in a row find them: a
+    folder that is just being created is no error.
     """
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
         self._seen: set[str] = set()
 
-    def log(self, look: Scan, at_once: AtOnce, *, others: bool = True, elsewhere: str = "") -> None:
-        """`others`: tell also of what is not taken at once. `elsewhere`: what somebody else tells."""
+    def log(self, scan: Scan, immediate: Immediate, *, others: bool = True, elsewhere: str = "") -> None:
+        """Logs a scan. `others`: also models that are not immediate. `elsewhere`: what is reported otherwise."""
         seen = set()
-        for key, level, text in _texts(look):
+        for key, level, text in _texts(scan):
             seen.add(text)
-            if text in self._logged or not (at_once(Path(key).name) or (others and text in self._seen)):
+            if text in self._logged or not (immediate(Path(key).name) or (others and text in self._seen)):
                 continue
             self._logged.add(text)
             if text not in elsewhere:
@@ -37,10 +37,10 @@ class OnceLogger:
         self._logged &= seen
 
 
-def _texts(look: Scan) -> Iterator[tuple[str, int, str]]:
-    """The model's name or the path, how bad it is, and what to say."""
-    for key, texts in look.warnings.items():
+def _texts(scan: Scan) -> Iterator[tuple[str, int, str]]:
+    """Yields the model's name or path, the log level, and the text."""
+    for key, texts in scan.warnings.items():
         yield from ((key, logging.WARNING, text) for text in texts)
-    for key, problem in look.problems.items():
+    for key, problem in scan.problems.items():
         level = logging.WARNING if isinstance(problem, NothingFound) else logging.ERROR
         yield key, level, str(problem)

@@ -1,7 +1,7 @@
-"""Whether a path stays in its repository, and what lies below a folder.
+"""Path checks: whether a path stays in its repository, and what is below a folder.
 
-Strategy: a name never leads out, a symbolic link only where that is allowed. Links are followed once when they are
-checked, and again when the model is loaded: whoever can change them in between can change the model itself.
+A name never leads out of a repository; a symbolic link only if that is allowed. Links are resolved when they are
+checked and again when the model is loaded: an attacker who can change them in between can change the model itself.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path, PurePosixPath
 from triglot.core.errors import ModelLoadError
 
 VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
-"""The file that makes a folder one."""
+"""File that marks a folder as a virtual environment."""
 
 
 def inside(folder: Path, name: str, key: str) -> Path:
-    """`folder / name`. Raises `ModelLoadError`, which names the `key`, for a name that leads out of the folder."""
+    """Returns `folder / name`. Raises `ModelLoadError` with the `key` for a name that leads out of the folder."""
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts or "\0" in name:
         raise ModelLoadError(f"{key}: expected a path inside {folder}, got {name!r}")
@@ -26,20 +26,20 @@ def inside(folder: Path, name: str, key: str) -> Path:
 
 
 def is_below(path: Path, folders: Iterable[Path]) -> bool:
-    """Whether a path is one of the folders, or lies below one, wherever symbolic links lead."""
+    """Whether a path is one of the folders or below one, after resolving symbolic links."""
     try:
         resolved = Path(os.path.realpath(path))
         return any(resolved.is_relative_to(os.path.realpath(folder)) for folder in folders)
-    except ValueError:  # It holds a null byte.
+    except ValueError:  # The path contains a null byte.
         return False
 
 
 def check_links(path: Path, root: Path) -> None:
-    """Raises `ModelLoadError` when a symbolic link on the way to `path` leads out of `root`.
+    """Raises `ModelLoadError` when a symbolic link in `path` leads out of `root`.
 
     `root` itself may be a link.
     """
-    resolved = os.path.realpath(path)  # Unlike Path.resolve, it bears links that lead to themselves.
+    resolved = os.path.realpath(path)  # Unlike Path.resolve, it accepts links that lead to themselves.
     if not Path(resolved).is_relative_to(os.path.realpath(root)):
         raise ModelLoadError(
             f"{path}: a symbolic link leads out of {root}, to {resolved}; --allow-symlinks, or "
@@ -48,17 +48,18 @@ def check_links(path: Path, root: Path) -> None:
 
 
 def check_links_below(folder: Path, root: Path) -> None:
-    """As `check_links`, for what lies below a folder."""
+    """Applies `check_links` to everything below a folder."""
     for entry in below(folder, hidden=True):
         if entry.is_symlink():
             check_links(Path(entry.path), root)
 
 
 def below(folder: Path, levels: float = math.inf, *, hidden: bool = False) -> Iterator[os.DirEntry[str]]:
-    """The files and folders below a folder, `levels` deep.
+    """Yields the files and folders below a folder, `levels` deep.
 
-    Of a linked folder only what lies right in it, and nothing of virtual environments and of what cannot be read;
-    unless `hidden`, nothing of hidden folders and of what Python and editors leave behind either.
+    Linked folders are listed, but not their subfolders. Virtual environments and unreadable folders are skipped;
+    unless `hidden`, so are the contents of hidden folders, and the caches and temporary files of Python and
+    editors.
     """
     pending = [(os.fspath(folder), levels)]
     while pending:
@@ -80,7 +81,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:
-        return False  # Such as a link that leads to itself.
+        return False  # For example a link to itself.
 
 
 def _is_aside(name: str) -> bool:

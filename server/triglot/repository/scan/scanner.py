@@ -1,11 +1,11 @@
-"""Looks at the disk again and again, and says which versions are wanted now.
+"""Scans the disk repeatedly and returns the versions that are wanted now.
 
-Strategy: what appears while the server runs may still be written. A version exists for us when two looks, some
-time apart, find the same names, sizes and times in its folder; a new model, when that is so of all in its folder.
-What somebody asks for by name is taken at once. The same goes for a version that serves, when its files change
-(see `file_snapshots`), and for a model's configuration: until then the model keeps what it had. TF Serving's
-versions never change, and are not looked into again. What cannot be read keeps what it had, too: a mount that went
-away is no reason to stop serving, and no reason to forget the other models.
+Files that appear while the server runs may still be incomplete. A version is accepted when two scans, some time
+apart, find the same names, sizes and times in its folder; a new model, when this holds for its whole folder.
+Models that are requested by name are accepted at once. A serving version with changed files (see `file_snapshots`)
+and a changed configuration have to settle in the same way; until then the model keeps what it had. Versions of
+TensorFlow Serving are immutable and not scanned again. A model that cannot be read keeps its versions, too: an
+unmounted volume is no reason to stop serving, nor to forget other models.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from triglot.repository.scan.file_snapshots import FileSnapshots
 from triglot.repository.scan.source import Found, ModelFiles, NothingFound, Overrides, Root, find_models
 
 Wanted = Mapping[str, Mapping[int, ModelFiles]]
-"""The files of each wanted version of each wanted model."""
-AtOnce = Callable[[str], bool]
-"""Whether the versions of the model of this name are taken at once."""
+"""Files of each wanted version, by model name and version number."""
+Immediate = Callable[[str], bool]
+"""Returns whether the versions of the model of this name are accepted at once, without settling."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What is wanted now; what is wrong and what is odd, by the model's name or the path.
+    """The result of a scan: what is wanted, and errors and warnings by model name or path.
 
-    `names`: what the models' folders call versions. `unsettled`: something is being written.
+    `names`: version names that the models' folders set. `unsettled`: whether files are still being written.
     """
 
     wanted: Wanted
@@ -47,10 +47,10 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """A model that was found: all its versions, and those of them that are `held` and `used`.
+    """A model that was found, with all its versions; `held` were wanted so far, and `used` serve or load.
 
-    `folder`: where it may have a configuration. `settings_policy`: of its settings, where it has some; `policy`:
-    of its configuration.
+    `folder`: the one that may hold its configuration. `settings_policy`: the version policy of its entry in a list
+    of models, if it has one; `policy`: that of its configuration.
     """
 
     versions: Sequence[ModelFiles]
@@ -60,14 +60,14 @@ class _Model:
     held: Mapping[int, ModelFiles]
     used: Mapping[int, ModelFiles]
     busy: bool
-    at_once: bool
+    immediate: bool
 
 
 class Scanner:
-    """Remembers what it saw; its looks block.
+    """Scans roots and remembers what it saw. Its methods block; callable on any thread.
 
-    `settle_seconds`: how long the files of a version have to stay as they are. `allow_symlinks`: links may lead
-    out of the root that they are found in.
+    `settle_seconds`: how long the files of a version have to stay unchanged. `allow_symlinks`: whether links may
+    lead out of the root that contains them.
     """
 
     def __init__(self, settle_seconds: float, *, allow_symlinks: bool = False) -> None:
@@ -75,38 +75,38 @@ class Scanner:
         self._allow_symlinks = allow_symlinks
         self._policies: dict[str, VersionPolicy] = {}
         self._names: dict[str, VersionNames] = {}
-        self._looking = threading.Lock()
+        self._scan_lock = threading.Lock()
 
     def find(self, roots: Sequence[Root]) -> Found:
-        """All that there is at the roots, whole or not; it is not remembered."""
+        """Returns everything at the roots, settled or not, without remembering it."""
         return find_models(roots, allow_symlinks=self._allow_symlinks)
 
-    def look(
+    def scan(
         self,
         roots: Sequence[Root],
         held: Wanted,
         loaded: Collection[ModelFiles],
-        at_once: AtOnce = lambda _: False,
+        immediate: Immediate = lambda _: False,
         overrides: Overrides = MappingProxyType({}),
         busy: Collection[str] = (),
     ) -> Scan:
-        """Look at the roots.
+        """Scans the roots.
 
-        `held`: what was wanted so far. `loaded`: the versions that serve or load. `busy`: the models of which one
-        may be loading.
+        `held`: what was wanted so far. `loaded`: the versions that serve or load. `busy`: models of which a
+        version may be loading.
         """
         found = find_models(roots, overrides, allow_symlinks=self._allow_symlinks)
-        with self._looking:  # Who asked for a look may have left, and the look goes on.
-            given = {root.name for root in roots if isinstance(root, ModelFiles)}
+        with self._scan_lock:  # A cancelled request's scan continues on its thread.
+            explicit_files = {root.name for root in roots if isinstance(root, ModelFiles)}
             policies = {root.name: root.policy for root in roots if isinstance(root, ModelSettings)}
             used = {(files.name, files.version): files for files in loaded}
-            self._snapshots.keep([*_all_of(held), *loaded, *_all_of(found.models)])
+            self._snapshots.keep([*_versions_in(held), *loaded, *_versions_in(found.models)])
             wanted: dict[str, Mapping[int, ModelFiles]] = {name: {} for name in policies}
             unsettled = False
             for name, names in found.names.items():
-                unsettled |= not self._has_named(name, names, at_once=at_once(name))
+                unsettled |= not self._names_settled(name, names, immediate=immediate(name))
             for name, versions in found.models.items():
-                if name in given:
+                if name in explicit_files:
                     wanted[name] = {files.version: files for files in versions}
                     continue
                 model = _Model(
@@ -121,9 +121,9 @@ class Scanner:
                         if (name, files.version) in used
                     },
                     busy=name in busy,
-                    at_once=at_once(name),
+                    immediate=immediate(name),
                 )
-                chosen, settled = self._chosen(model)
+                chosen, settled = self._wanted_versions(model)
                 if settled:
                     self._policies[name] = model.policy
                 unsettled = unsettled or not settled
@@ -131,46 +131,46 @@ class Scanner:
                     wanted[name] = chosen
             for key, problem in found.problems.items():
                 if not isinstance(problem, NothingFound):
-                    wanted |= _kept(key, held, wanted)
+                    wanted |= _unreadable(key, held, wanted)
             return Scan(wanted, dict(self._names), found.problems, found.warnings, unsettled)
 
-    def _has_named(self, name: str, names: VersionNames, *, at_once: bool) -> bool:
-        """Whether the model's versions are called so, and not as before until the names have settled."""
-        if self._snapshots.settled(name, "names", names, at_once=at_once or name not in self._names):
+    def _names_settled(self, name: str, names: VersionNames, *, immediate: bool) -> bool:
+        """Whether these version names are in effect; changed names take effect when they have settled."""
+        if self._snapshots.settled(name, "names", names, immediate=immediate or name not in self._names):
             self._names[name] = names
         return self._names[name] == names
 
-    def _chosen(self, model: _Model) -> tuple[Mapping[int, ModelFiles], bool]:
-        """The wanted versions of a model, and whether everything that may be wanted has settled."""
-        there = {files.version: files for files in model.versions}
-        held = {number: files for number, files in model.held.items() if number in there}
+    def _wanted_versions(self, model: _Model) -> tuple[Mapping[int, ModelFiles], bool]:
+        """Returns the wanted versions of a model, and whether everything that may be wanted has settled."""
+        available = {files.version: files for files in model.versions}
+        held = {number: files for number, files in model.held.items() if number in available}
         if not self._has_settled(model):
-            self._snapshots.note(model.versions)
+            self._snapshots.observe(model.versions)
             return held, False
-        at_once = model.at_once or (model.folder is not None and not model.held)
+        immediate = model.immediate or (model.folder is not None and not model.held)
         unsettled = False
 
-        def whole(number: int) -> ModelFiles | None:
+        def settled_files(number: int) -> ModelFiles | None:
             nonlocal unsettled
-            files, used, before = there.pop(number), model.used.get(number), model.held.get(number)
+            files, used, before = available.pop(number), model.used.get(number), model.held.get(number)
             if used is not None and used.file == files.file and model.settings_policy is not None:
                 return used
-            settled = self._snapshots.whole(
-                files, before, serving=used is not None, loading=model.busy, at_once=at_once
+            settled = self._snapshots.accept(
+                files, before, serving=used is not None, loading=model.busy, immediate=immediate
             )
             unsettled = unsettled or settled is None
             return settled or used or before
 
-        chosen = _choose(there, model.settings_policy or model.policy, whole)
-        # These may be wanted next, and have settled then.
-        self._snapshots.note(there.values())
+        chosen = _choose(available, model.settings_policy or model.policy, settled_files)
+        # Observed now, so that they have settled when they are wanted later.
+        self._snapshots.observe(available.values())
         if unsettled and model.settings_policy is None:
-            chosen = chosen or held  # What is to take their place is not whole.
+            chosen = chosen or held  # Their successors have not settled.
         return chosen, not unsettled
 
     def _has_settled(self, model: _Model) -> bool:
-        """Whether a new model's folder, or the configuration of one that is known, is what it was."""
-        if model.folder is None or model.at_once:
+        """Whether a new model's folder, or the configuration of a known one, has settled."""
+        if model.folder is None or model.immediate:
             return True
         name, config = model.versions[0].name, model.versions[0].config
         if not model.held:
@@ -182,23 +182,23 @@ class Scanner:
 
 
 def _choose(
-    numbers: Iterable[int], policy: VersionPolicy, whole: Callable[[int], ModelFiles | None]
+    numbers: Iterable[int], policy: VersionPolicy, settled_files: Callable[[int], ModelFiles | None]
 ) -> dict[int, ModelFiles]:
-    """The versions that the policy wants of those that are whole."""
-    there = set(numbers)
+    """Returns the versions that the policy selects among those that have settled."""
+    available = set(numbers)
     chosen: dict[int, ModelFiles] = {}
-    while more := [number for number in policy.wanted(there) if number not in chosen]:
+    while more := [number for number in policy.wanted(available) if number not in chosen]:
         for number in more:
-            files = whole(number)
+            files = settled_files(number)
             if files is None:
-                there.remove(number)
+                available.remove(number)
             else:
                 chosen[number] = files
-    return {number: chosen[number] for number in policy.wanted(there)}
+    return {number: chosen[number] for number in policy.wanted(available)}
 
 
-def _kept(key: str, held: Wanted, wanted: Wanted) -> Wanted:
-    """What stays although its folder cannot be read; `key` is a model's name or a path."""
+def _unreadable(key: str, held: Wanted, wanted: Wanted) -> Wanted:
+    """Returns the models that stay although their folder cannot be read; `key` is a model's name or a path."""
     return {
         name: versions
         for name, versions in held.items()
@@ -207,6 +207,6 @@ def _kept(key: str, held: Wanted, wanted: Wanted) -> Wanted:
     }
 
 
-def _all_of(models: Mapping[str, Mapping[int, ModelFiles] | Sequence[ModelFiles]]) -> Iterator[ModelFiles]:
+def _versions_in(models: Mapping[str, Mapping[int, ModelFiles] | Sequence[ModelFiles]]) -> Iterator[ModelFiles]:
     for versions in models.values():
         yield from versions.values() if isinstance(versions, Mapping) else versions

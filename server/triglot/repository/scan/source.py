@@ -1,7 +1,7 @@
-"""What model folders hold: from paths and settings to the model versions on disk.
+"""Finds the model versions at paths and in configured models: what a scan sees on disk.
 
-Strategy: this looks and collects, and acts on nothing. What is wrong with one model is written down and leaves the
-others as they are; whoever asked decides what a problem means.
+It only collects, without acting. A problem of one model is recorded and does not affect the others; the caller
+decides what it means.
 """
 
 from __future__ import annotations
@@ -38,24 +38,28 @@ LAST_VERSION = 2**63 - 1
 
 
 class FoundTwice(ModelLoadError):
-    """A model's name is that of another one, too."""
+    """Raised when two models have the same name."""
 
 
 class NotYet(ModelLoadError):
-    """There is nothing at the path, or no model in it; one may come."""
+    """Raised when a path does not exist or holds no model; one may be added later."""
 
 
 class NothingFound(NotYet):
-    """The folder is there and holds no model."""
+    """Raised when a folder exists and holds no model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     """One version of one model on disk.
 
-    `file` is what the backend opens, `folder` holds all that belongs to the version, where that is not the file's;
-    `alone`: nothing beside the file belongs to it. `stamp` changes with the files, and is 0 where nobody looked.
-    `label` is one more name of the version. `make` makes the loaded model, in place of the backend.
+    Attributes:
+        file: File that the backend opens.
+        folder: Folder with everything that belongs to the version, if that is not the file's.
+        alone: Whether only the file belongs to the version.
+        stamp: Hash of the files' signs; 0 if they were not scanned.
+        label: Additional name of the version.
+        make: Makes the loaded model, instead of the backend.
     """
 
     name: str
@@ -73,30 +77,30 @@ class ModelFiles:
         return f"{self.name} version {self.version}" + (f" ({self.label})" if self.label else "")
 
     def says_other_instances(self, before: ModelFiles) -> bool:
-        """Whether nothing but the configured instances differs from these."""
+        """Whether only the configured instances differ from those of `before`."""
         same_files = replace(self, config=before.config) == before
         return same_files and self.config.says_other_instances(before.config)
 
 
 @dataclass(frozen=True, slots=True)
 class NamedPath:
-    """A model's folder or file, and the name that the model is served under."""
+    """A model's folder or file, and the name that it is served under."""
 
     name: str
     path: Path
 
 
 Root = Path | NamedPath | ModelSettings | ModelFiles
-"""Where models lie: a repository folder, a model's folder or file, what a configuration says of one model, or one
-version that is known already."""
+"""A place of models: a repository folder, a model's folder or file, a configured model, or a version that is
+known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What a client's request has in place of a model's config.pbtxt: a message of `parse_override`.
+    """A client's replacement for a model's config.pbtxt: the `message` from `parse_override`.
 
-    `most_instances`: so many it may ask for, or as many as the model's own configuration does. `folder`: what it
-    has sent in place of the model's folder, too.
+    `most_instances`: limit on its instances, unless the model's own configuration has more. `folder`: uploaded
+    files that replace the model's folder.
     """
 
     message: Any
@@ -105,15 +109,15 @@ class Override:
 
 
 Overrides = Mapping[str, Override]
-"""By the model's name."""
+"""Overrides by model name."""
 
 
 @dataclass(slots=True)
 class Found:
-    """The versions of each model, ascending; what is wrong and what is odd, by the model's name or the path.
+    """The versions of each model, ascending; problems and warnings by the model's name or the path.
 
-    `folders`: those of models, where they may have a configuration. `policies`: what it says of versions, which is
-    of the model and no part of a version's own; so are the `names` of versions.
+    `folders`: the models' folders, which may hold configurations. `policies`: the configured version policies;
+    these, and the version `names`, belong to a model and not to its versions.
     """
 
     models: dict[str, list[ModelFiles]] = field(default_factory=dict)
@@ -124,12 +128,12 @@ class Found:
     warnings: dict[str, list[str]] = field(default_factory=dict)
 
     def warn(self, key: str, *texts: str) -> None:
-        """These are odd about `key`."""
+        """Adds warnings about `key`."""
         self.warnings.setdefault(key, []).extend(texts)
 
     @contextmanager
     def collecting(self, key: str) -> Iterator[None]:
-        """What the block raises is the problem of `key`."""
+        """Records what the block raises as the problem of `key`."""
         try:
             yield
         except OSError as error:
@@ -141,9 +145,9 @@ class Found:
 def find_models(
     roots: Iterable[Root], overrides: Overrides = MappingProxyType({}), *, allow_symlinks: bool = False
 ) -> Found:
-    """Everything that lies at the roots. Of one name the first counts, and the second is a problem.
+    """Returns everything at the roots. If a name occurs twice, the first model counts and the second is a problem.
 
-    `allow_symlinks`: links may lead out of the root that they are found in. A root may be a link in any case.
+    `allow_symlinks`: whether links may lead out of the root that contains them. A root itself may be a link.
     """
     found = Found()
     sent = [override.folder for override in overrides.values() if override.folder is not None]
@@ -168,7 +172,7 @@ def find_models(
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Looks below one root, and adds to what was found. `name`: of the model at the root, "" for its folder's."""
+    """Searches one root and adds to `found`. `name`: the name of the model at the root; "" for its folder's."""
 
     found: Found
     root: Path
@@ -180,13 +184,13 @@ class _Search:
         return self.name if self.name and folder == self.root else folder.name
 
     def find_versions(self, model: ModelSettings) -> None:
-        """TensorFlow Serving's layout: nothing but version folders counts (tfs 6.1)."""
+        """Searches TensorFlow Serving's layout, in which only version folders count (tfs 6.1)."""
         gone = NotYet(f"Could not find base path {model.base_path} for servable {model.name}")
         if not model.base_path.is_dir():
             raise gone
         versions = self._version_folders(model.base_path, model.name, NO_CONFIG, model.name)
         if not model.base_path.is_dir():
-            raise gone  # Meanwhile, and that what was in it is not there says nothing.
+            raise gone  # It was removed during the search, so the result is not reliable.
         self.found.models[model.name] = versions
         self._warn_of_missing(model.name, model.name, model.base_path, model.policy, versions)
         if not model.policy.wanted({files.version for files in versions}):
@@ -196,7 +200,7 @@ class _Search:
             )
 
     def find(self) -> None:
-        """A model's file, a model's folder, or a repository."""
+        """Searches a path: a model's file, a model's folder, or a repository."""
         path = self.root
         if self._find_configured_version():
             return
@@ -219,7 +223,7 @@ class _Search:
                 self.found.warn(str(path), text)
 
     def _only_file(self) -> Path | None:
-        """The only file of a model of any name, in a folder without folders."""
+        """Returns the only model file, of any name, in a folder without subfolders."""
         entries = [entry for entry in self.root.iterdir() if not entry.name.startswith((".", "__"))]
         files = [entry for entry in entries if entry.is_file() and backend_by_name(entry)]
         if len(files) != 1 or any(map(Path.is_dir, entries)):
@@ -228,7 +232,7 @@ class _Search:
         return files[0]
 
     def _find_configured_version(self) -> bool:
-        """Whether the root is the folder or the file of a version that a configuration counts for; it is added."""
+        """Adds the version whose folder or file the root is, if it has a configuration; returns whether it did."""
         path = self.root
         for folder in path.parents if path.is_file() else [path]:
             model, number = folder.parent, version_of(folder.name)
@@ -236,7 +240,7 @@ class _Search:
                 continue
             search = replace(self, root=model)
             config, name = search._config(model), search._name_of(model)
-            if name not in self.found.models:  # Whoever names a version wants it.
+            if name not in self.found.models:  # A version that is named explicitly overrides the policy.
                 del self.found.policies[name]
             files = search._files(folder, name, number, config)
             if files is not None and path in (folder, files.file):
@@ -253,7 +257,7 @@ class _Search:
                 if not folder.is_dir() or self._is_replaced(folder):
                     continue
                 if not NAME.fullmatch(folder.name):
-                    # Not looked into: what a file system keeps for itself may not be read.
+                    # Not opened: folders of the file system itself may be unreadable.
                     text = f"{folder} is skipped: {folder.name!r} is not a valid model name; {NAME_RULE}"
                     self.found.warn(str(folder), text)
                     continue
@@ -278,7 +282,7 @@ class _Search:
         self.found.names[name] = names
 
     def _names(self, folder: Path, there: list[int]) -> VersionNames:
-        """Raises `ModelLoadError` for a default that is not there; a name of nothing is odd."""
+        """Returns the version names. Raises `ModelLoadError` for an unknown default; warns of unknown versions."""
         file = folder / NAMES_FILE
         self._check_file(file)
         names = read_names(file)
@@ -326,9 +330,9 @@ class _Search:
     # --- one model's folder ---
 
     def _model_versions(self, folder: Path) -> list[ModelFiles]:
-        """The versions in a model's folder, ascending; files right in it are version 1.
+        """Returns the versions in a model's folder, ascending; files directly in it are version 1.
 
-        Raises `ModelLoadError` when there are both, and for a configuration that is wrong.
+        Raises `ModelLoadError` when there are both, and for an invalid configuration.
         """
         config, name = self._config(folder), self._name_of(folder)
         versions = self._version_folders(folder, name, config, str(folder))
@@ -357,7 +361,7 @@ class _Search:
             self._check(file)
         if config is NO_CONFIG:
             return config
-        if name not in self.found.models:  # Or it will be refused.
+        if name not in self.found.models:  # Otherwise `_add` will reject it.
             self.found.policies[name] = config.version_policy
         return replace(config, version_policy=ALL)
 
@@ -366,7 +370,7 @@ class _Search:
         return read_config(folder, warnings, named=self._name_of(folder) != folder.name)
 
     def _override(self, override: Override, folder: Path, warnings: list[str]) -> ModelConfig:
-        """What a client has sent; which program runs, and how much of the machine, is not for it to say."""
+        """Returns the configuration that a client sent; it cannot choose programs or exceed resource limits."""
         source = f"the configuration in the request to load model '{self._name_of(folder)}'"
         own = NO_CONFIG
         with suppress(ModelLoadError):
@@ -380,15 +384,16 @@ class _Search:
 
     def _check_file(self, file: Path) -> None:
         self._check(file)
-        if file.exists() and not file.is_file():  # Reading a pipe may take for ever.
+        if file.exists() and not file.is_file():  # Reading a pipe may block forever.
             raise ModelLoadError(f"{file}: expected a file")
 
     def _version_folders(self, folder: Path, name: str, config: ModelConfig, key: str) -> list[ModelFiles]:
         versions: dict[int, ModelFiles] = {}
         left_out: list[str] = []
-        # The plain spelling of a number first.
+        # The spelling without leading zeros comes first.
         for entry in sorted(folder.iterdir(), key=lambda entry: (len(entry.name), entry.name)):
-            # Triton passes over zeros in front, and so over version 0; the others do not (spec 5.7, tfs 6.1).
+            # Triton skips names with leading zeros, and so version 0; TensorFlow Serving does not (spec 5.7, tfs
+            # 6.1).
             passed_over = config is not NO_CONFIG and entry.name.startswith("0")
             number = None if passed_over else version_of(entry.name)
             if entry.is_file():
@@ -405,12 +410,12 @@ class _Search:
                 left_out.append(f"{entry} is skipped: {versions[number].file.parent} is also version {number}")
             else:
                 versions[number] = files
-        if versions:  # Else these may be models, or parts of one.
+        if versions:  # Otherwise these may be models or parts of one.
             self.found.warn(key, *left_out)
         return [versions[number] for number in sorted(versions)]
 
     def _files(self, folder: Path, name: str, version: int, config: ModelConfig) -> ModelFiles | None:
-        if config.ensemble:  # It has no file; what lies in its folders is nobody's.
+        if config.ensemble:  # It has no file; the contents of its folders are ignored.
             self._check(folder)
             return ModelFiles(name, version, config.backend, folder, folder=folder, config=config)
         for file_name, usual_backend in candidates(config).items():
@@ -433,7 +438,7 @@ class _Search:
 
 
 def named_files(config: ModelConfig) -> list[Path]:
-    """The files that a configuration names: labels, the data of warm-up requests, what states begin with."""
+    """Returns the files that a configuration names: labels, warm-up data and initial states."""
     inputs = [tensor for request in config.warm_up for tensor in request.inputs.values()]
     states = [] if config.sequence_batching is None else config.sequence_batching.states
     files = [*(tensor.label_file for tensor in config.outputs), *(tensor.file for tensor in inputs)]
@@ -442,7 +447,7 @@ def named_files(config: ModelConfig) -> list[Path]:
 
 
 def _model_file(path: Path) -> ModelFiles:
-    """A model given by its file; one of a usual name is called as its folder."""
+    """Returns the model of a file; with a standard file name the model is named after its folder."""
     if path.name not in BACKEND_OF_FILE:
         return ModelFiles(path.stem, 1, backend_of(path), path, alone=True)
     folder, version = path.parent, version_of(path.parent.name)
@@ -453,7 +458,7 @@ def _model_file(path: Path) -> ModelFiles:
 
 
 def version_of(name: str) -> int | None:
-    """The version that a folder of this name holds, if any; leading zeros are fine (tfs 6.1)."""
+    """Returns the version number in a folder's name, or None; leading zeros are allowed (tfs 6.1)."""
     match = _NUMBER.fullmatch(name)  # Python refuses to convert thousands of digits.
     number = LAST_VERSION + 1 if match is None else int(match[1])
     return None if number > LAST_VERSION else number

@@ -1,4 +1,4 @@
-"""Archives of models: .tar, .tar.gz and .zip."""
+"""Model archives: .tar, .tar.gz and .zip."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 
 def without_suffix(name: str) -> str | None:
-    """The name of what an archive of this name holds; None: it is no archive."""
+    """Returns the name without its archive suffix; None if it has none."""
     for suffix in SUFFIXES:
         if name.endswith(suffix) and name != suffix:
             return name.removesuffix(suffix)
@@ -21,9 +21,9 @@ def without_suffix(name: str) -> str | None:
 
 
 def extract(archive: Path, name: str, folder: Path) -> None:
-    """Unpack an archive of this name; all files have its time: their own may be the same for another one.
+    """Unpacks an archive with this file name, and gives all files its time, as their own may not change with it.
 
-    Raises `StoreError`, also for what would be outside of the folder.
+    Raises `StoreError`, also for paths that lead out of the folder.
     """
     folder.mkdir(parents=True)
     try:

@@ -1,7 +1,7 @@
-"""Objects in buckets: S3 and what speaks like it, Google Cloud Storage, Azure Blob Storage.
+"""Objects in buckets: S3 and compatible stores, Google Cloud Storage, Azure Blob Storage.
 
-Strategy: obstore finds each cloud's credentials as its own tools do, from variables of the environment, files,
-and the machine that this runs on; they never pass through here.
+obstore finds each cloud's credentials as its own tools do, in environment variables, files and the machine's
+metadata; they never pass through this module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENDPOINTS = {
     "gs": ("STORAGE_EMULATOR_HOST", "GOOGLE_BASE_URL"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
-"""The variables that name another server than the cloud's own."""
+"""Environment variables that set another server than the cloud's own."""
 CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -42,13 +42,13 @@ CREDENTIALS = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_SKIP_SIGNATURE",
 )
-"""The variables that give credentials for S3; AWS's files come after them, and the machine's own role last."""
+"""Environment variables with S3 credentials; AWS's files come next, and the machine's own role last."""
 _STATUS = re.compile(r"status code: (\d{3}[\w ]*)")
 _CODE = re.compile(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)")
 
 
 class Bucket:
-    """The objects at a URL of a bucket. Raises `StoreError` where obstore is not installed, or not configured."""
+    """The objects at a bucket URL. Raises `StoreError` if obstore is not installed or not configured."""
 
     def __init__(self, url: Url) -> None:
         self._prefix = url.key.strip("/")
@@ -58,7 +58,7 @@ class Bucket:
             raise StoreError(MISSING) from None
         self._obstore = obstore
         try:
-            self.store: Any = _opened(url)
+            self.store: Any = _open_store(url)
         except (obstore.exceptions.BaseError, ValueError) as error:
             raise StoreError(reason(error)) from None
 
@@ -84,7 +84,7 @@ class Bucket:
         try:
             options: Any = {"range": (begin, end), "if_match": f'"{stored.tag}"'}
             got = self._obstore.get(self.store, path, options=options)
-            if _tag(got.meta) != stored.tag:  # Not every server knows If-Match.
+            if _tag(got.meta) != stored.tag:  # Some servers ignore If-Match.
                 raise ObjectChanged(path)
             yield from map(bytes, got.stream())
         except (FileNotFoundError, self._obstore.exceptions.PreconditionError):
@@ -99,11 +99,11 @@ def _object(meta: Any, below: str) -> StoredObject:
 
 
 def _tag(meta: Any) -> str:
-    """The ETag, which Azure quotes in answers and not in listings."""
+    """Returns the ETag, which Azure quotes in responses but not in listings."""
     return str(meta["e_tag"] or "").strip('"')
 
 
-def _opened(url: Url) -> ObjectStore:
+def _open_store(url: Url) -> ObjectStore:
     from obstore.store import AzureStore, GCSStore, S3Store  # noqa: PLC0415 - an extra.
 
     endpoint = next((text for name in ENDPOINTS[url.scheme] if (text := os.environ.get(name))), "")
@@ -115,7 +115,7 @@ def _opened(url: Url) -> ObjectStore:
         return S3Store(url.host, config=_profile(), **options)
     if url.scheme == "az":
         return AzureStore(url.host, **options)
-    if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # Google's own variable for that.
+    if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # Google's own variable.
         base = emulator if "://" in emulator else f"http://{emulator}"
         options["client_options"]["allow_http"] = True
         options["config"] = {"service_account_key": _ANONYMOUS % base}
@@ -128,7 +128,10 @@ _ANONYMOUS = (
 
 
 def _profile() -> Any:
-    """What AWS's own files say, where no variable gives credentials. Raises `StoreError` for a profile without."""
+    """Returns the settings in AWS's own files, unless variables have credentials.
+
+    Raises `StoreError` for a profile without credentials.
+    """
     if any(os.environ.get(name) for name in CREDENTIALS):
         return {}
     name = os.environ.get("AWS_PROFILE", "")
@@ -160,7 +163,7 @@ def _profile() -> Any:
 
 
 def reason(error: Exception) -> str:
-    """What the store says, without what varies from try to try."""
+    """Returns the store's error text without parts that differ between retries."""
     text = str(error).partition("\n\nDebug source")[0]
     status, code = _STATUS.search(text), _CODE.search(text)
     if code is not None:

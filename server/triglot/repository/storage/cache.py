@@ -1,10 +1,10 @@
-"""Downloaded objects on disk: each once, whole, and for the next start, too.
+"""The cache of downloaded objects: each is stored once, complete, and kept across restarts.
 
-Strategy: a file's name is made of the object's URL, tag and size, so that an object that changes is another
-file; it is written elsewhere and renamed when it is whole. Its time is the object's, with nanoseconds made of
-the tag: a file that was written to is recognised, and one that is downloaded again is as it was for whoever
-compares times. Snapshots of what is served are hard links to the files: no second copy, nothing that leads out
-of a snapshot as a symbolic link would, and a count of links that says which files are in use.
+A file is named after the hash of the object's URL, tag and size, so a changed object is another file; it is
+renamed into place once complete. Its modification time is the object's, with nanoseconds derived from the tag:
+this detects files that were written to, and a repeated download looks unchanged to anything that compares times.
+The snapshots that are served are hard links to the files: there is no second copy, no symbolic link that leads out
+of a snapshot, and the link count tells which files are in use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from triglot.repository.storage.urls import Url
 log = logging.getLogger(__name__)
 
 PART_BYTES = 16 << 20
-"""Of a large object that one connection gets."""
+"""Size of the parts in which a large object is downloaded, each on its own connection."""
 CONNECTIONS = 16
 PROGRESS_SECONDS = 10.0
 READ_ONLY = 0o444
@@ -39,7 +39,7 @@ OBJECTS, SERVERS = "objects", "servers"
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """An object that is to be downloaded."""
+    """An object to download."""
 
     url: Url
     store: Store
@@ -47,9 +47,9 @@ class Missing:
 
 
 class Cache:
-    """A folder of objects, and of the snapshots that running servers have of them; several servers may share it.
+    """A folder with objects, and with the snapshots of running servers; several servers may share it.
 
-    `most_bytes`: what is not in use goes when all objects take more, least recently used first; 0: no limit.
+    `most_bytes`: size of all objects above which unused ones are removed, least recently used first; 0: no limit.
     """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
@@ -64,24 +64,24 @@ class Cache:
             for other in servers.iterdir():
                 _remove_dead(other)
             self.snapshots = Path(tempfile.mkdtemp(dir=servers))
-            self._alive = os.open(self.snapshots, os.O_RDONLY)
-            fcntl.flock(self._alive, fcntl.LOCK_SH)
+            self._lock_file = os.open(self.snapshots, os.O_RDONLY)
+            fcntl.flock(self._lock_file, fcntl.LOCK_SH)
         self._incoming = self.snapshots / "incoming"
         self._incoming.mkdir()
 
     def close(self) -> None:
-        """The snapshots go, the objects stay."""
+        """Removes this server's snapshots; the objects stay."""
         shutil.rmtree(self.snapshots, ignore_errors=True)
-        os.close(self._alive)
+        os.close(self._lock_file)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No other process downloads or removes objects meanwhile: what it gets need not be downloaded twice."""
+        """Prevents other processes from downloading or removing objects, so that each is downloaded once."""
         with _locked(self._objects, "waiting for another server, which fills the cache %s"):
             yield
 
     def has(self, url: Url, stored: StoredObject) -> bool:
-        """Whether it is there, whole and as it was downloaded."""
+        """Whether the object is cached, complete and unmodified."""
         file = self._file(url, stored)
         try:
             status = file.stat()
@@ -94,11 +94,11 @@ class Cache:
         return False
 
     def link(self, url: Url, stored: StoredObject, file: Path) -> None:
-        """Have the object at a path."""
+        """Links the object to a path."""
         os.link(self._file(url, stored), file)
 
     def file(self, url: Url, stored: StoredObject) -> Path:
-        """Where an object is, to be read only."""
+        """Returns the path of a cached object, which must only be read."""
         return self._file(url, stored)
 
     def _file(self, url: Url, stored: StoredObject) -> Path:
@@ -107,12 +107,12 @@ class Cache:
         return self._objects / hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()
 
     def download(self, missing: Sequence[Missing]) -> dict[Url, Exception]:
-        """Have these objects there; what went wrong at which URL. Others are downloaded all the same."""
+        """Downloads the objects; returns the errors by URL, which do not affect other URLs."""
         progress = _Progress(missing)
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="download") as pool:
             by_url = defaultdict[Url, list[Future[None]]](list)
             for one in missing:
-                incoming = _Incoming(one, self._incoming, self._file(one.url, one.stored), progress)
+                incoming = _Download(one, self._incoming, self._file(one.url, one.stored), progress)
                 by_url[one.url] += [pool.submit(incoming.get, *part) for part in incoming.parts]
             errors = {}
             pending = {future for futures in by_url.values() for future in futures}
@@ -134,7 +134,7 @@ class Cache:
         return errors
 
     def trim(self) -> None:
-        """Remove what is not in use and too much."""
+        """Removes unused objects above the size limit."""
         if not self._most_bytes:
             return
         files = [(file, file.stat()) for file in self._objects.iterdir()]
@@ -155,8 +155,8 @@ class Cache:
             )
 
 
-class _Incoming:
-    """An object while it is downloaded, in parts."""
+class _Download:
+    """An object that is being downloaded in parts, by several threads."""
 
     def __init__(self, missing: Missing, folder: Path, target: Path, progress: _Progress) -> None:
         self._missing = missing
@@ -170,7 +170,7 @@ class _Incoming:
         self._lock = threading.Lock()
 
     def get(self, begin: int, end: int) -> None:
-        """Write a part; the last one makes it an object of the cache."""
+        """Downloads a part; the last one moves the file into the cache."""
         stored = self._missing.stored
         descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
@@ -197,19 +197,19 @@ class _Incoming:
 
 
 def _time(name: str, stored: StoredObject) -> int:
-    """The time of an object's file in nanoseconds; equal only for what is the same."""
+    """Returns the time of an object's file in nanoseconds; equal only for equal objects."""
     return stored.modified * 10**9 + int(name[:12], 16) % 10**9
 
 
 class _Progress:
-    """Says how far a download is, now and then."""
+    """Logs the progress of a download at intervals."""
 
     def __init__(self, missing: Sequence[Missing]) -> None:
         self._all = sum(one.stored.size for one in missing)
         first, *others = dict.fromkeys(str(one.url) for one in missing)
         self._urls = first + (f" and {len(others)} more" if others else "")
         self._done = 0
-        self._began = self._said = time.monotonic()
+        self._began = self._logged = time.monotonic()
         self._lock = threading.Lock()
         self._count = len(missing)
         log.info("%s: downloading %d objects, %s", self._urls, self._count, in_units(self._all))
@@ -217,9 +217,9 @@ class _Progress:
     def add(self, count: int) -> None:
         with self._lock:
             self._done += count
-            if (now := time.monotonic()) - self._said < PROGRESS_SECONDS:
+            if (now := time.monotonic()) - self._logged < PROGRESS_SECONDS:
                 return
-            self._said = now
+            self._logged = now
         log.info("%s: downloaded %s of %s", self._urls, in_units(self._done), in_units(self._all))
 
     def end(self) -> None:
@@ -228,7 +228,7 @@ class _Progress:
 
 
 def in_units(count: int) -> str:
-    """A number of bytes, as people read it."""
+    """Formats a number of bytes for people."""
     size, units = float(count), iter(("bytes", "kB", "MB", "GB"))
     unit = next(units)
     while size >= 1000 and unit != "GB":
@@ -241,14 +241,14 @@ def _as_exception(error: BaseException) -> Exception:
 
 
 @contextmanager
-def _locked(folder: Path, waits: str = "") -> Iterator[None]:
+def _locked(folder: Path, message: str = "") -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if waits:
-                log.info(waits, folder.parent)
+            if message:
+                log.info(message, folder.parent)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -256,7 +256,7 @@ def _locked(folder: Path, waits: str = "") -> Iterator[None]:
 
 
 def _remove_dead(folder: Path) -> None:
-    """Remove the snapshots of a server that does not run any more."""
+    """Removes the snapshots of a server that no longer runs."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -271,7 +271,7 @@ def _remove_dead(folder: Path) -> None:
 
 
 def cache_folder(option: str) -> Path:
-    """The folder of the option, or a user's own folder for caches, or one below /tmp. Raises `OSError`."""
+    """Returns the folder of the option, or the user's cache folder, or one below /tmp. Raises `OSError`."""
     if option:
         return Path(option).expanduser().absolute()
     for folder in _usual_folders():
@@ -289,7 +289,7 @@ def _usual_folders() -> Iterable[Path]:
         yield Path(home) / "triglot"
     try:
         yield Path.home() / ".cache" / "triglot"
-    except RuntimeError:  # The user has none.
+    except RuntimeError:  # The user has no home folder.
         pass
-    # Of this user only: others may write to /tmp.
+    # With the user's id: others may write to /tmp.
     yield Path(tempfile.gettempdir()) / f"triglot-{os.getuid()}"

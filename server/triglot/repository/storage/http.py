@@ -1,4 +1,4 @@
-"""Reading over HTTPS: parts of files, and JSON."""
+"""Reads files in parts, and JSON, over HTTPS."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TIMEOUT_SECONDS = 60
 TRIES = 4
 PIECE = 1 << 20
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-"""OpenSSL's variables for authorities of one's own."""
+"""OpenSSL's variables for additional certificate authorities."""
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
 
 
 class _Redirects(HTTPRedirectHandler):
-    """None from TLS to plain text."""
+    """Rejects redirects from TLS to plain text."""
 
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
@@ -39,14 +39,14 @@ class _Redirects(HTTPRedirectHandler):
 
 @cache
 def _opener(*_: str | None) -> OpenerDirector:
-    """For each set of certificates: these are read once."""
+    """Returns an opener, cached per setting of `CERTIFICATES`, which are read once."""
     return build_opener(_Redirects)
 
 
-def opened(url: str, headers: Mapping[str, str], token: str = "") -> HTTPResponse:
-    """An answer with status 200 or 206; `token` is not sent to where it is redirected to. Raises `StoreError`.
+def open_url(url: str, headers: Mapping[str, str], token: str = "") -> HTTPResponse:
+    """Returns a response with status 200 or 206; `token` is not sent to redirect targets.
 
-    `FileNotFoundError` for 404. What may pass is tried again.
+    Retries temporary failures. Raises `FileNotFoundError` for 404, `StoreError` for others.
     """
     request = Request(url, headers={"User-Agent": "triglot", **headers})
     if token:
@@ -67,19 +67,19 @@ def opened(url: str, headers: Mapping[str, str], token: str = "") -> HTTPRespons
             if tries_left:
                 time.sleep(2.0**-tries_left)
                 continue
-            raise StoreError(_reason(error)) from None
+            raise StoreError(_error_text(error)) from None
         return answer
     raise AssertionError("the last try returns or raises")
 
 
-def _reason(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     reason = error.reason if isinstance(error, URLError) else error
     return str(reason) or type(reason).__name__
 
 
 def read_json(url: str, token: str = "") -> tuple[Any, str]:
-    """What is at a URL, and the URL of its next page, "" for none. Raises as `opened`."""
-    with opened(url, {"Accept": "application/json"}, token) as answer:
+    """Returns the JSON at a URL, and the URL of its next page or "". Raises as `open_url` does."""
+    with open_url(url, {"Accept": "application/json"}, token) as answer:
         try:
             value = json.load(answer)
         except ValueError:
@@ -88,11 +88,11 @@ def read_json(url: str, token: str = "") -> tuple[Any, str]:
     return value, "" if following is None else following[1]
 
 
-def described(url: str) -> StoredObject | None:
-    """The file at a URL; None where there is none. Raises `StoreError`."""
+def stat_url(url: str) -> StoredObject | None:
+    """Returns the file at a URL, or None if it does not exist. Raises `StoreError`."""
     try:
-        # Not HEAD: signed URLs are good for GET only.
-        answer = opened(url, {"Range": "bytes=0-0", "Accept-Encoding": "identity"})
+        # Not HEAD: signed URLs are valid for GET only.
+        answer = open_url(url, {"Range": "bytes=0-0", "Accept-Encoding": "identity"})
     except FileNotFoundError:
         return None
     with answer:
@@ -111,16 +111,16 @@ def described(url: str) -> StoredObject | None:
 
 
 def read_part(url: str, stored: StoredObject, begin: int, end: int, token: str = "") -> Iterator[bytes]:
-    """Bytes of a file, with further tries from where the connection was cut.
+    """Yields bytes of a file; retries from where a connection broke.
 
-    Raises `StoreError`, `ObjectChanged` where the answer has another size or, if the file has a tag of its own,
+    Raises `StoreError`; `ObjectChanged` if the response has another size or, for a file with its own tag, another
     tag.
     """
     name = stored.path or "the file"
     for tries_left in reversed(range(TRIES)):
         headers = {"Range": f"bytes={begin}-{end - 1}"} if stored.in_parts else {}
         try:
-            answer = opened(url, {"Accept-Encoding": "identity", **headers}, token)
+            answer = open_url(url, {"Accept-Encoding": "identity", **headers}, token)
         except FileNotFoundError:
             raise ObjectChanged(name) from None
         with answer:
@@ -131,7 +131,7 @@ def read_part(url: str, stored: StoredObject, begin: int, end: int, token: str =
                     begin += len(piece)
             except (OSError, HTTPException) as error:
                 if not tries_left or not stored.in_parts:
-                    raise StoreError(f"{name}: {_reason(error)}") from None
+                    raise StoreError(f"{name}: {_error_text(error)}") from None
             if begin >= end or not stored.in_parts:
                 return
 

@@ -1,4 +1,4 @@
-"""Repositories of models on the Hugging Face hub, or on what speaks its API."""
+"""Model repositories on the Hugging Face hub, or on servers with its API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHER_KINDS = ("datasets", "spaces")
 
 
 class Hub:
-    """The files at hf://OWNER/REPOSITORY[@REVISION][/PATH], of one commit. Raises `StoreError` for another URL."""
+    """The files at hf://OWNER/REPOSITORY[@REVISION][/PATH], of one commit. Raises `StoreError` for other URLs."""
 
     def __init__(self, url: Url) -> None:
         name, _, path = url.key.partition("/")
@@ -59,21 +59,21 @@ class Hub:
                 yield StoredObject("", one.size, one.tag)
 
     def read(self, stored: StoredObject, begin: int, end: int) -> Iterator[bytes]:
-        """See `Store`; a commit does not change."""
+        """See `Store`; a commit is immutable."""
         path = "/".join(part for part in (self._path, stored.path) if part)
         url = f"{self._endpoint}/{self._name}/resolve/{self._commit}/{quote(path)}"
         return read_part(url, StoredObject(path, stored.size, stored.tag), begin, end, self._token)
 
 
 def _object(file: dict[str, object]) -> StoredObject:
-    """`lfs` has the digest of what the file holds, `oid` else."""
+    """Returns an object; its tag is the content digest in `lfs`, or else `oid`."""
     lfs = file.get("lfs")
     tag, size = (lfs["oid"], lfs["size"]) if isinstance(lfs, dict) else (file["oid"], file["size"])
     return StoredObject(str(file["path"]), int(str(size)), str(tag))
 
 
 def _token() -> str:
-    """The hub's own: HF_TOKEN, or the file that its tools write at a login."""
+    """Returns the hub's token: HF_TOKEN, or the file that its tools write at a login."""
     if token := os.environ.get("HF_TOKEN"):
         return token.strip()
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")

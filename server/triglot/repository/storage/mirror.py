@@ -1,10 +1,9 @@
-"""What lies at one URL, as a local folder.
+"""Mirrors the objects at one URL as a local folder.
 
-Strategy: a snapshot holds what models need of the objects that were listed: those of the versions that are
-wanted, and of those that were wanted before. Which these are, a search for models in an outline says, a folder
-of empty files beside the real configurations. The other versions are left out. What belongs to no model is an
-empty file, so that who searches the snapshot says of it what he would say of a local folder. A whole snapshot
-takes the place of the one before it by one rename.
+A snapshot has the objects that models need: those of the wanted versions, and of the previously wanted ones. To
+find these, models are searched in an outline, a folder of empty files and the real configurations. Other versions
+are omitted. Objects that belong to no model are empty files, so that a scan of the snapshot reports the same as
+for a local folder. A complete snapshot replaces its predecessor with one rename.
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ from triglot.repository.storage.urls import Url
 
 READ_TO_SEARCH = (CONFIG_FILE, NAMES_FILE)
 NOW = "now"
-"""The link to the snapshot that is searched."""
+"""The link to the current snapshot."""
 FILES, OUTLINE = "files", "outline"
-"""What a snapshot has."""
+"""The parts of a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What of a mirror is to be there: for these roots, the models of these names, or all."""
+class MirrorRequest:
+    """What a mirror must provide: for these roots the models with these names; None: all models."""
 
     roots: Sequence[Root]
     names: frozenset[str] | None = None
     overrides: Overrides | None = None
 
-    def covers(self, other: Wish) -> bool:
-        """Whether what is there for this is enough for the other one."""
+    def covers(self, other: MirrorRequest) -> bool:
+        """Whether a snapshot for this wish is sufficient for the other one."""
         enough = self.names is None or (other.names is not None and other.names <= self.names)
         return enough and self.roots == other.roots and not self.overrides and not other.overrides
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A snapshot: of the objects that were `listed` those that are `kept`, and those whose bytes are `needed`.
+    """A snapshot to make: of the `listed` objects those that are `kept`, and those whose contents are `needed`.
 
     `chosen`: the folders of the wanted versions.
     """
@@ -57,14 +56,14 @@ class Plan:
     listed: Sequence[StoredObject]
     kept: Sequence[StoredObject]
     needed: Sequence[Missing]
-    wish: Wish
+    request: MirrorRequest
     chosen: set[PurePosixPath] = field(default_factory=set)
 
 
 class Mirror:
-    """`folder` is its own; `local`: where a search for models finds what is at the URL.
+    """The mirror of one URL. `folder` is its own; `local` is the path at which a scan finds the models.
 
-    Its methods block. What they raise, `StoreError` and `OSError`, leaves the snapshot as it is.
+    Its methods block. Errors, `StoreError` and `OSError`, leave the snapshot unchanged.
     """
 
     def __init__(self, url: Url, folder: Path) -> None:
@@ -74,7 +73,7 @@ class Mirror:
         self._number = 0
         self._listed: Sequence[StoredObject] | None = None
         self._seen: Sequence[StoredObject] | None = None
-        self._wish = Wish(())
+        self._request = MirrorRequest(())
         self._chosen: set[PurePosixPath] = set()
         self.unused = False
         self._archive = without_suffix(PurePosixPath(url.key).name) if url.key else None
@@ -89,50 +88,50 @@ class Mirror:
         return self._folder / snapshot / part / self._path
 
     @property
-    def shown(self) -> bool:
+    def has_snapshot(self) -> bool:
         """Whether there is a snapshot."""
         return self._listed is not None
 
-    def let_go(self) -> bool:
-        """Remove the snapshots if the mirror was not used before either: its models may still drain then."""
+    def remove_unused(self) -> bool:
+        """Removes the snapshots if the mirror was unused before, too; in between its models may still drain."""
         if self.unused:
             shutil.rmtree(self._folder, ignore_errors=True)
             return True
         self.unused = True
         return False
 
-    def has_news(self, listed: Sequence[StoredObject], wish: Wish, *, settle: bool) -> bool:
-        """Whether there is something to do; with `settle`, what is being changed waits for the next look."""
+    def needs_update(self, listed: Sequence[StoredObject], request: MirrorRequest, *, settle: bool) -> bool:
+        """Whether a new snapshot is needed; with `settle`, changing objects are left for the next scan."""
         before, self._seen = self._seen, listed
         if listed != self._listed:
             return not settle or listed == before
-        return not self._wish.covers(wish)
+        return not self._request.covers(request)
 
-    def read_first(self, store: Store, listed: Sequence[StoredObject]) -> list[Missing]:
-        """What a search reads: the configurations, or the archive."""
+    def search_objects(self, store: Store, listed: Sequence[StoredObject]) -> list[Missing]:
+        """Returns the objects needed for the search: the configurations, or the archive."""
         whole = self._archive is not None
         return [Missing(self.url, store, one) for one in listed if whole or _is_read(one)]
 
-    def plan(self, cache: Cache, store: Store, listed: Sequence[StoredObject], wish: Wish) -> Plan:
-        """What the next snapshot has; all of `read_first` is in the cache."""
+    def plan(self, cache: Cache, store: Store, listed: Sequence[StoredObject], request: MirrorRequest) -> Plan:
+        """Plans the next snapshot; the objects from `search_objects` must be in the cache."""
         self._number += 1
         shutil.rmtree(self._folder / str(self._number), ignore_errors=True)
         (self._folder / str(self._number)).mkdir(parents=True)
         if self._archive is not None:
-            return Plan(listed, listed, [], wish)
+            return Plan(listed, listed, [], request)
         outline = self._at(str(self._number), OUTLINE)
         self._fill(cache, outline, listed, {one for one in listed if _is_read(one)})
         if outline.is_file():
-            return Plan(listed, listed, [Missing(self.url, store, one) for one in listed], wish)
-        roots = [moved(root, outline) for root in wish.roots]
-        found = find_models(roots, wish.overrides or {}, allow_symlinks=True)
-        folders, left_out, chosen = _choice(found, wish, outline)
-        kept = [one for one in listed if not _is_below(one.path, left_out - self._chosen)]
+            return Plan(listed, listed, [Missing(self.url, store, one) for one in listed], request)
+        roots = [moved(root, outline) for root in request.roots]
+        found = find_models(roots, request.overrides or {}, allow_symlinks=True)
+        folders, omitted, chosen = _select(found, request, outline)
+        kept = [one for one in listed if not _is_below(one.path, omitted - self._chosen)]
         needed = [Missing(self.url, store, one) for one in kept if _is_below(one.path, folders)]
-        return Plan(listed, kept, needed, wish, chosen)
+        return Plan(listed, kept, needed, request, chosen)
 
-    def show(self, cache: Cache, plan: Plan) -> None:
-        """Have a snapshot in place of the one before; all that the plan needs is in the cache."""
+    def publish(self, cache: Cache, plan: Plan) -> None:
+        """Replaces the snapshot; all needed objects must be in the cache."""
         target = self._at(str(self._number))
         if self._archive is not None and plan.listed:
             extract(cache.file(self.url, plan.listed[0]), PurePosixPath(self.url.key).name, target)
@@ -142,9 +141,9 @@ class Mirror:
         link.unlink(missing_ok=True)
         link.symlink_to(str(self._number))
         link.replace(self._folder / NOW)
-        # Who loads a model may be reading the one before.
+        # A load may still be reading the previous one.
         shutil.rmtree(self._folder / str(self._number - 2), ignore_errors=True)
-        self._listed, self._wish, self._chosen = plan.listed, plan.wish, plan.chosen
+        self._listed, self._request, self._chosen = plan.listed, plan.request, plan.chosen
 
     def _fill(
         self, cache: Cache, target: Path, objects: Iterable[StoredObject], linked: Collection[StoredObject]
@@ -161,12 +160,12 @@ class Mirror:
                 file.touch()
 
 
-def _choice(
-    found: Found, wish: Wish, outline: Path
+def _select(
+    found: Found, request: MirrorRequest, outline: Path
 ) -> tuple[set[PurePosixPath], set[PurePosixPath], set[PurePosixPath]]:
-    """What models need, the folders in it that are left out, and those of wanted versions; below the outline."""
-    policies = {root.name: root.policy for root in wish.roots if isinstance(root, ModelSettings)}
-    needed, left_out, chosen = set[PurePosixPath](), set[PurePosixPath](), set[PurePosixPath]()
+    """Returns the folders that models need, those in them to omit, and those of wanted versions, all relative."""
+    policies = {root.name: root.policy for root in request.roots if isinstance(root, ModelSettings)}
+    needed, omitted, chosen = set[PurePosixPath](), set[PurePosixPath](), set[PurePosixPath]()
 
     def below(path: Path) -> PurePosixPath:
         return PurePosixPath(os.path.relpath(path, outline))
@@ -174,21 +173,21 @@ def _choice(
     for name, versions in found.models.items():
         of_versions = {one.version: below(one.folder or one.file) for one in versions}
         folder = found.folders.get(name)
-        mine = {below(folder)} if folder is not None else set(of_versions.values())
-        if wish.names is not None and name not in wish.names:
-            left_out |= mine
+        own = {below(folder)} if folder is not None else set(of_versions.values())
+        if request.names is not None and name not in request.names:
+            omitted |= own
             continue
-        # Several models may have one environment, beside them.
+        # Several models may share an environment outside of their folders.
         environments = {one.config.environment for one in versions}
-        needed |= mine | {below(path) for path in environments if path is not None}
+        needed |= own | {below(path) for path in environments if path is not None}
         wanted = policies.get(name, found.policies.get(name, ALL)).wanted(list(of_versions))
         for number, path in of_versions.items():
-            (chosen if number in wanted else left_out).add(path)
-    return needed, left_out, chosen
+            (chosen if number in wanted else omitted).add(path)
+    return needed, omitted, chosen
 
 
 def path_of(root: Root) -> Path | None:
-    """Where a root is, if it may be at a URL."""
+    """Returns the path of a root that may be a URL."""
     match root:
         case ModelSettings():
             return root.base_path
@@ -200,7 +199,7 @@ def path_of(root: Root) -> Path | None:
 
 
 def moved(root: Root, path: Path) -> Root:
-    """The root at another path."""
+    """Returns the root with another path."""
     match root:
         case ModelSettings():
             return replace(root, base_path=path)
@@ -219,7 +218,7 @@ def _is_below(path: str, folders: Collection[PurePosixPath]) -> bool:
 
 
 def _inside(folder: Path, path: str) -> Path:
-    """Raises `StoreError` for the name of an object that no file can have."""
+    """Raises `StoreError` for an object name that is invalid for a file."""
     if any(part in ("", ".", "..") for part in path.split("/")) and path:
         raise StoreError(f"the object {path!r} has a name that no file can have")
     return folder / path if path else folder

@@ -1,8 +1,8 @@
-"""Models at URLs: local snapshots of them, where the manager looks for models.
+"""Models at URLs: keeps local snapshots of them, which the manager scans.
 
-Strategy: a URL is a root like any other, once it has its local path: `fetch` brings what lies there up to date,
-and the same search as for any folder finds the models in it. What cannot be fetched leaves the snapshot as it
-was, and is the problem of the models in it until the next try succeeds.
+A URL is a root like any other once it has its local path: `fetch` updates the snapshot, and the normal search
+finds the models in it. If it cannot be fetched, the snapshot stays unchanged, and its models have a problem until
+a later fetch succeeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from triglot.repository.scan.source import NotYet, Overrides, Root
 from triglot.repository.storage.buckets import ENDPOINTS, Bucket
 from triglot.repository.storage.cache import CONNECTIONS, Cache, Missing, cache_folder
 from triglot.repository.storage.hub import Hub
-from triglot.repository.storage.mirror import Mirror, Plan, Wish, moved, path_of
+from triglot.repository.storage.mirror import Mirror, MirrorRequest, Plan, moved, path_of
 from triglot.repository.storage.store import ObjectChanged, Store, StoredObject, StoreError
 from triglot.repository.storage.urls import HINTS, Url, url_of
 from triglot.repository.storage.web import WebArchive
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 TRITONS_CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
 TRIES = 3
-"""How often what changes while it is downloaded is listed again, before the next look has its turn."""
+"""How often objects that change during the download are listed again, before waiting for the next scan."""
 T = TypeVar("T")
 
 
 def open_store(url: Url) -> Store:
-    """The store of a URL. Raises `StoreError`."""
+    """Returns the store of a URL. Raises `StoreError`."""
     if url.scheme in HINTS:
         raise StoreError(HINTS[url.scheme])
     if url.scheme in ENDPOINTS and ":" in url.host:
@@ -52,9 +52,9 @@ def open_store(url: Url) -> Store:
 
 
 class Storage:
-    """The mirrors of all URLs that a server serves models of; without one, nothing on disk is touched.
+    """The mirrors of all URLs that a server serves models from; without any URL, nothing on disk is touched.
 
-    `folder`: of the cache, "" for the usual one; `most_bytes`: see `Cache`.
+    `folder` is that of the cache, "" for the default one; `most_bytes`: see `Cache`.
     """
 
     def __init__(self, folder: str = "", most_bytes: int = 0) -> None:
@@ -62,12 +62,12 @@ class Storage:
         self._most_bytes = most_bytes
         self._cache: Cache | None = None
         self._mirrors: dict[Url, Mirror] = {}
-        self._fetching = threading.Lock()
+        self._fetch_lock = threading.Lock()
 
     # --- paths ---
 
     def local(self, roots: Sequence[Root]) -> tuple[Root, ...]:
-        """The roots, with local paths in place of URLs. Raises `OSError` where no folder for these can be had."""
+        """Returns the roots with local paths instead of URLs. Raises `OSError` if there is no folder for these."""
         return tuple(map(self._local, roots))
 
     def _local(self, root: Root) -> Root:
@@ -86,7 +86,7 @@ class Storage:
         return moved(root, mirror.local)
 
     def outlines(self, roots: Iterable[Root]) -> list[Root]:
-        """The local roots with all models that there are, downloaded or not; they can only be searched."""
+        """Returns the local roots for a search of all models, downloaded or not."""
         by_local = {mirror.local: mirror.outline for mirror in list(self._mirrors.values())}
         return [
             moved(root, by_local[path]) if (path := path_of(root)) is not None and path in by_local else root
@@ -94,7 +94,7 @@ class Storage:
         ]
 
     def named(self, text: str) -> str:
-        """A text, with URLs in place of local paths."""
+        """Returns a text with URLs instead of local paths."""
         for mirror in list(self._mirrors.values()):
             for path in (mirror.local, mirror.outline):
                 text = text.replace(str(path), str(mirror.url))
@@ -105,35 +105,37 @@ class Storage:
     def fetch(
         self, roots: Sequence[Root], names: Collection[str] | None, overrides: Overrides, *, settle: bool
     ) -> None:
-        """Bring what is at these local roots up to date: the models of these names, None: all.
+        """Updates the snapshots of these local roots: the models with these names, None: all.
 
-        With `settle`, what has changed is fetched when it has not changed again by the next call. It blocks. What
-        goes wrong is the problem of the mirror.
+        With `settle`, changes are fetched only if they are the same at the next call. Blocks. Errors become the
+        problem of the mirror.
         """
-        with self._fetching:
-            wishes: dict[Mirror, Wish] = {}
+        with self._fetch_lock:
+            requests: dict[Mirror, MirrorRequest] = {}
             for mirror in list(self._mirrors.values()):
                 its = [root for root in roots if path_of(root) == mirror.local]
                 if its:
                     mirror.unused = False
-                    wishes[mirror] = Wish(its, None if names is None else frozenset(names), overrides or None)
-                elif mirror.let_go():
+                    requests[mirror] = MirrorRequest(
+                        its, None if names is None else frozenset(names), overrides or None
+                    )
+                elif mirror.remove_unused():
                     del self._mirrors[mirror.url]
-            if not wishes or self._cache is None:
+            if not requests or self._cache is None:
                 return
             for tries_left in reversed(range(TRIES)):
-                problems = _Fetch(self._cache, wishes, settle=settle).run()
-                for mirror in wishes:
+                problems = _Update(self._cache, requests, settle=settle).run()
+                for mirror in requests:
                     problem = problems.get(mirror)
                     mirror.problem = "" if problem is None else f"{mirror.url}: {_text(problem)}"
-                wishes = {
-                    mirror: wishes[mirror] for mirror, one in problems.items() if isinstance(one, ObjectChanged)
+                requests = {
+                    mirror: requests[mirror] for mirror, one in problems.items() if isinstance(one, ObjectChanged)
                 }
-                if not wishes or not tries_left:
+                if not requests or not tries_left:
                     return
 
     def annotated(self, scan: Scan, roots: Iterable[Root]) -> Scan:
-        """What was found, with what could not be fetched, and URLs in its texts."""
+        """Returns the scan with fetch errors added, and with URLs in its texts."""
         if not self._mirrors:
             return scan
         problems = {
@@ -143,7 +145,7 @@ class Storage:
             for mirror in list(self._mirrors.values()):
                 local = mirror.local
                 if path_of(root) == local and mirror.problem:
-                    error = ModelLoadError(mirror.problem) if mirror.shown else NotYet(mirror.problem)
+                    error = ModelLoadError(mirror.problem) if mirror.has_snapshot else NotYet(mirror.problem)
                     problems[root.name if isinstance(root, ModelSettings) else str(local)] = error
                     for name, versions in scan.wanted.items():
                         if any(files.file.is_relative_to(local) for files in versions.values()):
@@ -154,41 +156,41 @@ class Storage:
     def close(self) -> None:
         """Remove the snapshots; what was downloaded stays in the cache."""
         if self._cache is not None:
-            with self._fetching:
+            with self._fetch_lock:
                 self._cache.close()
                 self._cache = None
 
 
-class _Fetch:
-    """One go at bringing mirrors up to date; what fails for one of them leaves the others alone."""
+class _Update:
+    """One update of several mirrors; a failure of one does not affect the others."""
 
-    def __init__(self, cache: Cache, wishes: Mapping[Mirror, Wish], *, settle: bool) -> None:
+    def __init__(self, cache: Cache, requests: Mapping[Mirror, MirrorRequest], *, settle: bool) -> None:
         self._cache = cache
-        self._wishes = wishes
+        self._requests = requests
         self._settle = settle
         self._problems: dict[Mirror, Exception] = {}
 
     def run(self) -> Mapping[Mirror, Exception]:
-        """What went wrong with which."""
+        """Updates the mirrors and returns the errors."""
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="list") as pool:
-            listings = dict(zip(self._wishes, pool.map(self._listed, self._wishes), strict=True))
-        news = {
+            listings = dict(zip(self._requests, pool.map(self._listed, self._requests), strict=True))
+        updates = {
             mirror: listing
             for mirror, listing in listings.items()
-            if listing is not None and mirror.has_news(listing[1], self._wishes[mirror], settle=self._settle)
+            if listing is not None and mirror.needs_update(listing[1], self._requests[mirror], settle=self._settle)
         }
-        if not news:
+        if not updates:
             return self._problems
         with self._cache.locked():
-            self._download([one for mirror, listing in news.items() for one in mirror.read_first(*listing)])
+            self._download([one for mirror, listing in updates.items() for one in mirror.search_objects(*listing)])
             plans: dict[Mirror, Plan] = {}
-            for mirror, (store, listed) in self._good(news):
+            for mirror, (store, listed) in self._without_problems(updates):
                 with self._collecting(mirror):
-                    plans[mirror] = mirror.plan(self._cache, store, listed, self._wishes[mirror])
+                    plans[mirror] = mirror.plan(self._cache, store, listed, self._requests[mirror])
             self._download([one for plan in plans.values() for one in plan.needed])
-            for mirror, plan in self._good(plans):
+            for mirror, plan in self._without_problems(plans):
                 with self._collecting(mirror):
-                    mirror.show(self._cache, plan)
+                    mirror.publish(self._cache, plan)
             self._cache.trim()
         return self._problems
 
@@ -205,10 +207,10 @@ class _Fetch:
         if not missing:
             return
         errors = self._cache.download(missing)
-        self._problems |= {mirror: errors[mirror.url] for mirror in self._wishes if mirror.url in errors}
+        self._problems |= {mirror: errors[mirror.url] for mirror in self._requests if mirror.url in errors}
 
-    def _good(self, mirrors: Mapping[Mirror, T]) -> list[tuple[Mirror, T]]:
-        """Those that nothing went wrong with so far."""
+    def _without_problems(self, mirrors: Mapping[Mirror, T]) -> list[tuple[Mirror, T]]:
+        """Returns the mirrors without an error so far."""
         return [(mirror, value) for mirror, value in mirrors.items() if mirror not in self._problems]
 
     @contextmanager

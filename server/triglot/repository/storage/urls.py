@@ -1,7 +1,8 @@
-"""URLs of models, where paths of models stand.
+"""URLs of models, used in place of paths.
 
-Strategy: a path that begins with a scheme is a URL, spelled as pathlib spells it, with one slash after the colon:
-`Path("s3://bucket/models")` is `s3:/bucket/models`. So paths stay paths until the manager looks for models.
+A path that begins with a scheme is a URL, in pathlib's spelling with one slash after the colon:
+`Path("s3://bucket/models")` is `s3:/bucket/models`. So URLs are handled as paths until the manager scans for
+models.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ HINTS = {
     "gcs": "expected gs://BUCKET/PATH",
     "http": "expected https://",
 }
-"""What to write in place of schemes that others use."""
+"""Hints for schemes that other programs use."""
 _URL = re.compile(rf"({'|'.join((*SCHEMES, *HINTS))}):/+(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """`host`: a bucket, a container, or whoever has a repository of the hub. `key`: the path in it, "" for all.
+    """`host`: a bucket, a container, or an owner on the hub. `key`: the path in it, "" for all of it.
 
-    `query`: signatures may be in it, so that `str` leaves it out.
+    `query` may contain a signature, so `str` omits it.
     """
 
     scheme: str
@@ -43,7 +44,7 @@ class Url:
 
 
 def url_of(path: Path) -> Url | None:
-    """The URL that a path is, if it is one."""
+    """Returns the URL that a path stands for, or None."""
     if (match := _URL.fullmatch(str(path))) is None:
         return None
     scheme, rest = match.groups()
@@ -55,7 +56,7 @@ def url_of(path: Path) -> Url | None:
 
 
 def is_allowed(path: Path, folders: Iterable[Path]) -> bool:
-    """Whether a path is one of the folders, or lies below one; a URL only below another URL."""
+    """Whether a path is one of the folders or below one; a URL only below another URL."""
     if url_of(path) is None:
         return is_below(path, [folder for folder in folders if url_of(folder) is None])
     return ".." not in path.parts and any(
@@ -64,6 +65,6 @@ def is_allowed(path: Path, folders: Iterable[Path]) -> bool:
 
 
 def spelled(path: Path) -> str:
-    """A path for messages: of a URL, as people write it."""
+    """Returns a path as messages show it; URLs in their usual spelling."""
     url = url_of(path)
     return str(path) if url is None else str(url)

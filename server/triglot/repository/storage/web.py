@@ -1,4 +1,4 @@
-"""Archives on web servers."""
+"""Model archives on web servers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from triglot.repository.storage.archives import SUFFIXES, without_suffix
-from triglot.repository.storage.http import described, read_part
+from triglot.repository.storage.http import read_part, stat_url
 from triglot.repository.storage.store import StoredObject, StoreError
 from triglot.repository.storage.urls import Url
 
 
 class WebArchive:
-    """The archive at an https URL. Raises `StoreError` for what is none, by its name."""
+    """The archive at an https URL. Raises `StoreError` if its name is not that of an archive."""
 
     def __init__(self, url: Url) -> None:
         if "@" in url.host:
@@ -23,7 +23,7 @@ class WebArchive:
 
     def objects(self) -> list[StoredObject]:
         """See `Store`."""
-        found = described(self._url)
+        found = stat_url(self._url)
         return [] if found is None else [found]
 
     def read(self, stored: StoredObject, begin: int, end: int) -> Iterator[bytes]:
