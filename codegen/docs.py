@@ -8,15 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from triglot.config.options import (
-    ENVIRONMENT_PREFIX,
-    OPTIONS,
-    default_text,
-    flag_of,
-    groups,
-    option_type,
-    value_name,
-)
+from triglot.config.option_fields import default_text, flag_of, groups, option_type, value_name
+from triglot.config.options import ENVIRONMENT_PREFIX, OPTIONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
@@ -44,17 +37,19 @@ MORE = {
 def tables() -> str:
     """A table for each group, in Markdown."""
     return "\n\n".join(
-        f"### {title[0].upper()}{title[1:]}\n\n{_table(title, names)}" for title, names in groups().items()
+        f"### {title[0].upper()}{title[1:]}\n\n{_table(title, names)}"
+        for title, names in groups(OPTIONS.values()).items()
     )
 
 
 def _table(title: str, names: list[str]) -> str:
     lines = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
     for name in names:
-        flag = f"{flag_of(name)} {value_name(name)}".strip().replace("|", "\\|")
-        flags = f"`{flag}`" + (f", `{flag_of(f'no_{name}')}`" if option_type(name) is bool else "")
-        default = f"`{text}`" if (text := default_text(name)) else "–"
-        meaning = OPTIONS[name].metadata["help"]
+        option = OPTIONS[name]
+        flag = f"{flag_of(name)} {value_name(option)}".strip().replace("|", "\\|")
+        flags = f"`{flag}`" + (f", `{flag_of(f'no_{name}')}`" if option_type(option) is bool else "")
+        default = f"`{text}`" if (text := default_text(option)) else "–"
+        meaning = option.metadata["help"]
         lines.append(f"| {flags} | `{ENVIRONMENT_PREFIX}{name.upper()}` | {default} | {meaning} |")
     return "\n".join([f"More: {MORE[title]}.", "", *lines])
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from triglot.config.options import OPTIONS, Config, ConfigError, option_type, value_name
+from triglot.config.option_fields import option_type, value_name
+from triglot.config.options import OPTIONS, Config, ConfigError
 from triglot.config.sources import load_config, vertex_model
 
 
@@ -38,8 +39,8 @@ def test_a_config_cannot_be_changed() -> None:
 def test_every_option_says_what_it_is_for() -> None:
     for option in OPTIONS.values():
         assert option.metadata["help"]
-        assert type(option.default) is option_type(option.name)
-        assert bool(value_name(option.name)) is (option_type(option.name) is not bool)
+        assert type(option.default) is option_type(option)
+        assert bool(value_name(option)) is (option_type(option) is not bool)
 
 
 # For each type: the option, and a value for every source but the defaults.

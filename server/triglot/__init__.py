@@ -1,4 +1,4 @@
-"""One inference server for KServe V2, TensorFlow Serving and grps clients."""
+"""An inference server for KServe V2, TensorFlow Serving and grps clients."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    # A model file imports this package too: it must not pay for the transports.
+    # Model files import this package, too, and should not have to load the transports.
     if name not in _LAZY:
         raise AttributeError(f"module 'triglot' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -12,21 +12,22 @@ from typing import NoReturn
 
 
 def run(spec: str = "") -> NoReturn:
-    """Run the command line, and end as Python does, but for taking itself apart. `spec`: see `main`.
+    """Runs the command line, and ends as Python does, except for finalizing the interpreter. `spec`: see `main`.
 
-    A native thread that asks for the interpreter's lock meanwhile, gRPC's or a model's, would abort the process.
+    A native thread, gRPC's or a model's, that requests the interpreter's lock during finalization would abort the
+    process.
     """
-    gc.disable()  # What is imported is no garbage, and to look through it again and again takes its time.
+    gc.disable()  # Imported modules are no garbage, and collections during the import take time.
     from triglot.cli.main import main  # noqa: PLC0415
 
     gc.enable()
     arguments = sys.argv[1:]
-    del sys.argv[1:]  # They are not the models': code of theirs may look for arguments of its own, unittest does.
+    del sys.argv[1:]  # Hidden from models, whose code may parse them, as unittest does.
     status = main(arguments, spec=spec)
-    threading._shutdown()  # type: ignore[attr-defined]  # Waits for threads, executors' too; there is no other way.
+    threading._shutdown()  # type: ignore[attr-defined]  # Waits for threads, executors' too; has no public API.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # Nobody reads it any more.
+        with suppress(OSError, ValueError):  # The reader is gone.
             stream.flush()
     os._exit(status)
 

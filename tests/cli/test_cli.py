@@ -18,7 +18,8 @@ from protocol_clients.channel import grpc_channel
 from protocol_clients.kserve import infer
 from protocol_clients.rest import Rest
 from triglot.cli import triton_flags
-from triglot.config.options import OPTIONS, Config, default_text, groups
+from triglot.config.option_fields import default_text, groups
+from triglot.config.options import OPTIONS, Config
 
 SECONDS_TEXT = r"\d+\.\d\d s"
 WITHOUT_ONNXRUNTIME = """
@@ -86,15 +87,15 @@ def test_help_lists_every_option_in_its_group_with_its_value_and_default() -> No
     ended = run_triglot("serve", "--help", environment={"COLUMNS": "1000"})
     assert ended.returncode == 0
     sections = dict(re.findall(r"^(\S.*):\n((?:  .*\n)+)", ended.stdout, re.MULTILINE))
-    assert len(groups()) >= 10
-    for title, names in groups().items():
+    assert len(groups(OPTIONS.values())) >= 10
+    for title, names in groups(OPTIONS.values()).items():
         assert re.findall(r"^  --(?!no-)([a-z-]+)", sections[title], re.MULTILINE) == [
             name.replace("_", "-") for name in names
         ]
     for name, option in OPTIONS.items():
         flag = "--" + name.replace("_", "-")
         both = rf", --no-{flag.removeprefix('--')}" if isinstance(option.default, bool) else r" (?:[A-Z{]\S+|N)"
-        default = re.escape(f" (default: {default_text(name)})") if default_text(name) else ""
+        default = re.escape(f" (default: {default_text(option)})") if default_text(option) else ""
         pattern = rf"^  {flag}(?:{both})\s+\S.*{default}$"
         assert re.search(pattern, ended.stdout, re.MULTILINE), flag
     assert "VALUE" not in ended.stdout

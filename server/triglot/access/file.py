@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from triglot.config.options import ConfigError, is_loopback, unknown
+from triglot.config.option_fields import is_loopback, unknown
+from triglot.config.options import ConfigError
 from triglot.core.operation import OPERATION_NAMES, Operation
 from triglot.core.permission import ALL_MODELS
 

@@ -6,7 +6,8 @@ import hmac
 import re
 
 from triglot.access.credentials import Fields
-from triglot.config.options import ConfigError, unknown
+from triglot.config.option_fields import unknown
+from triglot.config.options import ConfigError
 from triglot.core.errors import PermissionDenied, RestrictedCall, ServingError
 from triglot.core.operation import TRITON_GROUPS, Operation
 

@@ -1,4 +1,4 @@
-"""`triglot check`: what `triglot serve` would serve, loaded and warmed up, without a port."""
+"""`triglot check`: loads and warms up what `triglot serve` would serve, without opening a port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triglot.repository.manager.summary import VersionSummary, table
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command and its flags."""
+    """Adds the command and its flags."""
     parser = commands.add_parser(
         "check",
         help="load and warm up models, and say what would be served",
@@ -32,15 +32,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
-    """What is to be done. Raises `ConfigError`."""
+    """Returns the start configuration. Raises `ConfigError`."""
     serving = serve.start(flags, others, environment)
-    # Every error is wanted, once, and none is waited for.
+    # Reports every error once, without retries or waiting.
     config = replace(serving.config, exit_on_load_error=False, wait_for_models=False, load_retries=0, workers=1)
     return replace(serving, config=config, report=partial(report, as_json=flags["json"]))
 
 
 def report(summaries: Sequence[VersionSummary], errors: Sequence[ModelLoadError], *, as_json: bool) -> None:
-    """Print each version, and what cannot be loaded."""
+    """Prints each version, and the errors."""
     known = {one.error for one in summaries}
     others = [text for text in map(str, errors) if text not in known]
     if as_json:

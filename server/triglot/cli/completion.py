@@ -1,4 +1,4 @@
-"""`triglot completion`: a script that completes commands, options and their values in a shell."""
+"""`triglot completion`: prints a script for shell completion of commands, options and their values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command and its argument."""
+    """Adds the command and its argument."""
     parser = commands.add_parser(
         "completion",
         help="print a script for shell completion",
@@ -24,9 +24,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def write_script(parser: argparse.ArgumentParser, shell: str) -> int:
-    """Print the script; the exit status. Raises `ConfigError` where shtab is not installed."""
+    """Prints the script and returns the exit status. Raises `ConfigError` if shtab is not installed."""
     try:
-        import shtab  # noqa: PLC0415 - needed once, by whoever wants this.
+        import shtab  # noqa: PLC0415 - only needed by this command.
     except ModuleNotFoundError:
         raise ConfigError("completion: shtab is not installed; run: pip install shtab") from None
     _add_values(parser, shtab.FILE)
@@ -35,12 +35,12 @@ def write_script(parser: argparse.ArgumentParser, shell: str) -> int:
 
 
 def _add_values(parser: argparse.ArgumentParser, files: Any) -> None:
-    """Have each argument know what its value may be: choices, or files and folders."""
+    """Sets the possible values of each argument: choices, or files and folders."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for named in action._choices_actions:
                 command = action.choices[named.dest]
-                command.description = named.help  # Shells show it beside the command.
+                command.description = named.help  # Shells show it next to the command.
                 _add_values(command, files)
         elif option := OPTIONS.get(action.dest):
             action.choices = action.choices or option.metadata["choices"] or None

@@ -1,4 +1,4 @@
-"""A client of a running server over gRPC, for the commands that call one."""
+"""A gRPC client for the commands that call a running server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_ADDRESS = f"{OPTIONS['host'].default}:{OPTIONS['grpc_port'].default}"
 
 
 class CallError(Exception):
-    """The call failed; the text says what to do. `code`: the name of gRPC's, where the server sent one."""
+    """Raised when a call fails; the text says what to do. `code`: name of the server's gRPC status, or ""."""
 
     def __init__(self, text: str, code: str = "") -> None:
         super().__init__(text)
@@ -27,11 +27,11 @@ class CallError(Exception):
 
 
 class NoServer(CallError):
-    """Nobody answers at the address."""
+    """Raised when no server responds at the address."""
 
 
 def add_connection(parser: argparse.ArgumentParser, address: str, what: str) -> None:
-    """The flags for the server, of which `address` is the first, and for its calls, which are `what`."""
+    """Adds the flags for the server, with `address` as the first, and for its calls, described by `what`."""
     add = parser.add_argument
     add(
         address,
@@ -54,14 +54,14 @@ def add_connection(parser: argparse.ArgumentParser, address: str, what: str) -> 
 
 @contextmanager
 def connected(flags: Mapping[str, Any], service: str, protocol: str) -> Iterator[Client]:
-    """A client, by the flags of `add_connection`, of a `service` of a `protocol`. Raises `ConfigError`."""
+    """Connects a client of a `protocol`'s service, with the flags of `add_connection`. Raises `ConfigError`."""
     token = _token(flags["token_file"])
     with _channel(flags["address"], flags["tls"], flags["tls_ca"]) as channel:
         yield Client(channel, service, protocol, flags, token)
 
 
 def _token(file: Path | None) -> str:
-    """The client's, "" without one. No flag has it: other users of the machine read a process's arguments."""
+    """Returns the token or "". It is not a flag: other users of the machine can read a process's arguments."""
     if file is None:
         source, text = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "")
     else:
@@ -78,8 +78,8 @@ def _token(file: Path | None) -> str:
 
 @contextmanager
 def _channel(url: str, tls: bool, ca: Path | None) -> Iterator[grpc.Channel]:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # It is in the error, too.
-    import grpc  # noqa: PLC0415 - the other commands do without.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Errors have the same information.
+    import grpc  # noqa: PLC0415 - other commands do not need it.
 
     options = [
         ("grpc.max_receive_message_length", -1),
@@ -99,7 +99,7 @@ def _channel(url: str, tls: bool, ca: Path | None) -> Iterator[grpc.Channel]:
 
 
 class Client:
-    """A server's methods; what they raise becomes `CallError`."""
+    """Calls a server's methods; converts their errors to `CallError`."""
 
     def __init__(
         self, channel: grpc.Channel, service: str, protocol: str, flags: Mapping[str, Any], token: str
@@ -113,7 +113,7 @@ class Client:
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
 
     def call(self, method: str, request: Any, response: Any) -> Any:
-        """Its answer, a message of the class `response`."""
+        """Calls a unary method and returns its response, a message of class `response`."""
         rpc = self._channel.unary_unary(
             f"/{self._service}/{method}", type(request).SerializeToString, response.FromString
         )
@@ -121,7 +121,7 @@ class Client:
             return rpc(request, timeout=self._timeout, metadata=self._metadata)
 
     def stream(self, method: str, request: Any, response: Any) -> Iterator[Any]:
-        """The answers to one request, messages of the class `response`."""
+        """Yields the responses to one request, messages of class `response`."""
         rpc = self._channel.stream_stream(
             f"/{self._service}/{method}", type(request).SerializeToString, response.FromString
         )

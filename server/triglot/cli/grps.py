@@ -1,7 +1,7 @@
-"""`triglot grps`: a grps project's folder and its two files, as options and models of ours (grps 5, 8).
+"""`triglot grps`: converts a grps project's folder and its two files to options and models (grps 5, 8).
 
-Strategy: server.yml takes the place of our defaults, so that `TRIGLOT_*` variables and flags win over it, as they
-do over any file. Each model of inference.yml is a model here, and so is the DAG, for requests that name none.
+server.yml replaces the built-in defaults, so `TRIGLOT_*` variables and flags override it, as they override any
+file. Each model in inference.yml becomes a model, and so does the DAG, for requests that name no model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.server_settings import ServerSettings, read_server
 from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, ProjectSettings, read_project
 from triglot.backends.grps.unit_test import DEFAULT_TEST, run_unittest
-from triglot.config.options import NO_PORT, OPTIONS, Config, ConfigError, flag_of
+from triglot.config.option_fields import flag_of
+from triglot.config.options import NO_PORT, OPTIONS, Config, ConfigError
 from triglot.config.sources import load_config
 from triglot.core.errors import ModelLoadError
 from triglot.platform.archives import TarError, unpack
@@ -37,14 +38,14 @@ log = logging.getLogger(__name__)
 
 PROTOCOLS = "grps,kserve,tfserving"
 MAX_MESSAGE = 1 << 30
-"""Bytes; grps' own limit (grps 4)."""
+"""In bytes; grps' own limit (grps 4)."""
 OPTION_OF_FLAG = {"online": "grps_online", "http_error_status": "grps_http_errors", "log_level": "log_level"}
 BACKEND = "grps"
 _PIECES = re.compile(r"[0-9]+|[^0-9.]+")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command and its flags."""
+    """Adds the command and its flags."""
     parser = commands.add_parser(
         "grps",
         help="serve a grps project",
@@ -78,11 +79,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def read(flags: Mapping[str, Any], others: Iterable[str]) -> tuple[ProjectSettings, Path]:
-    """The settings of the project that the flags, and the arguments beside them, name; where its log_dir lies.
+    """Returns the settings of the project in the flags and positional arguments, and the folder for its log_dir.
 
-    That is its folder, and for an archive the current one: what is unpacked is removed in the end.
-    Raises `ConfigError` for more than one project, and `ModelLoadError` for what is wrong with it, which the
-    project's log then has, too.
+    That is the project's folder, or the current one for an archive, which is unpacked temporarily.
+    Raises `ConfigError` for more than one project, and `ModelLoadError` for an invalid one, which is logged to the
+    project's log, too.
     """
     paths = [*([flags["project"]] if flags["project"] else []), *map(Path, others)]
     if len(paths) > 1:
@@ -99,7 +100,7 @@ def read(flags: Mapping[str, Any], others: Iterable[str]) -> tuple[ProjectSettin
 
 
 def _unpacked(archive: Path) -> Path:
-    """The project in an archive, in a folder that lasts as long as the process (grps 8)."""
+    """Unpacks a project's archive to a folder that is removed when the process ends (grps 8)."""
     folder = Path(tempfile.mkdtemp(prefix="triglot-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
@@ -110,19 +111,19 @@ def _unpacked(archive: Path) -> Path:
 
 
 def _log_failure(folder: Path, logs_in: Path, server_file: Path, error: ModelLoadError) -> None:
-    """Start scripts look into the log for CRITICAL (grps 5.2); if it can be found."""
+    """Logs the error to the project's log, if that is known: start scripts search it for CRITICAL (grps 5.2)."""
     try:
         settings = read_server(folder, server_file, [])[2]
         with log_files(logs_in, settings):
             log.critical("%s", error)
     except ModelLoadError:
-        pass  # The file that names the log is wrong itself; the error goes to whoever started the process.
+        pass  # The file that names the log is invalid itself; the caller prints the error.
 
 
 def configuration(
     settings: ServerSettings, default_model: str, flags: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Config:
-    """Our options for a project; `default_model` is for requests that name none. Raises `ConfigError`."""
+    """Returns the options for a project; `default_model` serves requests that name none. Raises `ConfigError`."""
     defaults: dict[str, Any] = {
         "host": settings.host,
         "rest_port": settings.http_port,
@@ -145,19 +146,19 @@ def configuration(
 
 
 def metadata(settings: ProjectSettings) -> str:
-    """What grps' clients are told of the server: the two files (grps 3.7)."""
+    """Returns the server's description for grps clients: the two files (grps 3.7)."""
     return f"{settings.inference_text}\n{settings.server_text}"
 
 
 def project_of(settings: ProjectSettings, telemetry: Telemetry) -> GrpsProject:
-    """The project, of which nothing is loaded yet; what its code measures goes to the telemetry."""
+    """Returns the project, not loaded yet; its code's metrics go to the telemetry."""
     return GrpsProject(settings, telemetry.monitor)
 
 
 def project_models(project: GrpsProject) -> tuple[list[ModelFiles], str]:
-    """The project's models, the DAG as the last one, and the DAG's name. Nothing is loaded yet.
+    """Returns the project's models, with the DAG as the last one, and the DAG's name. Nothing is loaded yet.
 
-    A version's text is a label: other protocols count versions, see `version_numbers`.
+    A version's text becomes a label, as other protocols use numbers, see `version_numbers`.
     """
     settings = project.settings
     file = settings.folder / INFERENCE_FILE
@@ -181,10 +182,10 @@ def project_models(project: GrpsProject) -> tuple[list[ModelFiles], str]:
 
 
 def version_numbers(versions: Sequence[str]) -> dict[str, int]:
-    """A number for each of a model's versions, higher for a later one as far as possible.
+    """Returns a number for each of a model's versions, as far as possible in ascending order.
 
-    An integer from 1 on is its own. Any other version has the lowest free number above that of the version before
-    it, where 1.9.0 comes before 1.10.
+    A positive integer keeps its value. Any other version gets the lowest free number above that of its
+    predecessor, in an order in which 1.9.0 comes before 1.10.
     """
     numbers = {version: int(version) for version in versions if _is_number(version)}
     last = 0
@@ -202,13 +203,13 @@ def _is_number(version: str) -> bool:
 
 
 def _order(version: str) -> list[tuple[int, int, str]]:
-    """Sorts by the numbers in a version, and by text where there are none."""
+    """Returns a sort key: the numbers in a version, and texts between them."""
     pieces = _PIECES.findall(version)
     return [(1, int(piece), "") if piece.isdecimal() else (0, 0, piece) for piece in pieces]
 
 
 def _free_name(dag: str, taken: Iterable[str]) -> str:
-    """The DAG's name, changed as little as other protocols and the models' names require."""
+    """Returns the DAG's name, changed as little as other protocols' rules and the models' names require."""
     others = set(taken)
     if NAME.fullmatch(dag) and dag not in others:
         return dag
@@ -222,9 +223,9 @@ def _free_name(dag: str, taken: Iterable[str]) -> str:
 
 
 def load(project: GrpsProject) -> None:
-    """Load the project's models where its code expects that: on the main thread. Raises `ModelLoadError`.
+    """Loads the project's models on the main thread, as its code may expect. Raises `ModelLoadError`.
 
-    The trace of what the project's code raised is logged.
+    Logs the traceback of an exception in the project's code.
     """
     try:
         project.load()
@@ -236,9 +237,9 @@ def load(project: GrpsProject) -> None:
 
 @contextmanager
 def surroundings(settings: ProjectSettings, logs_in: Path, telemetry: Telemetry, worker: int) -> Iterator[None]:
-    """What a project runs in: its folder is the current one, its logs are written, and its GPUs are looked at.
+    """The environment of a project: its folder as the current one, its log files, and GPU metrics.
 
-    `log_dir` lies in `logs_in`. Raises `ModelLoadError` when the logs cannot be written.
+    `log_dir` is relative to `logs_in`. Raises `ModelLoadError` if the logs cannot be written.
     """
     with ExitStack() as stack:
         logs = stack.enter_context(log_files(logs_in, settings.server, worker))
@@ -251,5 +252,5 @@ def surroundings(settings: ProjectSettings, logs_in: Path, telemetry: Telemetry,
 
 
 def passes(settings: ProjectSettings, test: str) -> bool:
-    """Run a test of the project's own (grps 6.1); whether it passed. Raises `ModelLoadError`."""
+    """Runs a test of the project's own (grps 6.1) and returns whether it passed. Raises `ModelLoadError`."""
     return run_unittest(settings, test)

@@ -1,4 +1,4 @@
-"""The lines that a started server prints: each calls a model, and works as pasted."""
+"""The example commands that a started server prints: each calls a model, and can be pasted into a shell."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TOKEN = f'-H "authorization: Bearer ${TOKEN_VARIABLE}" '
 
 
 def hint_lines(models: list[ModelMetadata], config: Config, grpc_port: int, rest_port: int) -> list[str]:
-    """Lines for the first model whose inputs fit on one; none without such a model.
+    """Returns example commands for the first model whose inputs fit on a line; empty without such a model.
 
-    curl for each protocol, and Python and grpcurl for the first one, as far as their port is open. With TLS they
-    take any certificate, as nobody knows under which name the server is called; with certificates of clients there
-    are none. With an access file they have the token that the shell's TRIGLOT_TOKEN is.
+    curl for each protocol, and Python and grpcurl for the first one, if their ports are open. With TLS they accept
+    any certificate, as the server's public name is unknown; if clients need certificates there are none. With an
+    access file they use the token in the shell's TRIGLOT_TOKEN.
     """
     if config.tls_client_ca:
         return []

@@ -1,4 +1,4 @@
-"""`triglot infer`: one call of a model of a running server, over gRPC (KServe V2)."""
+"""`triglot infer`: calls a model of a running server once, over gRPC (KServe V2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 from triglot.cli.grpc_client import CallError, Client, add_connection, connected
 from triglot.cli.infer_values import array_of, array_of_output, json_text, plain_text
 from triglot.cli.run import FAILED, print_error
-from triglot.config.options import ConfigError, unknown
+from triglot.config.option_fields import unknown
+from triglot.config.options import ConfigError
 from triglot.core.tensor import Array, raw_buffer
 from triglot.core.types import TensorSpec
 from triglot.model.samples import samples_of
@@ -21,15 +22,15 @@ from triglot.pb.kserve import inference_pb2 as pb
 
 SERVICE = "inference.GRPCInferenceService"
 LARGEST_SAMPLE = 2**20
-"""Elements of an input that is made up."""
+"""Limit on the elements of a generated input."""
 SHOWN_SAMPLE = 16
-"""Elements of a made-up input that is printed."""
+"""Limit on the elements of a generated input that is printed."""
 WITHOUT_CONFIG = ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED")
-"""Codes of ModelConfig that keep nobody from a call: not every server has it, nor every client the permission."""
+"""Errors of ModelConfig that do not prevent a call: some servers lack it, and some clients lack permission."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command and its flags."""
+    """Adds the command and its flags."""
     parser = commands.add_parser(
         "infer",
         help="call a model of a running server",
@@ -63,7 +64,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def infer(flags: Mapping[str, Any], others: Iterable[str]) -> int:
-    """Call the model; the exit status. Raises `ConfigError`."""
+    """Calls the model and returns the exit status. Raises `ConfigError`."""
     as_json = not sys.stdout.isatty() if flags["json"] is None else flags["json"]
     parameters = dict(_pair(text, "--parameter") for text in flags["parameter"])
     try:
@@ -76,7 +77,7 @@ def infer(flags: Mapping[str, Any], others: Iterable[str]) -> int:
     except CallError as error:
         print_error(str(error))
         return FAILED
-    except (KeyboardInterrupt, BrokenPipeError):  # Nobody waits for the rest.
+    except (KeyboardInterrupt, BrokenPipeError):  # The output is no longer read.
         return FAILED
     return 0
 
@@ -89,7 +90,7 @@ def _pair(text: str, what: str) -> tuple[str, str]:
 
 
 class _Call:
-    """A model's call. Raises `CallError` for a model that is not there."""
+    """A call of one model. Raises `CallError` if the model does not exist."""
 
     def __init__(self, client: Client, model: str, version: str) -> None:
         self._client = client
@@ -117,7 +118,7 @@ class _Call:
         return f"{unknown(self._model, versions, 'model')}; models of the server: {names}"
 
     def request(self, values: Mapping[str, str], parameters: Mapping[str, str]) -> Any:
-        """A ModelInferRequest. Raises `ConfigError` for inputs that are not the model's."""
+        """Returns a ModelInferRequest. Raises `ConfigError` for inputs that are not the model's."""
         inputs = {one.name: one for one in self._metadata.inputs}
         for name in values:
             if name not in inputs:
@@ -140,7 +141,7 @@ class _Call:
         return f"model '{self._model}' takes {', '.join(inputs) or 'no inputs'}"
 
     def _example(self) -> dict[str, Array]:
-        """An input for each of the model's. Raises `ConfigError` where none can be made up."""
+        """Returns a generated input for each of the model's. Raises `ConfigError` if that is impossible."""
         try:
             specs = [TensorSpec(one.name, one.datatype, list(one.shape)) for one in self._metadata.inputs]
             samples = samples_of(specs, LARGEST_SAMPLE)
@@ -157,7 +158,7 @@ class _Call:
         return {one.name: array_of(texts[one.name], one.name, one.datatype, one.shape) for one in samples}
 
     def answers(self, request: Any) -> Iterator[Any]:
-        """ModelInferResponses."""
+        """Yields ModelInferResponses."""
         if self._is_decoupled():
             for answer in self._client.stream("ModelStreamInfer", request, pb.ModelStreamInferResponse):
                 if answer.error_message:
@@ -195,7 +196,7 @@ def _outputs(answer: Any) -> Sequence[tuple[Any, Array]]:
 
 
 def _json_line(answer: Any) -> str:
-    """As KServe V2's REST answers."""
+    """Returns the response as in KServe V2's REST."""
     outputs = (
         f"{_opened({'name': one.name, 'datatype': one.datatype, 'shape': list(one.shape)})}"
         f'"data":{json_text(one.datatype, array)}}}'
@@ -206,7 +207,7 @@ def _json_line(answer: Any) -> str:
 
 
 def _opened(values: dict[str, Any]) -> str:
-    """A JSON object to which something is added."""
+    """Returns a JSON object without its closing brace, to append more."""
     return json.dumps(values, separators=(",", ":"))[:-1] + ","
 
 

@@ -1,4 +1,4 @@
-"""Tensors of `triglot infer`: text of the command line → array → message, and back to text."""
+"""Tensors of `triglot infer`: converts text of the command line to arrays, and arrays to text."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from triglot.core.types import OutputTensor
 from triglot.protocols.kserve.json_elements import elements_of_json, json_of_elements
 
 IN_FULL = 100
-"""Elements of an output that are printed for people; of more, the first and the last few."""
+"""Limit on the elements of an output that are printed as text; of more, only the first and last few are."""
 _WIDER = {"FP16": "FP32", "BF16": "FP32", "COMPLEX64": "", "COMPLEX128": ""}
-"""Datatypes without a form in JSON, and the one whose form they take."""
+"""Datatypes that JSON lacks, and the datatype whose JSON form is used instead."""
 
 
 def array_of(text: str, name: str, datatype: str, dims: Sequence[int]) -> Array:
-    """The input that a command line gives as `name=text`; `dims` are those of the metadata.
+    """Returns the input in `name=text` on a command line; `dims` are those of the metadata.
 
     The text is JSON, or "@FILE" ("@-" is standard input); for BYTES it may be the one element itself. A value with
-    fewer dimensions than the model's gets dimensions of 1 in front. Raises `ConfigError`, which names the input.
+    fewer dims than the model's gets leading dims of 1. Raises `ConfigError` with the input's name.
     """
     if datatype not in DATATYPES or _WIDER.get(datatype) == "":
         raise ConfigError(f"input '{name}': {datatype} cannot be written on a command line")
@@ -110,7 +110,7 @@ def _shape_of(values: Any, name: str) -> tuple[int, ...]:
 
 
 def array_of_output(tensor: Any, raw: bytes | None) -> Array:
-    """An InferOutputTensor's elements, from `raw` or from its typed contents."""
+    """Returns the elements of an InferOutputTensor, from `raw` or its typed contents."""
     dtype, shape = DATATYPES[tensor.datatype].dtype, tuple(tensor.shape)
     if raw is not None:
         if tensor.datatype == "BYTES":
@@ -124,7 +124,7 @@ def array_of_output(tensor: Any, raw: bytes | None) -> Array:
 
 
 def json_text(datatype: str, array: Array) -> str:
-    """The elements as a flat JSON array."""
+    """Returns the elements as a flat JSON array."""
     if datatype == "BYTES":
         return json.dumps(_texts(array), ensure_ascii=False)
     if datatype.startswith("COMPLEX"):
@@ -135,7 +135,7 @@ def json_text(datatype: str, array: Array) -> str:
 
 
 def plain_text(datatype: str, array: Array) -> str:
-    """The elements for people."""
+    """Returns the elements as text for people."""
     if datatype == "BYTES":
         texts = _texts(array)
         more = f", … ({len(texts)} elements)" if len(texts) > IN_FULL else ""

@@ -1,4 +1,4 @@
-"""The command line: what there is to run, the log, and the exit status."""
+"""The command line: parses it, sets up the log, runs the command, and determines the exit status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import NoReturn
 from triglot.cli import check, completion, grps, infer, replay, serve, tfserving, token
 from triglot.cli.run import FAILED, print_error, run, supervised
 from triglot.cli.triton_flags import in_place_of
-from triglot.config.options import Config, ConfigError, unknown
+from triglot.config.option_fields import unknown
+from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ModelLoadError
 from triglot.telemetry.log_handlers import log_handler
 from triglot.telemetry.log_settings import JSON, formatter
@@ -41,13 +42,13 @@ _STARTS = {
     "tfserving": serve.start_tfserving,
     "grps": serve.start_grps,
 }
-"""What is to be done with models, by the command."""
+"""Commands that load models: functions that return a `Start`."""
 _ERRANDS = {"infer": infer.infer, "replay": replay.replay, "token": token.print_token}
-"""What ends at once; the exit status."""
+"""Commands that end by themselves: functions that return the exit status."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line: the usage before it would fill a screen."""
+    """Reports an error in one line, as the usage would fill a screen."""
 
     def error(self, message: str) -> NoReturn:
         """See the base class."""
@@ -55,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def command_line() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """Returns the parser of all commands."""
     parser: argparse.ArgumentParser = _Parser(
         prog="triglot",
         description="An inference server for KServe V2, TensorFlow Serving and grps clients.",
@@ -72,7 +73,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
-    """Run the command, or be the worker of it that a `WorkerSpec`'s text tells of; the process's exit status."""
+    """Runs the command, or a worker of it with the `WorkerSpec` in `spec`; returns the process's exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = command_line()
     known, others = parser.parse_known_args(arguments)
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
 
 
 def _set_up_logging(config: Config, worker: int) -> logging.Handler:
-    """What writes the log of the server, or of one of several workers; see `formatter`.
+    """Returns the log handler of the server, or of one of several workers; see `formatter`.
 
     Raises `ConfigError` for a log_file that cannot be written.
     """
@@ -119,11 +120,11 @@ def _set_up_logging(config: Config, worker: int) -> logging.Handler:
         raise ConfigError(f"log_file: cannot write {config.log_file}: {error.strerror}") from None
     handler.setFormatter(formatter(config.log_format, worker))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
-    if config.log_format == JSON:  # Python writes warnings to standard error itself, as text of two lines.
+    if config.log_format == JSON:  # Python would print warnings to standard error, as text of two lines.
         logging.captureWarnings(True)
-    # grpc's library writes to standard error by itself, a line for each TLS handshake that fails.
+    # The gRPC library itself prints a line to standard error for each failed TLS handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    # grpc logs a trace for every client that leaves in the middle of a call.
+    # grpc logs a traceback for every client that disconnects during a call.
     logging.getLogger("grpc._cython.cygrpc").addFilter(
         lambda record: "ExecuteBatchError" not in str(record.msg) or config.log_level == "debug"
     )

@@ -1,4 +1,4 @@
-"""What is loading, and for how long: one line on a terminal, below the log."""
+"""The progress line on a terminal, below the log: which models are loading, and since when."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLEAR = "\r\x1b[K"
 
 @contextmanager
 def load_progress(handler: logging.Handler, registry: Registry) -> Iterator[None]:
-    """Show what of the registry loads while the block runs, if the log goes to a terminal."""
+    """Shows which versions of the registry are loading, during the block, if the log goes to a terminal."""
     if not (isinstance(handler, LogStream) and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"):
         yield
         return
@@ -51,7 +51,7 @@ async def _show(handler: LogStream, line: _Line, registry: Registry) -> None:
 
 
 def _draw(handler: LogStream, line: _Line, text: str) -> None:
-    handler.acquire()  # Threads log.
+    handler.acquire()  # Other threads may log.
     try:
         line.text = text
         line.write("")
@@ -60,17 +60,17 @@ def _draw(handler: LogStream, line: _Line, text: str) -> None:
 
 
 class _Line:
-    """A stream of lines with one below them that is written over."""
+    """A stream of lines, with a text below them that is overwritten."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
         self.text = ""
 
     def write(self, lines: str) -> int:
-        """Write lines above the text."""
+        """Writes lines above the text."""
         self.stream.write(f"{CLEAR}{lines}{self.text}")
         return len(lines)
 
     def flush(self) -> None:
-        """As the stream does."""
+        """Flushes the stream."""
         self.stream.flush()

@@ -1,4 +1,4 @@
-"""`triglot replay`: sends recorded requests to a running server, and compares the answers with those recorded."""
+"""`triglot replay`: sends recorded requests to a running server, and compares the responses."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from triglot.protocols.wire import parse
 
 SERVICE = "tensorflow.serving.PredictionService"
 MOST_SHOWN = 10
-"""Records that are not equal, of which it is said what they are."""
+"""Limit on the differing records that are listed."""
 LONGEST_TEXT = 200
-"""Characters of a value that are printed."""
+"""Limit on the characters of a value that are printed."""
 Values = Mapping[str, tuple[str, Array]]
-"""Datatype and elements of each output, by its name."""
+"""Datatype and elements of each output, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What is not as it was recorded: of the answer's `output`; where that is "", the call failed as in `got`."""
+    """A difference to the recorded response in an `output`; with output "" the call failed with the text `got`."""
 
     file: str
     record: int
@@ -51,7 +51,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Results:
-    """What became of the records, and the first `differences`."""
+    """Counts of the compared records, and the first `differences`."""
 
     records: int = 0
     equal: int = 0
@@ -60,7 +60,7 @@ class Results:
     differences: list[Difference] = field(default_factory=list)
 
     def add(self, difference: Difference | None) -> None:
-        """One more record; None: it is equal."""
+        """Counts a record; None: its response is equal."""
         self.records += 1
         if difference is None:
             self.equal += 1
@@ -74,7 +74,7 @@ class Results:
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command and its flags."""
+    """Adds the command and its flags."""
     parser = commands.add_parser(
         "replay",
         help="send recorded requests to a running server, and compare the answers",
@@ -105,7 +105,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def replay(flags: Mapping[str, Any], _: Iterable[str]) -> int:
-    """Send and compare; the exit status. Raises `ConfigError`."""
+    """Sends and compares the records; returns the exit status. Raises `ConfigError`."""
     if not 0 <= flags["tolerance"] < math.inf:
         raise ConfigError(f"--tolerance: expected a number from 0, got {flags['tolerance']:g}")
     results = Results()
@@ -118,14 +118,14 @@ def replay(flags: Mapping[str, Any], _: Iterable[str]) -> int:
     except CallError as error:
         print_error(str(error))
         return FAILED
-    except (KeyboardInterrupt, BrokenPipeError):  # Nobody waits for the rest.
+    except (KeyboardInterrupt, BrokenPipeError):  # The output is no longer read.
         return FAILED
     print(json.dumps(asdict(results), indent=2) if flags["json"] else _table(results))
     return 0 if results.equal == results.records else FAILED
 
 
 def _logs(file: Path) -> Iterator[Any]:
-    """The messages of a file. Raises `ConfigError`."""
+    """Yields the messages of a file. Raises `ConfigError`."""
     try:
         for record in read_records(file.read_bytes()):
             yield parse(prediction_log_pb2.PredictionLog, record)
@@ -136,9 +136,9 @@ def _logs(file: Path) -> Iterator[Any]:
 
 
 def _differs(client: Client, log: Any, flags: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """An output that is not as recorded, what was expected and what came; "": the call failed. None: all is equal.
+    """Returns a differing output with its expected and actual value; "" if the call failed; None if all are equal.
 
-    Raises `NoServer`: the other records would not be answered either.
+    Raises `NoServer`, as the other records would fail, too.
     """
     kind = log.WhichOneof("log_type")
     if kind not in METHODS:
@@ -164,7 +164,7 @@ def _differs(client: Client, log: Any, flags: Mapping[str, Any]) -> tuple[str, s
         return "", "", f"an output cannot be read: {error.message}"
 
 
-# --- answers ---
+# --- responses ---
 
 
 def _predicted(response: predict_pb2.PredictResponse) -> Values:
@@ -185,7 +185,7 @@ def _classified(result: inference_pb2.ClassificationResult) -> Values:
     shape = len(examples), len(examples[0]) if examples else 0
     labels = [one.label.encode() for classes in examples for one in classes]
     scores = np.array([one.score for classes in examples for one in classes], np.float32)
-    if len(labels) != shape[0] * shape[1]:  # Not of this server.
+    if len(labels) != shape[0] * shape[1]:  # Possible from other servers.
         shape = len(labels), 1
     return {"classes": ("BYTES", object_array(labels, shape)), "scores": ("FP32", scores.reshape(shape))}
 
@@ -214,7 +214,7 @@ METHODS: Mapping[str, tuple[str, Any, Callable[[Any], Values]]] = {
 
 
 def _compare(expected: Values, got: Values, tolerance: float) -> tuple[str, str, str] | None:
-    """The first output that differs, what was expected of it and what came."""
+    """Returns the first differing output with its expected and actual value; None if all are equal."""
     for name in [*expected, *(name for name in got if name not in expected)]:
         if name not in expected or name not in got:
             return name, _kind(expected.get(name)), _kind(got.get(name))
@@ -231,7 +231,7 @@ def _compare(expected: Values, got: Values, tolerance: float) -> tuple[str, str,
 
 
 def _equal(expected: Array, got: Array, tolerance: float) -> Array:
-    """Where elements are equal; NaN is equal to NaN."""
+    """Returns where elements are equal; NaN counts as equal to NaN."""
     if expected.dtype.kind in "biuO":
         return np.asarray(expected == got)
     if expected.dtype.kind == "V":  # BF16

@@ -1,4 +1,4 @@
-"""Serves what a command line asks for, until a signal."""
+"""Runs a server, or several workers, as a command line asks, until a signal."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ log = logging.getLogger(__name__)
 
 FAILED = 1
 SWITCH_SECONDS = 0.0002
-"""How long a model's Python code may hold the interpreter while others wait for it: with Python's own 5 ms, health
-takes some 100 ms when two of them compute, for the event loop has to ask again after each thing that it does."""
+"""Seconds that a thread may hold the interpreter's lock while others wait for it. With Python's own 5 ms, health
+checks take some 100 ms while two models compute, as the event loop has to reacquire the lock after each
+operation."""
 END_PATIENCE_SECONDS = 2.0
-"""What else runs when the server has stopped may take so long to end, as a model's threads may."""
+"""Seconds that remaining tasks, and models' threads, may take to end after the server has stopped."""
 YOUNG_OBJECTS = 2000
-"""New ones that have the garbage collector look at them: with Python's 700, which 64 calls at a time make, it does
-so every 70 calls, and finds nothing. Larger ones let cycles that hold tensors wait for longer."""
+"""New objects that trigger a garbage collection. With Python's 700, 64 concurrent calls trigger one every 70
+calls, which finds nothing. A larger number would keep cycles that hold tensors for longer."""
 
 
 def _nothing() -> None:
@@ -57,23 +58,32 @@ def _no_lines(_: int, __: int) -> Iterable[str]:
 
 
 Report = Callable[[list[VersionSummary], list[ModelLoadError]], object]
-"""Gets each version, and what could not be loaded."""
+"""Receives a summary per version, and the load errors."""
 
 
 def print_error(text: str) -> None:
-    """To standard error."""
+    """Prints an error to standard error."""
     print(f"triglot: {text}", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a command line asks for: models at paths, or `models`, and the file to follow that names them.
+    """What a command line starts.
 
-    `load` loads the models, `batching` has them batched. `surroundings` is what all of it happens in, by the
-    number of the worker. `prepare` is called before anything else, `test` is run in place of serving, and `fails`
-    is told why there is no server. `opened` gives lines for the log when the ports, of gRPC and of REST, are open.
-    `report`: no port is opened; it is given what would be served and every error, and the models are unloaded.
-    See `Server` for `telemetry` and `about`.
+    Attributes:
+        paths: Paths of the models.
+        models: The models, instead of `paths`.
+        config_file: File with the list of models, read again every `poll_seconds`.
+        load: Loads a model.
+        batching: Configures the batching of each loaded model.
+        surroundings: Context in which everything runs, by worker number.
+        prepare: Called first.
+        test: Called instead of serving; returns whether it passed.
+        fails: Called with the reason when the server cannot start.
+        opened: Returns lines to log when the ports, of gRPC and of REST, are open.
+        report: Called with summaries and errors after the load, instead of opening ports; then models are
+            unloaded.
+        telemetry, about: See `Server`.
     """
 
     config: Config
@@ -96,7 +106,7 @@ class Start:
 
 
 def supervised(start: Start, arguments: Sequence[str]) -> int:
-    """Several workers; the exit status. Raises `ConfigError`."""
+    """Runs several workers and returns the exit status. Raises `ConfigError`."""
     try:
         return supervise(start.config, arguments, _loop_factory(start.config))
     except OSError as error:
@@ -105,7 +115,7 @@ def supervised(start: Start, arguments: Sequence[str]) -> int:
 
 
 def run(start: Start, handler: logging.Handler, spec: WorkerSpec | None) -> int:
-    """One server, or the worker of `spec`; the exit status. Raises `ConfigError`."""
+    """Runs a single server, or the worker of `spec`; returns the exit status. Raises `ConfigError`."""
     loop_factory = _loop_factory(start.config)
     for warning in start.warnings:
         log.warning("%s", warning)
@@ -125,21 +135,21 @@ def run(start: Start, handler: logging.Handler, spec: WorkerSpec | None) -> int:
 
 
 def _loop_factory(config: Config) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What makes the event loop; None for Python's own. Raises `ConfigError` where uvloop is not installed."""
+    """Returns the factory of the event loop; None for Python's own. Raises `ConfigError` if uvloop is missing."""
     if config.event_loop == "asyncio":
         return None
     try:
-        import uvloop  # noqa: PLC0415 - not for Windows.
+        import uvloop  # noqa: PLC0415 - unavailable on Windows.
     except ModuleNotFoundError:
         raise ConfigError("event_loop uvloop: it is not installed; run: pip install uvloop") from None
     return uvloop.new_event_loop
 
 
 async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None) -> int:
-    # Here, so that a wrong flag or --help answers at once.
+    # Imported here, so that --help and errors in flags are quick.
     from triglot.server import Server  # noqa: PLC0415
 
-    # What is there by now stays, and is hardly garbage: whoever collects that later need not go through it.
+    # Current objects stay, so garbage collections need not traverse them.
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
     signals = _listen_for_signals(start.config)
@@ -199,7 +209,7 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
 
 
 async def _load(server: Server, errors: list[ModelLoadError]) -> None:
-    """Load the models, and open no port. Raises as `Server.load`."""
+    """Loads the models without opening a port. Raises as `Server.load` does."""
     try:
         errors += await server.load()
     except BaseException:
@@ -208,7 +218,7 @@ async def _load(server: Server, errors: list[ModelLoadError]) -> None:
 
 
 def _configured(start: Start, spec: WorkerSpec, wanted: Wanted) -> Start:
-    """What one worker is to do of it, and as things are by now."""
+    """Returns the start for one worker, with the current list of models."""
     config = spec.configured(start.config)
     if wanted.models_fail:
         config = replace(config, exit_on_load_error=False)
@@ -218,7 +228,7 @@ def _configured(start: Start, spec: WorkerSpec, wanted: Wanted) -> Start:
 
 @contextmanager
 def _following(start: Start, server: Server) -> Iterator[None]:
-    """The models follow the configuration file, if they are to, until the block ends."""
+    """Applies changes of the configuration file, if configured, during the block."""
     if start.config_file is None or not start.poll_seconds:
         yield
         return
@@ -232,25 +242,25 @@ def _following(start: Start, server: Server) -> Iterator[None]:
 
 
 def _listen_for_signals(config: Config) -> asyncio.Queue[signal.Signals]:
-    """SIGTERM and SIGINT as they come; called before anything is loaded."""
+    """Returns a queue of received SIGTERM and SIGINT; called before anything is loaded."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     if config.audit_log:
-        # Who rotates logs tells their writers so. The next line goes to a new file in any case.
+        # Log rotation signals the writer; the next line goes to a new file anyway.
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _nothing)
     return signals
 
 
 async def _unless_signalled(work: Coroutine[Any, Any, None], signals: asyncio.Queue[signal.Signals]) -> bool:
-    """Do the work; False when a signal came first. Raises what the work raises."""
+    """Runs the work; returns False if a signal arrives first. Raises the exceptions of the work."""
     working = asyncio.ensure_future(work)
     signalled = asyncio.ensure_future(signals.get())
     await asyncio.wait([working, signalled], return_when=asyncio.FIRST_COMPLETED)
     if not working.done():
         return False
     if signalled.done():
-        signals.put_nowait(signalled.result())  # Both at once: the signal is for what comes next.
+        signals.put_nowait(signalled.result())  # Both at once: the signal applies to what follows.
     signalled.cancel()
     await working
     return True
@@ -264,7 +274,7 @@ async def _stop(server: Server, delay: float) -> None:
 
 
 async def _end_tasks() -> bool:
-    """Cancel all others; whether one still runs after as long as a model's threads are waited for."""
+    """Cancels all other tasks; returns whether one still runs after the timeout."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -272,7 +282,7 @@ async def _end_tasks() -> bool:
 
 
 def _leave(text: str, status: int = FAILED) -> NoReturn:
-    """End the process without waiting for what loads or runs a model."""
+    """Ends the process without waiting for threads that load or run a model."""
     log.warning(text)
     logging.shutdown()
     os._exit(status)

@@ -1,4 +1,4 @@
-"""`triglot serve`: its options, and what the commands that serve models are to do."""
+"""`triglot serve`: its options, and the `Start` of each command that serves models."""
 
 from __future__ import annotations
 
@@ -12,16 +12,8 @@ from typing import Any
 from triglot.cli import grps as grps_cli
 from triglot.cli import tfserving as tfserving_cli
 from triglot.cli.run import Start
-from triglot.config.options import (
-    OPTIONS,
-    REPEATED,
-    ConfigError,
-    default_text,
-    flag_of,
-    groups,
-    option_type,
-    value_name,
-)
+from triglot.config.option_fields import default_text, flag_of, groups, option_type, value_name
+from triglot.config.options import OPTIONS, REPEATED, ConfigError
 from triglot.config.sources import load_config, vertex_model
 from triglot.repository.config.settings import NAME, NAME_RULE
 from triglot.repository.scan.source import NamedPath
@@ -38,12 +30,12 @@ WATCHING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {**POLL, "poll_interval": 0.5},
     ),
 }
-"""Flags of `serve` that stand for options: their help, and the options."""
+"""Flags of `serve` that set several options: their help, and the options."""
 DEMO = Path(__file__).parents[1] / "demo"
 
 
 class _Joined(argparse.Action):
-    """A flag whose further values are added to its first, with commas."""
+    """A flag that may be repeated; its values are joined with commas."""
 
     def __call__(
         self,
@@ -57,7 +49,7 @@ class _Joined(argparse.Action):
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command, its paths and its options."""
+    """Adds the command, its paths and its options."""
     parser = commands.add_parser(
         "serve",
         help="serve models",
@@ -66,11 +58,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="Options are also TRIGLOT_ variables (TRIGLOT_GRPC_PORT) and keys of the TOML file (grpc_port).",
         allow_abbrev=False,
     )
-    add_arguments(parser, shown=groups())
+    add_arguments(parser, shown=groups(OPTIONS.values()))
 
 
 def add_arguments(parser: argparse.ArgumentParser, shown: Iterable[str]) -> None:
-    """The paths and all options; help has those of the groups that are `shown`."""
+    """Adds the paths and all options; help lists those of the groups that are `shown`."""
     parser.add_argument(
         "paths",
         nargs="*",
@@ -85,31 +77,32 @@ def add_arguments(parser: argparse.ArgumentParser, shown: Iterable[str]) -> None
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with the options below as keys")
     for name, (help_text, _) in WATCHING.items():
         parser.add_argument(f"--{name}", action="store_true", help=help_text)
-    for title, names in groups().items():
+    for title, names in groups(OPTIONS.values()).items():
         group = parser.add_argument_group(title)
         for name in names:
             _add_option(group, name, shown=title in shown)
 
 
 def _add_option(group: argparse._ArgumentGroup, name: str, *, shown: bool) -> None:
-    default = default_text(name)
-    text = OPTIONS[name].metadata["help"] + (f" (default: {default})" if default else "")
+    option = OPTIONS[name]
+    default = default_text(option)
+    text = option.metadata["help"] + (f" (default: {default})" if default else "")
     add = partial(
         group.add_argument,
         flag_of(name),
         default=argparse.SUPPRESS,
         help=text.replace("%", "%%") if shown else argparse.SUPPRESS,
     )
-    if option_type(name) is bool:
+    if option_type(option) is bool:
         add(action=argparse.BooleanOptionalAction)
     elif name in REPEATED:
-        add(action=_Joined, metavar=value_name(name))
+        add(action=_Joined, metavar=value_name(option))
     else:
-        add(type=option_type(name), metavar=value_name(name))
+        add(type=option_type(option), metavar=value_name(option))
 
 
 def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
-    """What `triglot serve` is to do. Raises `ConfigError`."""
+    """Returns the start of `triglot serve`. Raises `ConfigError`."""
     options = {name: value for name, value in flags.items() if name in OPTIONS}
     for name, (_, meant) in WATCHING.items():
         if flags[name]:
@@ -117,7 +110,7 @@ def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[
                 raise ConfigError(f"--{name}: needs --model-control-mode poll, got {mode}")
             options = {**meant, **options}
     config = load_config(flags["config"], environment, options)
-    # argparse leaves paths that stand behind an option to us.
+    # argparse returns paths that follow an option separately.
     paths = [_path(text) for text in (*flags["paths"], *others)]
     if not paths and (folder := vertex_model(environment)):
         paths = [folder]
@@ -127,7 +120,10 @@ def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[
 
 
 def _path(text: str) -> Path | NamedPath:
-    """`PATH` or `NAME=PATH`; a path with a "=" in its first part is written ./PATH. Raises `ConfigError`."""
+    """Returns the path in `PATH` or `NAME=PATH`; a path with "=" in its first part must be ./PATH.
+
+    Raises `ConfigError`.
+    """
     name, equals, path = text.partition("=")
     if not equals or "/" in name:
         return Path(text)
@@ -148,7 +144,7 @@ def _named(name: str, paths: Sequence[Path | NamedPath], source: str = "--model-
 
 
 def start_tfserving(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
-    """What `triglot tfserving` is to do. Raises `ConfigError`."""
+    """Returns the start of `triglot tfserving`. Raises `ConfigError`."""
     for other in others:
         raise ConfigError(f"expected flags only, got {other!r}")
     flags = tfserving_cli.with_variables(flags, environment)
@@ -166,7 +162,7 @@ def start_tfserving(flags: Mapping[str, Any], others: Iterable[str], environment
 
 
 def start_grps(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
-    """What `triglot grps` is to do. Raises `ConfigError` and `ModelLoadError`."""
+    """Returns the start of `triglot grps`. Raises `ConfigError` and `ModelLoadError`."""
     telemetry = Telemetry()
     settings, logs_in = grps_cli.read(flags, others)
     project = grps_cli.project_of(settings, telemetry)
@@ -180,6 +176,6 @@ def start_grps(flags: Mapping[str, Any], others: Iterable[str], environment: Map
         surroundings=partial(grps_cli.surroundings, settings, logs_in, telemetry),
         prepare=partial(grps_cli.load, project),
         test=partial(grps_cli.passes, settings, flags["unittest"]) if "unittest" in flags else None,
-        # The project's log has it as well (grps 5.2).
+        # Logged, as the project's log must have it, too (grps 5.2).
         fails=partial(log.critical, "%s"),
     )

@@ -1,8 +1,8 @@
-"""`triglot tfserving`: TensorFlow Serving's command line, as options and models of ours (tfs 6.2, 6.4).
+"""`triglot tfserving`: converts TensorFlow Serving's command line to options and models (tfs 6.2, 6.4).
 
-Strategy: each of TensorFlow Serving's flags stands in one table, which says what becomes of it: an option of ours,
-part of the models, nothing (a warning says so), or an error, where a server without it would be wrong or insecure.
-The defaults are TensorFlow Serving's; `TRIGLOT_*` variables lie between them and the flags.
+One table has each of TensorFlow Serving's flags with its effect: an option, a part of the models, none (with a
+warning), or an error if a server without it would be wrong or insecure. The defaults are TensorFlow Serving's;
+`TRIGLOT_*` variables override them, and flags override these.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ DEFAULTS = {
     "load_retries": 5,
     "load_retry_interval": 60.0,
 }
-"""TensorFlow Serving's, where they differ from ours."""
+"""TensorFlow Serving's defaults, where they differ from Triglot's."""
 NAME_VARIABLE, PATH_VARIABLE, CONTAINER_REST_PORT = "MODEL_NAME", "MODEL_BASE_PATH", 8501
-"""Of its container image."""
+"""Variables and REST port of its container image."""
 GRAPH_TAG, SERVE = "TF_GRAPH_TAG", "serve"
-"""The TensorFlow backend's parameter, and what it is by default."""
+"""The TensorFlow backend's parameter for tags, and its default."""
 MONITORING_PATH = "/monitoring/prometheus/metrics"
 
 
 def boolean(text: str) -> bool:
-    """Raises `ValueError`."""
+    """Returns a boolean. Raises `ValueError`."""
     if text.lower() not in ("true", "false"):
         raise ValueError(f"expected true or false, got {text!r}")
     return text.lower() == "true"
@@ -77,10 +77,10 @@ Kind = Callable[[str], Any]
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag with a meaning here; `option` is the option that takes its value as `convert` gives it.
+    """A supported flag; `option` is the option that `convert` of its value is assigned to.
 
-    `value`: what help calls its value, where that is not clear from its kind. `about`: the group of a flag that
-    sets no option.
+    `value`: name of its value in help, if its kind is not clear enough. `about`: the group of a flag that sets no
+    option.
     """
 
     kind: Kind
@@ -101,7 +101,7 @@ def _port(number: int) -> int:
 
 
 def _monitoring_path(file: str) -> str:
-    """The path of the metrics that a MonitoringConfig file asks for; "" for none. Raises `ConfigError`."""
+    """Returns the metrics path in a MonitoringConfig file; "" for none. Raises `ConfigError`."""
     if not file:
         return ""
     try:
@@ -209,12 +209,12 @@ TUNING: dict[str, Kind] = {
     "xla_cpu_compilation_enabled": boolean,
     "xla_gpu_compilation_enabled": boolean,
 }
-"""Flags that are ignored: how fast, with how many threads, or what is done here in any case."""
+"""Flags that are ignored: tuning, thread counts, and features that are always on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A flag that may be given as `harmless`, which changes nothing, and is an error otherwise."""
+    """A flag that is an error, unless its value is `harmless`, which has no effect."""
 
     kind: Kind
     harmless: Any
@@ -239,7 +239,7 @@ REFUSED = {
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command and its flags, under TensorFlow Serving's names."""
+    """Adds the command and its flags, with TensorFlow Serving's names."""
     parser = commands.add_parser(
         "tfserving",
         help="serve models under TensorFlow Serving's flags",
@@ -269,7 +269,7 @@ def _add(parser: argparse._ActionsContainer, name: str, kind: Kind, text: str, v
 
 
 def configuration(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Config:
-    """Our options for these flags. Raises `ConfigError`, also for flags that contradict each other."""
+    """Returns the options for these flags. Raises `ConfigError`, also for flags that contradict each other."""
     for name, refused in REFUSED.items():
         if flags.get(name, refused.harmless) != refused.harmless:
             raise ConfigError(f"--{name}: {refused.reason}")
@@ -290,7 +290,7 @@ def configuration(flags: Mapping[str, Any], environment: Mapping[str, str]) -> C
 
 
 def _by_flags(text: str) -> str:
-    """What our configuration says of two ports together, in the terms of the flags."""
+    """Translates option names in an error about two ports to TensorFlow Serving's flags."""
     if "grpc_port and rest_port" not in text:
         return text
     for name in ("port", "grpc_socket_path", "rest_api_port"):
@@ -299,7 +299,7 @@ def _by_flags(text: str) -> str:
 
 
 def with_variables(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Mapping[str, Any]:
-    """The flags, and those that the entry point of TensorFlow Serving's container image makes of its variables."""
+    """Returns the flags, with those that the entry point of TensorFlow Serving's image derives from variables."""
     if not _has_variables(environment):
         return flags
     name = environment.get(NAME_VARIABLE) or "model"
@@ -312,7 +312,7 @@ def _has_variables(environment: Mapping[str, str]) -> bool:
 
 
 def opened(host: str, grpc_port: int, rest_port: int) -> Iterable[str]:
-    """What TensorFlow Serving logs when its ports are open, which scripts wait for."""
+    """Yields the lines that TensorFlow Serving logs when its ports are open; scripts wait for them."""
     if grpc_port:
         yield f"Running gRPC ModelServer at {host}:{grpc_port} ..."
     if rest_port:
@@ -320,18 +320,18 @@ def opened(host: str, grpc_port: int, rest_port: int) -> Iterable[str]:
 
 
 def config_file(flags: Mapping[str, Any]) -> Path | None:
-    """The configuration file, if there is one; then it decides alone what the models are (tfs 6.2)."""
+    """Returns the configuration file, if given; it alone then determines the models (tfs 6.2)."""
     return Path(flags["model_config_file"]) if flags.get("model_config_file") else None
 
 
 def poll_seconds(flags: Mapping[str, Any]) -> float:
-    """How often the configuration file is read again; 0: never."""
+    """Returns the seconds between reads of the configuration file; 0: it is read once."""
     seconds: float = flags.get("model_config_file_poll_wait_seconds", 0.0)
     return seconds
 
 
 def loading(flags: Mapping[str, Any]) -> Load:
-    """What loads the models."""
+    """Returns the function that loads models."""
     tags = flags.get("saved_model_tags", SERVE)
     if tags == SERVE:
         return backends.load
@@ -345,7 +345,7 @@ def loading(flags: Mapping[str, Any]) -> Load:
 
 
 def batching(flags: Mapping[str, Any]) -> Batching | None:
-    """What has the models batched, if they are to be. Raises `ConfigError`."""
+    """Returns the batching of the models, None without. Raises `ConfigError`."""
     if not flags.get("enable_batching"):
         return None
     parameters = parameters_of(BatchingParameters(), "")
@@ -360,7 +360,7 @@ def batching(flags: Mapping[str, Any]) -> Batching | None:
 
 
 def models(flags: Mapping[str, Any]) -> list[ModelSettings]:
-    """The models that the flags want. Raises `ConfigError`."""
+    """Returns the models in the flags. Raises `ConfigError`."""
     if file := config_file(flags):
         return read_models(file)
     if not flags.get("model_base_path"):
@@ -375,7 +375,7 @@ def models(flags: Mapping[str, Any]) -> list[ModelSettings]:
 
 
 def read_models(file: Path) -> list[ModelSettings]:
-    """The models of a configuration file. Raises `ConfigError`."""
+    """Returns the models in a configuration file. Raises `ConfigError`."""
     try:
         config = parse_text(file.read_bytes(), str(file), pb.ModelServerConfig)
     except OSError as error:
@@ -383,7 +383,7 @@ def read_models(file: Path) -> list[ModelSettings]:
     except InvalidArgument as error:
         raise ConfigError(error.message) from None
     if not config.HasField("model_config_list"):
-        # A file that is being written is empty at first.
+        # The file may be empty as it is just being written.
         raise ConfigError(f"{file}: expected a model_config_list")
     try:
         return model_settings(config)
@@ -392,7 +392,7 @@ def read_models(file: Path) -> list[ModelSettings]:
 
 
 def warnings(flags: Mapping[str, Any]) -> list[str]:
-    """What is to be said of flags that do not do here what they do in TensorFlow Serving."""
+    """Returns warnings about flags without effect."""
     texts = []
     if without_effect := [f"--{name}" for name in TUNING if name in flags]:
         texts.append(f"not supported, ignored: {', '.join(without_effect)}")
@@ -402,10 +402,10 @@ def warnings(flags: Mapping[str, Any]) -> list[str]:
 
 
 async def follow(file: Path, seconds: float, reload: Callable[[list[ModelSettings]], Awaitable[object]]) -> None:
-    """Apply the configuration file every so many seconds, for ever; one that is refused changes nothing.
+    """Applies the configuration file every `seconds`, forever; a rejected one changes nothing.
 
-    It is applied when it has not changed, too: a label may wait for its version (tfs 6.2, 6.3). `reload` is
-    `Manager.follow`, which logs what changes, and what cannot be loaded.
+    An unchanged file is applied, too: a label may be waiting for its version (tfs 6.2, 6.3). `reload` is
+    `Manager.follow`, which logs changes and load errors.
     """
     said = ""
     while True:
@@ -418,7 +418,7 @@ async def follow(file: Path, seconds: float, reload: Callable[[list[ModelSetting
             text = f"{where}{error}; the models stay as they are"
         except ServingError as error:
             log.debug("%s: %s", file, error.message)
-        except Exception as error:  # What is wrong here must not keep the next file from being applied.
+        except Exception as error:  # An error here must not prevent later files from being applied.
             text, trouble = f"{file} could not be applied: {type(error).__name__}: {error}", error
         if text and text != said:
             log.log(logging.ERROR if trouble else logging.WARNING, "%s", text, exc_info=trouble)

@@ -1,4 +1,4 @@
-"""Has models batched as `tensorflow_model_server`'s flags say (tfs 6.4, 6.5)."""
+"""Configures the batching of models as `tensorflow_model_server`'s flags say (tfs 6.4, 6.5)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def read_parameters(file: Path) -> Parameters:
-    """The parameters in a file. Raises `InvalidArgument`, which names the file, and `OSError`."""
+    """Returns the parameters in a file. Raises `InvalidArgument`, which names the file, and `OSError`."""
     message = parse_text(file.read_bytes(), str(file), BatchingParameters)
     if message.HasField("thread_pool_name"):
         log.warning("%s: thread_pool_name: not supported, ignored", file)
@@ -25,10 +25,10 @@ def read_parameters(file: Path) -> Parameters:
 
 
 class Batching:
-    """Has a model's requests joined by the `common` parameters, before it is served.
+    """Configures a model's batching with the `common` parameters, before it serves. An `Adapt` of the loader.
 
-    `per_model`: by those in the version's own folder, with the common number of threads; a version without any is
-    not batched.
+    `per_model`: uses those in the version's own folder, with the common number of threads; a version without any
+    is not batched.
     """
 
     def __init__(self, common: Parameters, *, per_model: bool) -> None:
@@ -36,7 +36,7 @@ class Batching:
         self._per_model = per_model
 
     def __call__(self, model: Model, files: ModelFiles) -> None:
-        """Raises `ModelLoadError` for parameters of its own that are wrong."""
+        """Configures a model. Raises `ModelLoadError` for invalid parameters of its own."""
         folder = files.folder or files.file.parent
         parameters = self._own(folder / PER_MODEL_FILE) if self._per_model else self._common
         if parameters is not None:

@@ -1,4 +1,4 @@
-"""`triglot token`: a new token for a client, and the lines for the access file that make the client known."""
+"""`triglot token`: makes a token for a client, and the lines for the access file that declare the client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command and its arguments."""
+    """Adds the command and its arguments."""
     parser = commands.add_parser(
         "token",
         help="make a token for a client",
@@ -41,7 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def print_token(flags: Mapping[str, Any], others: Sequence[str]) -> int:
-    """Print both; the exit status. Raises `ConfigError` for what the access file could not have."""
+    """Prints both and returns the exit status. Raises `ConfigError` for values that an access file rejects."""
     if others:
         raise ConfigError(f"token: expected one NAME, got {others[0]!r}, too")
     name, token = flags["name"], new_token()

@@ -1,4 +1,4 @@
-"""What `triglot serve` has in place of the flags of Triton's `tritonserver`."""
+"""Hints for flags of Triton's `tritonserver`: what `triglot serve` has instead."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ OURS: Mapping[str, str] = MappingProxyType(
         "--disable-auto-complete-config": "a config.pbtxt may be partial or missing in any case",
     }
 )
-"""Triton's flag → ours, or what there is in place of it."""
+"""Triton's flag → Triglot's flag, or what replaces it."""
 
 
 def in_place_of(flag: str) -> str:
-    """The end of the error for an unknown flag: "" where it is none of Triton's."""
+    """Returns the end of the error for an unknown flag; "" if it is not one of Triton's."""
     ours = OURS.get(flag)
     return f" of Triton's; here: {ours}" if ours else ""

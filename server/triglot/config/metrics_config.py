@@ -1,4 +1,4 @@
-"""Which latency metrics there are, in the words of Triton's `--metrics-config`."""
+"""Reads Triton's `--metrics-config`: which latency metrics are exported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _QUANTILE = re.compile(r"\s*(\d*\.?\d+)\s*:\s*(\d*\.?\d+)\s*")
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
-    """Whether there are Triton's counters, histogram and summaries of latencies, and the summaries' quantiles."""
+    """Which of Triton's latency metrics are exported, and the quantiles of its summaries."""
 
     counters: bool = True
     histograms: bool = False
@@ -23,9 +23,9 @@ class MetricsConfig:
 
 
 def read_metrics_config(text: str) -> MetricsConfig:
-    """Settings like `summary_latencies=true`, with commas between them.
+    """Reads comma-separated settings such as `summary_latencies=true`.
 
-    A value with commas is one: a part without `=` goes on with it. Raises `ValueError`.
+    A value may contain commas: a part without `=` continues the previous one. Raises `ValueError`.
     """
     settings: dict[str, str] = {}
     name = ""
@@ -59,7 +59,7 @@ def _switch(settings: dict[str, str], name: str, default: bool) -> bool:
 
 
 def _quantiles(text: str) -> tuple[float, ...]:
-    """Of pairs of a quantile and its error; how exact ours are does not depend on the errors."""
+    """Returns the quantiles of pairs of a quantile and its error; the error has no effect on our accuracy."""
     quantiles = []
     for pair in text.split(","):
         found = _QUANTILE.fullmatch(pair)

@@ -1,43 +1,25 @@
-"""The server's options, each written once: flags, environment names and the TOML keys derive from the fields."""
+"""The server's options, each declared once: flags, environment variables and TOML keys derive from the fields."""
 
 from __future__ import annotations
 
-import difflib
-import ipaddress
 import re
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from triglot.config.metrics_config import MetricsConfig, read_metrics_config
+from triglot.config.option_fields import is_loopback, option, problem_of, unknown
 from triglot.config.trace_config import LEVELS, TraceConfig, levels_of, with_triton_config
 
 ENVIRONMENT_PREFIX = "TRIGLOT_"
 TOKEN_VARIABLE = "TRIGLOT_TOKEN"
-"""What clients take their token from; no option."""
+"""Variable with the token of the client commands; not an option."""
 ANY_HOST = "0.0.0.0"
 
 
 class ConfigError(ValueError):
-    """An option is unknown, or has a value that it cannot have."""
-
-
-def _option(
-    group: str,
-    default: Any,
-    help_text: str,
-    *,
-    value: str = "",
-    least: float = 0,
-    most: float = sys.float_info.max,
-    choices: tuple[str, ...] = (),
-    start: str = "",
-) -> Any:
-    """`group`: the heading in help and docs. `value`: what its value is, as they call it; see `value_name`."""
-    limits = {"least": least, "most": most, "choices": choices, "start": start}
-    return field(default=default, metadata={"group": group, "help": help_text, "value": value} | limits)
+    """Raised when an option is unknown or has an invalid value."""
 
 
 NETWORK, TLS, ACCESS, PROTOCOL, GRPS = "network", "TLS", "access", "protocols", "grps"
@@ -54,7 +36,7 @@ REPEATED = (
     "metrics_config",
     "trace_config",
 )
-"""Lists whose flag may also be given more than once, as with Triton; the values add up."""
+"""Lists whose flag may be repeated, as in Triton; the values are joined."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PROTOCOLS = ("kserve", "tfserving", "grps")
 MOST_TRACES = 2**31 - 1
@@ -80,16 +62,16 @@ _HOST_NAME = re.compile(r"\*|[^*:/\s]+")
 
 
 def _parts(text: str) -> list[str]:
-    """What an option lists with commas."""
+    """Returns the items of a comma-separated list."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All options. Raises `ConfigError` for a value that an option cannot have."""
+    """All options. Raises `ConfigError` for invalid values, and for options that contradict each other."""
 
-    host: str = _option(NETWORK, "127.0.0.1", "address to listen on; 0.0.0.0 for every interface", value="ADDRESS")
-    grpc_port: int = _option(
+    host: str = option(NETWORK, "127.0.0.1", "address to listen on; 0.0.0.0 for every interface", value="ADDRESS")
+    grpc_port: int = option(
         NETWORK,
         8001,
         "port for gRPC; 0: any free port, -1: none",
@@ -97,7 +79,7 @@ class Config:
         least=NO_PORT,
         most=LAST_PORT,
     )
-    rest_port: int = _option(
+    rest_port: int = option(
         NETWORK,
         8000,
         "port for REST; 0: any free port, -1: none; with --grpc-transport h2 it may be the same as --grpc-port",
@@ -105,235 +87,233 @@ class Config:
         least=NO_PORT,
         most=LAST_PORT,
     )
-    grpc_socket: str = _option(NETWORK, "", "Unix socket for gRPC, in addition to the port", value="PATH")
-    allowed_hosts: str = _option(
+    grpc_socket: str = option(NETWORK, "", "Unix socket for gRPC, in addition to the port", value="PATH")
+    allowed_hosts: str = option(
         NETWORK,
         "",
         "names accepted in the Host header of REST requests, besides localhost, --host and IP addresses; * for "
         "all; empty on a host that is not loopback: all",
         value="NAME,...",
     )
-    allowed_origins: str = _option(
+    allowed_origins: str = option(
         NETWORK,
         "",
         "origins of web pages that may use REST, like https://app.example:8443; pages of other origins can "
         "neither infer nor change anything",
         value="URL,...",
     )
-    cors: bool = _option(
+    cors: bool = option(
         NETWORK, False, "let web pages of any origin use TensorFlow Serving's REST interface, and read its answers"
     )
-    tls_certificate: str = _option(
+    tls_certificate: str = option(
         TLS,
         "",
         "PEM file of the server's certificate chain, for TLS on every port; read again when it changes",
         value="FILE",
     )
-    tls_key: str = _option(
-        TLS, "", "PEM file of the certificate's private key, without a passphrase", value="FILE"
-    )
-    tls_client_ca: str = _option(
+    tls_key: str = option(TLS, "", "PEM file of the certificate's private key, without a passphrase", value="FILE")
+    tls_client_ca: str = option(
         TLS,
         "",
         "PEM file of CA certificates, which sign those that clients need; read again when it changes",
         value="FILE",
     )
-    tls_client_auth: str = _option(
+    tls_client_auth: str = option(
         TLS,
         "",
         "whether clients need a certificate of --tls-client-ca; optional: those without, like Kubernetes' health "
         "probes, are anonymous to --access; empty: required with --tls-client-ca, none without",
         choices=CLIENT_AUTH,
     )
-    tls_in_front: bool = _option(
+    tls_in_front: bool = option(
         TLS, False, "a proxy speaks TLS with the clients, so that they may send tokens to this server without it"
     )
-    access: str = _option(
+    access: str = option(
         ACCESS, "", "TOML file that says which clients may do what; read again when it changes", value="FILE"
     )
-    audit_log: str = _option(
+    audit_log: str = option(
         ACCESS, "", "file for one JSON line for each administrative call and each refusal", value="FILE"
     )
-    grpc_restricted_protocol: str = _option(
+    grpc_restricted_protocol: str = option(
         ACCESS,
         "",
         "Triton's groups of gRPC calls that need the header triton-grpc-protocol-KEY: SECRET",
         value="GROUP,...:KEY=SECRET",
     )
-    http_restricted_api: str = _option(
+    http_restricted_api: str = option(
         ACCESS,
         "",
         "Triton's groups of REST calls that need the header KEY: SECRET",
         value="GROUP,...:KEY=SECRET",
     )
-    protocols: str = _option(
+    protocols: str = option(
         PROTOCOL,
         ",".join(PROTOCOLS),
         f"protocols to serve, of {', '.join(PROTOCOLS)}; with kserve first, / answers liveness checks that do not "
         "ask for HTML",
         value="NAME,...",
     )
-    server_name: str = _option(
+    server_name: str = option(
         PROTOCOL, "triglot", "server name in the metadata; some clients expect a certain one", value="NAME"
     )
-    platform_names: str = _option(
+    platform_names: str = option(
         PROTOCOL,
         "triton",
         "platform names in KServe V2's metadata: Triton's (onnxruntime_onnx), or the Open Inference Protocol's "
         "(onnx_onnxv1) where it has the platform",
         choices=("triton", "oip"),
     )
-    typed_contents: bool = _option(
+    typed_contents: bool = option(
         PROTOCOL,
         False,
         "answer KServe V2's ModelInfer and ModelStreamInfer with typed contents instead of raw tensors, as "
         "MLServer does; the request parameter typed_contents takes precedence; answers with FP16 or BF16 stay raw",
     )
-    tensor_content: bool = _option(
+    tensor_content: bool = option(
         PROTOCOL, False, "answer TensorFlow Serving's Predict with tensor_content instead of typed fields"
     )
-    named_predictions: str = _option(
+    named_predictions: str = option(
         PROTOCOL,
         "",
         "models with one output whose AI Platform predictions are objects keyed by the output's name, even where "
         "the instances are bare values; * for all",
         value="NAME,...",
     )
-    predict_route: str = _option(
+    predict_route: str = option(
         PROTOCOL,
         "",
         "additional REST path for predictions; Vertex AI sets it as AIP_PREDICT_ROUTE",
         value="PATH",
         start="/",
     )
-    health_route: str = _option(
+    health_route: str = option(
         PROTOCOL,
         "",
         "additional REST path for readiness; Vertex AI sets it as AIP_HEALTH_ROUTE",
         value="PATH",
         start="/",
     )
-    monitoring_path: str = _option(
+    monitoring_path: str = option(
         PROTOCOL, "", "REST path of metrics in TensorFlow Serving's format; empty: none", value="PATH", start="/"
     )
-    shared_memory_prefix: str = _option(
+    shared_memory_prefix: str = option(
         PROTOCOL,
         "",
         "prefix of the shared memory keys that clients may register; / allows all keys; empty: no shared memory",
         value="PREFIX",
         start="/",
     )
-    default_model: str = _option(
+    default_model: str = option(
         GRPS, "", "model for grps calls that name none; empty: the only model that is served", value="NAME"
     )
-    grps_online: bool = _option(
+    grps_online: bool = option(
         GRPS, False, "report ready to grps clients from the start, without a call of Online"
     )
-    grps_http_errors: str = _option(
+    grps_http_errors: str = option(
         GRPS,
         "mirror",
         "HTTP status of grps errors: the code in the body (mirror), or always 200",
         choices=("mirror", "always_200"),
     )
-    grps_path: str = _option(GRPS, "", "additional REST path for grps' predict", value="PATH", start="/")
-    grps_customized_body: bool = _option(
+    grps_path: str = option(GRPS, "", "additional REST path for grps' predict", value="PATH", start="/")
+    grps_customized_body: bool = option(
         GRPS, False, "pass HTTP requests on grps' predict paths to the model unchanged, and its answers back"
     )
-    grps_streaming_mode: str = _option(
+    grps_streaming_mode: str = option(
         GRPS, "query_param", "where an HTTP request asks for a stream", choices=STREAMING_MODES
     )
-    grps_streaming_key: str = _option(
+    grps_streaming_key: str = option(
         GRPS, "streaming", "name of the parameter or header that asks for a stream", value="NAME"
     )
-    grps_streaming_content_type: str = _option(
+    grps_streaming_content_type: str = option(
         GRPS, "application/octet-stream", "content type of grps' HTTP streams", value="TYPE"
     )
-    model_control_mode: str = _option(
+    model_control_mode: str = option(
         MODELS,
         "none",
         "which models are served: those found at the start (none), those found every --poll-interval (poll), or "
         "those of --load-model and what clients load and unload (explicit)",
         choices=CONTROL_MODES,
     )
-    poll_interval: float = _option(
+    poll_interval: float = option(
         MODELS,
         POLL_SECONDS,
         "time between two scans for new, changed or removed versions, with --model-control-mode poll; 0: one, at "
         "the start",
     )
-    load_model: str = _option(
+    load_model: str = option(
         MODELS, "", "models to load at the start, with --model-control-mode explicit; * for all", value="NAME,..."
     )
-    allow_model_upload: bool = _option(
+    allow_model_upload: bool = option(
         MODELS,
         False,
         "let clients load models from files in their requests (file: parameters), which may contain any code; "
         "needs a loopback host, one worker and --model-control-mode explicit",
     )
-    allow_symlinks: bool = _option(MODELS, False, "follow symbolic links that lead out of a repository")
-    allowed_model_roots: str = _option(
+    allow_symlinks: bool = option(MODELS, False, "follow symbolic links that lead out of a repository")
+    allowed_model_roots: str = option(
         MODELS,
         "",
         "folders and URLs that TensorFlow Serving's clients may name in HandleReloadConfigRequest, besides the "
         "base paths given at the start; / allows all folders",
         value="FOLDER,...",
     )
-    load_timeout: float = _option(MODELS, 600.0, "longest time that loading a version may take; 0: no limit")
-    load_retries: int = _option(
+    load_timeout: float = option(MODELS, 600.0, "longest time that loading a version may take; 0: no limit")
+    load_retries: int = option(
         MODELS, 0, "how many times a version that failed to load is tried again while its files stay the same"
     )
-    load_retry_interval: float = _option(
+    load_retry_interval: float = option(
         MODELS, 60.0, "time between a failed load and the next try, with --load-retries"
     )
-    exit_on_load_error: bool = _option(
+    exit_on_load_error: bool = option(
         MODELS, True, "exit if a model fails to load at the start, instead of staying not ready"
     )
-    wait_for_models: bool = _option(
+    wait_for_models: bool = option(
         MODELS,
         False,
         "wait, with closed ports, for models at paths that are missing or empty, instead of exiting; with "
         "--model-control-mode poll",
     )
-    labels_before_load: bool = _option(
+    labels_before_load: bool = option(
         MODELS, False, "let a new version label point to a version not yet available"
     )
-    warm_up: bool = _option(
+    warm_up: bool = option(
         MODELS,
         True,
         "run a version's recorded requests (assets.extra/tf_serving_warmup_requests) before it serves",
     )
-    max_requested_instances: int = _option(
+    max_requested_instances: int = option(
         MODELS,
         0,
         "most instances (threads or processes) that the configuration in a client's load request may ask for, "
         "unless the model's own configuration asks for more; 0: twice the CPUs, and at least 8",
     )
-    storage_cache: str = _option(
+    storage_cache: str = option(
         MODELS,
         "",
         "folder for what is downloaded of models at URLs; several servers may share it; empty: "
         "$XDG_CACHE_HOME/triglot or ~/.cache/triglot, and where that cannot be written a folder in /tmp",
         value="FOLDER",
     )
-    storage_cache_bytes: int = _option(
+    storage_cache_bytes: int = option(
         MODELS,
         STORAGE_BYTES,
         "size of that folder above which unused objects are removed, least recently used first; 0: no limit",
         value="BYTES",
     )
-    default_max_batch_size: int = _option(
+    default_max_batch_size: int = option(
         SCHEDULING,
         0,
         "max_batch_size, with dynamic batching, of ONNX models that set none (Triton's is 4); 0: no batching",
     )
-    max_queue_size: int = _option(SCHEDULING, 1024, "most requests queued for one model", least=1)
-    max_queue_bytes: int = _option(
+    max_queue_size: int = option(SCHEDULING, 1024, "most requests queued for one model", least=1)
+    max_queue_bytes: int = option(
         SCHEDULING, GIB, "most bytes of requests, queued or running, of one model; 0: no limit", value="BYTES"
     )
-    max_total_queue_size: int = _option(
+    max_total_queue_size: int = option(
         SCHEDULING, 8192, "most requests, queued or running, of all models; 0: no limit"
     )
-    max_total_queue_bytes: int = _option(
+    max_total_queue_bytes: int = option(
         SCHEDULING,
         AUTOMATIC,
         "most bytes of requests, queued or running, of all models, and again as many being received or decoded; "
@@ -341,13 +321,13 @@ class Config:
         value="BYTES",
         least=AUTOMATIC,
     )
-    response_cache_bytes: int = _option(
+    response_cache_bytes: int = option(
         SCHEDULING, 0, "size of the cache of answers to equal requests, for models that allow it", value="BYTES"
     )
-    max_message_size: int = _option(
+    max_message_size: int = option(
         LIMITS, 2**31 - 1, "largest request, over gRPC and REST", value="BYTES", least=1, most=2**31 - 1
     )
-    max_json_size: int = _option(
+    max_json_size: int = option(
         LIMITS,
         64 * MIB,
         "most JSON in one REST request, decompressed; binary tensors do not count; while requests with more than "
@@ -355,110 +335,110 @@ class Config:
         value="BYTES",
         least=1,
     )
-    max_json_values: int = _option(
+    max_json_values: int = option(
         LIMITS,
         8 * MIB,
         "most values in the JSON of one REST request: a number in a list of numbers counts 1, any other value or "
         "key 16, a list or an object 64",
         least=1,
     )
-    default_timeout: float = _option(LIMITS, 0.0, "deadline of model requests whose client sets none; 0: no limit")
-    rest_timeout: float = _option(LIMITS, 0.0, "deadline of REST calls; 0: no limit")
-    max_connections: int = _option(CONNECTIONS, 0, "most open calls, over gRPC and over REST each; 0: no limit")
-    max_sockets: int = _option(
+    default_timeout: float = option(LIMITS, 0.0, "deadline of model requests whose client sets none; 0: no limit")
+    rest_timeout: float = option(LIMITS, 0.0, "deadline of REST calls; 0: no limit")
+    max_connections: int = option(CONNECTIONS, 0, "most open calls, over gRPC and over REST each; 0: no limit")
+    max_sockets: int = option(
         CONNECTIONS,
         10_000,
         "most open connections on one port, fewer if the process may open few files; more are closed",
         least=1,
     )
-    max_connection_age: float = _option(
+    max_connection_age: float = option(
         CONNECTIONS,
         300.0,
         "age, plus or minus 10 %, at which gRPC clients are asked to reconnect, so that load balancers can spread "
         "them; 0: never",
     )
-    max_connection_age_grace: float = _option(
+    max_connection_age_grace: float = option(
         CONNECTIONS, 0.0, "time that calls then running on the connection may take; 0: no limit"
     )
-    keepalive_time: float = _option(
+    keepalive_time: float = option(
         CONNECTIONS, 120.0, "idle time after which the server pings a gRPC client; 0: never"
     )
-    keepalive_timeout: float = _option(CONNECTIONS, 20.0, "time to wait for a keepalive reply")
-    grpc_compression: str = _option(
+    keepalive_timeout: float = option(CONNECTIONS, 20.0, "time to wait for a keepalive reply")
+    grpc_compression: str = option(
         CONNECTIONS,
         "none",
         "compression of gRPC answers, for clients that accept it and answers that shrink a lot",
         choices=GRPC_COMPRESSIONS,
     )
-    drain_delay: float = _option(
+    drain_delay: float = option(
         SHUTDOWN, 5.0, "time on SIGTERM between becoming not ready and closing the ports, for load balancers"
     )
-    grace: float = _option(SHUTDOWN, 20.0, "time that running calls have to finish when the server stops")
-    workers: int = _option(
+    grace: float = option(SHUTDOWN, 20.0, "time that running calls have to finish when the server stops")
+    workers: int = option(
         PROCESSES,
         1,
         "processes that share the ports, each with all models and its own limits, queues and caches",
         least=1,
         most=MOST_WORKERS,
     )
-    worker_timeout: float = _option(
+    worker_timeout: float = option(
         PROCESSES,
         15.0,
         "time that a worker may neither respond nor use CPU before it is killed and replaced; 0: no limit",
     )
-    grpc_transport: str = _option(
+    grpc_transport: str = option(
         PERFORMANCE,
         "h2",
         "gRPC implementation: Triglot's own HTTP/2 (h2), which serves more calls a second, or grpcio (aio)",
         choices=GRPC_TRANSPORTS,
     )
-    http_transport: str = _option(
+    http_transport: str = option(
         PERFORMANCE,
         "h1",
         "HTTP/1.1 implementation: Triglot's own (h1), which serves more calls a second, or aiohttp",
         choices=HTTP_TRANSPORTS,
     )
-    event_loop: str = _option(
+    event_loop: str = option(
         PERFORMANCE,
         EVENT_LOOPS[sys.platform == "win32"],
         "event loop: uvloop, or the standard library's asyncio",
         choices=EVENT_LOOPS,
     )
-    busy_poll: float = _option(
+    busy_poll: float = option(
         PERFORMANCE,
         0.0002,
         "time that the event loop polls for the next call after a gRPC answer, if calls come one after another: "
         "saves waking a core; 0: never, for containers with a CPU quota; no effect with --grpc-transport aio",
         most=1,
     )
-    malloc: str = _option(
+    malloc: str = option(
         PERFORMANCE,
         "keep",
         "free large blocks of memory: reuse them, and return them to the system when the server is idle (keep), "
         "or leave it to the C library (system); no effect without glibc, or if its MALLOC_ variables are set",
         choices=MALLOC_CHOICES,
     )
-    log_level: str = _option(LOGS, "info", "least severe level to log", choices=LOG_LEVELS)
-    log_verbose_level: int = _option(
+    log_level: str = option(LOGS, "info", "least severe level to log", choices=LOG_LEVELS)
+    log_verbose_level: int = option(
         LOGS, 0, "1 or more: log a line for each request, health checks too", most=2**32 - 1
     )
-    log_format: str = _option(
+    log_format: str = option(
         LOGS,
         "default",
         "format of the log: lines of text with the local time (default) or UTC (ISO8601), or JSON objects (json)",
         choices=("default", "ISO8601", "json"),
     )
-    access_log: bool = _option(
+    access_log: bool = option(
         LOGS, False, "log a line for each request, except health checks and reads of /metrics that succeed"
     )
-    log_file: str = _option(LOGS, "", "file to log to, instead of standard error", value="FILE")
-    loop_lag_warning: float = _option(
+    log_file: str = option(LOGS, "", "file to log to, instead of standard error", value="FILE")
+    loop_lag_warning: float = option(
         LOGS,
         0.05,
         "time that a model's code may block the event loop before the log names the model and /metrics counts it; "
         "0: no limit",
     )
-    metrics_config: str = _option(
+    metrics_config: str = option(
         METRICS,
         "",
         "Triton's latency metrics: histogram_latencies=true and summary_latencies=true add the histogram of first "
@@ -466,52 +446,49 @@ class Config:
         "the counters of durations out",
         value="SETTING,...",
     )
-    trace_file: str = _option(TRACES, "", "file to write traces of requests to; empty: no traces", value="FILE")
-    trace_level: str = _option(
+    trace_file: str = option(TRACES, "", "file to write traces of requests to; empty: no traces", value="FILE")
+    trace_level: str = option(
         TRACES, "OFF", f"what to trace: OFF, or one or both of {', '.join(LEVELS)}", value="LEVEL,..."
     )
-    trace_rate: int = _option(TRACES, 1000, "trace one request in N", least=1, most=MOST_TRACES)
-    trace_count: int = _option(TRACES, -1, "most requests to trace; -1: no limit", least=-1, most=MOST_TRACES)
-    trace_log_frequency: int = _option(
+    trace_rate: int = option(TRACES, 1000, "trace one request in N", least=1, most=MOST_TRACES)
+    trace_count: int = option(TRACES, -1, "most requests to trace; -1: no limit", least=-1, most=MOST_TRACES)
+    trace_log_frequency: int = option(
         TRACES,
         0,
         "traces in one file: the files are --trace-file with .0, .1 and so on; 0: one file",
         most=MOST_TRACES,
     )
-    trace_config: str = _option(
+    trace_config: str = option(
         TRACES,
         "",
         "the same in the form of Triton's flag of this name; mode=opentelemetry exports spans to url=URL, as "
         "OpenTelemetry's environment variables do",
         value="KEY=SETTING,...",
     )
-    request_log: str = _option(
+    request_log: str = option(
         RECORDS,
         "",
         "record requests and their answers in the files PREFIX-00001.tfrecord and so on, which warm up later "
         "versions and can be replayed; empty: none, unless a model's logging_config says so",
         value="PREFIX",
     )
-    request_log_rate: float = _option(
+    request_log_rate: float = option(
         RECORDS, 1.0, "share of the requests to record, each chosen by chance", value="SHARE", most=1
     )
-    request_log_file_size: int = _option(
+    request_log_file_size: int = option(
         RECORDS,
         64 * MIB,
         "size at which the next file begins; a file has at most 1000 records, which is the limit of a warm-up",
         value="BYTES",
         least=1,
     )
-    request_log_files: int = _option(
+    request_log_files: int = option(
         RECORDS, 10, "files to keep of each PREFIX, and of each of the --workers; older ones are deleted; 0: all"
     )
 
     def __post_init__(self) -> None:
         for name in OPTIONS:
-            value, expected = getattr(self, name), option_type(name)
-            if not is_of(value, expected):
-                raise ConfigError(f"{name}: expected {expected.__name__}, got {value!r}")
-            check_option(name, value, name)
+            check_option(name, getattr(self, name), name)
         self._check_ports()
         self._check_tls()
         self._check_browsers()
@@ -598,7 +575,7 @@ class Config:
 
     @property
     def traces(self) -> TraceConfig:
-        """What the trace options say together. Raises `ValueError`."""
+        """The trace options combined. Raises `ValueError`."""
         own = TraceConfig(
             level=levels_of(self.trace_level),
             rate=self.trace_rate,
@@ -610,12 +587,12 @@ class Config:
 
     @property
     def latency_metrics(self) -> MetricsConfig:
-        """What `metrics_config` says."""
+        """The latency metrics in `metrics_config`."""
         return read_metrics_config(self.metrics_config)
 
     @property
     def protocol_names(self) -> frozenset[str]:
-        """The protocols that are served."""
+        """The names in `protocols`."""
         return frozenset(name.strip() for name in self.protocols.split(","))
 
     @property
@@ -645,105 +622,44 @@ class Config:
 
     @property
     def on_loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """Whether the server listens on loopback only."""
         return is_loopback(self.host)
 
     @property
     def client_auth(self) -> str:
-        """`tls_client_auth`, or what it is if it is not given."""
+        """`tls_client_auth`, or its default if that is empty."""
         return self.tls_client_auth or ("required" if self.tls_client_ca else "none")
 
     @property
     def rest_with_grpc(self) -> bool:
-        """Whether REST has no port of its own, and gRPC's takes its calls."""
+        """Whether REST shares the port of gRPC."""
         return self.rest_port == self.grpc_port > 0 and self.grpc_transport == "h2"
 
     @property
     def first_protocol(self) -> str:
-        """The protocol that is named first."""
+        """The first name in `protocols`."""
         return self.protocols.partition(",")[0].strip()
 
     def total_queue_bytes(self, memory: int | None) -> int:
-        """What `max_total_queue_bytes` comes to with so much memory; None: that is not known."""
+        """Returns the limit in bytes; -1 becomes a share of `memory`, which is None if unknown."""
         if self.max_total_queue_bytes != AUTOMATIC:
             return self.max_total_queue_bytes
         return LARGEST_TOTAL if memory is None else min(memory // MEMORY_SHARE // self.workers, LARGEST_TOTAL)
 
     def address(self, port: int) -> str:
-        """`host:port`, with an IPv6 host in brackets."""
+        """Returns `host:port`, with an IPv6 host in brackets."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     def local_address(self, port: int) -> str:
-        """Where a client of this machine connects: `address`, and loopback where the server listens everywhere."""
+        """Returns the address for local clients: `address`, or loopback if the server listens on all interfaces."""
         return f"127.0.0.1:{port}" if self.host in (ANY_HOST, "::") else self.address(port)
 
 
-OPTIONS = {option.name: option for option in fields(Config)}
-_TYPES = {"str": str, "int": int, "float": float, "bool": bool}
-
-
-def option_type(name: str) -> type:
-    """The type of an option's values."""
-    return _TYPES[str(OPTIONS[name].type)]
-
-
-def groups() -> dict[str, list[str]]:
-    """The names of the options, by their groups."""
-    found: dict[str, list[str]] = {}
-    for name, option in OPTIONS.items():
-        found.setdefault(option.metadata["group"], []).append(name)
-    return found
-
-
-def value_name(name: str) -> str:
-    """What stands for the value in help and docs: its choices, or its kind and unit; "" for a switch."""
-    metadata, kind = OPTIONS[name].metadata, option_type(name)
-    if metadata["choices"]:
-        return f"{{{','.join(metadata['choices'])}}}"
-    # Times are in seconds.
-    return metadata["value"] or {str: "TEXT", int: "N", float: "SECONDS", bool: ""}[kind]
-
-
-def default_text(name: str) -> str:
-    """The default as TOML writes it, without quotes; "" for an empty text."""
-    default = OPTIONS[name].default
-    if isinstance(default, bool):
-        return str(default).lower()
-    return f"{default:g}" if isinstance(default, float) else str(default)
+OPTIONS = {one.name: one for one in fields(Config)}
+"""The fields of `Config` by name."""
 
 
 def check_option(name: str, value: Any, source: str) -> None:
     """Raises `ConfigError`, beginning with `source`, for a value that the option cannot have."""
-    limits = OPTIONS[name].metadata
-    if limits["choices"] and value not in (*limits["choices"], OPTIONS[name].default):
-        *others, last = limits["choices"]
-        raise ConfigError(f"{source}: expected {', '.join(others)} or {last}, got {value!r}")
-    if isinstance(value, str) and value and not value.startswith(limits["start"]):
-        raise ConfigError(f"{source}: expected a text that begins with {limits['start']!r}, got {value!r}")
-    if isinstance(value, int | float) and not limits["least"] <= value <= limits["most"]:
-        bound = f"at most {limits['most']}" if value > limits["most"] else f"at least {limits['least']}"
-        raise ConfigError(f"{source}: expected {bound}, got {value}")
-
-
-def flag_of(name: str) -> str:
-    """An option's flag."""
-    return f"--{name.replace('_', '-')}"
-
-
-def is_of(value: object, expected: type) -> bool:
-    """Whether an option of the expected type can have this value."""
-    return type(value) is expected or (expected is float and type(value) is int)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def unknown(name: str, known: Iterable[str], kind: str = "option") -> str:
-    """The text for an option, or another kind of name, that does not exist, with the nearest that does."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"unknown {kind} {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    if problem := problem_of(OPTIONS[name], value):
+        raise ConfigError(f"{source}: {problem}")

@@ -1,5 +1,6 @@
-"""Where options come from. A later source wins: defaults, the TOML file, what Vertex AI and KServe set,
-`TRIGLOT_*` variables, flags.
+"""Reads options from their sources.
+
+A later source wins: defaults, the TOML file, variables of Vertex AI and KServe, `TRIGLOT_*` variables, flags.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from triglot.config.option_fields import flag_of, option_type, unknown
 from triglot.config.options import (
     ANY_HOST,
     ENVIRONMENT_PREFIX,
@@ -18,15 +20,11 @@ from triglot.config.options import (
     Config,
     ConfigError,
     check_option,
-    flag_of,
-    is_of,
-    option_type,
-    unknown,
 )
 
-# What Vertex AI sets for a custom container (tfs 7.7), besides AIP_STORAGE_URI.
+# Set by Vertex AI for a custom container (tfs 7.7), besides AIP_STORAGE_URI.
 VERTEX = {"AIP_HTTP_PORT": "rest_port", "AIP_PREDICT_ROUTE": "predict_route", "AIP_HEALTH_ROUTE": "health_route"}
-# What KServe sets for a serving runtime with TLS.
+# Set by KServe for a serving runtime with TLS.
 KSERVE = {"KSERVE_TLS_CERT_FILE": "tls_certificate", "KSERVE_TLS_KEY_FILE": "tls_key"}
 SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?")
 
@@ -37,7 +35,7 @@ def load_config(
     flags: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The options from all sources; `defaults` take the place of ours.
+    """Returns the options from all sources; `defaults` override the built-in ones.
 
     Raises `ConfigError`, which names the source.
     """
@@ -61,9 +59,6 @@ def _from_toml(file: Path) -> dict[str, Any]:
     for name, value in table.items():
         if name not in OPTIONS:
             raise ConfigError(f"{file}: {unknown(name, OPTIONS)}")
-        expected = option_type(name)
-        if not is_of(value, expected):
-            raise ConfigError(f"{file}: {name}: expected {expected.__name__}, got {value!r}")
         check_option(name, value, f"{file}: {name}")
     return table
 
@@ -78,25 +73,25 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             if variable not in names:
                 raise ConfigError(unknown(variable, names))
             name = names[variable]
-            values[name] = _parse(variable, text, option_type(name))
+            values[name] = _parse(variable, text, option_type(OPTIONS[name]))
             check_option(name, values[name], variable)
     return values
 
 
 def _set_by(variables: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The options that a platform's own variables set."""
+    """Returns the options that a platform's own variables set."""
     values: dict[str, Any] = {}
     for variable, name in variables.items():
         if text := environment.get(variable):
-            values[name] = _parse(variable, text, option_type(name))
+            values[name] = _parse(variable, text, option_type(OPTIONS[name]))
             check_option(name, values[name], variable)
     return values
 
 
 def vertex_model(environment: Mapping[str, str]) -> Path | None:
-    """The folder that Vertex AI's AIP_STORAGE_URI names, where Vertex AI set one.
+    """Returns the folder in Vertex AI's AIP_STORAGE_URI, if Vertex AI set one.
 
-    Raises `ConfigError` for one that is not on this machine.
+    Raises `ConfigError` unless it is a local folder.
     """
     uri = environment.get("AIP_STORAGE_URI")
     if not uri or not any(environment.get(variable) for variable in VERTEX):
@@ -110,7 +105,7 @@ def vertex_model(environment: Mapping[str, str]) -> Path | None:
 
 
 def _is_service_link(variable: str, text: str) -> bool:
-    """Whether Kubernetes set the variable, for a Service whose name begins with ours."""
+    """Whether Kubernetes set the variable, for a Service whose name begins with TRIGLOT."""
     return text.startswith(("tcp://", "udp://", "sctp://")) or SERVICE_LINK.fullmatch(variable) is not None
 
 

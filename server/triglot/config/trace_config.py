@@ -1,4 +1,4 @@
-"""Triton's `--trace-config`: what is traced, in a server's own files or as OpenTelemetry's spans (spec 3.11)."""
+"""Reads Triton's `--trace-config`: traces in Triton's own files, or as OpenTelemetry spans (spec 3.11)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ KEYS = ("mode", "level", "file", "url", "resource", *_LEAST)
 
 @dataclass(frozen=True, slots=True)
 class TraceConfig:
-    """What the trace options say together.
+    """The trace options combined.
 
-    One of `rate` requests is traced (0, with OpenTelemetry: only those whose client traces them), `count` in all
-    (-1: no limit). `file`, `frequency`: with Triton's mode. `url`, `resource`, `batching`: with OpenTelemetry's,
-    where they come before the environment; `batching` has the names of Triton's settings.
+    One of `rate` requests is traced (0, with OpenTelemetry: only requests whose client traces them), `count` in
+    total (-1: no limit). `file` and `frequency` apply to Triton's mode. `url`, `resource` and `batching` apply to
+    OpenTelemetry, where they override the environment; `batching` has the names of Triton's settings.
     """
 
     mode: str = TRITON
@@ -42,7 +42,7 @@ class TraceConfig:
     batching: Mapping[str, int] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raises `ValueError` for what does not fit together."""
+        """Raises `ValueError` for options that contradict each other."""
         for name in self.level:
             if name not in LEVELS:
                 raise ValueError(f"trace_level: expected OFF, or of {', '.join(LEVELS)}, got {name!r}")
@@ -55,12 +55,12 @@ class TraceConfig:
 
 
 def levels_of(text: str) -> tuple[str, ...]:
-    """The parts of a level, in their order."""
+    """Returns the parts of a level, in their order."""
     return () if text == OFF else tuple(name.strip() for name in text.split(","))
 
 
 def with_triton_config(config: TraceConfig, text: str) -> TraceConfig:
-    """The options with those of Triton's flag, `KEY=VALUE` or `MODE,KEY=VALUE`, several of them with commas.
+    """Returns the options overridden by Triton's flag: comma-separated `KEY=VALUE` or `MODE,KEY=VALUE`.
 
     Raises `ValueError`.
     """
@@ -70,7 +70,7 @@ def with_triton_config(config: TraceConfig, text: str) -> TraceConfig:
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = part.partition("=")
         if not equals and key in MODES:
-            continue  # Whose setting comes next; each has its own names.
+            continue  # The mode of the following setting; settings of different modes have different names.
         if not equals or key not in KEYS:
             raise ValueError(f"trace_config: expected KEY=VALUE with KEY of {', '.join(KEYS)}, got {part[:100]!r}")
         if key == "mode":

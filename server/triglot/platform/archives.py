@@ -1,4 +1,4 @@
-"""Tar archives, compressed or not."""
+"""Unpacks tar archives, compressed or not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING or sys.version_info >= (3, 11, 4):
     import tarfile
-else:  # Which has no filters.
+else:  # Older releases have no filters.
     from backports import tarfile
 
 TarError, tar_filter = tarfile.TarError, tarfile.tar_filter
@@ -27,14 +27,14 @@ def unpack(
     mode: Literal["r", "r:gz"] = "r",
     keep: Literal["data"] | Callable[[tarfile.TarInfo, str], tarfile.TarInfo | None] = "data",
 ) -> None:
-    """Unpack it into `folder`; `mode` and `keep` are `tarfile.open`'s mode and `extractall`'s filter.
+    """Unpacks an archive into `folder`; `mode` and `keep` are `tarfile.open`'s mode and `extractall`'s filter.
 
-    Raises `OSError` and `TarError`, also when the sum of what is compressed is not what its end says.
+    Raises `OSError` and `TarError`, also for a wrong checksum of the compressed data.
     """
     try:
         with tarfile.open(archive, mode) as packed:
             packed.extractall(folder, filter=keep)
-            # The sum comes after the padding of the tar, which `tarfile` need not look at.
+            # The checksum follows the padding of the tar, which `tarfile` may not read.
             while packed.fileobj.read(_PIECE):
                 pass
     except (EOFError, zlib.error, lzma.LZMAError) as error:

@@ -1,11 +1,11 @@
-"""What becomes of a thread that touches mapped memory which is gone: SIGBUS.
+"""Handles SIGBUS, which a thread receives when it accesses mapped memory that no longer exists.
 
-Strategy: a file that another process makes smaller takes the memory away that is mapped from it, and who touches
-that gets SIGBUS, which ends a process. Python's own handlers run too late: when the instruction has ended. So the
-C library is given a function that ctypes makes, which runs at once, on the thread that has touched it, whatever
-code that runs. Where the address lies in memory that is guarded, the function puts zeros there, the thread goes
-on with these, and the memory is known as lost. The function takes the interpreter's lock, so it must not be that
-another thread has that one and waits for this one. A SIGBUS of anything else is left to what was there before.
+When another process truncates a file, memory mapped from it is gone, and an access raises SIGBUS, which kills the
+process. Python's own signal handlers run too late: after the instruction. So this passes the C library a function
+made by ctypes, which runs immediately, on the thread that accessed the memory. If the address is in guarded
+memory, the function maps zeros there, the thread continues with these, and the memory is marked as lost. The
+function acquires the interpreter's lock, so no other thread may hold that while it waits for this one. Any other
+SIGBUS is left to the previous handler.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from functools import cache
 from triglot.platform.mapping import map_nothing
 
 _MACHINES = ("x86_64", "aarch64")
-"""Of which the two structures below are known."""
+"""Machines for which the layouts of the structures below are known."""
 _SIGINFO = 4
-"""SA_SIGINFO: the handler is told where."""
+"""SA_SIGINFO: the handler receives the address."""
 _RESTART = 0x10000000
-"""SA_RESTART, as `signal` has it."""
+"""SA_RESTART, as `signal` sets it."""
 _ADDRESS_GONE = 2
 """BUS_ADRERR."""
 _MOST_REPLACED = 16 * 1024 * 1024
-"""Bytes for which there are zeros at a time: more may be than a system promises."""
+"""Limit on the bytes replaced by zeros at once: the system may refuse more."""
 
 
 class _Action(ctypes.Structure):
-    """`struct sigaction` of Linux' C libraries, and room for more than any of them has."""
+    """`struct sigaction` of Linux' C libraries, larger than in any of them."""
 
     _fields_ = (
         ("handler", ctypes.c_void_p),
@@ -46,7 +46,7 @@ class _Action(ctypes.Structure):
 
 
 class _Info(ctypes.Structure):
-    """The beginning of a `siginfo_t`."""
+    """The first fields of a `siginfo_t`."""
 
     _fields_ = (
         ("number", ctypes.c_int),
@@ -57,7 +57,7 @@ class _Info(ctypes.Structure):
 
 
 class Guarded:
-    """`size` bytes from `address` that may go, page by page; `lost` when a part was found gone."""
+    """`size` bytes from `address`, whose pages may disappear; `lost` once an access has found one missing."""
 
     __slots__ = ("address", "lost", "size")
 
@@ -67,14 +67,14 @@ class Guarded:
         self.lost = False
 
     def replace(self, at: int) -> None:
-        """Zeros from the page of the address `at` on: what is left before it is still the file's."""
+        """Maps zeros from the page of address `at`; pages before it still belong to the file."""
         self.lost = True
         first = at - at % mmap.PAGESIZE
         map_nothing(first, min(self.address + self.size - first, _MOST_REPLACED))
 
 
 class BusErrors:
-    """The process's handler of SIGBUS. Raises `OSError` where it cannot have one. Any thread may use it."""
+    """The process's SIGBUS handler. Thread-safe. Raises `OSError` if it cannot be installed."""
 
     def __init__(self) -> None:
         if sys.platform != "linux" or platform.machine() not in _MACHINES or ctypes.sizeof(ctypes.c_void_p) != 8:
@@ -83,46 +83,46 @@ class BusErrors:
         self._before = _Action()
         try:
             self._ask = ctypes.CDLL(None, use_errno=True).sigaction
-            # Kept as long as this object: the C library has nothing but its address.
+            # Must live as long as this object: the C library only has its address.
             self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(_Info), ctypes.c_void_p)(
                 self._handle
             )
-        except (AttributeError, MemoryError) as error:  # A system may forbid to make functions.
+        except (AttributeError, MemoryError) as error:  # A system may forbid executable memory.
             raise OSError(errno.ENOSYS, f"SIGBUS cannot be handled: {error}") from None
         self._ask.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         self._number = int(signal.SIGBUS)
-        # Whoever asks at the same time is told the same.
+        # Concurrent calls of `in_place` write the same value here.
         self._now = _Action()
         self._now_at = ctypes.addressof(self._now)
         self._address = ctypes.cast(self._handler, ctypes.c_void_p).value
         ours = _Action(handler=self._address, flags=_SIGINFO | _RESTART)
         if self._ask(self._number, ctypes.byref(ours), ctypes.byref(self._before)) or not self.in_place():
             raise OSError(errno.ENOSYS, "SIGBUS cannot be handled")
-        # Without an interpreter there is nobody to handle it.
+        # The handler cannot run without an interpreter.
         atexit.register(self._step_back)
 
     def in_place(self) -> bool:
-        """Whether it is this that handles SIGBUS; others in the process may have taken its place."""
+        """Whether this handler is installed; other code in the process may have replaced it."""
         self._ask(self._number, None, self._now_at)
         return bool(self._now.handler == self._address)
 
     def guard(self, address: int, size: int) -> Guarded:
-        """Who touches what is gone of this memory goes on from now on, until `forget`."""
+        """Guards this memory against SIGBUS until `forget`."""
         guarded = Guarded(address, size)
         self._guarded[address] = guarded
         return guarded
 
     def forget(self, guarded: Guarded) -> None:
-        """It is going to be unmapped."""
+        """Stops guarding memory that is about to be unmapped."""
         del self._guarded[guarded.address]
 
     def _handle(self, _: int, info: ctypes._Pointer[_Info], __: int | None) -> None:
         code = info.contents.code
-        with suppress(Exception):  # It would come again and again.
+        with suppress(Exception):  # An exception would make the access repeat forever.
             if code == _ADDRESS_GONE and self._replaced(info.contents.address):
                 return
         self._step_back()
-        # Who touches what is gone does so again, as if this had never been there; what was sent is sent again.
+        # A faulting access repeats and reaches the previous handler; a signal that was sent is raised again.
         if code <= 0:
             signal.raise_signal(signal.SIGBUS)
 
@@ -140,5 +140,5 @@ class BusErrors:
 
 @cache
 def bus_errors() -> BusErrors:
-    """The one of this process, as a process has one handler of a signal. Raises as `BusErrors`."""
+    """Returns the handler of this process, as a signal has one handler per process. Raises as `BusErrors` does."""
     return BusErrors()

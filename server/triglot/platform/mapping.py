@@ -1,4 +1,4 @@
-"""Memory that is mapped, and given back, by the C library: Python's own `mmap` keeps a descriptor for each."""
+"""Maps and unmaps memory through the C library: Python's own `mmap` keeps a file descriptor per mapping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 _FAILED = ctypes.c_void_p(-1).value
 _FIXED = 0x10
-"""MAP_FIXED, for which Python has no name."""
+"""MAP_FIXED, which Python does not define."""
 ACCESS = mmap.PROT_READ | mmap.PROT_WRITE
 
 
@@ -24,24 +24,24 @@ def _libc() -> Any:
 
 
 def map_file(descriptor: int, size: int) -> int:
-    """The address of the file's first `size` bytes, shared with whoever maps it. Raises `OSError`."""
+    """Returns the address of the file's first `size` bytes, mapped as shared. Raises `OSError`."""
     return _map(None, size, mmap.MAP_SHARED, descriptor)
 
 
 def map_nothing(address: int, size: int) -> None:
-    """Memory of our own, all zeros, in the place of what is mapped at `address`. Raises `OSError`."""
+    """Replaces the mapping at `address` with private memory of zeros. Raises `OSError`."""
     _map(address, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED, -1)
 
 
 def unmap(address: int, size: int) -> None:
-    """Nothing is there any more."""
+    """Unmaps memory."""
     _libc().munmap(address, size)
 
 
 def _map(address: int | None, size: int, kind: int, descriptor: int) -> int:
     try:
         found = _libc().mmap(address, size, ACCESS, kind, descriptor, 0)
-    except (AttributeError, TypeError) as error:  # The system's C library has no such function.
+    except (AttributeError, TypeError) as error:  # The C library lacks the function.
         raise OSError(f"memory cannot be mapped: {error}") from None
     if found is None or found == _FAILED:
         code = ctypes.get_errno()

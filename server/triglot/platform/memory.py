@@ -1,9 +1,9 @@
-"""What the C library does with memory that is free.
+"""Configures how the C library handles free memory.
 
-Strategy: glibc gives a large block back to the kernel as soon as it is free, and gets the next one page by page,
-each a fault: with large tensors that takes longer than all else. So it is told to keep them, up to a bound, and
-what it has kept is given back when the process rests. Who has told it otherwise, or uses another allocator, is
-right.
+glibc returns a large block to the kernel as soon as it is free, and gets the next one page by page, with a fault
+each: for large tensors this takes longer than everything else. So glibc is configured to keep free blocks up to a
+limit, and the kept memory is returned when the process is idle. Explicit settings and other allocators are
+respected.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ log = logging.getLogger(__name__)
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 LARGEST_KEPT_BLOCK = 32 * 1024 * 1024
-"""The most that glibc takes."""
+"""The maximum that glibc accepts."""
 MOST_KEPT_BYTES = 256 * 1024 * 1024
-"""At the end of the heap."""
+"""Limit on free memory that is kept at the end of the heap."""
 HEAPS = 1
-"""Threads have none of their own: glibc would keep 64 MiB of each, and trims only the end of the first one."""
+"""No separate heaps for threads: glibc would keep 64 MiB of each, and trims only the end of the first one."""
 HEAPS_VARIABLE = "MALLOC_ARENA_MAX"
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 TUNABLES, MALLOC_TUNABLE = "GLIBC_TUNABLES", "glibc.malloc."
 _PROBE_BYTES = 1 << 20
 REST_SECONDS = 10.0
 RESTING_SHARE = 0.05
-"""Of a CPU, what a process that rests may use."""
+"""Share of one CPU that a process may use while it counts as idle."""
 
 
 class _Info(ctypes.Structure):
-    """mallinfo2's, which glibc has from 2.33 on."""
+    """The result of mallinfo2, which glibc has since 2.33."""
 
     _fields_ = (
         *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks")),
@@ -47,9 +47,9 @@ class _Info(ctypes.Structure):
 
 
 def keep_memory(environment: Mapping[str, str]) -> bool:
-    """Have glibc keep large blocks that are free; whether it does so from now on.
+    """Configures glibc to keep large free blocks; returns whether it does so.
 
-    Not where variables in `environment` say how it is to do its work, or memory comes from another allocator.
+    Does nothing if variables in `environment` configure glibc, or if another allocator is used.
     """
     set_already = [name for name in VARIABLES if name in environment]
     if MALLOC_TUNABLE in environment.get(TUNABLES, ""):
@@ -70,14 +70,14 @@ def keep_memory(environment: Mapping[str, str]) -> bool:
 
 
 def give_back() -> None:
-    """Give what is free back to the kernel, as far as pages are. Any thread may do so, while others go on."""
+    """Returns free pages to the kernel. Callable on any thread, concurrently with others."""
     library = _glibc()
     if library is not None:
         library.malloc_trim(0)
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """The C library, if it is glibc, and `malloc` its own."""
+    """Returns the C library if it is glibc, and `malloc` is its own."""
     try:
         if not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
             return None
@@ -85,9 +85,9 @@ def _glibc() -> ctypes.CDLL | None:
         library.mallinfo2.restype = _Info
         library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
         library.free.restype, library.free.argtypes = None, (ctypes.c_void_p,)
-    except (AttributeError, OSError, ValueError):  # No confstr, no such name in it, or no such function.
+    except (AttributeError, OSError, ValueError):  # Missing confstr, name or function.
         return None
-    # Not where `malloc` is: an executable that is linked to fixed addresses has a stub of its own.
+    # Measured, as the address of `malloc` may be that of a stub in an executable with fixed addresses.
     before = _used(library)
     block = library.malloc(_PROBE_BYTES)
     counted = _used(library) - before
@@ -102,13 +102,13 @@ def _used(library: ctypes.CDLL) -> int:
 
 
 async def give_back_at_rest(seconds: float = REST_SECONDS) -> None:
-    """Do so, until cancelled, each time that the process has worked and then rested for so long."""
+    """Until cancelled, calls `give_back` whenever the process has worked and then been idle for so long."""
     worked, before = True, time.process_time()
     while True:
         await asyncio.sleep(seconds)
         now = time.process_time()
         rests, before = now - before < RESTING_SHARE * seconds, now
         if rests and worked:
-            gc.collect()  # What waits for it may hold much: buffers of TLS, tensors of a call that failed.
+            gc.collect()  # Unreachable objects may hold much: TLS buffers, tensors of failed calls.
             await asyncio.to_thread(give_back)
         worked = not rests

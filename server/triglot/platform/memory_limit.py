@@ -1,4 +1,4 @@
-"""How much memory this process may have: the machine's, or what a control group (cgroup) of Linux leaves of it."""
+"""The memory limit of this process: the machine's memory, or the limits of its Linux control groups (cgroups)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _FILES = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
 
 
 def memory_bound(root: Path = Path("/")) -> int | None:
-    """The least of the bounds that there are, in bytes; None: nothing is known. `root` is where /proc is."""
+    """Returns the lowest known limit in bytes; None if none is known. `root` is the folder that contains proc."""
     bounds = list(_cgroup_bounds(root))
     try:
         bounds.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):  # Not every platform says so.
+    except (AttributeError, ValueError, OSError):  # Not available on every platform.
         pass
     return min(bounds, default=None)
 
 
 def _cgroup_bounds(root: Path) -> Iterator[int]:
-    """Those of the group, and of the groups that it is in, for either version of cgroups."""
+    """Yields the limits of the process's group and its parents, for either version of cgroups."""
     try:
         own = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
@@ -39,13 +39,13 @@ def _cgroup_bounds(root: Path) -> Iterator[int]:
                 try:
                     yield int((root / at.lstrip("/") / group / _FILES[kind]).read_text())
                 except (OSError, ValueError):
-                    pass  # A group has none, as the outermost one, or says "max".
+                    pass  # A group may have no limit, as the root group, or "max".
 
 
 def _up_from(path: PurePosixPath, shown: PurePosixPath) -> list[PurePosixPath]:
-    """The process's own group and those around it, seen from a mount that shows what is below `shown`."""
+    """Returns the process's own group and its parents, relative to a mount of the groups below `shown`."""
     try:
         own = path.relative_to(shown)
-    except ValueError:  # A container sees only its own, and may be told a path that is not there.
+    except ValueError:  # A container only sees its own group, and its path may be outside of the mount.
         own = PurePosixPath()
     return [own, *own.parents] if ".." not in own.parts else [PurePosixPath()]

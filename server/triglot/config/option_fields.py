@@ -1,0 +1,95 @@
+"""Describes and checks single options: the metadata of their fields, their form in help and docs, their limits."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import sys
+from collections.abc import Iterable
+from dataclasses import Field, field
+from typing import Any
+
+_TYPES = {"str": str, "int": int, "float": float, "bool": bool}
+
+
+def option(
+    group: str,
+    default: Any,
+    help_text: str,
+    *,
+    value: str = "",
+    least: float = 0,
+    most: float = sys.float_info.max,
+    choices: tuple[str, ...] = (),
+    start: str = "",
+) -> Any:
+    """Returns the dataclass field of an option.
+
+    `group`: its heading in help and docs. `value`: the placeholder for its value there, see `value_name`. Numbers
+    must be from `least` to `most`, texts one of the `choices` and, unless empty, begin with `start`.
+    """
+    limits = {"least": least, "most": most, "choices": choices, "start": start}
+    return field(default=default, metadata={"group": group, "help": help_text, "value": value} | limits)
+
+
+def option_type(one: Field[Any]) -> type:
+    """Returns the type of an option's values."""
+    return _TYPES[str(one.type)]
+
+
+def groups(options: Iterable[Field[Any]]) -> dict[str, list[str]]:
+    """Returns the names of the options by group."""
+    found: dict[str, list[str]] = {}
+    for one in options:
+        found.setdefault(one.metadata["group"], []).append(one.name)
+    return found
+
+
+def value_name(one: Field[Any]) -> str:
+    """Returns the placeholder for an option's value: its choices, or its kind or unit; "" for a switch."""
+    if one.metadata["choices"]:
+        return f"{{{','.join(one.metadata['choices'])}}}"
+    # All floats are durations.
+    return one.metadata["value"] or {str: "TEXT", int: "N", float: "SECONDS", bool: ""}[option_type(one)]
+
+
+def default_text(one: Field[Any]) -> str:
+    """Returns an option's default as in TOML, but without quotes; "" for an empty text."""
+    if isinstance(one.default, bool):
+        return str(one.default).lower()
+    return f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
+
+
+def flag_of(name: str) -> str:
+    """Returns an option's flag."""
+    return f"--{name.replace('_', '-')}"
+
+
+def problem_of(one: Field[Any], value: object) -> str:
+    """Returns what is wrong with an option's value; "" if it is valid."""
+    expected, limits = option_type(one), one.metadata
+    if type(value) is not expected and not (expected is float and type(value) is int):
+        return f"expected {expected.__name__}, got {value!r}"
+    if limits["choices"] and value not in (*limits["choices"], one.default):
+        *others, last = limits["choices"]
+        return f"expected {', '.join(others)} or {last}, got {value!r}"
+    if isinstance(value, str) and value and not value.startswith(limits["start"]):
+        return f"expected a text that begins with {limits['start']!r}, got {value!r}"
+    if isinstance(value, int | float) and not limits["least"] <= value <= limits["most"]:
+        bound = f"at most {limits['most']}" if value > limits["most"] else f"at least {limits['least']}"
+        return f"expected {bound}, got {value}"
+    return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is reachable only from this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def unknown(name: str, known: Iterable[str], kind: str = "option") -> str:
+    """Returns the error for an unknown name of an option, or of another `kind`, with the most similar known one."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"unknown {kind} {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
