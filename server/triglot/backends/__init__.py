@@ -1,4 +1,4 @@
-"""Backends by name, each imported when its first model is loaded."""
+"""Backends by name; each is imported when its first model is loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BACKENDS = {
 }
 """Name → "module:function"; the function makes a loaded `Model` of a model's file and configuration."""
 RESHAPING = ("ensemble", "onnx", "python")
-"""Those that heed a configuration's `reshape`."""
+"""Backends that support `reshape` of a configuration."""
 EXTRAS = {
     "flask": "grps",
     "joblib": "sklearn",
@@ -36,14 +36,14 @@ EXTRAS = {
     "torch": "torch",
     "xgboost": "xgboost",
 }
-"""The extra of this distribution that a module comes with."""
+"""The extra of this distribution that installs a module."""
 
 
 def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
-    """The loaded model of `file`; what `config` says of its devices and parameters is done.
+    """Returns the loaded model of `file`, with the devices and parameters of `config` applied.
 
-    Raises `MissingDependency` when the backend's library is not installed, and `ModelLoadError` for
-    everything else that keeps the model from loading.
+    Raises `MissingDependency` if the backend's library is not installed, and `ModelLoadError` for any other
+    failure.
     """
     module_name, function_name = BACKENDS[backend].split(":")
     try:
@@ -67,14 +67,14 @@ def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
 
 
 def missing_dependency(file: Path, what: str, error: ModuleNotFoundError) -> MissingDependency:
-    """The error for a model that needs a module: what to install."""
+    """Returns the error for a model that needs a missing module; it says what to install."""
     module = (error.name or str(error)).partition(".")[0]
     package = f"'triglot[{EXTRAS[module]}]'" if module in EXTRAS else module
     return MissingDependency(f"{file}: {what} needs {module}, which is not installed; run: pip install {package}")
 
 
 def described(file: Path, error: BaseException) -> str:
-    """What a model's own code has raised, and where."""
+    """Returns the text of an exception that a model's own code raised, with its place."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError) and error.filename and _is_own(file, error.filename):
         place = f"{error.filename}:{error.lineno}" if error.lineno else error.filename
@@ -84,7 +84,7 @@ def described(file: Path, error: BaseException) -> str:
 
 
 def _place(file: Path, error: BaseException) -> str:
-    """The model's file, or the last line in its folder that the exception went through."""
+    """Returns the last line in the model's folder that the exception passed through, or the model's file."""
     lines = [
         f"{frame.filename}:{frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)

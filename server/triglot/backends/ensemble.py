@@ -1,4 +1,4 @@
-"""Models that a configuration makes of others (spec 5.3)."""
+"""The backend of ensembles that are configured instead of written in Python (spec 5.3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triglot.model.reshaping import reshaped
 
 
 def load(folder: Path, config: ModelConfig) -> Ensemble:
-    """The ensemble that is configured; the rest of its configuration gives it its inputs and outputs."""
+    """Returns the configured ensemble; `configure` adds its inputs and outputs."""
     model = Ensemble()
     model.model_config = config
     model.steps = config.ensemble

@@ -1,4 +1,4 @@
-"""What a library's exception says, fit for a client."""
+"""Cleans the texts of library exceptions for clients."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ _TRACE = "\nStack trace:"
 
 
 def error_text(error: Exception) -> str:
-    """The text without the times, source files and addresses that xgboost puts into its own."""
+    """Returns the text without the times, source files and stack traces that XGBoost includes."""
     return _PLACE.sub("", str(error)).partition(_TRACE)[0].strip()

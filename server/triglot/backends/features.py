@@ -1,7 +1,8 @@
-"""What a fitted estimator takes: the input tensors of a model, and how they become the estimator's table.
+"""Derives the input tensors of a fitted estimator, and converts requests to its table.
 
-Strategy: an estimator says how many features it takes, and often their names, but not which of them are text.
-The encoders inside of it know: each keeps the values that it was fitted on. From these comes a row to try.
+An estimator knows how many features it takes, and often their names, but not which of them are text. The encoders
+inside it do: each keeps the values that it was fitted on. From these an example row is built to probe the
+estimator.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Inputs = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Input tensors, one row of them as an example, and what the estimator is given for them."""
+    """Input tensors, an example of one row, and the function that converts inputs for the estimator."""
 
     specs: list[TensorSpec]
     example: dict[str, Array]
@@ -33,10 +34,10 @@ class Layout:
 
 
 def layouts(file: Path, estimator: Any, number: str) -> Iterator[Layout]:
-    """The layouts that may be right for an estimator, the likeliest first; `number` is the numbers' datatype.
+    """Yields possible layouts for an estimator, the most likely first; `number` is the datatype of numbers.
 
-    Raises `MissingDependency` without pandas when the estimator was fitted on a DataFrame: it finds its
-    features by the names of the columns.
+    Raises `MissingDependency` if the estimator was fitted on a DataFrame and pandas is missing: it selects its
+    features by column names.
     """
     count = getattr(estimator, "n_features_in_", None)
     if count is None:
@@ -47,12 +48,12 @@ def layouts(file: Path, estimator: Any, number: str) -> Iterator[Layout]:
     row = _known_values(estimator)
     if row is None or len(row) != count:
         row = [None] * count
-    for unknown in (0.0, 1.0):  # Either may be what a feature cannot be, as 0 of a logarithm.
+    for unknown in (0.0, 1.0):  # Either may be invalid for a feature, such as 0 for a logarithm.
         yield _layout([unknown if value is None else value for value in row], number, names, frame)
 
 
 def numbers(number: str, count: int = -1) -> Layout:
-    """Rows of `count` numbers, -1 for any, and no names."""
+    """Returns the layout of rows of `count` unnamed numbers, -1 for any count."""
     example = np.zeros((1, max(count, 0)), DATATYPES[number].dtype)
     return Layout([TensorSpec(INPUT, number, [-1, count])], {INPUT: example}, lambda inputs: _own(inputs[INPUT]))
 
@@ -67,9 +68,9 @@ def _data_frame(file: Path, estimator: Any) -> Callable[..., Any]:
 
 
 def _known_values(estimator: Any) -> list[Any] | None:
-    """A value for each feature that an encoder knows, None for every other.
+    """Returns one value per feature that an encoder knows, None for every other feature.
 
-    None when the estimator holds no encoder that sees its features.
+    None if the estimator has no encoder that sees its features.
     """
     if hasattr(estimator, "categories_"):
         return [categories[0] for categories in estimator.categories_]
@@ -86,7 +87,7 @@ def _known_values(estimator: Any) -> list[Any] | None:
 
 
 def _parts(estimator: Any) -> Iterator[Any]:
-    """The estimators inside of a pipeline, a union, a search or a transformed target."""
+    """Yields the estimators inside a pipeline, a union, a search or a transformed target."""
     for name in ("steps", "transformer_list"):
         yield from (part for _, part in getattr(estimator, name, ()))
     for name in ("best_estimator_", "regressor_"):
@@ -95,7 +96,7 @@ def _parts(estimator: Any) -> Iterator[Any]:
 
 
 def _layout(row: list[Any], number: str, names: Array | None, frame: Callable[..., Any] | None) -> Layout:
-    """One tensor when all features are numbers or all are texts; one for each feature otherwise."""
+    """Returns a layout with one tensor if all features have one type, otherwise with one per feature."""
     datatypes = ["BYTES" if isinstance(value, str) else number for value in row]
     if len(set(datatypes)) == 1:
         spec = TensorSpec(INPUT, datatypes[0], [-1, len(row)])
@@ -118,22 +119,22 @@ def _layout(row: list[Any], number: str, names: Array | None, frame: Callable[..
 
 
 def _texts() -> Layout:
-    """Whole texts, as a vectorizer takes them."""
+    """Returns the layout of whole texts, for a vectorizer."""
     return Layout(
         [TensorSpec(INPUT, "BYTES", [-1])], {INPUT: _tensor([""], "BYTES")}, lambda inputs: _own(inputs[INPUT])
     )
 
 
 def _tensor(values: list[Any], datatype: str) -> Array:
-    """The values as a request would bring them."""
+    """Returns the values as a request would contain them."""
     elements = [value.encode() for value in values] if datatype == "BYTES" else values
     return np.array(elements, DATATYPES[datatype].dtype)
 
 
 def _own(array: Array) -> Array:
-    """Text as `str`, numbers as they are. Raises `UnicodeDecodeError`.
+    """Returns texts as `str` and numbers unchanged. Raises `UnicodeDecodeError`.
 
-    Always a copy: the request's own array may be unaligned, and transformers with copy=False write into theirs.
+    Always a copy: the request's own array may be unaligned, and transformers with copy=False write to their input.
     """
     if not array.dtype.hasobject:
         return np.array(array)

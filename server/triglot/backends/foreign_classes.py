@@ -1,7 +1,7 @@
-"""Model classes that were written for other Python servers: which one a file has, and how its code runs here.
+"""Model classes written for other Python servers: finds them in a file, and runs their code.
 
-Strategy: that code is `async def`, but as those servers let it, it computes in between. So each model has an event
-loop on a thread of its own: many of its calls may wait there at the same time, and none holds up the server.
+That code is `async def` but may block, as those servers tolerate. So each model has an event loop on a thread of
+its own: many of its calls can wait there concurrently, and none blocks the server.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ CLASSES = MappingProxyType(
         "kserve": ("Model", "triglot.backends.kserve_model:model_of"),
     }
 )
-"""By their package: the base class, and what makes a model of a class, its file and its configuration."""
+"""By package: the base class, and the function that makes a model from a class, its file and its configuration."""
 
 
 def mentions(source: bytes) -> bool:
-    """Whether a file may have such a class."""
+    """Whether a file may contain such a class."""
     return any(package.encode() in source for package in CLASSES)
 
 
 def model_of(module: ModuleType, file: Path, config: ModelConfig) -> Model | None:
-    """The loaded model of the class that the module defines; None where there is none.
+    """Returns the loaded model of the class that the module defines, or None without one.
 
-    Raises `ModelLoadError` for what is not supported, and what the class's own code raises.
+    Raises `ModelLoadError` for an unsupported class, and the exceptions of the class's own code.
     """
     for value in vars(module).values():
         if inspect.isclass(value) and value.__module__ == module.__name__:
@@ -61,7 +61,7 @@ def model_of(module: ModuleType, file: Path, config: ModelConfig) -> Model | Non
 
 
 class CodeLoop:
-    """An event loop on a thread of its own."""
+    """An event loop on its own daemon thread; owned by one model."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -73,29 +73,29 @@ class CodeLoop:
         asyncio.set_event_loop(self._loop)
         try:
             while not self._closed:
-                # asyncio sets these as a task's outcome and raises them here, too.
+                # asyncio stores these in the task and raises them out of the loop, too.
                 with suppress(SystemExit, KeyboardInterrupt):
                     self._loop.run_forever()
         finally:
             self._loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """On any thread: have it run."""
+        """Schedules the coroutine. Callable on any thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """On another thread: what it gives or raises."""
+        """Runs the coroutine and returns its result. Blocks; not callable on the loop's own thread."""
         return self.submit(work).result()
 
     def close(self) -> None:
-        """Nothing runs there any more."""
+        """Stops the loop and joins its thread."""
         self._closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
 
 class ForeignModel(Model):
-    """A model whose code runs on a `CodeLoop`; one answer to each request."""
+    """A model whose code runs on a `CodeLoop` and returns one response per request."""
 
     any_tensors = True
 
@@ -103,7 +103,7 @@ class ForeignModel(Model):
         self._loop = loop
 
     async def infer(self, inputs: Inputs, call: Call) -> Any:
-        """Raises `InvalidArgument` and `NotFound` for what the class's code says is the client's fault."""
+        """Returns the response; raises `InvalidArgument` and `NotFound` for errors that are the client's."""
         return await asyncio.wrap_future(self._loop.submit(self._infer(inputs, call)))
 
     async def _infer(self, inputs: Inputs, call: Call) -> Any:
@@ -114,16 +114,16 @@ class ForeignModel(Model):
 
     @abstractmethod
     async def answer(self, inputs: Inputs, call: Call) -> Any:
-        """On the loop of the model's own: what its code answers."""
+        """Returns the response of the model's code. Called on the model's own loop."""
 
 
 class ForeignStream(ForeignModel):
-    """One that yields its answers; it goes on when the one before was taken."""
+    """A model that yields responses; it resumes once the previous one was taken."""
 
     async def infer(  # type: ignore[override]  # A model's `infer` is any of the four kinds of functions.
         self, inputs: Inputs, call: Call
     ) -> AsyncGenerator[Any, None]:
-        """The answers; raises as `ForeignModel.infer`."""
+        """Yields the responses; raises as `ForeignModel.infer` does."""
         answers = self.answers(inputs, call)
         try:
             while (answer := await asyncio.wrap_future(self._loop.submit(_next(answers)))) is not None:
@@ -133,7 +133,7 @@ class ForeignStream(ForeignModel):
 
     @abstractmethod
     def answers(self, inputs: Inputs, call: Call) -> AsyncIterator[Any]:
-        """On the loop of the model's own: what its code yields."""
+        """Yields the responses of the model's code. Called on the model's own loop."""
 
 
 async def _next(answers: AsyncIterator[Any]) -> Any:
@@ -149,7 +149,7 @@ async def _closed(answers: Any) -> None:
 
 
 def map_error(error: Exception) -> Exception:
-    """What a client is told: the text of an error that says it is the client's; any other one is as it was."""
+    """Returns the error for the client: with its text if the client caused it, otherwise unchanged."""
     status = getattr(error, "status_code", None)
     text = str(getattr(error, "detail", None) or error)
     name = type(error).__name__
@@ -163,7 +163,7 @@ def map_error(error: Exception) -> Exception:
 
 
 def array_of(name: str, datatype: str, shape: Any, data: Any) -> Array:
-    """An output's elements, nested lists or flat, as an array. Raises `Internal`, which names the output."""
+    """Returns the elements of an output, nested lists or flat, as an array. Raises `Internal` with its name."""
     try:
         if datatype == "BYTES":
             texts = np.array([data] if isinstance(data, str | bytes) else data, object).reshape(-1)
@@ -174,7 +174,7 @@ def array_of(name: str, datatype: str, shape: Any, data: Any) -> Array:
 
 
 def answer_of(outputs: Mapping[str, Array], parameters: Mapping[str, Any] | None) -> Answer:
-    """The outputs, and of the response's parameters those that a response can have."""
+    """Returns the outputs with those of the parameters that a response can carry."""
     plain = {
         name: value for name, value in (parameters or {}).items() if isinstance(value, bool | int | float | str)
     }

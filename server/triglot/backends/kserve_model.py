@@ -1,8 +1,8 @@
-"""KServe's `Model`: a class in a `model.py`, made with the model's name as in `Model("name")`.
+"""KServe's `Model`: a class in a `model.py`, constructed with the model's name as in `Model("name")`.
 
-Served are `load`, `preprocess`, `predict`, `postprocess` and `stop`. A class whose `preprocess` or `predict` is
-annotated with a dict, and not with an `InferRequest`, takes and gives the JSON of the V1 protocol; every other one
-takes an `InferRequest`, and gives an `InferResponse`, or a dict like one. Explainers and generators are not.
+Supported are `load`, `preprocess`, `predict`, `postprocess` and `stop`, but not explainers and generators. A class
+whose `preprocess` or `predict` is annotated with a dict instead of an `InferRequest` receives and returns the JSON
+of the V1 protocol; any other receives an `InferRequest` and returns an `InferResponse`, or an equivalent dict.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 
 
 def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
-    """The class's model, loaded.
+    """Returns the class's model, loaded.
 
-    Raises `ModelLoadError` for a class that cannot be made with a name, a `load` that does not return True, and
-    for what is not supported.
+    Raises `ModelLoadError` for a class whose constructor does not accept just a name, a `load` that does not
+    return True, and for unsupported features.
     """
     kserve = importlib.import_module("kserve")
     name = model_class.__name__
@@ -50,7 +50,7 @@ def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
         if not served.ready:
             raise ModelLoadError(f"{file}: {name} is not ready after load(); expected load() to set self.ready")
         kind = KServeDictModel if _takes_dicts(model_class) else KServeModel
-        # A class of its own, whose `close` its file's modules are forgotten with.
+        # A class per model: when its `close` has run, the modules of its file are removed.
         named: type[KServeModel] = type(name, (kind,), {})
         model = named(served, kserve, loop)
         model.model_config = config
@@ -69,9 +69,9 @@ async def _begun(model_class: type[Any], name: str) -> Any:
 
 
 def _takes_dicts(model_class: type[Any]) -> bool:
-    """Whether the class's own code says that it takes a dict and no `InferRequest`."""
+    """Whether the annotations of the class's own code name a dict and no `InferRequest`."""
     said = [text for name in ("preprocess", "predict") if (text := _payload(getattr(model_class, name)))]
-    # KServe's own methods say that they take either.
+    # The annotations of KServe's own methods name both.
     decided = [text for text in said if ("InferRequest" in text) != ("dict" in text.lower())]
     return bool(decided) and "InferRequest" not in decided[0]
 
@@ -83,8 +83,10 @@ def _payload(method: Callable[..., Any]) -> str:
 
 
 class KServeModel(ForeignModel):
-    """A model of the V2 protocol. It takes and gives any tensors, unless `get_input_types` and `get_output_types`
-    say which."""
+    """A model of the V2 protocol.
+
+    It accepts and returns any tensors, unless `get_input_types` and `get_output_types` declare them.
+    """
 
     platform = "kserve"
 
@@ -101,7 +103,7 @@ class KServeModel(ForeignModel):
             )
 
     async def answer(self, inputs: Inputs, call: Call) -> Any:
-        """See `ForeignModel`. Raises `Internal` for what is no response."""
+        """See `ForeignModel`. Raises `Internal` for anything but a response."""
         kserve = self._kserve
         tensors = [
             kserve.InferInput(
@@ -130,7 +132,7 @@ class KServeModel(ForeignModel):
     async def _answered(self, body: Any, call: Call) -> Any:
         headers = {name: value for name, value in call.metadata.items() if isinstance(value, str)}
         answered = await self._served(body, headers)
-        # The headers of the response come with it.
+        # A tuple contains the response and its headers.
         return answered[0] if isinstance(answered, tuple) else answered
 
     def close(self) -> None:
@@ -142,7 +144,7 @@ class KServeModel(ForeignModel):
 
 
 class KServeDictModel(KServeModel):
-    """A model of the V1 protocol: JSON there and back, an element for each of the `instances`."""
+    """A model of the V1 protocol: its requests and responses are JSON, with an element per instance."""
 
     speaks_json = True
 
@@ -159,7 +161,7 @@ class KServeDictModel(KServeModel):
         }
 
     async def answer(self, inputs: Inputs, call: Call) -> Answer:
-        """See `ForeignModel`. Raises `InvalidArgument` for what is no JSON, `Internal` without predictions."""
+        """See `ForeignModel`. Raises `InvalidArgument` for invalid JSON, `Internal` without predictions."""
         try:
             instances = [json.loads(one) for one in inputs["instances"].ravel().tolist()]
             more = json.loads(inputs["parameters"].item())

@@ -1,8 +1,8 @@
-"""MLServer's `MLModel`: a class in a `model.py`, or what a `model-settings.json` names as its implementation.
+"""MLServer's `MLModel`: a class in a `model.py`, or the implementation named in a `model-settings.json`.
 
-Served are `load`, `predict`, `predict_stream` where there is no `predict`, and `unload`; requests have the codecs'
-content types that the settings declare, the inputs' and the request's own. What a response says of single outputs
-does not leave.
+Supported are `load`, `predict`, `predict_stream` if there is no `predict`, and `unload`. Requests have the content
+types for codecs that the settings declare, and those of the inputs and of the request. Parameters of single
+outputs are not sent to clients.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ log = logging.getLogger(__name__)
 
 SETTINGS = "model-settings.json"
 NO_EFFECT = ("max_batch_size", "max_batch_time", "parallel_workers", "warm_workers")
-"""Settings of MLServer's own ways to batch and to spread work."""
+"""Settings of MLServer's own batching and parallelism, which have no effect."""
 NOT_SUPPORTED = ("environment_path", "environment_tarball")
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """The model of a `model-settings.json`. Raises `MissingDependency` for a runtime that is not installed, and as
-    `model_of`."""
+    """Returns the model of a `model-settings.json`.
+
+    Raises `MissingDependency` for a runtime that is not installed, and as `model_of` does.
+    """
     try:
         mlserver = importlib.import_module("mlserver")
     except ModuleNotFoundError as error:
@@ -55,9 +57,9 @@ def load(file: Path, config: ModelConfig) -> Model:
 
 
 def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
-    """The class's model, loaded, with the `model-settings.json` beside `file` where there is one.
+    """Returns the class's model, loaded, with the settings in the `model-settings.json` next to `file`, if any.
 
-    Raises `ModelLoadError` for a `load` that does not return True, and for what is not supported.
+    Raises `ModelLoadError` for a `load` that does not return True, and for unsupported features.
     """
     mlserver = importlib.import_module("mlserver")
     settings = _settings(
@@ -67,7 +69,7 @@ def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
 
 
 def _settings(mlserver: Any, file: Path, implementation: str) -> Any:
-    """What the file says, if there is one. Raises `ModelLoadError`."""
+    """Returns the settings in the file, or defaults without a file. Raises `ModelLoadError`."""
     try:
         said = json.loads(file.read_bytes()) if implementation == "" or file.exists() else {}
         if not isinstance(said, dict):
@@ -105,7 +107,7 @@ def _loaded(mlserver: Any, model_class: type[Any], settings: Any, file: Path, co
         if not served.ready:
             raise ModelLoadError(f"{file}: {model_class.__name__}.load() returned {served.ready!r}, expected True")
         kind = MLServerModel if predicts else MLServerStream
-        # A class of its own, whose `close` its file's modules are forgotten with.
+        # A class per model: when its `close` has run, the modules of its file are removed.
         named: type[MLServerModel] = type(model_class.__name__, (kind,), {})
         model = named(served, mlserver.types, loop)
         model.model_config = config
@@ -116,7 +118,7 @@ def _loaded(mlserver: Any, model_class: type[Any], settings: Any, file: Path, co
 
 
 class MLServerModel(ForeignModel):
-    """An `MLModel`. It takes and gives any tensors, unless its settings, or its `load`, say which."""
+    """An `MLModel`. It accepts and returns any tensors, unless its settings, or its `load`, declare them."""
 
     platform = "mlserver"
 
@@ -132,16 +134,16 @@ class MLServerModel(ForeignModel):
             )
 
     async def answer(self, inputs: Inputs, call: Call) -> Answer:
-        """See `ForeignModel`. Raises `Internal` for what is no response."""
+        """See `ForeignModel`. Raises `Internal` for anything but a response."""
         return self._answer(await self._served.predict(self._request(inputs, call)))
 
     def _request(self, inputs: Inputs, call: Call) -> Any:
-        """Raises `InvalidArgument` for parameters that MLServer's types do not take."""
+        """Returns the request. Raises `InvalidArgument` for parameters that MLServer's types reject."""
         types = self._types
         try:
             said = types.Parameters(**{**call.parameters, "headers": call.metadata})
             own = {name: types.Parameters(**values) for name, values in call.input_parameters.items()}
-        except ValueError as error:  # pydantic's.
+        except ValueError as error:  # From pydantic.
             raise InvalidArgument(f"parameters: {error}") from None
         return types.InferenceRequest(
             id=call.request_id or None,
@@ -177,7 +179,7 @@ class MLServerModel(ForeignModel):
 
 
 class MLServerStream(MLServerModel, ForeignStream):
-    """One that has `predict_stream`."""
+    """An `MLModel` with `predict_stream`."""
 
     async def answers(self, inputs: Inputs, call: Call) -> AsyncIterator[Answer]:
         """See `ForeignStream`."""
@@ -190,5 +192,5 @@ async def _one(request: Any) -> AsyncIterator[Any]:
 
 
 def _text(datatype: Any) -> str:
-    """MLServer has them as texts, and as members of an enumeration."""
+    """Returns the datatype's name: MLServer has texts, and members of an enumeration."""
     return str(getattr(datatype, "value", datatype))

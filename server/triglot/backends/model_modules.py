@@ -1,12 +1,13 @@
-"""A model's own Python modules, under the names that its author gave them, seen by this model alone.
+"""Isolates a model's own Python modules: each model sees its own under their plain names.
 
-Strategy: a module `helper` of the model becomes `triglot_modules_7.helper` in `sys.modules`, a name that no other
-model has. An `import helper` in a module of the model is led there: Python looks `__import__` up in the
-`__builtins__` of the module that imports, and these modules have their own. So another version of the same model
-has modules of its own, an import works whenever it runs, and none shadows a package for the rest of the process.
-Pickles name modules too, and the code that reads them is not the model's: while the model loads, and only then,
-anyone can import its modules by their plain names, as far as these are free. Where it is known whose code runs
-(`running`), what that calls may import them, too: under the plain name stands a module that leads to that model's.
+A module `helper` of a model becomes `triglot_modules_7.helper` in `sys.modules`, under a prefix that no other
+model has. An `import helper` in a module of the model is redirected there: Python looks `__import__` up in the
+`__builtins__` of the importing module, and these modules have their own. So each version of a model has separate
+modules, an import works whenever it runs, and no module shadows a package for the rest of the process. Pickles
+contain module names, too, and the code that reads them is not the model's: while the model loads, and only then,
+all code can import its modules by their plain names, unless these are taken. When it is known whose code is
+running (`running`), the code that it calls can import them, too: a proxy module with the plain name then forwards
+to that model's.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from typing import Any, NoReturn
 _numbers = itertools.count()
 _STANDARD_LIBRARY = str(Path(os.__file__).parent)
 running: ContextVar[ModelModules | None] = ContextVar("running_model_modules", default=None)
-"""Those of the model whose code runs, where that is known."""
+"""The modules of the model whose code is running, if known."""
 _plain_names = threading.RLock()
-"""Held while a model's modules go by their plain names."""
+"""Held while a model's modules are importable by their plain names."""
 
 
 class FreshLoader(SourceFileLoader):
-    """Compiles the source whenever it is loaded.
+    """Compiles the source at each load.
 
-    Python takes a cached file for current if the source has the same size and was written in the same second: a
-    model that is changed and reloaded would be the former one.
+    Python considers a cached file up to date if the source has the same size and was written in the same second,
+    so a model that was changed and reloaded could run its old code.
     """
 
     def path_stats(self, path: str) -> NoReturn:
-        """Raises `OSError`: no cached file is read, and none is written."""
+        """Raises `OSError`, so that no cached file is read or written."""
         raise OSError(f"{path}: the source itself is compiled")
 
 
 class OwnFinder(MetaPathFinder):
-    """Finds what lies below the module `name` in `folders`, from when it is made to `close()`."""
+    """Finds the modules below the module `name` in `folders`, from creation to `close()`."""
 
     def __init__(self, name: str, folders: Sequence[str]) -> None:
         self.name = name
@@ -56,12 +57,12 @@ class OwnFinder(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def close(self) -> None:
-        """Forget the modules. Code of theirs that still runs cannot import any more of them."""
+        """Removes the modules. Their code that still runs cannot import more of them."""
         try:
             sys.meta_path.remove(self)
         except ValueError:
-            return  # They have been forgotten.
-        # Other threads import meanwhile: the names are copied in one step.
+            return  # Already closed.
+        # Copied in one step, as other threads may import meanwhile.
         for name in sys.modules.copy():
             if name == self.name or name.startswith(f"{self.name}."):
                 sys.modules.pop(name, None)
@@ -72,14 +73,14 @@ class OwnFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Finds what lies below the folders."""
+        """See `MetaPathFinder`; finds modules below the folders."""
         if not fullname.startswith(f"{self.name}."):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         return None if spec is None else self.adopted(spec)
 
     def adopted(self, spec: ModuleSpec) -> ModuleSpec:
-        """`spec`; a source is loaded by our own loader."""
+        """Returns the spec, with a loader of ours for source files."""
         if isinstance(spec.loader, SourceFileLoader):
             spec.loader = self._loader(spec.loader.name, spec.loader.path)
         return spec
@@ -89,11 +90,11 @@ class OwnFinder(MetaPathFinder):
 
 
 class ModelModules(OwnFinder):
-    """The modules and packages right in some folders, until `close()`.
+    """The modules and packages directly in some folders, until `close()`.
 
-    A package has an `__init__.py`. Names of the standard library stay the standard library's. A folder within the
-    first one comes first when the model's code has put it in front of `sys.path`: its `model.py` is what
-    `import model` in another `model.py` means.
+    A package has an `__init__.py`. Names of the standard library keep their meaning. If the model's code prepends
+    a folder within the first one to `sys.path`, that folder takes precedence: `import model` in a `model.py` then
+    finds the `model.py` in there.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -112,11 +113,11 @@ class ModelModules(OwnFinder):
         return ", ".join(sorted(self._own)) or "none"
 
     def import_module(self, name: str) -> ModuleType:
-        """The module of that name: the model's, or else anybody's. Raises as `importlib.import_module`."""
+        """Imports the model's module of that name, or else a global one. Raises as `importlib.import_module`."""
         return importlib.import_module(self.real_name(name))
 
     def real_name(self, name: str) -> str:
-        """The name in `sys.modules` of what the model calls `name`."""
+        """Returns the name in `sys.modules` for the model's name of a module."""
         if name not in self:
             return name
         first = name.partition(".")[0]
@@ -124,7 +125,7 @@ class ModelModules(OwnFinder):
         return f"{package}.{name}"
 
     def _package_of(self, name: str) -> str:
-        """The package for the folder that has the module of that name."""
+        """Returns the package for the folder that contains the module of that name."""
         for entry in itertools.takewhile(_STANDARD_LIBRARY.__ne__, map(str, sys.path)):
             if self._folder in Path(entry).resolve().parents and PathFinder.find_spec(name, [entry]):
                 return self._add_package(f"{self.name}.<{name}>", [entry])
@@ -138,7 +139,7 @@ class ModelModules(OwnFinder):
 
     @contextmanager
     def by_plain_names(self) -> Iterator[None]:
-        """Within the block everybody finds the modules by their plain names; one model at a time."""
+        """Makes the modules importable by their plain names for all code in the block; one model at a time."""
         with _plain_names:
             aliases = _Aliases(self)
             sys.meta_path.insert(0, aliases)
@@ -162,17 +163,17 @@ class ModelModules(OwnFinder):
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """What `import` statements in the model's modules call, as `builtins.__import__`."""
-        # C code imports for its caller too, with a list, and then looks for the plain name: pickle does.
+        """The `__import__` of the model's modules, with the signature of `builtins.__import__`."""
+        # C code such as pickle imports for its caller, too: it passes a list, and then looks up the plain name.
         if level or name not in self or isinstance(fromlist, list):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         module = builtins.__import__(self.real_name(name), globals, locals, fromlist or ())
-        # `import a.b` is given a, and `from a import b` is given a.
+        # `import a.b` expects a, `from a import b` expects a, too, and `from a.b import c` expects a.b.
         return module if fromlist else sys.modules[self.real_name(name.partition(".")[0])]
 
 
 class _SourceLoader(FreshLoader):
-    """Runs a module with an `__import__` of its model's."""
+    """Executes a module with the `__import__` of its model."""
 
     def __init__(self, name: str, path: str, modules: ModelModules) -> None:
         super().__init__(name, path)
@@ -184,7 +185,7 @@ class _SourceLoader(FreshLoader):
 
 
 class _Aliases(MetaPathFinder, Loader):
-    """Finds a model's modules by their plain names; `given` are those that were asked for."""
+    """Finds a model's modules by their plain names; `given` are the names that were imported."""
 
     def __init__(self, modules: ModelModules) -> None:
         self._modules = modules
@@ -205,7 +206,7 @@ class _Aliases(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system has put the alias's own spec there.
+        # The import system has set the spec of the alias; the module's own one is restored.
         assert module.__spec__ is not None
         module.__spec__ = self._specs[module.__spec__.name]
 
@@ -214,18 +215,18 @@ class _Aliases(MetaPathFinder, Loader):
 
 
 class PlainNames(MetaPathFinder, Loader):
-    """Finds the modules of the model whose code runs, for code that is not the model's: importlib, unittest.
+    """Finds the modules of the model whose code is running, for other code that it calls, such as unittest.
 
-    From when it is made to `close()`. What a name means to everybody stays that.
+    Active from creation to `close()`. Names that exist globally keep their meaning.
     """
 
     def __init__(self) -> None:
         sys.meta_path.insert(0, self)
 
     def close(self) -> None:
-        """Forget the names."""
+        """Removes the names."""
         sys.meta_path.remove(self)
-        for name, module in sys.modules.copy().items():  # Others import meanwhile.
+        for name, module in sys.modules.copy().items():  # Other threads may import meanwhile.
             if isinstance(module, _RunningModels):
                 sys.modules.pop(name, None)
 
@@ -238,7 +239,7 @@ class PlainNames(MetaPathFinder, Loader):
             return None
         if path is None:
             found = PathFinder.find_spec(fullname)
-            free = found is None or found.loader is None  # A folder without an `__init__.py` comes last.
+            free = found is None or found.loader is None  # A namespace package has the lowest precedence.
         else:
             free = isinstance(sys.modules.get(fullname.partition(".")[0]), _RunningModels)
         return ModuleSpec(fullname, self) if free else None
@@ -248,12 +249,12 @@ class PlainNames(MetaPathFinder, Loader):
         return _RunningModels(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """See `Loader`. Raises what the model's own module raises."""
+        """See `Loader`. Raises the exceptions of the model's own module."""
         module.__dir__()
 
 
 class _RunningModels(ModuleType):
-    """The module of this name of the model whose code runs."""
+    """A proxy for the module of this name of the model whose code is running."""
 
     def __getattr__(self, name: str) -> Any:
         modules = running.get()

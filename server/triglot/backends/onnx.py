@@ -1,7 +1,7 @@
-"""ONNX models, run by onnxruntime; everything about their tensors is read from the model.
+"""ONNX models, run by onnxruntime; their tensors are read from the model file.
 
-Strategy: onnxruntime cannot say how many GPUs there are, so NVIDIA's driver is asked, which onnxruntime needs for
-them anyway. Both number the same ones, those of CUDA_VISIBLE_DEVICES, and no further package is needed.
+onnxruntime cannot report the number of GPUs, so this asks NVIDIA's driver, which onnxruntime needs for GPUs
+anyway. Both number the same GPUs, those in CUDA_VISIBLE_DEVICES, and no additional package is needed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ CPU = "CPUExecutionProvider"
 GPU = "CUDAExecutionProvider"
 NO_PROVIDER = f"; onnxruntime has no {GPU} here, run: pip install onnxruntime-gpu"
 THREAD_COUNTS = {"intra_op_thread_count": "intra_op_num_threads", "inter_op_thread_count": "inter_op_num_threads"}
-"""Parameters of Triton's onnxruntime backend, and what onnxruntime calls them; 0: as it likes."""
+"""Parameters of Triton's onnxruntime backend, with onnxruntime's names; 0: onnxruntime decides."""
 MOST_DEFAULTS = 16
-"""A model with more initializers among its inputs was exported with its weights there."""
+"""Limit on initializers that are optional inputs: with more, the model was exported with its weights as inputs."""
 EXECUTION_MODE = "execution_mode"
 EXECUTION_MODES = {"0": onnxruntime.ExecutionMode.ORT_SEQUENTIAL, "1": onnxruntime.ExecutionMode.ORT_PARALLEL}
 
@@ -57,17 +57,17 @@ _DATATYPES = {
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """The model of `file` on the devices of `config`, with its parameters.
+    """Returns the model of `file` on the devices of `config`, with its parameters.
 
-    Raises `ModelLoadError` for tensors that the protocol cannot carry, for a device that is not there and for a
-    parameter's wrong value. Parameters that are not known here are named in the log.
+    Raises `ModelLoadError` for unsupported datatypes, for a device that does not exist and for an invalid
+    parameter. Unknown parameters are logged.
     """
     hint = "" if GPU in onnxruntime.get_available_providers() else NO_PROVIDER
     return OnnxModel(file, devices_of(file, config, gpu_count, hint), _options(file, config), config)
 
 
 def gpu_count() -> int:
-    """How many GPUs onnxruntime can use: 0 without its CUDA provider, without a driver and without a GPU."""
+    """Returns the number of GPUs that onnxruntime can use: 0 without its CUDA provider, a driver or a GPU."""
     if GPU not in onnxruntime.get_available_providers():
         return 0
     try:
@@ -76,15 +76,15 @@ def gpu_count() -> int:
         return 0
     count = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return 0  # Each answers with an error's number.
+        return 0  # Both functions return an error code.
     return count.value
 
 
 class OnnxModel(Model):
-    """An onnxruntime session for each device, which the instances there share; without devices one on the CPU.
+    """One onnxruntime session per device, shared by the instances there; without devices one on the CPU.
 
-    Dynamic dims, the batch among them, are -1 in the signature. A device of kind MODEL is the CPU. An initializer
-    that is an input, too, is an optional one: it is what the model takes when a request has none.
+    Dynamic dims, including the batch, are -1 in the signature. A device of kind MODEL is the CPU. An initializer
+    that is also an input is an optional input, with the initializer as its default.
     """
 
     platform = "onnxruntime_onnx"
@@ -109,7 +109,7 @@ class OnnxModel(Model):
         self.inputs, self.outputs, self._reshaping = reshaped(file, config, inputs, outputs)
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Runs the session. Raises `InvalidArgument` for inputs that it refuses and text that is not UTF-8."""
+        """Runs the session. Raises `InvalidArgument` for inputs that it rejects and text that is not UTF-8."""
         if self._reshaping is not None:
             inputs = self._reshaping.given(inputs)
         feed = {name: _feedable(name, array) for name, array in inputs.items()}
@@ -122,7 +122,7 @@ class OnnxModel(Model):
 
 
 def _session(file: Path, gpu: int | None, options: Any) -> Any:
-    """A session on a GPU, or on the CPU. Raises `ModelLoadError` when onnxruntime takes the CPU for a GPU."""
+    """Returns a session on a GPU or the CPU. Raises `ModelLoadError` if onnxruntime falls back to the CPU."""
     providers: list[Any] = [CPU] if gpu is None else [(GPU, {"device_id": gpu}), CPU]
     session = onnxruntime.InferenceSession(str(file), options, providers=providers)
     wanted, found = CPU if gpu is None else GPU, session.get_providers()
@@ -131,13 +131,13 @@ def _session(file: Path, gpu: int | None, options: Any) -> Any:
             f"{file}: onnxruntime cannot run on GPU {gpu}: expected a session of {wanted}, got one of "
             f"{', '.join(found)}; standard error says what is missing (CUDA, cuDNN)"
         )
-    # After an error of the GPU's it would go on with the CPU, and say nothing.
+    # After a GPU error it would silently continue on the CPU.
     session.disable_fallback()
     return session
 
 
 def _options(file: Path, config: ModelConfig) -> Any:
-    """Raises `ModelLoadError` for a value that its parameter does not have."""
+    """Returns the session options. Raises `ModelLoadError` for an invalid parameter."""
     options = onnxruntime.SessionOptions()
     source = config.source or file
     for key, value in config.parameters.items():
@@ -161,13 +161,13 @@ def _spec(file: Path, node: Any) -> TensorSpec:
         raise ModelLoadError(
             f"{file}: tensor '{node.name}' is {node.type}, expected one of {', '.join(_DATATYPES)}"
         )
-    # onnxruntime says [] for a scalar and for an unknown rank alike, and checks the rank itself.
+    # onnxruntime reports [] for a scalar and for an unknown rank, and checks the rank itself.
     shape = [dim if isinstance(dim, int) else -1 for dim in node.shape] or None
     return TensorSpec(node.name, datatype, shape)
 
 
 def _defaults(file: Path, session: Any, config: ModelConfig) -> list[TensorSpec]:
-    """The initializers that a request may set: those that are configured, or all, unless these are the weights."""
+    """Returns the initializers that requests may set: the configured ones, or all unless these are the weights."""
     nodes = [node for node in session.get_overridable_initializers() if node.type in _DATATYPES]
     configured = {tensor.name for tensor in config.inputs}
     if configured:
@@ -187,5 +187,5 @@ def _feedable(name: str, array: Array) -> Array:
         except UnicodeDecodeError as error:
             raise InvalidArgument(f"input '{name}': ONNX strings are UTF-8, an element is not: {error}") from None
         return np.array(text, dtype=object).reshape(array.shape)
-    # onnxruntime reads the array through typed pointers: it must be aligned.
+    # onnxruntime reads the array through typed pointers, so it must be aligned.
     return array if array.flags.aligned else array.copy()

@@ -1,4 +1,4 @@
-"""Parameters of a configuration that a backend has no use for."""
+"""Warns of configuration parameters that a backend does not support."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_others(file: Path, config: ModelConfig, backend: str, known: Collection[str] = ()) -> None:
-    """Name the parameters that are none of the `known` ones in the log."""
+    """Logs a warning for each parameter that is not `known`."""
     for key in config.parameters:
         if key not in known:
             log.warning(

@@ -1,4 +1,4 @@
-"""Instances and their devices: where they are, and which of a model's copies the calling thread runs."""
+"""Places instances on devices, and selects the calling thread's copy of a model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 def devices_of(file: Path, config: ModelConfig, gpu_count: Callable[[], int], hint: str = "") -> list[Device]:
-    """The device of each instance; empty when no instance group says so.
+    """Returns the device of each instance; empty without instance groups.
 
-    Raises `ModelLoadError`, which names the configuration's file and key and ends with `hint`, for a GPU that is
-    not there.
+    Raises `ModelLoadError` with the configuration's file and key, followed by `hint`, for a GPU that does not
+    exist.
     """
     try:
         return config.devices(gpu_count)
@@ -33,9 +33,9 @@ class _Place(Generic[T]):
 
 
 class Placement(Generic[T]):
-    """One item for each instance, given to the threads that call: each in turn, and a thread keeps its own.
+    """Assigns one item per instance to the threads that call: in round-robin order, and a thread keeps its item.
 
-    An instance is a thread of the engine's, so with as many items as instances each item has one thread. Raises
+    Each instance is a thread of the executor, so with one item per instance each item has one thread. Raises
     `ValueError` without items.
     """
 
@@ -47,7 +47,7 @@ class Placement(Generic[T]):
         self._threads = threading.local()
 
     def mine(self) -> T:
-        """The item of the calling thread."""
+        """Returns the item of the calling thread."""
         try:
             place: _Place[T] = self._threads.place
         except AttributeError:
@@ -58,12 +58,12 @@ class Placement(Generic[T]):
         return place.item
 
     def add(self, items: Sequence[T]) -> None:
-        """For threads that come."""
+        """Adds items for new threads."""
         with self._giving:
             self._places += [_Place(item) for item in items]
 
     def leave(self) -> None:
-        """The calling thread's item is not its own any more, and goes where it is nobody's."""
+        """Releases the calling thread's item, and removes it if no other thread uses it."""
         place: _Place[T] = self._threads.place
         del self._threads.place
         with self._giving:

@@ -6,7 +6,7 @@
 
 `packages` are source distributions, as they were deployed to AI Platform; `path` are folders of modules and
 packages, the model's own one by default. The class is duck-typed: `from_path(model_dir)` is a class method,
-`predict(instances, **kwargs)` takes decoded JSON and returns what can be encoded again. Its code runs in the
+`predict(instances, **kwargs)` takes decoded JSON and returns a JSON-serializable value. Its code runs in the
 server, so files come from the configured repositories only.
 """
 
@@ -43,9 +43,9 @@ _ONLY_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """The predictor that `file` names.
+    """Returns the predictor that `file` describes.
 
-    Raises `ModelLoadError` for what is wrong with the file, the packages or the class.
+    Raises `ModelLoadError` for errors in the file, the packages or the class.
     """
     warn_of_others(file, config, "predictor")
     routine = _read(file)
@@ -58,10 +58,10 @@ def load(file: Path, config: ModelConfig) -> Model:
 
 
 class PredictorModel(Model):
-    """A predictor. The elements of its tensors are JSON texts.
+    """A predictor, whose tensors contain JSON texts.
 
-    `instances` [-1] is one element for each, `parameters` [1] an object of keyword arguments (`{}` when left out),
-    `predictions` [1] whatever `predict` returned. `opened` is closed with the model.
+    `instances` [-1] has one element per instance, `parameters` [1] an object of keyword arguments (`{}` by
+    default), `predictions` [1] the result of `predict`. `opened` is closed with the model.
     """
 
     platform = "predictor"
@@ -77,7 +77,7 @@ class PredictorModel(Model):
     def __init__(self, predictor: Any, opened: ExitStack) -> None:
         self._predict: Callable[..., Any] = predictor.predict
         self._name = f"predict() of {type(predictor).__qualname__}"
-        # Of the function below a method: a keyword may have the name of its first argument, too.
+        # The signature of the underlying function, as a keyword may have the name of its first argument, too.
         self._leading = [predictor] if hasattr(predictor.predict, "__func__") else []
         self._signature = inspect.signature(getattr(predictor.predict, "__func__", predictor.predict))
         self._opened = opened
@@ -85,8 +85,8 @@ class PredictorModel(Model):
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Calls `predict`.
 
-        Raises `InvalidArgument` for what is no JSON and for arguments that `predict` does not have, and
-        `Internal` for a result that is no JSON and, with its text, for what `predict` raises.
+        Raises `InvalidArgument` for invalid JSON and for arguments that `predict` lacks, and `Internal` for a
+        result that is not JSON-serializable and, with its text, for an exception of `predict`.
         """
         elements = inputs["instances"].ravel().tolist()
         instances = [_parsed(f"instances[{at}]", element) for at, element in enumerate(elements)]
@@ -107,13 +107,13 @@ class PredictorModel(Model):
         return {"predictions": object_array([_printed(predictions)], [1])}
 
     def close(self) -> None:
-        """Forgets the modules and removes the unpacked packages."""
+        """Removes the modules and the unpacked packages."""
         self._opened.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Routine:
-    """What a `predictor.toml` says."""
+    """The contents of a `predictor.toml`."""
 
     prediction_class: str
     packages: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ def _read(file: Path) -> _Routine:
 
 
 def _folders(file: Path, routine: _Routine, opened: ExitStack) -> list[Path]:
-    """Where the predictor's modules lie; unpacked packages are removed when `opened` is closed."""
+    """Returns the folders of the predictor's modules; unpacked packages are removed when `opened` is closed."""
     folders = [_below(file, name) for name in routine.path]
     for folder in folders:
         if not folder.is_dir():
@@ -156,19 +156,19 @@ def _below(file: Path, name: str) -> Path:
 
 
 def _unpack(file: Path, package: Path, target: Path) -> list[Path]:
-    """The folders of a source distribution's modules."""
+    """Returns the folders of a source distribution's modules."""
     try:
         unpack(package, target)
     except (OSError, TarError) as error:
         raise ModelLoadError(f"{file}: packages: cannot unpack {package.name}: {error}") from error
     entries = list(target.iterdir())
-    # A source distribution is one folder, NAME-VERSION.
+    # A source distribution contains one folder, NAME-VERSION.
     top = entries[0] if len(entries) == 1 and entries[0].is_dir() else target
     return [folder for folder in (top / "src", top) if folder.is_dir()]
 
 
 def _predictor(file: Path, name: str, modules: ModelModules) -> Any:
-    """The predictor that the class makes of the model's folder."""
+    """Returns the predictor that the class makes from the model's folder."""
     module_name, _, class_name = name.rpartition(".")
     try:
         module = modules.import_module(module_name)
@@ -192,14 +192,14 @@ def _predictor(file: Path, name: str, modules: ModelModules) -> Any:
     return predictor
 
 
-# --- JSON, as Python's own module has it ---
+# --- JSON with the extensions of Python's own module ---
 
 
 def _parsed(what: str, text: bytes) -> Any:
     try:
         return orjson.loads(text)
     except ValueError:
-        pass  # NaN and Infinity are for the standard library, as is the error.
+        pass  # NaN and Infinity need the standard library; so do other errors, for its texts.
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -209,10 +209,10 @@ def _parsed(what: str, text: bytes) -> Any:
 def _printed(result: object) -> bytes:
     try:
         text = orjson.dumps(result, default=_plain, option=_ONLY_JSON)
-        if b"null" not in text:  # What orjson writes for NaN and Infinity, too.
+        if b"null" not in text:  # orjson writes null for NaN and Infinity, too.
             return text
     except TypeError:
-        pass  # Integers beyond 64 bits, and keys that are no text, are for the standard library.
+        pass  # Integers beyond 64 bits and keys that are not strings need the standard library.
     try:
         return json.dumps(result, default=_plain, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:

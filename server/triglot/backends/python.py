@@ -26,22 +26,23 @@ log = logging.getLogger(__name__)
 
 _numbers = itertools.count()
 MISSPELT = 0.9
-"""How like one of a model's attributes a name must be to be taken for it."""
+"""Similarity to one of a model's attributes from which a name counts as misspelt."""
 TRITON_CLASS = "TritonPythonModel"
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """The model class of `file`, instantiated and loaded.
+    """Returns the model class of `file`, instantiated and loaded.
 
-    The file is found by its location and never through `sys.path`, so its name cannot shadow a package; its
-    neighbours are imported relatively (`from . import helper`). All of these modules are forgotten with the model:
-    code of theirs that runs on after its `close` cannot import any more of them.
+    The file is loaded by its path and not through `sys.path`, so its name cannot shadow a package; its neighbours
+    are imported relatively (`from . import helper`). All of these modules are removed with the model: their code
+    that runs on after its `close` cannot import more of them.
 
-    A file that names `TritonPythonModel` is imported as in Triton, with the utilities of that name, and its
+    A file that contains `TritonPythonModel` is imported as in Triton, with Triton's utility module, and its
     neighbours by their plain names, too; a `triglot.Model` in it is served like any other.
 
-    Raises `ModelLoadError` when there is no model class, or more than one, and for a `load` or `close` that is no
-    plain function; `NeedsProcess` when the class says so and the configuration says nothing.
+    Raises `ModelLoadError` when there is no model class, or more than one, and for a `load` or `close` that is not
+    a plain function; `NeedsProcess` when the class requires a process and the configuration does not set
+    `execution`.
     """
     source = file.read_bytes()
     if TRITON_CLASS.encode() in source:
@@ -53,7 +54,7 @@ def load(file: Path, config: ModelConfig) -> Model:
 
 
 def _load_tritons(file: Path, config: ModelConfig) -> Model:
-    from triglot.backends.triton_python import loading  # noqa: PLC0415 - Only with such a model.
+    from triglot.backends.triton_python import loading  # noqa: PLC0415 - Only for such models.
 
     modules = loading.modules_of(file)
     try:
@@ -69,7 +70,7 @@ def _load_tritons(file: Path, config: ModelConfig) -> Model:
 
 
 def _load_foreign(file: Path, config: ModelConfig) -> Model:
-    """A class of another server's, or a `triglot.Model` in a file that names one; neighbours by plain names."""
+    """Loads another server's class, or a `triglot.Model` in a file that names one; neighbours have plain names."""
     modules = ModelModules([file.parent])
     try:
         with modules.by_plain_names():
@@ -94,14 +95,14 @@ def _load(file: Path, config: ModelConfig, module: ModuleType, own: OwnFinder) -
     try:
         model_class = _model_class(file, module)
         _check_plain(file, model_class)
-        if config.execution != "process":  # Or each process would say it.
+        if config.execution != "process":  # Otherwise each process would log it.
             _note_misspelt(file, model_class)
         if model_class.execution == "process" and not config.execution:
             raise NeedsProcess(f"{file}: execution 'process': expected to be loaded by a server, in a process")
         warn_of_reshapes(file, config)
         model = model_class()
         _forget_with(model, model_class, own)
-        vars(model)["model_config"] = config  # Past what a frozen dataclass forbids.
+        vars(model)["model_config"] = config  # Also works for a frozen dataclass.
         model.load(file.parent)
     except BaseException:
         own.close()
@@ -110,14 +111,14 @@ def _load(file: Path, config: ModelConfig, module: ModuleType, own: OwnFinder) -
 
 
 def _import(file: Path, own: OwnFinder, name: str) -> ModuleType:
-    """The module `name`, with its neighbours below it where that is `own` itself. Closes `own` if it fails."""
+    """Imports the module `name`; if that is `own` itself, its neighbours are below it. Closes `own` on failure."""
     folders = [str(file.parent)] if name == own.name else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
     try:
         if spec is None or spec.loader is None:
             raise ModelLoadError(f"{file}: not a Python file")
         module = importlib.util.module_from_spec(own.adopted(spec))
-        # Dataclasses and relative imports look the module up by its name.
+        # Dataclasses and relative imports look up the module by its name.
         sys.modules[name] = module
         spec.loader.exec_module(module)
     except BaseException:
@@ -127,9 +128,9 @@ def _import(file: Path, own: OwnFinder, name: str) -> ModuleType:
 
 
 def _forget_with(model: Model, model_class: type[Model], own: OwnFinder) -> None:
-    """Forgets its modules after the model has been closed, or once it is gone without that."""
+    """Removes the model's modules after it has been closed, or once it is garbage-collected without that."""
     weakref.finalize(model, own.close).atexit = False
-    # Its modules may refer to the model, and would keep it. Its own `close` need not call ours.
+    # A weak reference, as the modules may refer to the model. A subclass's `close` need not call the base's.
     close = inspect.getattr_static(model_class, "close")
     served = weakref.ref(model)
 
@@ -141,7 +142,7 @@ def _forget_with(model: Model, model_class: type[Model], own: OwnFinder) -> None
             if self is served():
                 own.close()
 
-    model_class.close = close_and_forget  # type: ignore[method-assign]  # The class is this load's own.
+    model_class.close = close_and_forget  # type: ignore[method-assign]  # Each load has its own class.
 
 
 def _found(module: ModuleType) -> list[type[Model]]:
@@ -172,7 +173,7 @@ def _model_class(file: Path, module: ModuleType) -> type[Model]:
 
 
 def _note_misspelt(file: Path, model_class: type[Model]) -> None:
-    """Warns of attributes that are probably meant to be one of a model's."""
+    """Warns of attributes that probably are misspelt attributes of a model."""
     known = set(vars(Model)["__annotations__"])
     own: dict[str, Any] = {}
     for one in model_class.__mro__:

@@ -1,9 +1,9 @@
-"""Pickled estimators and pipelines of scikit-learn, and of xgboost: `model.joblib` and `model.pkl`.
+"""Pickled estimators and pipelines of scikit-learn, and models of XGBoost: `model.joblib` and `model.pkl`.
 
-Unpickling runs whatever the file says, so files come from the configured repositories only.
+Unpickling runs arbitrary code from the file, so files come from the configured repositories only.
 
-Strategy: what an estimator takes and gives is found out by predicting one row while it loads, so that what is
-declared has been seen to work.
+The inputs and outputs of an estimator are determined by predicting one row during the load, so the declared ones
+are known to work.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 log = logging.getLogger(__name__)
 
 METHODS = ("predict", "predict_proba", "transform")
-"""What can be called: values or labels, the labels' probabilities, and what a pipeline makes of the features.
-MLServer has the same three, by the same names."""
+"""Methods that can be called: values or labels, the labels' probabilities, and a pipeline's transformed features.
+MLServer has the same three names."""
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """The model of the object in `file`; its type says whose it is (tfs 7.4).
+    """Returns the model of the object in `file`; its type determines the library (tfs 7.4).
 
-    Raises `ModelLoadError` for any other object and for what cannot be predicted with, `MissingDependency` for
-    a library that the object needs.
+    Raises `ModelLoadError` for an unsupported object, and `MissingDependency` for a library that the object needs.
     """
     warn_of_others(file, config, "sklearn")
     found = _unpickle(file)
@@ -55,7 +54,7 @@ def load(file: Path, config: ModelConfig) -> Model:
         model: Model = importlib.import_module("triglot.backends.xgboost").BoosterModel(found)
         return model
     if "xgboost.sklearn.XGBModel" in names:
-        # Its classes need no names of features; only linear models insist on them.
+        # These classes need no feature names; only linear models require them.
         plain = numbers("FP32", found.n_features_in_)
         return XgboostEstimatorModel(file, found, chain([plain], layouts(file, found, "FP32")))
     if any("sklearn" in kind.__module__ for kind in family):
@@ -73,7 +72,8 @@ def _unpickle(file: Path) -> Any:
         except ModuleNotFoundError as error:
             if error.name == "xgboost":
                 raise missing_dependency(file, "the pickled object", error) from error
-            # Perhaps a module of the author's own, whose name is somebody else's on the index.
+            # Not `missing_dependency`: it may be a module of the author's, and another project's name on the
+            # index.
             raise ModelLoadError(
                 f"{file}: the pickled object needs the module {error.name}, which is not installed"
             ) from error
@@ -81,7 +81,7 @@ def _unpickle(file: Path) -> Any:
 
 @contextmanager
 def _warnings_logged(file: Path) -> Iterator[None]:
-    """Libraries warn of objects that another release of theirs has pickled."""
+    """Logs the warnings of libraries, such as that an object was pickled by another release."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         yield
@@ -90,21 +90,21 @@ def _warnings_logged(file: Path) -> Iterator[None]:
 
 
 class EstimatorModel(Model):
-    """An estimator. Each of `METHODS` that it has is a signature, the first of them the default one.
+    """An estimator. Each of `METHODS` that it has is a signature; the first one is the default.
 
-    - Features that are all numbers, or all text, are one input `x` of shape [-1, n].
-    - Numbers and texts together are an input of shape [-1] for each feature, which has the name of the column
-      of the DataFrame that the estimator was fitted on, or else x0, x1 and so on.
-    - Whole texts, when the first step takes these, are an input `x` of shape [-1].
+    - If all features are numbers, or all are text, there is one input `x` of shape [-1, n].
+    - Mixed features have an input of shape [-1] each, named after the column of the DataFrame that the estimator
+      was fitted on, or else x0, x1 and so on.
+    - If the first step takes whole texts, there is an input `x` of shape [-1].
 
-    The output is named as the method. Parameters of a request that are arguments of the method are passed on.
+    The output is named after the method. Request parameters that are arguments of the method are passed on.
 
-    `candidates` are what the inputs may look like; the first that the estimator takes is declared. Raises
-    `ModelLoadError` when it takes none, and `MissingDependency` when pandas is missing.
+    `candidates` are possible layouts of the inputs; the first one that the estimator accepts is declared. Raises
+    `ModelLoadError` if it accepts none, and `MissingDependency` if pandas is missing.
     """
 
     platform = "sklearn"
-    inputs_in_place = True  # Each call takes a copy.
+    inputs_in_place = True  # Each call copies the inputs.
     takes_parameters = True
 
     def __init__(self, file: Path, estimator: Any, candidates: Iterable[Layout]) -> None:
@@ -124,7 +124,7 @@ class EstimatorModel(Model):
     def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Array]:
         """Calls the signature's method.
 
-        Raises `InvalidArgument` for values that the estimator refuses, with its text (tfs 7.3).
+        Raises `InvalidArgument` for values that the estimator rejects, with its text (tfs 7.3).
         """
         name = self._default if call.signature_name in ("", DEFAULT_SIGNATURE) else call.signature_name
         arguments = {key: value for key, value in call.parameters.items() if key in self._arguments[name]}
@@ -137,13 +137,13 @@ class EstimatorModel(Model):
 
 
 class XgboostEstimatorModel(EstimatorModel):
-    """XGBClassifier, XGBRegressor and their kin: labels come from their own `predict`."""
+    """XGBClassifier, XGBRegressor and similar classes: labels come from their own `predict`."""
 
     platform = "xgboost"
 
 
 def _arguments(estimator: Any, method: str) -> set[str]:
-    """The arguments of a method besides the data. A pipeline passes them on to its last step."""
+    """Returns the arguments of a method besides the data; a pipeline passes them to its last step."""
     while hasattr(estimator, "steps"):
         estimator = estimator.steps[-1][1]
     _, *further = inspect.signature(getattr(estimator, method)).parameters.values()
@@ -153,7 +153,7 @@ def _arguments(estimator: Any, method: str) -> set[str]:
 def _probe(
     file: Path, estimator: Any, methods: Sequence[str], candidates: Iterable[Layout]
 ) -> tuple[Layout, dict[str, TensorSpec]]:
-    """The layout that works, and what each method gives."""
+    """Returns the first layout that works, and the output of each method."""
     refusals: list[Exception] = []
     for layout in candidates:
         try:
@@ -181,18 +181,18 @@ def _further_outputs(estimator: Any, methods: Sequence[str], table: Any) -> dict
         try:
             outputs[name] = _output(name, getattr(estimator, name)(table))
         except Exception as error:
-            log.info("%s() is not served: %s", name, error)  # It gives several arrays, or a sparse one.
+            log.info("%s() is not served: %s", name, error)  # It returns several arrays, or a sparse one.
     return outputs
 
 
 def _output(name: str, result: Any) -> TensorSpec:
-    """The output of which `result` is one row. Raises `ValueError` and `TypeError` for what is no tensor."""
+    """Returns the output's spec for a `result` of one row. Raises `ValueError` and `TypeError` for non-tensors."""
     array = _rows(name, result, 1)
     return TensorSpec(name, datatype_of(array), [-1, *array.shape[1:]])
 
 
 def _untried_output(estimator: Any, name: str) -> TensorSpec:
-    """The output of an estimator that does not say how many features it takes, as old ones do not."""
+    """Returns the output's spec for an old estimator that does not know its number of features."""
     classes = getattr(estimator, "classes_", None) if name == "predict" else None
     return TensorSpec(name, "FP64" if classes is None else datatype_of(np.asarray(classes)), None)
 
@@ -209,7 +209,7 @@ def _rows(name: str, result: Any, count: int) -> Array:
 def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
     if array.dtype == dtype or (dtype.hasobject and array.dtype.kind in "OSUT"):
         return array
-    # A request's parameters may turn labels into scores.
+    # A request's parameters may change labels to scores.
     if dtype.hasobject or not np.can_cast(array.dtype, dtype, "same_kind"):
         raise ValueError(f"{name} returned {array.dtype}, expected {dtype}")
     return array.astype(dtype)

@@ -1,8 +1,8 @@
 """SavedModels of TensorFlow 1 and 2, run in one session as TensorFlow Serving runs them.
 
-Strategy: a graph and a session load both kinds; `tf.saved_model.load` refuses some of TensorFlow 1's. A signature
-is a *callable* of the session: the C++ call below `Session.run`, without the check that the latter makes in Python
-of the inputs' shapes against the graph's. TensorFlow Serving makes none either (tfs 0.9).
+A graph and a session load both kinds; `tf.saved_model.load` rejects some of TensorFlow 1's. A signature is a
+*callable* of the session: the C++ call below `Session.run`, without the latter's check in Python of input shapes
+against the graph's. TensorFlow Serving does not check these either (tfs 0.9).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-# Read once, by the import: below it, TensorFlow logs every mistake in a request as a warning.
+# Read once, by the import: at a lower level, TensorFlow logs every invalid request as a warning.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
@@ -36,18 +36,18 @@ from triglot.model.model import Model
 from triglot.model.signature import Signature
 
 log = logging.getLogger(__name__)
-# Its loader tells of every file that it reads.
+# The loader logs every file that it reads.
 logging.getLogger("tensorflow").setLevel(logging.WARNING)
 
 TAGS, SERVE = "TF_GRAPH_TAG", "serve"
-"""Triton's parameter, the tags of the graph to load, with commas; and its default."""
+"""Triton's parameter with the comma-separated tags of the graph to load; and its default."""
 METHOD_PREFIX = "tensorflow/serving/"
 INTERNAL_PREFIX = "__saved_model_"
-"""What the names of signatures begin with that only loading and training use."""
+"""Prefix of signatures that only loading and training use."""
 REFERENCE = 100
-"""A reference to a variable has the number of the variable's datatype, and this added."""
+"""Offset that the datatype number of a reference to a variable has."""
 REFERENCE_VARIABLES = {"Variable", "VariableV2", "TemporaryVariable"}
-"""The operations that give such a reference."""
+"""Operations that return such a reference."""
 
 _DATATYPES = {
     types_pb2.DT_BOOL: "BOOL",
@@ -70,14 +70,14 @@ _DATATYPES = {
 
 
 AS_SAVED = Device("MODEL")
-"""Each operation where the model's author has put it, or else where TensorFlow likes it."""
+"""Each operation where the model's author has placed it, or else where TensorFlow places it."""
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """The SavedModel whose `saved_model.pb` is `file`, on the devices of `config`.
+    """Returns the SavedModel whose `saved_model.pb` is `file`, on the devices of `config`.
 
-    Raises `ModelLoadError` when it cannot be read or restored, when none of its signatures can be called, and for
-    a device that is not there. Parameters other than `TAGS` are named in the log.
+    Raises `ModelLoadError` if it cannot be read or restored, if it has no usable signature, and for a device that
+    does not exist. Parameters other than `TAGS` are logged as ignored.
     """
     warn_of_others(file, config, "tensorflow", [TAGS])
     tags = [tag.strip() for tag in config.parameters.get(TAGS, SERVE).split(",")]
@@ -86,12 +86,12 @@ def load(file: Path, config: ModelConfig) -> Model:
 
 
 class SavedModel(Model):
-    """The graph with these tags, restored and initialized, and the signatures whose tensors we can carry."""
+    """The graph with these tags, restored and initialized, and its signatures with supported datatypes."""
 
     platform = "tensorflow_savedmodel"
 
     def __init__(self, folder: Path, device: Device = AS_SAVED, tags: Sequence[str] = (SERVE,)) -> None:
-        # A session takes any number of calls at a time; more than there are processors gain nothing.
+        # A session accepts any number of concurrent calls; more than there are CPUs do not help.
         self.instances = os.cpu_count() or 1
         self._session, definitions = _restored(folder, device, tags)
         self.signature_defs = {name: definition.SerializeToString() for name, definition in definitions.items()}
@@ -103,20 +103,20 @@ class SavedModel(Model):
         self._runs = {name: _Run(self._session, definitions[name], by_reference) for name in self.signatures}
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Any]:
-        """Runs what the signature's outputs need. Raises `ServingError` with an operation's own code and text."""
+        """Runs the signature's operations. Raises `ServingError` with an operation's own code and text."""
         try:
             return self._runs[call.signature_name](inputs)
         except tf.errors.OpError as error:
             raise ServingError(error.message, code=Code(error.error_code)) from None
         except UnicodeDecodeError as error:
-            # A text that quotes bytes of the request is lost with its code on the way to Python.
+            # If an error text quotes bytes of the request, TensorFlow fails to decode it, and its code is lost.
             raise InvalidArgument(error.object.decode(errors="replace")) from None
 
     def close(self) -> None:
-        """Closes the session, which holds the variables, and takes apart the graph, which holds the constants."""
+        """Closes the session, which holds the variables, and dismantles the graph, which holds the constants."""
         self._runs.clear()
         self._session.close()
-        # Its parts refer to each other in circles: the memory would stay until Python happens to look for those.
+        # The graph has reference cycles: its memory would stay allocated until the next garbage collection.
         graph = self._session.graph
         for name in graph.collections:
             graph.clear_collection(name)
@@ -124,9 +124,9 @@ class SavedModel(Model):
 
 
 class PlacedSavedModel(Model):
-    """The SavedModel once on each of its instances' devices; the instances of a device share it.
+    """A SavedModel on several devices, loaded once on each; the instances of a device share it.
 
-    Each has variables of its own: what a call changes, it changes on its instance's device.
+    Each copy has its own variables, so a call changes only those on its instance's device.
     """
 
     platform = SavedModel.platform
@@ -146,27 +146,27 @@ class PlacedSavedModel(Model):
         self.signature_defs, self.signatures = first.signature_defs, first.signatures
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Any]:
-        """What the model on the instance's device answers; raises as it does."""
+        """Runs the model on the instance's device; raises as `SavedModel.infer` does."""
         return self._placement.mine().infer(inputs, call)
 
     def close(self) -> None:
-        """Closes all of them."""
+        """Closes all copies."""
         for model in self._models.values():
             model.close()
 
 
 class _Run:
-    """A call of one signature.
+    """The callable of one signature.
 
-    The callable is made by the first call, as in TensorFlow Serving: it has its own optimized copy of the graph,
-    which a signature that nobody calls need not have.
+    It is made by the first call, as in TensorFlow Serving: it has its own optimized copy of the graph, which
+    unused signatures do not need.
     """
 
     def __init__(self, session: Any, definition: Any, by_reference: bool) -> None:
         self._session = session
         self._feeds = {alias: tensor.name for alias, tensor in sorted(definition.inputs.items())}
         self._outputs = {alias: tensor.name for alias, tensor in definition.outputs.items()}
-        # A session refuses to fetch what it is fed: such an output is the input.
+        # A session rejects fetching a tensor that is fed: such an output is the input itself.
         fed = {name: alias for alias, name in self._feeds.items()}
         self._echoes = {alias: fed[name] for alias, name in self._outputs.items() if name in fed}
         self._fetches = [name for name in dict.fromkeys(self._outputs.values()) if name not in fed]
@@ -175,7 +175,7 @@ class _Run:
         self._making = threading.Lock()
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """The outputs by name. Raises `tf.errors.OpError` or `UnicodeDecodeError`."""
+        """Returns the outputs by name. Raises `tf.errors.OpError` or `UnicodeDecodeError`."""
         fetched = {}
         if self._fetches:
             values = (self._callable or self._make())(*[inputs[alias] for alias in self._feeds])
@@ -188,7 +188,7 @@ class _Run:
     def _make(self) -> Any:
         with self._making:
             if self._callable is None:
-                # The public `Session.make_callable` makes Python's checks.
+                # The public `Session.make_callable` adds checks in Python.
                 self._callable = self._session._make_callable_from_options(
                     config_pb2.CallableOptions(feed=self._feeds.values(), fetch=self._fetches)
                 )
@@ -196,19 +196,19 @@ class _Run:
 
     def _array(self, value: Any) -> Array:
         if isinstance(value, np.ndarray):
-            # Its memory may be the variable itself, which the next call changes.
+            # Its memory may be that of the variable, which the next call may change.
             return value.copy() if self._by_reference else value
-        # A scalar; numpy would cut the zeros at the end of bytes.
+        # A scalar; the dtype is for bytes, whose trailing zeros numpy would strip.
         return np.array(value, object if isinstance(value, bytes) else None)
 
 
 def _restored(folder: Path, device: Device, tags: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
-    """A session with the variables and tables of the SavedModel, and its SignatureDefs.
+    """Returns a session with the variables and tables of the SavedModel, and its SignatureDefs.
 
     Raises `ModelLoadError`.
     """
     graph = tf.Graph()
-    # A model saved on a machine with other devices runs on those of this one.
+    # A model that was saved with other devices runs on those of this machine.
     options = config_pb2.ConfigProto(allow_soft_placement=True)
     if device.kind == "CPU":
         options.device_count["GPU"] = 0
@@ -231,14 +231,14 @@ def _restored(folder: Path, device: Device, tags: Sequence[str]) -> tuple[Any, M
 
 
 def _clear_devices(graph: Any) -> None:
-    """Forget where the model's author has put its operations, those of its functions too."""
+    """Clears the devices that the model's author assigned to operations, those in functions included."""
     for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
         for node in nodes:
             node.device = ""
 
 
 def _own_text(error: BaseException) -> str:
-    """The text of the operation that failed, without what Python's layers wrote around it."""
+    """Returns the text of the failed operation, without the additions of Python's layers."""
     innermost: BaseException | None = error
     while innermost is not None:
         if isinstance(innermost, tf.errors.OpError):
@@ -248,12 +248,12 @@ def _own_text(error: BaseException) -> str:
 
 
 def _has_references(graph: Any) -> bool:
-    """Whether the graph has variables of TensorFlow 1's own kind, which are changed in place."""
+    """Whether the graph has TensorFlow 1's reference variables, which are changed in place."""
     return any(operation.type in REFERENCE_VARIABLES for operation in graph.get_operations())
 
 
 def _signatures(folder: Path, definitions: Mapping[str, Any], graph: Any) -> Iterable[tuple[str, Signature]]:
-    """The signatures that can be called; the log names the others."""
+    """Yields the usable signatures; logs the others."""
     for name, definition in sorted(definitions.items()):
         if name.startswith(INTERNAL_PREFIX):
             continue
@@ -264,7 +264,7 @@ def _signatures(folder: Path, definitions: Mapping[str, Any], graph: Any) -> Ite
 
 
 def _signature(definition: Any, graph: Any) -> Signature:
-    """Raises `ValueError` for what cannot be called: tensors in parts, and datatypes that we do not know."""
+    """Returns a signature. Raises `ValueError` for composite tensors and unsupported datatypes."""
     method = definition.method_name.removeprefix(METHOD_PREFIX)
     defaults = {alias: tf.make_ndarray(tensor) for alias, tensor in definition.defaults.items()}
     outputs = _specs(definition.outputs)
@@ -275,9 +275,9 @@ def _signature(definition: Any, graph: Any) -> Signature:
 
 
 def _as_in_graph(tensor: Any, graph: Any) -> Any:
-    """What is said of the input, with the datatype that its graph has: of examples, TensorFlow Serving compares
-    the names only, and there are models that declare another one."""
-    with suppress(KeyError, ValueError):  # There is no such tensor: a call says so.
+    """Returns the input's info with the datatype in its graph: for examples, TensorFlow Serving compares only the
+    names, and there are models that declare another datatype."""
+    with suppress(KeyError, ValueError):  # The tensor does not exist: a call reports that.
         tensor = meta_graph_pb2.TensorInfo.FromString(tensor.SerializeToString())
         tensor.dtype = graph.get_tensor_by_name(tensor.name).dtype.as_datatype_enum
     return tensor

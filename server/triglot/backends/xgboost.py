@@ -1,4 +1,4 @@
-"""Boosters that xgboost itself has saved: `model.bst`, `model.ubj` and `model.json`."""
+"""Boosters saved by XGBoost itself: `model.bst`, `model.ubj` and `model.json`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from triglot.model.model import Model
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """The booster of `file`, in any format that xgboost reads; the content says which it is.
+    """Returns the booster of `file`, in any format that XGBoost reads; the contents determine which.
 
-    Raises `ModelLoadError`, for the binary format of old releases too when this one has given it up.
+    Raises `ModelLoadError`, also for old releases' binary format if the installed release no longer supports it.
     """
     warn_of_others(file, config, "xgboost")
     booster = xgboost.Booster()
     content = file.read_bytes()
     try:
-        # By its name xgboost cannot tell what a .bst file is, and warns. JSON and UBJSON both begin with a brace.
+        # XGBoost cannot infer the format of a .bst file and warns. JSON and UBJSON both begin with a brace.
         booster.load_model(bytearray(content) if content.startswith(b"{") else str(file))
     except ValueError as error:
         raise ModelLoadError(
@@ -36,10 +36,10 @@ def load(file: Path, config: ModelConfig) -> Model:
 
 
 class BoosterModel(Model):
-    """A booster: `x` FP32 [-1, n] to `predict` FP32, which is whatever its objective makes of the trees.
+    """A booster: input `x` FP32 [-1, n], output `predict` FP32, whose shape and meaning depend on its objective.
 
-    NaN is a missing value, 0 is a zero (tfs 7.2). All trees are used; classes of `xgboost.sklearn` that were
-    stopped early use their best ones.
+    NaN is a missing value, 0 is a zero (tfs 7.2). All trees are used, whereas classes of `xgboost.sklearn` that
+    were stopped early use their best ones.
     """
 
     platform = "xgboost"
@@ -51,7 +51,7 @@ class BoosterModel(Model):
         self.outputs = [TensorSpec("predict", "FP32", [-1, *self._predict(row).shape[1:]])]
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Raises `InvalidArgument` for values that xgboost refuses, with its text (tfs 7.3)."""
+        """Predicts. Raises `InvalidArgument` for values that XGBoost rejects, with its text (tfs 7.3)."""
         return {"predict": self._predict(inputs["x"])}
 
     def _predict(self, x: Array) -> Array:
@@ -71,7 +71,7 @@ class BoosterModel(Model):
         return result
 
     def _check_width(self, matrix: xgboost.DMatrix) -> None:
-        # Without names of features, xgboost takes rows that are too short, as if the rest were missing.
+        # Without feature names, XGBoost accepts rows that are too short, with the rest as missing values.
         if matrix.num_col() != self._booster.num_features():
             raise ValueError(
                 f"Feature shape mismatch, expected: {self._booster.num_features()}, got {matrix.num_col()}"

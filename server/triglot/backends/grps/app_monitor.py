@@ -1,4 +1,4 @@
-"""`app_monitor`: the metrics that a grps project keeps by itself (grps 7)."""
+"""`app_monitor`: custom metrics of a grps project (grps 7)."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ log = logging.getLogger(__name__)
 
 
 class AppMonitor:
-    """Named numbers, aggregated over each second; no call blocks or raises.
+    """Named numbers, aggregated per second; no method blocks or raises.
 
-    What is neither an int nor a float is left out, with a line in the log.
+    Values that are neither int nor float are dropped and logged.
     """
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
 
     def avg(self, name: str, value: float) -> None:
-        """The mean of the second's values."""
+        """Adds a value; the metric is the mean of the second's values."""
         self._add(name, "avg", value)
 
     def max(self, name: str, value: float) -> None:
-        """The largest one."""
+        """Adds a value; the metric is the largest of the second."""
         self._add(name, "max", value)
 
     def min(self, name: str, value: float) -> None:
-        """The smallest one."""
+        """Adds a value; the metric is the smallest of the second."""
         self._add(name, "min", value)
 
     def inc(self, name: str, value: float) -> None:
-        """Their sum."""
+        """Adds a value; the metric is the sum of the second."""
         self._add(name, "inc", value)
 
     def cdf(self, name: str, value: float) -> None:
-        """Their distribution."""
+        """Adds a value; the metric is the distribution of the second."""
         self._add(name, "cdf", value)
 
     def _add(self, name: object, aggregation: Aggregation, value: object) -> None:
         if not isinstance(name, str) or not isinstance(value, int | float):
             log.error("app_monitor.%s(%r, %r): expected a name and an int or a float", aggregation, name, value)
             return
-        # Subclasses, numpy's float64 among them, are numbers like any other.
+        # Subclasses, such as numpy's float64, count as numbers.
         self._monitor.add(name, aggregation, float(value) if isinstance(value, float) else int(value))

@@ -1,8 +1,8 @@
-"""Dynamic batching of a model inside a DAG of several (grps 6.5); that of a model alone is the server's own.
+"""Dynamic batching of a model inside a DAG of several (grps 6.5); a single model uses the server's own batching.
 
-Strategy: there is no thread of its own. The oldest request that waits leads: its thread asks the server's own
-rules until there is a batch, and then runs it for all; whoever is the oldest then leads the next one, and several
-batches may run at the same time.
+There is no batcher thread. The thread of the oldest queued request leads: it asks the server's own batch rules
+until a batch is formed, and then runs it for all members. The next oldest request then leads the next batch;
+several batches may run concurrently.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from triglot.scheduling import forming
 from triglot.scheduling.forming import Lane, Rules, Wait, Waiting, form, hurry_of
 
 Run = Callable[[list[Any], list[GrpsContext]], list[Any]]
-"""Messages and contexts in, an output for each out."""
+"""Runs messages with their contexts, and returns one output each."""
 Explain = Callable[[BaseException], ServingError]
-"""What the callers are told of an exception of the project's code."""
+"""Converts an exception of the project's code to the error for its callers."""
 _ANY = "any"
-"""All requests can share a batch: to join them is the project's own work."""
+"""The same kind for all requests: combining them is up to the project."""
 
 
 def reason_to_skip(call: Call, awaited: str) -> ServingError:
-    """Why nobody waits any more for a call that waited for `awaited`."""
+    """Returns the error of a call that timed out or was cancelled while it waited for `awaited`."""
     if call.expired:
         return call.overdue(f"while the request waited for {awaited}")
     return Cancelled(f"the request was cancelled while it waited for {awaited}")
 
 
 class Member:
-    """One request of a batch. `called`: it leads, or is in a batch."""
+    """A request in the batcher; its thread waits for these events. `called`: it leads, or is in a batch."""
 
     __slots__ = ("called", "context", "done", "error", "joined", "message", "output", "place")
 
@@ -57,7 +57,7 @@ class Member:
 
 
 class DynamicBatcher:
-    """Puts requests that come at about the same time into one batch, at most `max_batch_size` of them."""
+    """Batches requests that arrive at about the same time, at most `max_batch_size` of them. Thread-safe."""
 
     def __init__(self, max_batch_size: int, timeout_us: int, run: Run, explain: Explain) -> None:
         self._rules = Rules(max_batch_size, delay=timeout_us / 1e6)
@@ -68,9 +68,9 @@ class DynamicBatcher:
         self._changed = threading.Condition()
 
     def infer(self, message: Any, context: GrpsContext) -> Any:
-        """The request's own output, once its batch has run; None once its final answer is sent.
+        """Returns the request's own output once its batch has run; None once its final response is sent.
 
-        Raises a `ServingError` of its own for what the batch raised.
+        Blocks. Raises a separate `ServingError` per request if the batch failed.
         """
         member = Member(message, context)
         if not self._leads(member):
@@ -90,29 +90,29 @@ class DynamicBatcher:
             return self._waiting[0] is member.place
 
     def _batch(self) -> tuple[list[Member], str]:
-        """The batch of the oldest request, which asks for it, once it is closed, and why it was."""
+        """Returns the batch that the oldest request leads, once it is closed, and the reason for closing it."""
         with self._changed:
             try:
                 while not isinstance(then := self._next(), forming.Run):
                     self._changed.wait(then)
                 self._take(len(then.members))
-            except BaseException:  # The others go on without it.
+            except BaseException:  # The others continue without this request.
                 self._take(1)
                 raise
         members: list[Member] = [one.work for one in then.members]
         for one in then.members:
-            one.work = None  # Who has a place would be in a circle with it.
+            one.work = None  # Breaks the reference cycle between a member and its place.
         return members, then.reason
 
     def _next(self) -> forming.Run | float:
-        """What is executed now, or how many seconds to wait for it."""
+        """Returns the batch to execute now, or the seconds to wait."""
         now = time.monotonic()
         then = form([Lane(waiting=self._waiting)], now, self._rules).then
-        assert then is not None  # Somebody waits.
+        assert then is not None  # The queue is not empty.
         return max(0.0, then.until - now) if isinstance(then, Wait) else then
 
     def _take(self, count: int) -> None:
-        """The oldest ones wait no more, and the next one leads."""
+        """Removes the oldest requests from the queue and wakes them up, and the next one to lead."""
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         for one in taken:
             one.gone = True
@@ -149,8 +149,8 @@ class DynamicBatcher:
                 outputs = self._run([member.message for member in members], contexts)
                 for member, output in zip(members, outputs, strict=True):
                     member.output = output
-            except BaseException as error:  # Whatever it is, the others must not wait for ever.
+            except BaseException as error:  # The other threads must not wait forever.
                 failure = self._explain(error)
                 for member in members:
-                    # An exception belongs to one thread: each gets its own.
+                    # An exception must not be raised by several threads: each gets a copy.
                     member.error = copy(failure)

@@ -1,4 +1,4 @@
-"""The inferers and converters of a grps project's models, made from inference.yml (grps 5.2, 6.1)."""
+"""Makes the inferers and converters of a grps project's models from inference.yml (grps 5.2, 6.1)."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ INFERERS = {
     "tensorflow": "triglot.backends.grps.tf_inferer:TfModelInferer",
     "tensorrt": "triglot.backends.grps.trt_inferer:TrtModelInferer",
 }
-"""The class of each `inferer_type`, imported when a model has it."""
+"""Class of each `inferer_type`, imported when a model uses it."""
 CONVERTERS = {
     "torch": "triglot.backends.grps.torch_tensor_converter:TorchTensorConverter",
     "tensorflow": "triglot.backends.grps.tf_tensor_converter:TfTensorConverter",
     "tensorrt": "triglot.backends.grps.trt_tensor_converter:TrtTensorConverter",
 }
-"""The class of each `converter_type`."""
+"""Class of each `converter_type`."""
 
 
 def built_in(path: str) -> Any:
-    """The class that "module:Class" names."""
+    """Returns the class named by "module:Class"."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 class Components:
-    """Makes the inferers and converters; those of the project's own are found in its registers.
+    """Makes inferers and converters; customized ones come from the project's registers.
 
-    `file` is the inference.yml that errors name.
+    `file` is the inference.yml, for errors.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Components:
         self._converters = converters.converter_dict
 
     def inferer(self, entry: ModelEntry) -> Any:
-        """The model's inferer, initialised and loaded. Raises `ModelLoadError`."""
+        """Returns the model's inferer, initialised and loaded. Raises `ModelLoadError`."""
         if entry.inferer_type == "customized":
             inferer = self._registered(entry, "inferer", self._inferers)
         else:
@@ -64,7 +64,7 @@ class Components:
         return inferer
 
     def converter(self, entry: ModelEntry) -> Any:
-        """The model's converter, initialised; None when it has none. Raises `ModelLoadError`."""
+        """Returns the model's converter, initialised; None if it has none. Raises `ModelLoadError`."""
         if entry.converter_type == "none":
             return None
         if entry.converter_type == "customized":
@@ -77,8 +77,10 @@ class Components:
         return converter
 
     def _registered(self, entry: ModelEntry, kind: str, register: dict[str, Any]) -> Any:
-        """What the project registered under the entry's name: for the first model the object itself, for any other
-        a new one of its class."""
+        """Returns what the project registered under the entry's name.
+
+        The first model gets the registered object itself, any other a new instance of its class.
+        """
         name = getattr(entry, f"{kind}_name")
         if name not in register:
             known = ", ".join(sorted(map(str, register))) or "none"

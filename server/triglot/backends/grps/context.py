@@ -1,7 +1,7 @@
-"""`GrpsContext`: what a grps project's code knows of one request, and says about it (grps 6.3).
+"""`GrpsContext`: the context of one request, used by a grps project's code (grps 6.3).
 
-Strategy: any thread may use a context. Flags are plain attributes, each written in one step; what is sent goes
-through a lock, so that nothing is sent after the final answer, and nothing before it comes later.
+Contexts are thread-safe. Flags are plain attributes, each written in one step. Responses are sent under a lock, so
+that none is sent after the final one, and the final one is sent last.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class GrpsContext:
-    """One request. Without arguments, as in a project's own tests, it neither streams nor is ever disconnected.
+    """The context of one request. Without arguments, in a project's tests, it neither streams nor disconnects.
 
-    `http_request` is a Flask request of customised HTTP. `grpc_context` is there for code that names it.
+    `http_request` is a Flask request of customised HTTP. `grpc_context` exists only for compatibility with grps.
     """
 
     def __init__(self, grpc_context: Any = None, http_request: flask.Request | None = None) -> None:
@@ -44,7 +44,7 @@ class GrpsContext:
 
     @classmethod
     def of(cls, call: Call) -> Self:
-        """The context of a call."""
+        """Returns the context of a call."""
         exchange = call.exchange
         http = None if exchange is None else exchange.http
         context = cls(http_request=None if http is None else flask_request(http))
@@ -52,26 +52,26 @@ class GrpsContext:
         context._streaming = exchange is not None and exchange.streaming
         return context
 
-    # --- Data of the request's own, shared by all nodes of a DAG ---
+    # --- Data of the request, shared by all nodes of a DAG ---
 
     def put_user_data(self, key: Any, value: Any) -> None:
-        """Keep a value for this request."""
+        """Stores a value for this request."""
         self._user_data[key] = value
 
     def get_user_data(self, key: Any) -> Any:
-        """The value that was kept under `key`, or None."""
+        """Returns the value stored under `key`, or None."""
         return self._user_data.get(key)
 
     # --- Streaming ---
 
     def if_streaming(self) -> bool:
-        """Whether answers go out one by one; False after the final one."""
+        """Whether responses are streamed; False after the final one."""
         return self._streaming and not self._finished
 
     def stream_respond(self, msg: Any, final: bool = False) -> None:
-        """Send one answer, and none after it if it is `final`; blocks while the reader is slow.
+        """Sends one response, the last one if it is `final`; blocks while the client reads slowly.
 
-        Does nothing where nothing is streamed. Raises `ValueError` for anything but a GrpsMessage.
+        Does nothing if the request does not stream. Raises `ValueError` for anything but a GrpsMessage.
         """
         if not is_message(msg):
             raise ValueError(f"stream_respond: expected a GrpsMessage, got {type(msg).__name__}")
@@ -80,7 +80,7 @@ class GrpsContext:
             self._send(msg.SerializeToString(), final)
 
     def stream_respond_with_postprocess(self, inp: Any, final: bool = False) -> None:
-        """Send what the converter's `postprocess` makes of `inp`; as `stream_respond`.
+        """Sends the converter's `postprocess` of `inp`, as `stream_respond` does.
 
         Raises `ValueError` for a model without a converter.
         """
@@ -89,9 +89,9 @@ class GrpsContext:
         self.stream_respond(self._converter.postprocess(inp, self), final)
 
     def customized_http_stream_respond(self, msg: str | bytes, final: bool = False) -> None:
-        """Send text or bytes as one chunk of customised HTTP; as `stream_respond`.
+        """Sends text or bytes as one chunk of customised HTTP, as `stream_respond` does.
 
-        Raises `ValueError` for anything else, and outside of customised HTTP.
+        Raises `ValueError` for other types, and outside of customised HTTP.
         """
         if not isinstance(msg, str | bytes):
             raise ValueError(f"customized_http_stream_respond: expected str or bytes, got {type(msg).__name__}")
@@ -104,7 +104,7 @@ class GrpsContext:
         with self._sending:
             if self._finished or self._call is None:
                 return
-            # A chunk of no bytes would end a chunked body; a message of no bytes is one.
+            # An empty chunk would end a chunked body; an empty message is valid.
             if (answer or not isinstance(answer, HttpChunk)) and not self._call.respond(answer):
                 self._nobody_reads = True
             if final:
@@ -116,16 +116,16 @@ class GrpsContext:
     # --- Errors ---
 
     def set_err_msg(self, err_msg: Any) -> None:
-        """Let the request fail with this text, after the current step."""
+        """Makes the request fail with this text after the current step."""
         self._err_msg = err_msg
         self._has_err = True
 
     def get_err_msg(self) -> Any:
-        """The text that was set, or ""."""
+        """Returns the text that was set, or ""."""
         return self._err_msg
 
     def set_has_err(self, has_err: bool) -> None:
-        """Say whether the request fails after the current step."""
+        """Sets whether the request fails after the current step."""
         self._has_err = has_err
 
     def has_err(self) -> bool:
@@ -135,63 +135,63 @@ class GrpsContext:
     # --- Customised HTTP ---
 
     def get_http_request(self) -> flask.Request | None:
-        """The request of customised HTTP; None in any other call."""
+        """Returns the request of customised HTTP; None for any other call."""
         return self._http_request
 
     def set_http_response(self, response: Any) -> None:
-        """Answer with str (text/plain), bytes (octet-stream), (str or bytes, status, headers) or a Flask response.
+        """Sets the response: str (text/plain), bytes (octet-stream), (str or bytes, status, headers), or Flask's.
 
-        Raises `ValueError` for anything else.
+        Raises `ValueError` for other types.
         """
         self._http_response = http_response(response)
 
     def get_http_response(self) -> flask.Response | None:
-        """What was set, as a Flask response; None when nothing was."""
+        """Returns the response that was set as a Flask response; None if none was."""
         return None if self._http_response is None else flask_response(self._http_response)
 
-    # --- The rest ---
+    # --- Other ---
 
     def if_disconnected(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the client has disconnected."""
         return self._nobody_reads or (self._call is not None and self._call.cancelled)
 
     @property
     def converter(self) -> Any:
-        """The converter of the model that runs, or None."""
+        """The converter of the current model, or None."""
         return self._converter
 
     @property
     def inferer(self) -> Any:
-        """The inferer of the model that runs."""
+        """The inferer of the current model."""
         return self._inferer
 
     # --- For the framework ---
 
     @property
     def finished(self) -> bool:
-        """Whether the final answer is sent."""
+        """Whether the final response is sent."""
         return self._finished
 
     @property
     def call(self) -> Call | None:
-        """The call, outside of a project's own tests."""
+        """The call; None in a project's own tests."""
         return self._call
 
     @property
     def response(self) -> HttpResponse | None:
-        """The answer of customised HTTP, if one was set."""
+        """The response of customised HTTP, if one was set."""
         return self._http_response
 
     def enter(self, inferer: Any, converter: Any) -> None:
-        """From now on this model runs."""
+        """Sets the current model."""
         self._inferer = inferer
         self._converter = converter
 
     def close(self) -> None:
-        """The request is over: its uploaded files are closed."""
+        """Closes uploaded files at the end of the request."""
         if self._http_request is not None:
             self._http_request.close()
 
     def on_finish(self, finished: Callable[[], None]) -> None:
-        """Call `finished` when the final answer is sent."""
+        """Sets a callback for when the final response is sent."""
         self._on_finish = finished

@@ -1,4 +1,4 @@
-"""`Converter`: what the author of a grps project writes to turn messages into inputs, and back (grps 6.2)."""
+"""`Converter`: base class of a grps project's converters between messages and model inputs (grps 6.2)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Converter(ABC):
-    """Turns messages into what the inferer takes, and what it gave into messages.
+    """Converts messages to the inferer's input, and its output to messages.
 
-    Its code blocks, and several requests call it at the same time. It is made with no arguments; `init` is called
-    once, before the first request.
+    Its methods may block and are called concurrently. It is constructed without arguments; `init` is called once,
+    before the first request.
     """
 
     def __init__(self) -> None:
@@ -19,39 +19,39 @@ class Converter(ABC):
 
     @abstractmethod
     def init(self, path: Any = None, args: Any = None) -> None:
-        """Takes `converter_path` and `converter_args` of the model's entry in inference.yml."""
+        """Receives `converter_path` and `converter_args` of the model's entry in inference.yml."""
         self._path = path
         self._args = args
 
     @abstractmethod
     def preprocess(self, inp: Any, context: Any) -> Any:
-        """Takes a GrpsMessage and gives any object for the inferer."""
+        """Converts a GrpsMessage to any input for the inferer."""
 
     @abstractmethod
     def postprocess(self, inp: Any, context: Any) -> Any:
-        """Takes what the inferer gave and gives a GrpsMessage."""
+        """Converts the inferer's output to a GrpsMessage."""
 
     def batch_preprocess(self, inps: list[Any], contexts: list[Any]) -> Any:
-        """As `preprocess`, for several requests at once: one object for `batch_infer`."""
+        """As `preprocess`, for several requests: returns one object for `batch_infer`."""
         raise NotImplementedError(f"{type(self).__name__} has no batch_preprocess, which dynamic batching needs")
 
     def batch_postprocess(self, inp: Any, contexts: list[Any]) -> list[Any]:
-        """As `postprocess`, for several requests at once: a GrpsMessage for each, in their order."""
+        """As `postprocess`, for several requests: returns a GrpsMessage for each, in their order."""
         raise NotImplementedError(f"{type(self).__name__} has no batch_postprocess, which dynamic batching needs")
 
 
 class ConverterRegister:
-    """A project's own converters by name."""
+    """A project's customized converters by name."""
 
     def __init__(self) -> None:
         self.converter_dict: dict[str, Any] = {}
 
     def register(self, converter_name: str, converter_obj: Any) -> None:
-        """Add one; one of the same name is replaced."""
+        """Adds a converter; replaces one of the same name."""
         self.converter_dict[converter_name] = converter_obj
 
     def get_converter(self, converter_name: str) -> Any:
-        """The converter of that name. Raises `ValueError` when there is none."""
+        """Returns the converter with that name. Raises `ValueError` if there is none."""
         try:
             return self.converter_dict[converter_name]
         except KeyError:

@@ -1,4 +1,4 @@
-"""`Executor`: runs a project's models without a server, as the project's own tests do (grps 6.1)."""
+"""`Executor`: runs a project's models without a server, for the project's own tests (grps 6.1)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from triglot.backends.grps.settings import ProjectSettings
 
 
 class Project(Protocol):
-    """What is loaded. See `GrpsProject`."""
+    """What `Executor` uses of the loaded `GrpsProject`."""
 
     settings: ProjectSettings
 
     def load_model(self, model_id: str) -> Any:
-        """The model of this id, loaded."""
+        """Returns the model of this id, loaded."""
 
 
 class Executor:
@@ -32,10 +32,10 @@ class Executor:
         self._dag = [self._models[model_id] for _, model_id in settings.dag.nodes]
 
     def infer(self, inp: Any, context: GrpsContext, model_name: str | None = None) -> Any:
-        """What the DAG, or the model `model_name` ("name-version"), makes of a GrpsMessage.
+        """Runs the DAG, or the model `model_name` ("name-version"), on a GrpsMessage and returns the output.
 
-        None once the context has an error. Raises what the project's code raises, and `RuntimeError` for a model
-        that does not exist.
+        None once the context has an error. Raises the exceptions of the project's code, and `RuntimeError` for an
+        unknown model.
         """
         if not model_name:
             return run_in_sequence(self._dag, inp, context)

@@ -1,7 +1,6 @@
-"""The GPUs of a grps project: how busy and full they are, and how much of them its library may take (grps 5.1, 7).
+"""GPU metrics and memory limits of a grps project (grps 5.1, 7).
 
-Strategy: all of it is a help, and none of it a condition. Without a library, a driver or a device there is one
-warning, and the project runs.
+All of this is optional. If a library, a driver or a device is missing, a warning is logged, and the project runs.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 SECONDS = 1.0
-"""Between two looks at the GPUs."""
+"""Interval between samples of the GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLoad:
-    """A device at one moment: percent of the last second that it was busy, MiB in use; None: it cannot tell."""
+    """A sample of a device: its utilization in the last second in percent, and MiB in use; None if unavailable."""
 
     device: int
     usage: float | None
@@ -39,9 +38,9 @@ Reader = Callable[[], Sequence[GpuLoad]]
 
 
 def visible_devices(devices: Sequence[int], environment: Mapping[str, str]) -> dict[int, int | str]:
-    """The GPU behind each device's number: its index or UUID, from CUDA_VISIBLE_DEVICES where that is set.
+    """Returns the GPU of each device number: its index or UUID, from CUDA_VISIBLE_DEVICES if that is set.
 
-    A number that is not in there is left out.
+    Numbers that are not in there are omitted.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -55,7 +54,7 @@ def visible_devices(devices: Sequence[int], environment: Mapping[str, str]) -> d
 
 
 def nvml_reader(devices: Sequence[int], environment: Mapping[str, str]) -> Reader | None:
-    """What reads the load of devices through NVML; None, after a warning, where NVML or a driver is missing."""
+    """Returns a reader of the devices' load through NVML; None, after a warning, without NVML or a driver."""
     try:
         nvml = importlib.import_module("pynvml")
     except ModuleNotFoundError:
@@ -94,18 +93,18 @@ def _load(nvml: Any, device: int, handle: Any) -> GpuLoad:
     try:
         usage = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     except nvml.NVMLError:
-        pass  # A part of a GPU (MIG) does not say how busy it is.
+        pass  # A GPU partition (MIG) does not report its utilization.
     try:
         used = nvml.nvmlDeviceGetMemoryInfo(handle).used / MIB
     except nvml.NVMLError:
-        pass  # It does not answer now; the next look is a second away.
+        pass  # Temporarily unavailable; the next sample follows in a second.
     return GpuLoad(device, usage, used)
 
 
 class GpuWatch:
-    """Looks at a project's GPUs once a second, on a thread of its own from `start` to `stop`, for its metrics.
+    """Samples a project's GPUs once a second for its metrics, on its own thread from `start` to `stop`.
 
-    `read` gives the load; without one it is NVML's.
+    `read` returns the load; by default through NVML.
     """
 
     def __init__(
@@ -134,7 +133,7 @@ class GpuWatch:
         self.stop()
 
     def start(self) -> None:
-        """Limit the library's memory, which must come before it loads a model, and begin to look."""
+        """Limits the library's memory, which has to be done before it loads a model, and starts sampling."""
         limit_memory(self._settings)
         if self._free is None and self._settings.mem_gc_interval is not None:
             self._free = free_memory(self._settings)
@@ -145,13 +144,13 @@ class GpuWatch:
             self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; returns when the last look is over."""
+        """Stops sampling and waits for the thread."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def sample(self) -> None:
-        """One look at each device."""
+        """Adds one sample of each device to the metrics."""
         for load in self._read() if self._read is not None else ():
             if load.usage is not None:
                 self._monitor.add(f"*gpu{load.device}_usage(%)", "avg", load.usage)
@@ -159,7 +158,7 @@ class GpuWatch:
                 self._monitor.add(f"*gpu{load.device}_mem_usage(MIB)", "avg", load.used_mib)
 
     def collect(self, now: float) -> bool:
-        """Free what the library keeps for later, if it is time (monotonic seconds); whether it was."""
+        """Frees the library's cached memory if it is due at `now` (monotonic seconds); returns whether it was."""
         interval = self._settings.mem_gc_interval
         if self._free is None or interval is None or now - self.freed < interval:
             return False
@@ -179,7 +178,7 @@ class GpuWatch:
 
 
 def limit_memory(settings: GpuSettings) -> None:
-    """Keep the library within `mem_limit_mib` on each device; warns where it cannot."""
+    """Limits the library to `mem_limit_mib` on each device; warns if it cannot."""
     if settings.mem_limit_mib is None or settings.mem_manager == "none":
         return
     library = _library(settings, "gpu.mem_limit_mib", "no memory limit")
@@ -189,17 +188,17 @@ def limit_memory(settings: GpuSettings) -> None:
     for device in settings.devices:
         try:
             limit(library, device, settings.mem_limit_mib)
-        except Exception as error:  # What the libraries raise for a device is theirs to say.
+        except Exception as error:  # The libraries raise various types for a device.
             log.warning("gpu.mem_limit_mib: no memory limit on device %d: %s", device, error)
 
 
 def free_memory(settings: GpuSettings) -> Callable[[], object] | None:
-    """What gives torch's unused memory back; TensorFlow has no such call, and there is a warning (grps 5.1)."""
+    """Returns the function that frees torch's cached memory; None with a warning for TensorFlow (grps 5.1)."""
     if settings.mem_manager != "torch":
         log.warning("gpu.mem_gc_enable: ignored, as %s cannot free cached GPU memory", settings.mem_manager)
         return None
     torch = _library(settings, "gpu.mem_gc_enable", "cached GPU memory is not freed")
-    # Before a model uses the GPU there is nothing to free, and asking would take memory.
+    # Before a model uses the GPU there is nothing to free, and the call itself would allocate memory.
     return None if torch is None else lambda: torch.cuda.is_initialized() and torch.cuda.empty_cache()
 
 

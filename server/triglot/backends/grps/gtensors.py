@@ -1,4 +1,4 @@
-"""GenericTensors as arrays, and arrays as GenericTensors (grps 1). No element passes through a loop in Python."""
+"""Converts GenericTensors to arrays and back (grps 1), without a Python loop over numbers."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from triglot.model.grps_types import LISTS, WIDER, FlatList
 from triglot.pb.grps import grps_pb2 as pb
 
 PACKED = 2
-"""The wire type of a flat list of numbers."""
+"""Wire type of a packed list of numbers."""
 
 
 _BY_DTYPE = {DATATYPES[row.datatype].dtype: row for row in LISTS.values()}
 _WIDENED = {DATATYPES[narrow].dtype: DATATYPES[wide].dtype for narrow, wide in WIDER.items() if narrow != "UINT64"}
-"""What grps has no DataType for, and the dtype that holds all its values; nothing holds those of UINT64."""
+"""Dtypes that grps lacks, and the dtype that holds all their values; no dtype holds those of UINT64."""
 
 DTYPES = frozenset(LISTS)
-"""The DataTypes that a tensor can have."""
+"""The DataTypes of tensors."""
 
 
 def dtype_name(number: int) -> str:
-    """DT_FLOAT32, …; a number that has no name as digits."""
+    """Returns the name of a DataType, such as DT_FLOAT32; an unknown number as digits."""
     return LISTS[number].name if number in LISTS else str(number)
 
 
 def to_array(tensor: Any) -> Array:
-    """A GenericTensor as an array of its own memory; DT_STRING as objects (`bytes`, UTF-8).
+    """Returns a GenericTensor as an array with memory of its own; DT_STRING as objects (`bytes`, UTF-8).
 
-    Raises `ValueError` for a dtype without tensors, for a flat list that does not fit the shape, and for elements
+    Raises `ValueError` for an unsupported dtype, for a flat list that does not fit the shape, and for elements
     that the dtype cannot hold.
     """
     row = LISTS.get(tensor.dtype)
@@ -53,7 +53,7 @@ def _narrowed(array: Array, row: FlatList) -> Array:
     if dtype == row.wire:
         return array
     if dtype.kind == "f":
-        # What is too large for a half is infinite, as IEEE 754 rounds it.
+        # Values too large for a half become infinite, as IEEE 754 rounds them.
         with np.errstate(over="ignore"):
             return array.astype(dtype)
     limits = np.iinfo(dtype)
@@ -64,10 +64,10 @@ def _narrowed(array: Array, row: FlatList) -> Array:
 
 
 def fill(tensor: Any, array: Array) -> None:
-    """Sets dtype, shape and elements of a GenericTensor that has none; text and bytes are DT_STRING.
+    """Sets dtype, shape and elements of an empty GenericTensor; texts and bytes become DT_STRING.
 
-    bool becomes DT_UINT8, uint16 DT_INT32, uint32 DT_INT64 and bfloat16 DT_FLOAT32, which lose nothing. Raises
-    `ValueError` for any other dtype that grps has none for, and for bytes that are not UTF-8.
+    bool becomes DT_UINT8, uint16 DT_INT32, uint32 DT_INT64 and bfloat16 DT_FLOAT32, without loss. Raises
+    `ValueError` for any other dtype that grps lacks, and for bytes that are not UTF-8.
     """
     array = native(array)
     if array.dtype in _WIDENED:
@@ -93,7 +93,7 @@ def _texts(array: Array) -> list[str]:
 
 
 def _merge_floats(tensor: Any, row: FlatList, array: Array) -> None:
-    """Sets the flat list by parsing its packed form, the array's memory: a hundred times as quick as a list."""
+    """Sets the flat list by parsing its packed form, the array's memory: a hundred times as fast as a list."""
     content = array.astype(row.wire, copy=False).tobytes()
     tag = row.number << 3 | PACKED
     tensor.MergeFromString(b"".join([bytes([tag]), _varint(len(content)), content]))

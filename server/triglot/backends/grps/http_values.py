@@ -1,6 +1,6 @@
-"""Customised HTTP (grps 3.6): the request as Flask's own, and what a model may answer with.
+"""Customised HTTP (grps 3.6): converts requests and responses to and from Flask's.
 
-Flask is imported only where a project speaks HTTP itself.
+Flask is imported only if a project uses it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'triglot[grps]'"
 _ORIGIN = re.compile(r"^[A-Za-z]+://[^/?]*")
-"""What a request to a proxy has before the path."""
+"""The origin that precedes the path in a request to a proxy."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _NO_HEADER_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _OF_THE_CONNECTION = ("connection", "content-length", "transfer-encoding")
 
 
 def require_flask(what: str) -> None:
-    """Raises `MissingDependency` when Flask is not installed; `what` needs it."""
+    """Raises `MissingDependency` if Flask is not installed; `what` needs it."""
     try:
         import flask  # noqa: F401, PLC0415
     except ImportError as error:
@@ -35,14 +35,14 @@ def require_flask(what: str) -> None:
 
 
 def flask_request(request: HttpRequest) -> flask.Request:
-    """The request as Flask's."""
+    """Returns the request as a Flask request."""
     from flask import Request  # noqa: PLC0415
 
     return Request(_environ(request))
 
 
 def _environ(request: HttpRequest) -> dict[str, Any]:
-    """The request in WSGI's form (PEP 3333), in which all text is Latin-1."""
+    """Returns the WSGI environment of the request (PEP 3333), in which all text is Latin-1."""
     path, _, query = _ORIGIN.sub("", request.target).partition("?")
     headers = {name.lower(): _latin(value) for name, value in request.headers.items()}
     host, _, port = headers.get("host", "localhost").rpartition(":")
@@ -65,7 +65,7 @@ def _environ(request: HttpRequest) -> dict[str, Any]:
         "wsgi.multithread": True,
         "wsgi.multiprocess": False,
         "wsgi.run_once": False,
-        # The body is here as a whole, however it was sent.
+        # The body is complete, however it was sent.
         "CONTENT_LENGTH": str(len(request.body)),
     }
     for name, value in headers.items():
@@ -81,7 +81,7 @@ def _latin(text: str) -> str:
 
 
 def http_response(answer: Any) -> HttpResponse:
-    """What `set_http_response` takes, as a response.
+    """Returns the response for an argument of `set_http_response`.
 
     str is text/plain, bytes are application/octet-stream, a tuple is (str or bytes, status, dict of headers).
     Raises `ValueError` for anything but these and a Flask response.
@@ -97,7 +97,7 @@ def http_response(answer: Any) -> HttpResponse:
             raise ValueError(f"set_http_response: expected (str or bytes, int, dict), got ({kinds})")
         encoded = body.encode() if isinstance(body, str) else body
         return _response(encoded, int(status), [(str(name), str(value)) for name, value in headers.items()])
-    # Nothing can be one of Flask's before somebody has imported it.
+    # It can be a Flask response only if Flask was imported.
     if "flask" in sys.modules:
         from flask import Response  # noqa: PLC0415
 
@@ -128,7 +128,7 @@ def _response(body: bytes, status: int, fields: Iterable[tuple[str, str]]) -> Ht
 
 
 def flask_response(response: HttpResponse) -> flask.Response:
-    """The response as Flask's."""
+    """Returns the response as a Flask response."""
     from flask import Response  # noqa: PLC0415
     from werkzeug.datastructures import Headers  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`ModelInferer`: what the author of a grps project writes to run a model (grps 6.2)."""
+"""`ModelInferer`: base class of a grps project's inferers, which run models (grps 6.2)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class ModelInferer(ABC):
-    """Runs a model. Its code blocks, and several requests call it at the same time.
+    """Runs a model. Its methods may block and are called concurrently.
 
-    It is made with no arguments; `init` and `load` are called once, before the first request.
+    It is constructed without arguments; `init` and `load` are called once, before the first request.
     """
 
     def __init__(self) -> None:
@@ -19,42 +19,43 @@ class ModelInferer(ABC):
 
     @abstractmethod
     def init(self, path: Any, device: Any = None, args: Any = None) -> None:
-        """Takes `inferer_path`, the device's name and `inferer_args` of the model's entry in inference.yml."""
+        """Receives `inferer_path`, the device's name and `inferer_args` of the model's entry in inference.yml."""
         self._path = path
         self._device = device
         self._args = args
 
     @abstractmethod
     def load(self) -> bool:
-        """Loads the model; anything but true fails the start."""
+        """Loads the model; any result but true makes the start fail."""
 
     @abstractmethod
     def infer(self, inp: Any, context: Any) -> Any:
-        """Takes what `Converter.preprocess` gave and gives what `Converter.postprocess` takes.
+        """Runs the model on the result of `Converter.preprocess`; returns the input of `Converter.postprocess`.
 
-        Without a converter it takes a GrpsMessage and gives one.
+        Without a converter it receives and returns a GrpsMessage.
         """
 
     def batch_infer(self, inp: Any, contexts: list[Any]) -> Any:
-        """As `infer`, for several requests at once: takes what `batch_preprocess` gave.
+        """As `infer`, for several requests: receives the result of `batch_preprocess`.
 
-        Without a converter it takes a list of GrpsMessages and gives one, of the same order and length.
+        Without a converter it receives a list of GrpsMessages and returns one in the same order and of the same
+        length.
         """
         raise NotImplementedError(f"{type(self).__name__} has no batch_infer, which dynamic batching needs")
 
 
 class ModelInfererRegister:
-    """A project's own inferers by name."""
+    """A project's customized inferers by name."""
 
     def __init__(self) -> None:
         self.model_inferer_dict: dict[str, Any] = {}
 
     def register(self, inferer_name: str, inferer_obj: Any) -> None:
-        """Add one; one of the same name is replaced."""
+        """Adds an inferer; replaces one of the same name."""
         self.model_inferer_dict[inferer_name] = inferer_obj
 
     def get_model_inferer(self, inferer_name: str) -> Any:
-        """The inferer of that name. Raises `RuntimeError` when there is none."""
+        """Returns the inferer with that name. Raises `RuntimeError` if there is none."""
         try:
             return self.model_inferer_dict[inferer_name]
         except KeyError:

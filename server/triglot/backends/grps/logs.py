@@ -12,9 +12,9 @@ from triglot.core.errors import ModelLoadError
 from triglot.telemetry.log_handlers import DailyLogFile, LineFormatter
 
 SERVER_LOGGER = "grps.server"
-"""What the project's code knows as `logger`; its lines stand among the server's own."""
+"""The logger that the project's code knows as `logger`; it writes to the server's file."""
 USER_LOGGER = "grps.user"
-"""What the project's code knows as `clogger`."""
+"""The logger that the project's code knows as `clogger`."""
 SERVER_FILE = "grps_server.log"
 USER_FILE = "grps_usr.log"
 MONITOR_FILE = "grps_monitor.log"
@@ -27,7 +27,7 @@ class _Formatter(LineFormatter):
 
 
 def log_folder(folder: Path, settings: ServerSettings) -> Path:
-    """The folder of a project's logs; it is made if need be. Raises `ModelLoadError`."""
+    """Returns the folder of a project's logs, creating it if needed. Raises `ModelLoadError`."""
     path = folder / settings.log_dir
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -37,17 +37,17 @@ def log_folder(folder: Path, settings: ServerSettings) -> Path:
 
 
 def own_name(file: str, worker: int) -> str:
-    """The name of the file of a worker: several cannot put one file aside, or write it anew."""
+    """Returns a worker's name of a file: several workers cannot rotate or rewrite the same one."""
     return file if worker == 1 else file.replace(".", f"-worker{worker}.", 1)
 
 
 @contextmanager
 def log_files(folder: Path, settings: ServerSettings, worker: int = 1) -> Iterator[Path]:
-    """Everything that is logged goes to the project's files, too, until the block ends; the folder of these.
+    """Copies all log records to the project's files until the block ends; yields their folder.
 
-    The project's own lines go to the user's file, all others to the server's. A file is put aside at midnight;
-    `log_backup_count` old ones are kept. Each `worker` has files of its own.
-    Raises `ModelLoadError` when they cannot be written.
+    Records of the project's own logger go to the user's file, all others to the server's. Files are rotated at
+    midnight; `log_backup_count` old ones are kept. Each `worker` has files of its own.
+    Raises `ModelLoadError` if they cannot be written.
     """
     path, count = log_folder(folder, settings), settings.log_backup_count
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""GrpsMessages, whichever package's class they are."""
+"""GrpsMessages of any protobuf descriptor pool."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from triglot.pb.grps.grps_pb2 import GrpsMessage, Status
 
 FULL_NAME = GrpsMessage.DESCRIPTOR.full_name
 NOT_A_MESSAGE = "Output type must be GrpsMessage."
-"""What a client is told when a model answers with something else (grps 3.4)."""
+"""Error for clients if a model returns anything else (grps 3.4)."""
 
 
 def is_message(value: Any) -> TypeGuard[GrpsMessage]:
-    """Whether `value` is a GrpsMessage: of our descriptor pool, or of any other that declares it (grps 1)."""
+    """Whether `value` is a GrpsMessage, of our descriptor pool or of any other that declares it (grps 1)."""
     return isinstance(value, Message) and value.DESCRIPTOR.full_name == FULL_NAME
 
 
 def parsed(encoded: bytes) -> GrpsMessage:
-    """The message of these bytes. Raises `InvalidArgument` when they are none."""
+    """Parses a message. Raises `InvalidArgument` for malformed bytes."""
     try:
         return GrpsMessage.FromString(encoded)
     except DecodeError as error:
@@ -28,12 +28,12 @@ def parsed(encoded: bytes) -> GrpsMessage:
 
 
 def as_ours(message: Message) -> GrpsMessage:
-    """The message as one of our class; the same object when it is."""
+    """Returns the message as an instance of our class; the same object if it is one."""
     return message if isinstance(message, GrpsMessage) else GrpsMessage.FromString(message.SerializeToString())
 
 
 def mark_success(message: GrpsMessage) -> None:
-    """Give a message of a stream the status of success, unless it says that it is a failure (grps 3.5)."""
+    """Sets the status of a stream's message to success, unless it is marked as a failure (grps 3.5)."""
     status = message.status
     if status.status != Status.FAILURE:
         status.code = 200

@@ -1,4 +1,4 @@
-"""One model of a grps project, or its whole DAG, as the server calls it."""
+"""One model of a grps project, or its whole DAG, as a `Model` of the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class GrpsModel(Model):
-    """Takes grps' messages as they were sent; of callers who speak of tensors it makes messages with `gtensors`.
+    """Receives grps' messages as they were sent; for tensor protocols it makes messages with `gtensors`.
 
     `model_id` is the "name-version" that such messages carry, "" for the DAG.
     """
@@ -32,7 +32,7 @@ class GrpsModel(Model):
     platform = "grps"
     takes_messages = True
     any_tensors = True
-    max_queue_size = sys.maxsize  # What comes beyond max_concurrency waits without limit (grps 5.1).
+    max_queue_size = sys.maxsize  # The queue of requests beyond max_concurrency is unlimited (grps 5.1).
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class GrpsModel(Model):
         self._release = release
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> Any:
-        """A grps call gets the bytes of a GrpsMessage, any other one arrays by name.
+        """Runs the models on the bytes of a GrpsMessage in a grps call, on arrays by name in any other call.
 
-        None where everything is said: answers that were streamed, and an answer of customised HTTP, which is
-        `call.exchange.http_response`. Raises a `ServingError` of code INTERNAL for what the project's code raises
-        or reports, and `InvalidArgument` for a request that is no message.
+        Returns None if the response has been set otherwise: streamed, or for customised HTTP in
+        `call.exchange.http_response`. Raises a `ServingError` of code INTERNAL for errors that the project's code
+        raises or reports, and `InvalidArgument` for a malformed message.
         """
         with self._pool.slots([call]) as [skipped]:
             if skipped is not None:
@@ -72,7 +72,7 @@ class GrpsModel(Model):
         return message_of(inputs, self._model_id) if exchange is None else parsed(exchange.message)
 
     def _answer(self, answer: Any, context: GrpsContext, call: Call) -> Any:
-        """What the call is answered with. Raises as `infer`."""
+        """Returns the response to the call. Raises as `infer` does."""
         exchange = call.exchange
         if context.has_err():
             log.error(
@@ -95,25 +95,25 @@ class GrpsModel(Model):
     def _run(self, message: Any, context: GrpsContext) -> Any:
         try:
             return run_in_sequence(self._runners, message, context)
-        except BaseException as error:  # SystemExit too: it fails this request, not the server.
+        except BaseException as error:  # Includes SystemExit: it fails this request, not the server.
             failure = self._failures.explain(error)
-            if context.finished:  # The stream has ended well; there is nobody to tell.
+            if context.finished:  # The stream is complete, so the error cannot be sent.
                 return None
             try:
                 raise failure from None
             finally:
-                del failure  # Its traceback has this frame.
+                del failure  # Its traceback refers to this frame.
 
     def close(self) -> None:
-        """Gives up its part of the project."""
+        """Releases its part of the project."""
         self._runners = ()
         self._release()
 
 
 class BatchedGrpsModel(GrpsModel):
-    """One model of a project that is batched: the server hands it the requests of a batch together (grps 6.5).
+    """A single model of a project with batching: the server passes it the requests of a batch (grps 6.5).
 
-    Inside a DAG of several models batches are formed there: see `DynamicBatcher`.
+    Inside a DAG of several models, batches are formed by `DynamicBatcher` instead.
     """
 
     def __init__(self, runner: ModelRunner, batching: Batching, *said: Any) -> None:
@@ -122,14 +122,14 @@ class BatchedGrpsModel(GrpsModel):
         self.dynamic_batching = DynamicBatching(max_batch_size=size, max_queue_delay=delay)
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> Any:
-        """A batch of one."""
+        """Runs a batch of one."""
         [answer] = self.infer_batch([inputs], [call])
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
     def infer_batch(self, inputs: Sequence[Mapping[str, Array]], calls: Sequence[Call]) -> list[Any]:
-        """As `infer`, for several calls at once: what each is answered with, or its error."""
+        """As `infer`, for several calls: returns the response or error of each."""
         with self._pool.slots(calls) as skipped, ExitStack() as stack:
             answers: list[Any] = list(skipped)
             messages: dict[int, Any] = {}
@@ -138,8 +138,8 @@ class BatchedGrpsModel(GrpsModel):
                 try:
                     messages[at] = self._message(inputs[at], calls[at])
                     contexts[at] = stack.enter_context(closing(GrpsContext.of(calls[at])))
-                except Exception as error:  # The others know nothing of it.
-                    answers[at] = error.with_traceback(None)  # Its frames hold what holds it.
+                except Exception as error:  # It does not affect the other calls.
+                    answers[at] = error.with_traceback(None)  # The frames refer to `answers`.
             outputs = (
                 self._run_batch([messages[at] for at in contexts], list(contexts.values())) if contexts else []
             )
@@ -152,17 +152,17 @@ class BatchedGrpsModel(GrpsModel):
             return answers
 
     def _run_batch(self, messages: list[Any], contexts: list[GrpsContext]) -> list[Any]:
-        """What the model makes of each message, or the error that all of them share."""
+        """Returns the model's output for each message, or the error of the whole batch for each."""
         try:
             return self._runners[0].run_batch(messages, contexts)
         except BaseException as error:
             failure = self._failures.explain(error)
-            # An exception belongs to one request: each gets its own.
+            # Each request gets its own copy of the exception.
             return [None if context.finished else copy(failure) for context in contexts]
 
 
 def _outcome(context: GrpsContext) -> Code:
-    """What came of customised HTTP: its status says so, or an error of the context (grps 10.11)."""
+    """Returns the outcome of customised HTTP: from its status, or an error of the context (grps 10.11)."""
     status = 200 if context.response is None else context.response.status
     if 400 <= status < 500:
         return Code.INVALID_ARGUMENT

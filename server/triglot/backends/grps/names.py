@@ -1,8 +1,8 @@
-"""The names that a grps project imports (grps 6.1), provided while the project is loaded and not longer.
+"""Provides the names that a grps project imports (grps 6.1), only while the project is loaded.
 
-Strategy: no package `grps_framework` is installed. While a project is loaded, modules of these names stand in
-`sys.modules`, made on the fly from a table, and the project's folder is first on `sys.path`. Afterwards everything
-is as it was: the project's own modules are forgotten, and what these names meant before is back.
+No package `grps_framework` is installed. While a project is loaded, `sys.modules` has modules with these names,
+made from a table, and the project's folder is first on `sys.path`. Afterwards everything is restored: the
+project's own modules are removed, and modules that had these names before are back.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from triglot.core.errors import ModelLoadError
 
 ROOT = "grps_framework"
 SPAWNED = str(Path(__file__).with_name("spawned"))
-"""Holds the package for spawned processes, which inherit the path; an archive may bring grps' own one."""
+"""Folder with a package for spawned processes, which inherit the path; an archive may contain grps' own one."""
 TAKEN = (ROOT, "src", "test")
-"""Top-level names that mean the project's own while it is loaded."""
+"""Top-level names that belong to the project while it is loaded."""
 
 Lazy = Callable[[], Any]
 
 
 class ProvidedModule(ModuleType):
-    """A module of the table; `lazy` names are made when they are first asked for."""
+    """A module made from the table; `lazy` names are created on first access."""
 
     def __init__(self, name: str, folder: Path, names: Mapping[str, Any], lazy: Mapping[str, Lazy]) -> None:
         super().__init__(name, "Provided by Triglot for grps projects.")
@@ -59,7 +59,7 @@ class ImportNames:
         self._path: list[str] = []
 
     def provide(self) -> None:
-        """Raises `ModelLoadError` while another project is loaded."""
+        """Provides all names. Raises `ModelLoadError` while another project is loaded."""
         present = sys.modules.get(ROOT)
         if isinstance(present, ProvidedModule):
             raise ModelLoadError(
@@ -76,7 +76,7 @@ class ImportNames:
         importlib.invalidate_caches()
 
     def provide_missing(self) -> None:
-        """Provide what is not there yet, and leave everything else alone."""
+        """Provides missing names only, without changing anything else."""
         for name in [*self._table, *self._lazy]:
             self._provide(f"{ROOT}.{name}", self._table.get(name, {}), self._lazy.get(name, {}))
 
@@ -90,7 +90,7 @@ class ImportNames:
             setattr(sys.modules[parent], child, module)
 
     def remove(self) -> None:
-        """Everything is as it was; code of the project's that still runs cannot import any more of it."""
+        """Restores everything; code of the project that still runs cannot import more of it."""
         for name, module in sys.modules.copy().items():
             if _top(name) in TAKEN or (name not in self._modules and self._is_own(module)):
                 del sys.modules[name]
@@ -102,8 +102,8 @@ class ImportNames:
         importlib.invalidate_caches()
 
     def _is_own(self, module: ModuleType) -> bool:
-        """Whether the module is one of the project's. What is installed below its folder is not: a package with
-        native code cannot be imported twice."""
+        """Whether the module belongs to the project. Packages installed below its folder do not: one with native
+        code cannot be imported twice."""
         file = getattr(module, "__file__", None)
         return isinstance(file, str) and self._is_below(file)
 

@@ -1,4 +1,4 @@
-"""A grps project's folder, served as it is (grps 5, 6)."""
+"""A grps project: loads the models in its folder (grps 5, 6)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from triglot.model.scheduling import LONGEST_SECONDS
 from triglot.telemetry.monitor import Monitor
 
 MODULES = ("src.customized_converter", "src.customized_inferer")
-"""Imported for what they register."""
+"""Modules that are imported because they register components."""
 
 
 class GrpsProject:
-    """The models of one project, all in one process.
+    """The models of one project, all in one process. Thread-safe.
 
-    Nothing is imported before the first model is opened, and all is forgotten when the last one is closed. Paths
-    in the configuration are relative to the process's working directory, which is the project's folder.
+    Its modules are imported when the first model is opened, and removed when the last one is closed. Paths in the
+    configuration are relative to the process's working directory, which is the project's folder.
     """
 
     def __init__(self, settings: ProjectSettings, monitor: Monitor) -> None:
@@ -43,17 +43,17 @@ class GrpsProject:
         self._runners: dict[str, ModelRunner] = {}
 
     def model(self, name: str, version: str) -> GrpsModel:
-        """One model, loaded. Raises `ModelLoadError` for what is wrong with it or with the project's modules."""
+        """Returns one model, loaded. Raises `ModelLoadError` for errors in it or in the project's modules."""
         model_id = f"{name}-{version}"
         return self._open([model_id], model_id, self.settings.model(model_id).entry)
 
     def dag(self) -> GrpsModel:
-        """The DAG, its models loaded. Raises as `model`."""
+        """Returns the DAG with its models loaded. Raises as `model` does."""
         nodes = [model_id for _, model_id in self.settings.dag.nodes]
         return self._open(nodes, "", self.settings.inference_conf["dag"])
 
     def load(self) -> None:
-        """Load all models on this thread, in the order of the file, and keep them. Raises as `model`."""
+        """Loads all models on this thread, in the order of the file, and keeps them. Raises as `model` does."""
         with self._lock:
             self._users += 1
             for entry in self.settings.models:
@@ -61,7 +61,7 @@ class GrpsProject:
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
-        """Within the block the project's modules are imported and the names they need exist."""
+        """Imports the project's modules, and provides the names that they need, for the block."""
         with self._lock:
             self._users += 1
         try:
@@ -71,7 +71,7 @@ class GrpsProject:
             self._release()
 
     def load_model(self, model_id: str) -> ModelRunner:
-        """The model's inferer and converter, loaded once for everyone who uses it. Raises as `model`."""
+        """Returns the model's inferer and converter, loaded once for all users. Raises as `model` does."""
         with self._lock:
             components = self._import()
             if model_id not in self._runners:
@@ -85,7 +85,7 @@ class GrpsProject:
             return self._runners[model_id]
 
     def _reachable(self, batching: Batching | None) -> Batching | None:
-        """Each request of a batch takes one of the pool's places, and nothing can be waited for for ever."""
+        """Limits the batching: each request of a batch takes a slot of the pool, and delays must be finite."""
         if batching is None:
             return None
         longest = int(LONGEST_SECONDS * 1e6)
@@ -123,7 +123,7 @@ class GrpsProject:
             self._names = None
 
     def _import(self) -> Components:
-        """Provide the names and import the project's modules, once."""
+        """Provides the names and imports the project's modules, once."""
         with self._lock:
             if self._components is not None:
                 return self._components
@@ -148,7 +148,7 @@ class GrpsProject:
             return self._components
 
     def _own_names(self) -> dict[str, dict[str, Callable[[], Any]]]:
-        """The names that know this project."""
+        """Returns the lazy names that depend on this project."""
 
         def executor() -> type[Executor]:
             return type("Executor", (Executor,), {"project": self})
@@ -162,7 +162,7 @@ class GrpsProject:
 
 
 def _import_if_there(settings: ProjectSettings, module: str) -> None:
-    """Import one of the project's modules; one that does not exist has nothing to register."""
+    """Imports one of the project's modules; a missing module registers nothing."""
     try:
         importlib.import_module(module)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a grps project's models do with one request (grps 6.4)."""
+"""Runs the models of a grps project for one request (grps 6.4)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ OOM_TEXTS = ("CUDA out of memory", "OOM")
 
 
 class Pool:
-    """Lets `size` requests run at a time, over all models of a project, those first that came first (grps 5.1,
-    `max_concurrency`)."""
+    """Limits the running requests of a project to `size`, over all its models, in FIFO order (grps 5.1,
+    `max_concurrency`). Thread-safe."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -38,9 +38,9 @@ class Pool:
 
     @contextmanager
     def slots(self, calls: Sequence[Call]) -> Iterator[list[ServingError | None]]:
-        """Wait until all of these requests, `size` at most, may run, and let them.
+        """Waits until all of these requests, at most `size`, may run, and holds their slots in the block.
 
-        Yields for each why it is not to run, if so: nobody waits for it any more.
+        Yields, per request, the error if it must not run since it was cancelled or timed out, else None.
         """
         for call in calls:
             call.times.batch_size = 0
@@ -59,7 +59,7 @@ class Pool:
                 self._changed.notify_all()
 
     def _take(self, calls: Sequence[Call]) -> int:
-        """Wait for as many slots as there are calls; 0 once nobody waits for any of these."""
+        """Waits for a slot per call and returns their number; 0 once all of these calls are cancelled."""
         turn = object()
         with self._changed:
             self._turns.append(turn)
@@ -76,19 +76,19 @@ class Pool:
 
 
 def _longest(calls: Sequence[Call]) -> float | None:
-    """Seconds until the last deadline; None when there is none."""
+    """Returns the seconds until the last deadline; None if a call has none."""
     remaining = [seconds for call in calls if (seconds := call.remaining) is not None]
     return max(remaining) if len(remaining) == len(calls) else None
 
 
 class Failures:
-    """Says what callers are told of exceptions, and counts those of a GPU without memory (grps 7)."""
+    """Converts exceptions to errors for the callers, and counts those of a GPU without memory (grps 7)."""
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
 
     def explain(self, error: BaseException) -> ServingError:
-        """INTERNAL with the exception's type and text, its trace goes to the log; a `ServingError` as it is."""
+        """Returns INTERNAL with the exception's type and text, and logs it; a `ServingError` unchanged."""
         if isinstance(error, ServingError):
             return error
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -99,7 +99,7 @@ class Failures:
 
 
 class ModelRunner:
-    """One entry of inference.yml: its inferer, and its converter if it has one, both loaded."""
+    """One entry of inference.yml: its inferer, and its converter if it has one, both loaded. Thread-safe."""
 
     def __init__(self, inferer: Any, converter: Any, batching: Batching | None, failures: Failures) -> None:
         self._inferer = inferer
@@ -113,12 +113,12 @@ class ModelRunner:
 
     @property
     def batches(self) -> BatchCounts | None:
-        """Of the batches that are formed here; None where there are none."""
+        """Statistics of the batches formed here; None without a batcher."""
         return None if self._batcher is None else self._batcher.counts
 
     @property
     def declared(self) -> Declared:
-        """Its inputs and outputs; none where a part of the project's own says what they are."""
+        """Its declared inputs and outputs; empty if customized components determine them."""
         if not isinstance(self._inferer, TensorInferer) or type(self._inferer).infer is not TensorInferer.infer:
             return (), ()
         if self._converter is not None and not isinstance(self._converter, TensorConverter):
@@ -126,7 +126,7 @@ class ModelRunner:
         return self._inferer.declared() or ((), ())
 
     def run(self, message: Any, context: GrpsContext) -> Any:
-        """What the model makes of a GrpsMessage; None once the context has an error."""
+        """Returns the model's output for a GrpsMessage; None once the context has an error."""
         if self._batcher is not None:
             return self._batcher.infer(message, context)
         context.enter(self._inferer, self._converter)
@@ -139,10 +139,10 @@ class ModelRunner:
         return None if context.has_err() else self._converter.postprocess(out, context)
 
     def run_batch(self, messages: list[Any], contexts: list[GrpsContext]) -> list[Any]:
-        """An output for each message, None where the model has none.
+        """Returns an output per message, None where the model returned none.
 
-        An error of some contexts keeps none of the others from running. Raises what the project's code raises, and
-        `ValueError` for more outputs than messages.
+        Requests without an error in their context still run if others have one. Raises the exceptions of the
+        project's code, and `ValueError` for more outputs than messages.
         """
         for context in contexts:
             context.enter(self._inferer, self._converter)
@@ -165,7 +165,7 @@ class ModelRunner:
 
 
 def run_in_sequence(runners: Sequence[ModelRunner], message: Any, context: GrpsContext) -> Any:
-    """What each model makes of what the one before made; None after an error or the final answer."""
+    """Runs the models in sequence, each on its predecessor's output; None after an error or final response."""
     for runner in runners:
         message = runner.run(message, context)
         if context.has_err() or context.finished:

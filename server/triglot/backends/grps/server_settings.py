@@ -1,4 +1,4 @@
-"""What a grps project's conf/server.yml says, checked (grps 5.1)."""
+"""Reads and validates a grps project's conf/server.yml (grps 5.1)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATH = re.compile(r"/[A-Za-z0-9_/-]+")
 LAST_PORT = 65535
 NO_LIMIT = -1
 BRPC = "http+brpc"
-"""Of grps' C++ server."""
+"""The framework of grps' C++ server."""
 
 MODES = ("query_param", "header_param", "body_param")
 
@@ -42,7 +42,7 @@ TEXTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CustomHttp:
-    """A further path for predict, and how its requests ask for a stream (grps 3.6)."""
+    """An additional path for predict, and how its requests ask for a stream (grps 3.6)."""
 
     path: str
     customized_body: bool = False
@@ -53,9 +53,9 @@ class CustomHttp:
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """`devices` count from 0 in CUDA_VISIBLE_DEVICES, where that is set.
+    """GPU settings. `devices` are indices into CUDA_VISIBLE_DEVICES, if that is set.
 
-    `mem_limit_mib` is MiB for each device, None: no limit. `mem_gc_interval` is seconds, None: nothing is freed.
+    `mem_limit_mib` is in MiB per device, None: no limit. `mem_gc_interval` is in seconds, None: nothing is freed.
     """
 
     devices: tuple[int, ...]
@@ -66,7 +66,7 @@ class GpuSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """server.yml: `grpc_port` is None for HTTP alone; `log_dir` is as written, from the project's folder on."""
+    """The settings in server.yml. `grpc_port` is None for HTTP alone; `log_dir` is relative to the project."""
 
     framework: str
     host: str
@@ -81,7 +81,10 @@ class ServerSettings:
 
 
 def read_server(folder: Path, file: Path, warnings: list[str]) -> tuple[str, dict[str, Any], ServerSettings]:
-    """The file's text, its plain values, and its settings, for a project in `folder`. Raises `ModelLoadError`."""
+    """Returns the file's text, its plain values, and its settings, for a project in `folder`.
+
+    Appends to `warnings`. Raises `ModelLoadError`.
+    """
     text, values = read_yaml(file, TEXTS)
     return text, values, _server(folder, YamlMap(file, values, KEYS), warnings)
 

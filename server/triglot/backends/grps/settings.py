@@ -1,4 +1,4 @@
-"""What a grps project's conf/server.yml and conf/inference.yml say, checked (grps 5)."""
+"""Reads and validates a grps project's conf/server.yml and conf/inference.yml (grps 5)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ INFERENCE_TEXTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Dynamic batching: a batch waits for at most `timeout_us` microseconds."""
+    """Dynamic batching: a batch waits at most `timeout_us` microseconds for more requests."""
 
     max_batch_size: int
     timeout_us: int
@@ -53,9 +53,9 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One of inference.yml's models; `device` is what its inferer gets, `entry` the whole map.
+    """A model in inference.yml; `device` is passed to its inferer, `entry` is the whole map.
 
-    `inferer_args` and `converter_args` are {} where the key is absent and None where it is empty.
+    `inferer_args` and `converter_args` are {} if the key is absent, and None if it is empty.
     """
 
     name: str
@@ -74,13 +74,13 @@ class ModelEntry:
 
     @property
     def id(self) -> str:
-        """What requests and nodes call it: name-version."""
+        """Its id in requests and nodes: name-version."""
         return f"{self.name}-{self.version}"
 
 
 @dataclass(frozen=True, slots=True)
 class DagEntry:
-    """The models that a request runs through that names none: (node's name, model's id), in order."""
+    """The DAG for requests that name no model: (node's name, model's id), in order."""
 
     name: str
     nodes: tuple[tuple[str, str], ...]
@@ -88,9 +88,9 @@ class DagEntry:
 
 @dataclass(frozen=True, slots=True)
 class ProjectSettings:
-    """A project: its two files as settings, as texts, and as the plain values that its own code may look at.
+    """A project: its two files as settings, as texts, and as the plain values for its own code.
 
-    `warnings` tell of keys that are probably misspelt.
+    `warnings` are about keys that are probably misspelt.
     """
 
     folder: Path
@@ -104,7 +104,7 @@ class ProjectSettings:
     warnings: tuple[str, ...] = ()
 
     def model(self, model_id: str) -> ModelEntry:
-        """The model with this id. Raises `KeyError`."""
+        """Returns the model with this id. Raises `KeyError`."""
         for entry in self.models:
             if entry.id == model_id:
                 return entry
@@ -114,9 +114,9 @@ class ProjectSettings:
 def read_project(
     folder: Path, *, server_conf: Path | None = None, inference_conf: Path | None = None
 ) -> ProjectSettings:
-    """The settings in a project's folder, or in other files where given.
+    """Reads the settings in a project's folder, or in other files if given.
 
-    Raises `ModelLoadError`: which key of which file, what was expected, what came.
+    Raises `ModelLoadError` with the file, the key, the expected and the actual value.
     """
     if not folder.is_dir():
         raise ModelLoadError(f"{folder}: expected the folder of a grps project, found none")
@@ -172,7 +172,7 @@ def _model(entry: YamlMap, warnings: list[str]) -> ModelEntry:
 
 
 def _device(entry: YamlMap, inferer_type: str) -> str:
-    """Built-in inferers know their devices; a project's own may call them anything."""
+    """Returns the device's name; checked for built-in inferers, free for customized ones."""
     device = entry.text("device", "a device, such as cpu").lower()
     if inferer_type in BUILT_IN and device != "original" and not DEVICE.fullmatch(device):
         entry.fail("device", "cpu, cuda, gpu, cuda:N, gpu:N or original")
@@ -189,7 +189,7 @@ def _part(entry: YamlMap, key: str, required: bool) -> str | None:
 
 
 def _path(entry: YamlMap, key: str, required: bool) -> str | None:
-    """Without the key it is "", and with nothing behind it None, as projects find it in grps."""
+    """Returns "" without the key and None for an empty value, as grps does."""
     return _part(entry, key, required) if required or key in entry.values else ""
 
 

@@ -1,4 +1,4 @@
-"""What the modules that a grps project imports hold: the table of `grps_framework` (grps 6.1)."""
+"""The table of modules and names that a grps project can import from `grps_framework` (grps 6.1)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BUILT_IN = {
 
 @dataclass(frozen=True, slots=True)
 class GlobalConf:
-    """`global_conf`: both files as they were read."""
+    """`global_conf`: the values of both files."""
 
     server_conf: dict[str, Any]
     inference_conf: dict[str, Any]
@@ -44,14 +44,14 @@ class GlobalConf:
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """Where a project's modules put their inferers and converters when they are imported."""
+    """The registers in which a project's modules register inferers and converters on import."""
 
     inferers: ModelInfererRegister = field(default_factory=ModelInfererRegister)
     converters: ConverterRegister = field(default_factory=ConverterRegister)
 
 
 class GrpsServiceStub:
-    """A client of `GrpsService` on any channel that has grpc's `unary_unary` and `unary_stream`."""
+    """A client of `GrpsService` on any channel with grpc's `unary_unary` and `unary_stream`."""
 
     def __init__(self, channel: Any) -> None:
         descriptor = service("grps.protos.v1.GrpsService")
@@ -66,9 +66,9 @@ class GrpsServiceStub:
 
 
 def provide_in_child() -> None:
-    """Provide the names in a process that a project has started; its current folder is the project's.
+    """Provides the names in a process that a project spawned; its current folder is the project's.
 
-    What is registered or measured there stays there.
+    Components registered and metrics added there stay in that process.
     """
     try:
         settings = read_project(Path())
@@ -85,7 +85,7 @@ def import_names(
     monitor: Monitor,
     of_project: Mapping[str, Mapping[str, Lazy]],
 ) -> ImportNames:
-    """All that a project imports; `of_project` are names that know the loaded project."""
+    """Returns everything that a project imports; `of_project` are names that depend on the loaded project."""
     inferers = {"ModelInferer": ModelInferer, "inferer_register": registers.inferers}
     converters = {"Converter": Converter, "converter_register": registers.converters}
     messages = {name: value for name, value in vars(grps_pb2).items() if not name.startswith("_")}
@@ -99,14 +99,14 @@ def import_names(
         "model_infer.inferer": {**inferers, "ModelInfererRegister": ModelInfererRegister},
         "monitor.monitor": {"app_monitor": AppMonitor(monitor)},
     }
-    # The documentation has this name.
+    # grps' documentation uses this name.
     table["model_inferer.inferer"] = table["model_infer.inferer"]
     lazy = {name: {path.partition(":")[2]: partial(built_in, path)} for name, path in _BUILT_IN.items()}
     return ImportNames(folder, table, {**lazy, **of_project})
 
 
 def _logger(name: str) -> logging.Logger:
-    """The logger, under the documentation's short names for its methods, too."""
+    """Returns the logger, with the documentation's short names for its methods added."""
     logger = logging.getLogger(name)
     vars(logger).update(err=logger.error, crit=logger.critical)
     return logger

@@ -1,7 +1,7 @@
 """The rules that the built-in converters share (grps 6.6): `gtensors` to a library's tensors, and back.
 
-All named tensors are a dict, all unnamed ones a list in their order. A result's tensors are named by its keys, and
-`output` or `output_0`, `output_1`, … where it has none. In a batch the first dim is each request's own batch.
+Named tensors form a dict, unnamed ones a list in their order. A result's tensors are named by its keys, or else
+`output`, or `output_0`, `output_1`, …. In a batch the first dim is each request's own batch.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from triglot.pb.grps import grps_pb2 as pb
 
 Arrays = dict[str, Array] | list[Array]
 BATCH_SIZE = "batch_size"
-"""The key of a request's first dim in its context's user data; grps uses the same."""
+"""The key of a request's first dim in its context's user data, as in grps."""
 
 
 class TensorConverter(Converter):
-    """A converter for one library's tensors. Requests share nothing of it."""
+    """A converter for one library's tensors; stateless, so requests may share it."""
 
     _dtypes: ClassVar[Collection[int]]
-    """The DataTypes that an input may have."""
+    """DataTypes that an input may have."""
     _tensor_class: ClassVar[Any]
-    """What a result is made of."""
+    """Class of a result's tensors."""
 
     def init(self, path: Any = None, args: Any = None) -> None:
-        """Takes `converter_path` and `converter_args`, and uses neither."""
+        """Receives `converter_path` and `converter_args`, which are not used."""
         super().init(path, args)
 
     @abstractmethod
     def _to_tensor(self, array: Array) -> Any:
-        """The library's tensor over an array of its own memory."""
+        """Returns the library's tensor for an array that has memory of its own."""
 
     @abstractmethod
     def _to_array(self, tensor: Any) -> Array:
-        """The values of one of a result's tensors, wherever it lies."""
+        """Returns the values of a result's tensor, on whichever device it is."""
 
     def preprocess(self, inp: Any, context: Any) -> Any:
-        """Takes a GrpsMessage and gives its tensors. Raises `InvalidArgument`."""
+        """Returns the tensors of a GrpsMessage. Raises `InvalidArgument`."""
         return _each(self._to_tensor, _decode(inp, self._dtypes))
 
     def postprocess(self, inp: Any, context: Any) -> Any:
-        """Takes a tensor, or a list, tuple or dict of tensors, and gives a GrpsMessage. Raises `Internal`."""
+        """Converts a tensor, or a list, tuple or dict of tensors, to a GrpsMessage. Raises `Internal`."""
         return _encode(self._named(inp))
 
     def batch_preprocess(self, inps: list[Any], contexts: list[Any]) -> Any:
-        """Takes GrpsMessages and gives their tensors, joined along the first dim.
+        """Returns the tensors of several GrpsMessages, concatenated along the first dim.
 
-        Raises `InvalidArgument` when one of them is no batch, and when their names, dtypes or other dims differ.
+        Raises `InvalidArgument` if one of them has no batch dim, or if names, dtypes or other dims differ.
         """
         if len(inps) != len(contexts):
             raise Internal(f"expected a context for each of {len(inps)} messages, got {len(contexts)}")
@@ -70,9 +70,9 @@ class TensorConverter(Converter):
         return _each(self._to_tensor, _joined(requests))
 
     def batch_postprocess(self, inp: Any, contexts: list[Any]) -> list[Any]:
-        """Takes what `postprocess` takes and gives a GrpsMessage for each context, of its own part.
+        """Splits a result as for `postprocess` and returns a GrpsMessage per context.
 
-        Raises `Internal` when the first dim of a tensor is not that of the requests together.
+        Raises `Internal` if a tensor's first dim is not the sum of the requests'.
         """
         sizes = [context.get_user_data(BATCH_SIZE) for context in contexts]
         if None in sizes:
@@ -91,7 +91,7 @@ class TensorConverter(Converter):
         ]
 
     def _named(self, result: Any) -> dict[str, Array]:
-        """The arrays of a result by name. Raises `Internal`."""
+        """Returns the arrays of a result by name. Raises `Internal`."""
         named = named_parts(result, self._tensor_class)
         for name, tensor in named.items():
             if not isinstance(name, str):
@@ -102,7 +102,7 @@ class TensorConverter(Converter):
 
 
 def named_parts(result: Any, kind: Any) -> dict[Any, Any]:
-    """What a result of tensors of this kind holds, by name. Raises `Internal` for what is no such result."""
+    """Returns the tensors of class `kind` in a result by name. Raises `Internal` for any other result."""
     if isinstance(result, kind):
         return {"output": result}
     if isinstance(result, list | tuple):
@@ -162,13 +162,13 @@ def _encode(arrays: dict[str, Array]) -> pb.GrpsMessage:
 
 
 def _labelled(arrays: Arrays) -> dict[str, Array]:
-    """By what an error calls them."""
+    """Returns the arrays by their names in errors."""
     pairs = arrays.items() if isinstance(arrays, dict) else enumerate(arrays)
     return {f"tensor {key!r}": array for key, array in pairs}
 
 
 def _batch_size(arrays: Arrays) -> int:
-    """The one first dim of a request's tensors."""
+    """Returns the common first dim of a request's tensors. Raises `InvalidArgument`."""
     labelled = _labelled(arrays)
     for label, array in labelled.items():
         if array.ndim < 2:
@@ -180,7 +180,7 @@ def _batch_size(arrays: Arrays) -> int:
 
 
 def _joined(requests: Sequence[Arrays]) -> Arrays:
-    """The requests' arrays, one after the other along the first dim."""
+    """Returns the requests' arrays, concatenated along the first dim."""
     first = requests[0]
     expected = _layout(first)
     for at, request in enumerate(requests):
@@ -195,7 +195,7 @@ def _joined(requests: Sequence[Arrays]) -> Arrays:
 
 
 def _layout(arrays: Arrays) -> tuple[bool, dict[str, tuple[Any, ...]]]:
-    """What all requests of a batch have in common."""
+    """Returns the properties that must be equal in all requests of a batch."""
     labelled = _labelled(arrays)
     return isinstance(arrays, dict), {label: (one.dtype, one.shape[1:]) for label, one in labelled.items()}
 

@@ -1,4 +1,4 @@
-"""What the built-in inferers share (grps 5.2, 6.6): devices, operations, no-converter mode."""
+"""Base of the built-in inferers (grps 5.2, 6.6): devices, custom operations, no-converter mode."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from triglot.core.errors import ModelLoadError
 from triglot.core.types import TensorSpec
 
 Declared = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]
-"""Inputs and outputs."""
+"""Specs of inputs and outputs."""
 ORIGINAL = "original"
 CUDA = re.compile(r"(?:cuda|gpu)(?::(\d+))?")
 
 
 class TensorInferer(ModelInferer):
-    """Runs a model of one library: tensors in, what the model answers out.
+    """Runs a model of one library on tensors.
 
-    A GrpsMessage comes where the project has no converter; the library's own is applied to it. A subclass need not
-    call our `__init__`: what a request needs is set by `init` and `load`.
+    If the project has no converter, GrpsMessages are converted with the library's own one. A subclass need not
+    call this `__init__`: everything a request needs is set by `init` and `load`.
     """
 
     _converter: ClassVar[TensorConverter]
     _model: Any = None
 
     def init(self, path: Any, device: Any = None, args: Any = None) -> None:
-        """Takes the model's file or folder, its device, and `customized_op_paths` in `args`, which it loads.
+        """Receives the model's file or folder, its device, and `customized_op_paths` in `args`, which it loads.
 
         Raises `ModelLoadError`.
         """
@@ -52,9 +52,9 @@ class TensorInferer(ModelInferer):
         return True
 
     def infer(self, inp: Any, context: Any) -> Any:
-        """Calls the model: a list or tuple is its arguments, a dict its keyword arguments, all else one argument.
+        """Calls the model: with a list or tuple as arguments, a dict as keyword arguments, or one other argument.
 
-        A GrpsMessage becomes tensors first, and the answer a GrpsMessage.
+        A GrpsMessage is converted to tensors first, and the output to a GrpsMessage.
         """
         if is_message(inp):
             answer = self.infer(self._converter.preprocess(inp, context), context)
@@ -64,28 +64,28 @@ class TensorInferer(ModelInferer):
         return self._call_model(list(inp) if isinstance(inp, list | tuple) else [inp], {})
 
     def batch_infer(self, inp: Any, contexts: list[Any]) -> Any:
-        """As `infer`, of tensors that are joined already or of a list of GrpsMessages."""
+        """As `infer`, for tensors that are already concatenated or for a list of GrpsMessages."""
         if isinstance(inp, list) and inp and is_message(inp[0]):
             answer = self.batch_infer(self._converter.batch_preprocess(inp, contexts), contexts)
             return self._converter.batch_postprocess(answer, contexts)
-        # One call for all: which context it gets makes no difference.
+        # One call for the whole batch: it does not matter which context it gets.
         return self.infer(inp, contexts[0])
 
     def declared(self) -> Declared | None:
-        """The inputs and outputs of the model by its own account; None where it gives none."""
+        """Returns the inputs and outputs that the model declares; None if it declares none."""
         return None
 
     @abstractmethod
     def _place_on(self, device: str) -> None:
-        """Takes the device's name. Raises `ModelLoadError` for one that there is not."""
+        """Sets the device. Raises `ModelLoadError` for an unknown one."""
 
     @abstractmethod
     def _load_operations(self, file: Path) -> None:
-        """Adds the operations of a shared library to the process."""
+        """Loads the operations of a shared library into the process."""
 
     @abstractmethod
     def _loaded_model(self) -> Any:
-        """The model of `_path` on its device."""
+        """Returns the model of `_path` on its device."""
 
     @abstractmethod
     def _call_model(self, arguments: list[Any], named: dict[str, Any]) -> Any:
@@ -105,7 +105,7 @@ class TensorInferer(ModelInferer):
 
 
 def device_name(device: str, cuda: str) -> str:
-    """`cpu`, or `cuda` (the library's own word) and the number of a GPU: 0 where `device` gives none.
+    """Returns `cpu`, or `cuda` (the library's own name) with the number of a GPU, 0 by default.
 
     Raises `ModelLoadError` for any other device.
     """

@@ -1,4 +1,4 @@
-"""GrpsMessages of arrays, and arrays of GrpsMessages, for callers of a grps project who speak of tensors."""
+"""Converts between arrays and GrpsMessages, for calls of a grps project through tensor protocols."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from triglot.core.tensor import Array, object_array
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 
 _NUMBERS = {"s_i32": np.int32, "s_i64": np.int64, "s_f": np.float32, "s_d": np.float64}
-"""The maps of numbers in a `gmap`; the others hold text and bytes."""
+"""Number maps of a `gmap`; its other maps hold texts and bytes."""
 
 
 def message_of(inputs: Mapping[str, Array], model: str = "") -> GrpsMessage:
-    """A message with a tensor for each input.
+    """Returns a message with a tensor per input.
 
-    Raises `InvalidArgument` for a datatype that grps does not have, and for text that is not UTF-8.
+    Raises `InvalidArgument` for a datatype that grps lacks, and for text that is not UTF-8.
     """
     message = GrpsMessage(model=model)
     message.gtensors.SetInParent()
@@ -31,10 +31,10 @@ def message_of(inputs: Mapping[str, Array], model: str = "") -> GrpsMessage:
 
 
 def arrays_of(message: GrpsMessage) -> dict[str, Array]:
-    """The tensors of a message by name; unnamed ones are `output`, or `output_0` and so on when there are several.
+    """Returns the tensors of a message by name; unnamed ones are `output`, or several `output_0` and so on.
 
-    `str_data` and `bin_data` are one BYTES element of that name, and each entry of a `gmap` is one element. Raises
-    `Internal` for what cannot be said in tensors: the model made it.
+    `str_data` and `bin_data` become one BYTES element with that name, and each entry of a `gmap` one element.
+    Raises `Internal` if the model's message cannot be converted.
     """
     arrays: dict[str, Array] = {}
     for name, array in _named(message):

@@ -1,4 +1,4 @@
-"""What a grps project's own tests derive from (grps 6.1)."""
+"""Base class of a grps project's own tests (grps 6.1)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class GrpsTest(unittest.TestCase):
-    """The base of a project's test class; after `test_init`, `self.executor` runs its models."""
+    """Base of a project's test class; after `test_init`, `self.executor` runs its models."""
 
     executor: Any = None
     make_executor: Callable[[], Any]
 
     def test_init(self) -> None:
-        """Loads all models. The configuration was checked when it was read."""
+        """Loads all models. The configuration has been validated when it was read."""
         self.executor = self.make_executor()

@@ -1,4 +1,4 @@
-"""The inferer `tensorflow` of grps projects: SavedModels (grps 6.6)."""
+"""The `tensorflow` inferer of grps projects: SavedModels (grps 6.6)."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _DATATYPES = frozenset(row.datatype for row in LISTS.values())
 
 
 class TfModelInferer(TensorInferer):
-    """Runs a SavedModel, on a device or, with `original`, where TensorFlow puts it.
+    """Runs a SavedModel on a device or, with `original`, where TensorFlow places it.
 
-    A model that can be called is called (Keras models, a `tf.Module` with `__call__`), and answers with what its
-    function returns. Any other, and one whose function does not have the names of the inputs, runs the signature
-    `serving_default`, and answers with a dict; unnamed inputs are the signature's in alphabetical order.
+    A callable model (Keras models, a `tf.Module` with `__call__`) is called and returns what its function returns.
+    A model that is not callable, or whose function lacks the names of the inputs, runs the signature
+    `serving_default` and returns a dict; unnamed inputs are assigned to the signature's in alphabetical order.
     """
 
     _converter = TfTensorConverter()
 
     def _place_on(self, device: str) -> None:
-        """Takes the device's name. Raises `ModelLoadError` for one that there is not."""
+        """Sets the device. Raises `ModelLoadError` for an unknown one."""
         self._device = device if device == ORIGINAL else device_name(device, "gpu")
 
     def _load_operations(self, file: Path) -> None:
-        """Adds the operations of a shared library to TensorFlow's."""
+        """Loads the operations of a shared library into TensorFlow."""
         tf.load_op_library(str(file))
 
     def _loaded_model(self) -> Any:
-        """The SavedModel's object."""
+        """Returns the SavedModel's object."""
         folder = str(self._path)
-        # Tags are needed only to choose, and a model may have been saved with none.
+        # Tags only select among several graphs, and a model may have been saved without any.
         tags = TAGS if len(parse_saved_model(folder).meta_graphs) > 1 else None
         with self._on_device():
             model = tf.saved_model.load(folder, tags)
@@ -54,7 +54,7 @@ class TfModelInferer(TensorInferer):
         return model
 
     def declared(self) -> Declared | None:
-        """As the signature `serving_default` has them; the outputs of what is called with these inputs' names."""
+        """Returns the inputs of `serving_default`, and the outputs of the function that these inputs call."""
         signature = self._model.signatures.get(DEFAULT_SIGNATURE)
         if signature is None:
             return None
@@ -71,7 +71,7 @@ class TfModelInferer(TensorInferer):
             return None
 
     def _call_model(self, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Calls the model or its signature. Raises `InvalidArgument` for other inputs than the signature's."""
+        """Calls the model or its signature. Raises `InvalidArgument` for inputs that the signature lacks."""
         with self._on_device():
             if self._takes(named):
                 return self._model(*arguments, **named)
@@ -87,10 +87,10 @@ class TfModelInferer(TensorInferer):
             return signature(**{name: tf.convert_to_tensor(value) for name, value in named.items()})
 
     def _takes(self, named: dict[str, Any]) -> bool:
-        """Whether to call the model itself with these names."""
+        """Whether to call the model itself with these keyword arguments."""
         if not callable(self._model):
             return False
-        # Only a restored function tells its parameters.
+        # Only a restored function has known parameters.
         function_type = getattr(self._model.__call__, "function_type", None)
         if function_type is None or DEFAULT_SIGNATURE not in self._model.signatures:
             return True
@@ -101,7 +101,7 @@ class TfModelInferer(TensorInferer):
 
 
 def _specs(tensors: Mapping[str, Any]) -> list[TensorSpec]:
-    """Raises `TypeError` or `ValueError` for what grps has no tensors of."""
+    """Returns the specs. Raises `TypeError` or `ValueError` for datatypes that grps lacks."""
     specs = []
     for name, tensor in tensors.items():
         datatype = datatype_of(np.empty(0, tensor.dtype.as_numpy_dtype))

@@ -1,4 +1,4 @@
-"""The converter `tensorflow` of grps projects (grps 6.6)."""
+"""The `tensorflow` converter of grps projects (grps 6.6)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from triglot.core.tensor import Array
 
 
 class TfTensorConverter(TensorConverter):
-    """Every DataType as TensorFlow tensors; DT_STRING as UTF-8."""
+    """Converts every DataType to TensorFlow tensors; DT_STRING as UTF-8."""
 
     _dtypes = DTYPES
     _tensor_class = tf.Tensor
 
     def _to_tensor(self, array: Array) -> Any:
-        """A tensor of the array's values."""
+        """Returns a tensor of the array's values."""
         return tf.constant(array)
 
     def _to_array(self, tensor: Any) -> Array:
-        """The values, brought to the CPU; strings as objects (`bytes`)."""
-        # A scalar; numpy would cut the zeros at the end of bytes.
+        """Returns the values, copied to the CPU; strings as objects (`bytes`)."""
+        # The dtype is for scalars: numpy would strip trailing zero bytes.
         return np.asarray(tensor.numpy(), object if tensor.dtype == tf.string else None)

@@ -1,4 +1,4 @@
-"""The inferer `torch` of grps projects: TorchScript files (grps 6.6)."""
+"""The `torch` inferer of grps projects: TorchScript files (grps 6.6)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from triglot.core.errors import ModelLoadError
 class TorchModelInferer(TensorInferer):
     """Runs a TorchScript model; inputs are moved to its device.
 
-    `device` is a place, or `original_<place>`: the model stays on the devices that it was saved on, and its inputs
-    go to that place.
+    `device` is a device, or `original_<device>`: the model then stays on the devices that it was saved on, and its
+    inputs are moved to that device.
     """
 
     _converter = TorchTensorConverter()
     _inp_device = "cpu"
 
     def _place_on(self, device: str) -> None:
-        """Takes the device's name. Raises `ModelLoadError` for one that there is not."""
+        """Sets the device. Raises `ModelLoadError` for an unknown one."""
         kept, _, inputs = device.partition("_")
         if kept != ORIGINAL:
             self._device = self._inp_device = device_name(device, "cuda")
@@ -38,20 +38,20 @@ class TorchModelInferer(TensorInferer):
             ) from None
 
     def _load_operations(self, file: Path) -> None:
-        """Adds the operations of a shared library to torch's."""
+        """Loads the operations of a shared library into torch."""
         torch.ops.load_library(str(file))
 
     def _loaded_model(self) -> Any:
-        """The TorchScript module in evaluation mode."""
+        """Returns the TorchScript module in evaluation mode."""
         with warnings.catch_warnings():
-            # "torch.jit is deprecated": it is what these projects are made of.
+            # "torch.jit is deprecated", but grps projects use it.
             warnings.simplefilter("ignore", DeprecationWarning)
             model = torch.jit.load(str(self._path), None if self._device == ORIGINAL else self._device)
         return model.eval()
 
     def _call_model(self, arguments: list[Any], named: dict[str, Any]) -> Any:
         """Calls the module, without gradients."""
-        # Not `inference_mode`: a project may change what it gets in place, which that forbids.
+        # Not `inference_mode`, which forbids in-place changes of the outputs, as projects may make.
         with torch.no_grad():
             return self._model(
                 *map(self._placed, arguments), **{name: self._placed(value) for name, value in named.items()}

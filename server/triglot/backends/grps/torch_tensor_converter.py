@@ -1,4 +1,4 @@
-"""The converter `torch` of grps projects (grps 6.6)."""
+"""The `torch` converter of grps projects (grps 6.6)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triglot.pb.grps import grps_pb2 as pb
 
 
 class TorchTensorConverter(TensorConverter):
-    """Every DataType but DT_STRING as torch tensors on the CPU; the inferer moves them to its device."""
+    """Converts every DataType but DT_STRING to torch tensors on the CPU; the inferer moves them to its device."""
 
     _dtypes = frozenset(
         {
@@ -29,10 +29,10 @@ class TorchTensorConverter(TensorConverter):
     _tensor_class = torch.Tensor
 
     def _to_tensor(self, array: Array) -> Any:
-        """A tensor over the array's memory."""
+        """Returns a tensor that shares the array's memory."""
         return torch.from_numpy(array)
 
     def _to_array(self, tensor: Any) -> Array:
-        """The values, brought to the CPU. bfloat16 is widened: numpy has no such dtype."""
+        """Returns the values, copied to the CPU. bfloat16 is widened, as numpy lacks it."""
         array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
         return array

@@ -1,4 +1,4 @@
-"""The inferer `tensorrt` of grps projects (grps 6.6): it says what is missing."""
+"""The `tensorrt` inferer of grps projects (grps 6.6), which raises errors that say what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a grps project's own tests are run (grps 6.1)."""
+"""Runs a grps project's own tests (grps 6.1)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DEFAULT_TEST = "test.MyTestCase.test_infer"
 
 
 def run_unittest(settings: ProjectSettings, name: str = DEFAULT_TEST) -> bool:
-    """Run a project's test in its folder and print the result; whether it ran and passed.
+    """Runs a project's test in its folder and prints the result; returns whether it ran and passed.
 
-    `name` is a module, a class or a method, with dots between. Raises `ModelLoadError` when there is no such
-    module in the project, or its other modules cannot be imported.
+    `name` is a module, a class or a method, separated by dots. Raises `ModelLoadError` if the project has no such
+    module, or if its other modules cannot be imported.
     """
     module = settings.folder / name.partition(".")[0]
     if not module.is_dir() and not module.with_suffix(".py").is_file():
-        # Python's own package of tests is called `test`, too.
+        # Python's own test package is called `test`, too.
         raise ModelLoadError(f"{settings.folder}: {module.name}.py not found; expected the project's tests in it")
     with chdir(settings.folder), GrpsProject(settings, Monitor()).loaded():
         suite = unittest.defaultTestLoader.loadTestsFromName(name)

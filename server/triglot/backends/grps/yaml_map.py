@@ -1,7 +1,7 @@
-"""YAML files read key by key, with checks whose errors name the file and the key.
+"""Reads YAML files key by key; errors name the file and the key.
 
-Strategy: a version such as 1.10 and a name such as `no` are texts, and YAML has other ideas. The keys that hold
-texts are known, so their scalars are marked as texts in the node tree, before any value is made of it.
+YAML would read a version such as 1.10 as a number and a name such as `no` as a boolean. So the scalars of keys
+that hold texts are marked as texts in the node tree, before values are constructed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from triglot.core.errors import ModelLoadError
 TEXT_TAG = "tag:yaml.org,2002:str"
 NULL_TAG = "tag:yaml.org,2002:null"
 NEAR = 0.8
-"""How alike two keys are when one is taken for the other, misspelt; 1 is equal."""
+"""Similarity of two keys from which one counts as a misspelling of the other; 1 is equal."""
 
 
 def read_yaml(file: Path, texts: Collection[str]) -> tuple[str, dict[str, Any]]:
-    """A file's text and the map in it; values of the keys in `texts` are text, or None where there is none.
+    """Returns a file's text and the map in it; values of the keys in `texts` are texts, or None if empty.
 
-    A key is written with its way, `models.*.name` for the key of each map in a list. Raises `ModelLoadError`.
+    Keys have their full path, such as `models.*.name` for a key of each map in a list. Raises `ModelLoadError`.
     """
     try:
         text = file.read_bytes().decode("utf-8-sig")
@@ -64,9 +64,9 @@ def _mark(loader: yaml.SafeLoader, node: yaml.Node, way: str, texts: Collection[
         if way in texts and node.tag != NULL_TAG:
             node.tag = TEXT_TAG
     elif way and not any(text.startswith(f"{way}.") for text in texts):
-        return  # An alias may lead round in a circle, but not along the keys that are known.
+        return  # Ends recursive aliases, which can only be outside of the known keys.
     elif isinstance(node, yaml.MappingNode):
-        loader.flatten_mapping(node)  # Merged keys count, too.
+        loader.flatten_mapping(node)  # Includes merged keys.
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode):
                 _mark(loader, value, f"{way}.{key.value}" if way else key.value, texts)
@@ -76,7 +76,7 @@ def _mark(loader: yaml.SafeLoader, node: yaml.Node, way: str, texts: Collection[
 
 
 def shown(value: object) -> str:
-    """A value as an error quotes it."""
+    """Returns a value as errors quote it."""
     if value is None:
         return "nothing"
     text = repr(value)
@@ -85,9 +85,9 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class YamlMap:
-    """A map of a file: `way` leads to it, `known` are the keys that mean something, further ones are left out.
+    """A map in a file: `way` is its path, `known` are the supported keys; other keys are ignored.
 
-    Every method raises `ModelLoadError` for a value that the key cannot have; an empty one counts as absent.
+    Every method raises `ModelLoadError` for an invalid value; an empty value counts as absent.
     """
 
     file: Path
@@ -96,14 +96,14 @@ class YamlMap:
     way: str = ""
 
     def fail(self, key: str, expected: str, *, reason: str = "") -> NoReturn:
-        """Raises the error for a key's value; `reason` stands in place of the value."""
+        """Raises the error for a key's value; `reason` replaces the value in the text."""
         text = f"{self.file}: {self._way(key)}: expected {expected}, got {reason or shown(self.values.get(key))}"
         if self.values.get(key) is None and (near := self._misspelt(key)):
             text += f"; did you mean {key!r} by {near!r}?"
         raise ModelLoadError(text)
 
     def oddities(self) -> list[str]:
-        """What is to be said of keys that look like a known one that is absent."""
+        """Returns a warning for each unknown key that resembles a known, absent one."""
         return [
             f"{self.file}: {self._way(near)}: unknown key, ignored; did you mean {key!r}?"
             for key in self.known
@@ -111,18 +111,18 @@ class YamlMap:
         ]
 
     def has(self, key: str) -> bool:
-        """Whether there is a value."""
+        """Whether the key has a value."""
         return self.values.get(key) is not None
 
     def text(self, key: str, expected: str = "a non-empty string") -> str:
-        """A text of at least one character."""
+        """Returns a text of at least one character."""
         value = self.values.get(key)
         if not isinstance(value, str) or not value:
             self.fail(key, expected)
         return value
 
     def choice(self, key: str, choices: Sequence[str]) -> str:
-        """One of the texts."""
+        """Returns one of the `choices`."""
         value = self.values.get(key)
         if not isinstance(value, str) or value not in choices:
             *others, last = choices
@@ -130,28 +130,28 @@ class YamlMap:
         return value
 
     def integer(self, key: str) -> int:
-        """An integer from 1 on."""
+        """Returns an integer of at least 1."""
         value = self.values.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             self.fail(key, "an integer of at least 1")
         return value
 
     def boolean(self, key: str) -> bool:
-        """True or false."""
+        """Returns a boolean."""
         value = self.values.get(key)
         if not isinstance(value, bool):
             self.fail(key, "true or false")
         return value
 
     def map(self, key: str, known: Collection[str]) -> YamlMap:
-        """A map in this one."""
+        """Returns a nested map."""
         value = self.values.get(key)
         if not isinstance(value, dict):
             self.fail(key, f"a map with {', '.join(known)}")
         return YamlMap(self.file, value, known, self._way(key))
 
     def maps(self, key: str, known: Collection[str]) -> list[YamlMap]:
-        """A list of at least one map."""
+        """Returns a list of at least one map."""
         values = self.values.get(key)
         expected = f"a list of maps with {', '.join(known)}"
         if not isinstance(values, list) or not values:

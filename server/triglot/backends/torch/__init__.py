@@ -28,14 +28,14 @@ _READERS: dict[Kind, Callable[[Path, torch.device | None], Program]] = {
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """The program of `file`; what the file holds says which kind it is, whatever its name.
+    """Returns the program of `file`; its kind is determined by the contents, not by the file's name.
 
-    Its instances are on the devices of `config`, or one on each GPU, or one on the CPU where there is none.
-    Raises `ModelLoadError` for any other file, for a device that there is not, and for tensors that cannot be
-    named as `config` does.
+    Its instances are on the devices of `config`; by default one on each GPU, or one on the CPU without GPUs.
+    Raises `ModelLoadError` for any other file, for a device that does not exist, and for tensors that cannot be
+    named as configured.
     """
     kind = kind_of(file)
-    # One that was compiled runs on no other kind of device.
+    # A compiled program runs only on the kind of device that it was compiled for.
     read = _READERS[kind]
     devices = _devices(config, Device("MODEL") if kind is Kind.COMPILED else None)
     programs: dict[Device, Program] = {
@@ -57,7 +57,7 @@ def _devices(config: ModelConfig, default: Device | None) -> list[Device]:
 
 
 def _torch_device(device: Device) -> torch.device | None:
-    """None for a program that stays where it was saved."""
+    """Returns torch's device; None for a program that stays where it was saved."""
     if device.kind == "MODEL":
         return None
     return torch.device("cuda", device.id) if device.kind == "GPU" else torch.device("cpu")

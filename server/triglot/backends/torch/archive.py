@@ -1,7 +1,7 @@
-"""What kind of file PyTorch wrote: each is a zip archive, and the members tell.
+"""Determines the kind of a PyTorch file: each is a zip archive, and its members differ.
 
-Strategy: a pickle can run any code, so none is loaded but for those of tensors, which torch has a reader of its
-own for. TorchScript needs none. torch.export falls back to pickles by itself: they are looked at before it reads.
+A pickle can run arbitrary code, so none is loaded except for those of tensors, which torch has a safe reader for.
+TorchScript has none. torch.export falls back to pickles, so these are checked before it reads the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OLD_PICKLES = ("serialized_state_dict.json", "serialized_constants.json")
 
 
 class Kind(enum.Enum):
-    """What a program was saved by."""
+    """The function that a program was saved by."""
 
     SCRIPT = "torch.jit.save"
     EXPORTED = "torch.export.save"
@@ -37,9 +37,9 @@ class Kind(enum.Enum):
 
 
 def kind_of(file: Path) -> Kind:
-    """The kind of program that the file holds.
+    """Returns the kind of program in the file.
 
-    Raises `ModelLoadError`, which says what else it is.
+    Raises `ModelLoadError`, which says what the file is instead.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -67,7 +67,7 @@ def kind_of(file: Path) -> Kind:
 
 
 def check_pickles(file: Path) -> None:
-    """Raises `ModelLoadError` when a pickle in an exported program holds anything but tensors."""
+    """Raises `ModelLoadError` if a pickle in an exported program contains anything but tensors."""
     with zipfile.ZipFile(file) as archive:
         names = {_inner(name): name for name in archive.namelist()}
         for member in _pickles(archive, names):
@@ -79,7 +79,7 @@ def check_pickles(file: Path) -> None:
 
 
 def _pickles(archive: zipfile.ZipFile, names: dict[str, str]) -> Iterator[str]:
-    """The members that `torch.export.load` unpickles."""
+    """Yields the members that `torch.export.load` unpickles."""
     for member, name in names.items():
         if member.endswith(".pt") or member in _OLD_PICKLES:
             yield member
@@ -92,7 +92,7 @@ def _pickles(archive: zipfile.ZipFile, names: dict[str, str]) -> Iterator[str]:
 
 
 def _entries(text: bytes) -> Collection[Any]:
-    """A description of the tensors in a folder: an object with one for each."""
+    """Returns the descriptions of the tensors in a folder."""
     config = json.loads(text).get("config")
     return config.values() if isinstance(config, dict) else ()
 
@@ -107,5 +107,5 @@ def _holds_tensors(data: bytes) -> bool:
 
 
 def _inner(name: str) -> str:
-    """A member's name without the folder that holds them all, which has the file's first name."""
+    """Returns a member's name without the top folder, which is named after the original file."""
     return name.partition("/")[2] or name

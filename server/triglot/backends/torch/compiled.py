@@ -1,4 +1,4 @@
-"""Packages of AOTInductor: programs that were compiled for one kind of device."""
+"""AOTInductor packages: programs that were compiled for one kind of device."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from triglot.core.errors import Code, ModelLoadError
 from triglot.model.config import ModelConfig
 
 _REFUSALS = ("input_handles[", "expected size ")
-"""How the texts of its own checks begin, which it has where AOTI_RUNTIME_CHECK_INPUTS is 1; a batch of 1 may fail
-them, and works."""
+"""Prefixes of the errors of its own input checks, which are enabled by AOTI_RUNTIME_CHECK_INPUTS=1; a batch of 1
+may fail them although it works."""
 
 
 class CompiledModel(TorchModel):
-    """Its code takes its inputs for those that it was compiled for, and checks nothing: the configuration has to
-    say what they are, which requests are held to.
+    """A compiled program.
 
-    Raises `ModelLoadError` without one.
+    Its code does not check its inputs, so the configuration has to declare them, and requests are checked against
+    that. Raises `ModelLoadError` without such a configuration.
     """
 
     platform = "torch_aoti"
@@ -40,9 +40,9 @@ class CompiledModel(TorchModel):
 
 
 def read_compiled(file: Path, device: torch.device | None) -> CompiledProgram:
-    """The program of `file` on `device`; None is the kind of device that it was compiled for.
+    """Returns the program of `file` on `device`; None is the kind of device that it was compiled for.
 
-    Raises `ModelLoadError` for what torch cannot load, and for a device of another kind.
+    Raises `ModelLoadError` if torch cannot load it, and for a device of another kind.
     """
     if not hasattr(torch._inductor, "aoti_load_package"):
         raise ModelLoadError(
@@ -60,10 +60,10 @@ def read_compiled(file: Path, device: torch.device | None) -> CompiledProgram:
 
 
 class CompiledProgram:
-    """Machine code, which says how many tensors it takes and gives.
+    """Machine code, with a known number of input and output tensors.
 
-    Inputs are called `INPUT__0`, `INPUT__1` and so on; outputs by the keys of a dict, or `OUTPUT__0`, `OUTPUT__1`
-    and so on in the order of a result's tensors.
+    Inputs are named `INPUT__0`, `INPUT__1` and so on; outputs by the keys of a dict, or `OUTPUT__0`, `OUTPUT__1`
+    and so on in the order of the tensors in the result.
     """
 
     def __init__(self, model: Any, device: torch.device) -> None:
@@ -76,7 +76,7 @@ class CompiledProgram:
         self.outputs = [ProgramTensor(name) for name in names]
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Runs it. Raises `RefusedInputs` for tensors that fail its checks, if it has some."""
+        """Runs the program. Raises `RefusedInputs` for tensors that fail its checks, if these are enabled."""
         leaves = [tensors[one.name].to(self.device) for one in self.inputs]
         arguments, named = tree_unflatten(leaves, self._in_spec)
         try:
@@ -88,9 +88,9 @@ class CompiledProgram:
         return {one.name: tensor for one, tensor in zip(self.outputs, tree_flatten(result)[0], strict=True)}
 
     def keeps(self, _: torch.Tensor) -> bool:
-        """Nothing says whether it is one of its constants."""
+        """Returns True, as nothing shows whether the tensor is one of its constants."""
         return True
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Releases the program."""
         self._model = None

@@ -1,4 +1,4 @@
-"""Programs of torch.export."""
+"""Programs saved by torch.export."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from triglot.core.types import TensorSpec
 from triglot.model.signature import shape_text
 
 _GUARDS = ("Guard failed: ", "Expected input at ")
-"""How the texts of torch's own checks of shapes begin: since 2.8, and before."""
+"""Prefixes of the errors of torch's own shape checks: since 2.8, and before."""
 _loading = threading.Lock()
-"""torch.export reads one program at a time: it keeps what it is at in a global variable."""
+"""Held while torch.export reads a program: it keeps its state in a global variable."""
 
 
 def read_exported(file: Path, device: torch.device | None) -> ExportedProgram:
-    """The program of `file`, moved to `device`; None leaves it where it was saved.
+    """Returns the program of `file`, moved to `device`; None leaves it where it was saved.
 
-    Raises `ModelLoadError` for what torch cannot load or move, and for inputs and outputs that we cannot carry.
+    Raises `ModelLoadError` if torch cannot load or move it, and for unsupported inputs and outputs.
     """
     try:
         check_pickles(file)
         with _loading, file.open("rb") as stream:
-            # Of a file with another name torch warns.
+            # torch warns of a path with another suffix.
             program = torch.export.load(str(file) if file.suffix == ".pt2" else stream)
             if device is not None and _devices(program) - {device}:
                 program = _moved(program, device)
@@ -45,11 +45,12 @@ def read_exported(file: Path, device: torch.device | None) -> ExportedProgram:
 
 
 class ExportedProgram:
-    """A graph, which says everything about its tensors.
+    """A graph with fully described tensors.
 
-    Inputs are called as the arguments; those in a dict or list are called after it: `d_key`, `l_0`. Outputs are
-    called by the keys of a dict, or `OUTPUT__0`, `OUTPUT__1`, … in the order of a result's tensors.
-    Raises `ValueError` for inputs and outputs that are neither tensors nor constants, and for their datatypes.
+    Inputs are named after the arguments; those in a dict or list have composed names: `d_key`, `l_0`. Outputs are
+    named by the keys of a dict, or `OUTPUT__0`, `OUTPUT__1`, … in the order of the tensors in the result.
+    Raises `ValueError` for inputs and outputs that are neither tensors nor constants, and for unsupported
+    datatypes.
     """
 
     def __init__(self, program: Any) -> None:
@@ -61,13 +62,13 @@ class ExportedProgram:
         ]
         self._in_spec = program.call_spec.in_spec
         self.inputs = [ProgramTensor(leaf.name, leaf.spec(leaf.name)) for leaf in self._leaves if leaf.name]
-        # They may be on several, when it stays where it was saved.
+        # They may be on several devices if the program stays where it was saved.
         self.device = next((leaf.value.device for leaf in self._leaves if leaf.name), torch.device("cpu"))
         self._results = _results(program, nodes)
         self.outputs = [tensor for tensor in self._results if tensor is not None]
         self._program = program
         self._module = program.module()
-        # Its guards are made of them; nothing else needs them, on the GPU where they have moved along.
+        # Guards have been made from them; nothing else needs them, and they may occupy GPU memory.
         program._example_inputs = None
         state = [*self._module.parameters(), *self._module.buffers(), *program.constants.values()]
         self._memory = {
@@ -88,12 +89,12 @@ class ExportedProgram:
         return {known.name: tensor for known, tensor in tensors_out if known is not None}
 
     def keeps(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a parameter, a buffer or a constant of the program, or part of one."""
+        """Whether the tensor shares memory with a parameter, a buffer or a constant of the program."""
         return tensor.untyped_storage().data_ptr() in self._memory
 
     def close(self) -> None:
         """Frees the memory of the weights."""
-        # Program and graph refer to themselves: the memory would stay until Python happens to look for that.
+        # Program and graph have reference cycles: their memory would stay until the next garbage collection.
         self._program.state_dict.clear()
         self._program.constants.clear()
         for module in [*self._module.modules()]:
@@ -102,24 +103,24 @@ class ExportedProgram:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A tensor in what goes in or comes out: its node's name and value; or a constant, which has no name."""
+    """A leaf of the arguments or results: a tensor's node name and value, or a constant, which has no name."""
 
     name: str
     value: Any
 
     def spec(self, name: str) -> TensorSpec:
-        """Raises `ValueError` for a datatype that we have no name for."""
+        """Returns the spec of the tensor. Raises `ValueError` for an unsupported datatype."""
         if self.value.dtype not in DATATYPE_OF:
             raise ValueError(f"'{name}' is {self.value.dtype}; {EXPECTED}")
         shape = [dim if isinstance(dim, int) else -1 for dim in self.value.shape]
         return TensorSpec(name, DATATYPE_OF[self.value.dtype], shape)
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> Any:
-        """The tensor of its name, or the constant. Raises `RefusedInputs` for another number of dims."""
+        """Returns the tensor of its name, or the constant. Raises `RefusedInputs` for another number of dims."""
         if not self.name:
             return self.value
         tensor = tensors[self.name]
-        # torch's own checks take it for granted.
+        # torch's own checks do not cover the number of dims.
         if tensor.dim() != self.value.dim():
             raise RefusedInputs(
                 f"input '{self.name}': expected {self.value.dim()} dims, got shape {shape_text(tensor.shape)}"
@@ -136,7 +137,7 @@ def _leaf(argument: Any, nodes: Mapping[str, Any]) -> _Leaf:
 
 
 def _results(program: Any, nodes: Mapping[str, Any]) -> list[ProgramTensor | None]:
-    """The tensors of a result, and None for each None in it. Raises `ValueError` for anything else."""
+    """Returns the tensors of a result, None for each None in it. Raises `ValueError` for anything else."""
     specs = program.graph_signature.output_specs
     leaves = [_leaf(spec.arg, nodes) for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
     if others := [leaf.value for leaf in leaves if not leaf.name and leaf.value is not None]:
@@ -149,7 +150,7 @@ def _results(program: Any, nodes: Mapping[str, Any]) -> list[ProgramTensor | Non
 
 
 def result_names(tree: Any, count: int) -> list[str]:
-    """Names of the leaves of a result whose leaves are their own positions."""
+    """Returns the names of a result's leaves; in `tree` each leaf is its own position."""
     if isinstance(tree, Mapping) and all(isinstance(position, int) for position in tree.values()):
         keys = {position: key for key, position in tree.items()}
         if all(isinstance(key, str) for key in keys.values()):
@@ -158,13 +159,13 @@ def result_names(tree: Any, count: int) -> list[str]:
 
 
 def _devices(program: Any) -> set[torch.device]:
-    """Where the graph's tensors are."""
+    """Returns the devices of the graph's tensors."""
     values = [node.meta.get("val") for node in program.graph.nodes]
     return {leaf.device for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)}
 
 
 def _moved(program: Any, device: torch.device) -> Any:
-    """The program on `device`. Raises `ValueError` where torch cannot do that."""
+    """Returns the program on `device`. Raises `ValueError` if torch cannot move it."""
     try:
         passes = importlib.import_module("torch.export.passes")
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""A program of either kind as a `Model`: its names, its instances and what it answers."""
+"""A PyTorch program of any kind as a `Model`: names of its tensors, instances, and execution."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ _NO_CUDA = (
     "only an instance's own process is lost, and restarts by itself"
 )
 _cuda_lost = threading.Event()
-"""All models share it: so it is in CUDA."""
+"""Shared by all models, as a lost CUDA context affects the whole process."""
 _SCRIPT_ERROR = re.compile(r"^[\w.]+: (.*)", re.MULTILINE)
 
 
 class RefusedInputs(Exception):
-    """A program's own check of its inputs failed; the text says which."""
+    """Raised when a program's own check of its inputs fails; the text says which."""
 
 
 class Program(Protocol):
     """A program on one device.
 
-    `inputs` are None where it takes any names, `outputs` are None where each result says what they are: names of
-    their own, or `OUTPUT__0`, `OUTPUT__1` and so on.
+    `inputs` are None if it accepts any names. `outputs` are None if only each result determines them: by its own
+    names, or as `OUTPUT__0`, `OUTPUT__1` and so on.
     """
 
     @property
     def inputs(self) -> Sequence[ProgramTensor] | None:
-        """What it takes."""
+        """Its input tensors."""
 
     @property
     def outputs(self) -> Sequence[ProgramTensor] | None:
-        """What it gives."""
+        """Its output tensors."""
 
     @property
     def device(self) -> torch.device:
-        """Where it runs, or where it begins to."""
+        """Its device; if it uses several, the first one."""
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """The outputs, of tensors on the CPU. Raises `RefusedInputs`, and whatever the program raises."""
+        """Returns the outputs for tensors on the CPU. Raises `RefusedInputs`, and the program's exceptions."""
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's memory may be the program's own, which the next call may change."""
@@ -66,13 +66,13 @@ class Program(Protocol):
 
 
 class TorchModel(Model):
-    """A program, one instance for each of `programs`.
+    """A program with one instance per item of `programs`.
 
-    It declares what the program says of its tensors, or else the configuration; where neither does, it takes any.
+    It declares the tensors as the program describes them, or else as configured; without either it accepts any.
     """
 
     platform = "pytorch_libtorch"
-    inputs_in_place = True  # Each call takes a copy.
+    inputs_in_place = True  # Each call copies the inputs.
 
     def __init__(self, file: Path, config: ModelConfig, programs: Sequence[Program]) -> None:
         self._file = file
@@ -106,23 +106,23 @@ class TorchModel(Model):
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Runs the program of the calling thread's instance.
 
-        Raises `InvalidArgument` for inputs that it does not take, and `Internal` with torch's own reason when it
-        fails.
+        Raises `InvalidArgument` for inputs that it does not accept, and `Internal` with torch's own reason for a
+        failure.
         """
         program = self._placement.mine()
         names = self._bound(inputs)
         gpu = program.device.index if program.device.type == "cuda" else -1
-        # Tensors are made inside: one that is made outside cannot be changed in place by the program.
+        # Tensors are made inside: the program could not change others in place.
         with torch.inference_mode(), torch.cuda.device(gpu):
             tensors = {names[name]: tensor_of(name, array) for name, array in inputs.items()}
             try:
-                # What fails on a GPU may say so when its outputs are copied.
+                # Errors of a GPU may only show when its outputs are copied.
                 return self._arrays(program, program(tensors))
             except RefusedInputs as error:
                 raise InvalidArgument(str(error)) from None
             except ServingError:
                 raise
-            except Exception as error:  # Programs raise what they like.
+            except Exception as error:  # Programs may raise any type.
                 reason = _reason(error)
                 if cuda_loss(error):
                     _cuda_lost.set()
@@ -143,7 +143,7 @@ class TorchModel(Model):
         }
 
     def _bound(self, inputs: Mapping[str, Array]) -> Mapping[str, str]:
-        """The program's own names of a call's inputs."""
+        """Returns the program's own names of a call's inputs."""
         given = list(inputs)
         if self._input_names:
             if inputs.keys() == self._input_names.keys():
@@ -156,7 +156,7 @@ class TorchModel(Model):
                 if not missing(self._inputs, own):
                     return dict(zip(given, own, strict=True))
             except ValueError:
-                pass  # Names that mean nothing here.
+                pass  # Unknown names.
         wanted = self._input_names or map(str, self._inputs or ())
         raise InvalidArgument(f"expected the inputs {', '.join(wanted)}; got {', '.join(given) or 'none'}")
 
@@ -165,12 +165,12 @@ class TorchModel(Model):
         for program in set(self._programs):
             program.close()
         if torch.cuda.is_initialized() and _has_cuda():
-            # What other models use is not touched.
+            # Frees only cached memory, none that other models use.
             torch.cuda.empty_cache()
 
 
 class _Renames:
-    """The configured names of outputs, and the program's own."""
+    """Maps configured names of outputs to the program's own."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class _Renames:
         self._known = None if known is None else self._make([tensor.name for tensor in known])
 
     def of(self, own: Sequence[str]) -> Mapping[str, str]:
-        """The program's own name by the configured one. Raises `ValueError` when they do not fit."""
+        """Returns the program's own name by configured name. Raises `ValueError` if they do not match."""
         return self._make(own) if self._known is None else self._known
 
     def _make(self, own: Sequence[str]) -> Mapping[str, str]:
@@ -199,7 +199,7 @@ class _Renames:
 
 
 class _Added(NamedTuple):
-    """What the server adds for sequences, and no client sends or gets: controls and states."""
+    """Sequence controls and states: the server adds them, and clients neither send nor receive them."""
 
     inputs: Sequence[TensorConfig]
     outputs: Sequence[TensorConfig]
@@ -222,7 +222,7 @@ def _added(config: ModelConfig) -> _Added:
 def _input_names(
     configured: Sequence[TensorConfig], added: Sequence[TensorConfig], inputs: Sequence[ProgramTensor] | None
 ) -> Mapping[str, str]:
-    """The program's own name by the one that a call uses; empty when nothing says what clients use.
+    """Returns the program's own name by a call's name; empty if any names are accepted.
 
     Raises `ValueError`.
     """
@@ -266,7 +266,7 @@ def _has_cuda() -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what torch says was wrong, without TorchScript's trace of the program before it."""
+    """Returns the first line of torch's reason, without TorchScript's trace of the program that precedes it."""
     text = str(error)
     trace, here, rest = text.rpartition("<--- HERE")
     match = _SCRIPT_ERROR.search(rest) if here and "Traceback of TorchScript" in trace else None

@@ -1,8 +1,8 @@
-"""Which of a program's inputs or outputs a name means.
+"""Maps names of tensors to a program's inputs and outputs.
 
-Strategy: names in a configuration are read as Triton reads them: they are the program's own, or all of them say
-their position (`INPUT__0`), or they stand in the program's order. What the server adds for sequences says its
-position whatever clients' tensors are called.
+Names in a configuration have the same meaning as in Triton: they are the program's own, or all have their position
+(`INPUT__0`), or they are in the program's order. Controls and states of sequences have their position, regardless
+of the other names.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from triglot.core.types import TensorSpec
 
 _POSITION = re.compile(r".*__([0-9]{1,6})", re.DOTALL)
 _UNNAMED = re.compile(r"input_([0-9]{1,6})")
-"""What grps' tensors without a name are called."""
+"""Names that the server gives to unnamed grps tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTensor:
-    """An input or output of a program. `optional`: may be left out; `spec`: None where it does not say."""
+    """An input or output of a program. `optional`: it may be omitted; `spec`: None if unknown."""
 
     name: str
     spec: TensorSpec | None = None
@@ -31,17 +31,17 @@ class ProgramTensor:
 
 
 def input_name(position: int) -> str:
-    """What an input without a name of its own is called."""
+    """Returns the name of an unnamed input."""
     return f"INPUT__{position}"
 
 
 def output_name(position: int) -> str:
-    """What an output without a name of its own is called."""
+    """Returns the name of an unnamed output."""
     return f"OUTPUT__{position}"
 
 
 def missing(inputs: Iterable[ProgramTensor], given: Iterable[str]) -> list[str]:
-    """The inputs that a call needs, and that are not given."""
+    """Returns the required inputs that are not `given`."""
     there = set(given)
     return [tensor.name for tensor in inputs if not tensor.optional and tensor.name not in there]
 
@@ -49,10 +49,11 @@ def missing(inputs: Iterable[ProgramTensor], given: Iterable[str]) -> list[str]:
 def assign(
     names: Sequence[str], own: Sequence[str], *, in_order: bool = False, added: Sequence[str] = ()
 ) -> dict[str, str]:
-    """The program's own name for each of the names: they are its own, or `<name>__<index>`, all of them.
+    """Maps the names to the program's own ones: all are its own, or all are `<name>__<index>`.
 
-    `in_order`: other names mean the program's first ones, in its order. `added`: more names, by themselves.
-    Raises `ValueError` for names that are neither, and for an index that there is not, or twice.
+    `in_order`: other names stand for the program's first ones, in its order. `added`: further names, mapped
+    separately. Raises `ValueError` for names that are neither, and for an index that does not exist or is a
+    duplicate.
     """
     assigned = _assign(names, own, in_order) | _assign(added, own, False)
     if len(set(assigned.values())) < len(names) + len(added):
@@ -75,7 +76,7 @@ def _assign(names: Sequence[str], own: Sequence[str], in_order: bool) -> dict[st
 
 
 def positional(names: Sequence[str]) -> list[str]:
-    """The names of a request's inputs; those that only say that there was none become `INPUT__<index>`."""
+    """Returns the names of a request's inputs; placeholders for unnamed ones become `INPUT__<index>`."""
     if len(names) == 1 and not names[0]:
         return [input_name(0)]
     matches = [_UNNAMED.fullmatch(name) for name in names]

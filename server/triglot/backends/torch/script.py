@@ -18,13 +18,13 @@ _ATTRIBUTE = re.compile(r': [^=]*Tensor[^=]* = prim::GetAttr\[name="([^"]+)"\]')
 
 
 def read_script(file: Path, device: torch.device | None) -> ScriptProgram:
-    """The program of `file`, moved to `device`; None leaves it where it was saved.
+    """Returns the program of `file`, moved to `device`; None leaves it where it was saved.
 
-    Raises `ModelLoadError` for what torch cannot load, and for inputs and outputs that are no tensors.
+    Raises `ModelLoadError` if torch cannot load it, and for inputs and outputs that are not tensors.
     """
     try:
         with warnings.catch_warnings():
-            # "torch.jit is deprecated": it is what there is to load.
+            # "torch.jit is deprecated", but these files need it.
             warnings.simplefilter("ignore", DeprecationWarning)
             module = torch.jit.load(str(file), device)
         return ScriptProgram(module.eval(), device)
@@ -33,7 +33,7 @@ def read_script(file: Path, device: torch.device | None) -> ScriptProgram:
 
 
 class ScriptProgram:
-    """A module with a `forward` of tensors; what datatypes and shapes these have it does not say.
+    """A module with a `forward` of tensors, whose datatypes and shapes are unknown.
 
     Raises `ValueError` for any other `forward`.
     """
@@ -54,23 +54,23 @@ class ScriptProgram:
         self._keeps_any = "prim::SetAttr" in graph or not known.issuperset(_ATTRIBUTE.findall(graph))
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Calls `forward`. Raises what it raises, and `TypeError` for a result that is no tensors."""
+        """Calls `forward`. Raises its exceptions, and `TypeError` for a result without tensors."""
         placed = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         return _named(self._module(placed) if self.inputs is None else self._module(**placed))
 
     def keeps(self, tensor: torch.Tensor) -> bool:
-        """Whether it may be a parameter, a buffer or any attribute of the module, or part of one."""
+        """Whether the tensor may share memory with a parameter, a buffer or any attribute of the module."""
         return self._keeps_any or tensor.untyped_storage().data_ptr() in self._memory
 
     def close(self) -> None:
-        """Lets go of the module."""
+        """Releases the module."""
         self._module = None
 
 
 def _inputs(arguments: Sequence[Any]) -> Sequence[ProgramTensor] | None:
-    """The arguments that are tensors; None for the one that is a dict of them.
+    """Returns the arguments that are tensors; None for a single argument that is a dict of tensors.
 
-    Others keep their defaults. Raises `ValueError` for those that have none.
+    Others keep their defaults. Raises `ValueError` for others without a default.
     """
     needed = [argument for argument in arguments if not argument.has_default_value()]
     if len(needed) == 1 and needed[0].type.annotation_str == "Dict[str, Tensor]":
@@ -93,9 +93,9 @@ def _takes_tensor(kind: Any) -> bool:
 
 
 def _outputs(kind: Any) -> Sequence[ProgramTensor] | None:
-    """The outputs; None for a type that does not say how many there are.
+    """Returns the outputs; None for a type without a fixed number of tensors.
 
-    Raises `ValueError` for a type that holds anything but tensors.
+    Raises `ValueError` for a type that contains anything but tensors.
     """
     if kind.kind() == "AnyType" or kind.annotation_str in ("List[Tensor]", "Dict[str, Tensor]"):
         return None
@@ -109,7 +109,7 @@ def _outputs(kind: Any) -> Sequence[ProgramTensor] | None:
 
 
 def _named(result: Any) -> Mapping[str, torch.Tensor]:
-    """The tensors of a result by name, without those that are None."""
+    """Returns the tensors of a result by name, without None values."""
     if isinstance(result, Mapping):
         named = dict(result)
     else:

@@ -1,4 +1,4 @@
-"""numpy arrays and torch's tensors."""
+"""Converts between numpy arrays and torch tensors."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _NAMES = {
     "complex128": "COMPLEX128",
 }
 DATATYPE_OF = {getattr(torch, name): datatype for name, datatype in _NAMES.items() if hasattr(torch, name)}
-"""torch.dtype → datatype, as far as this torch has them."""
+"""torch.dtype → datatype, for the dtypes of the installed torch."""
 KNOWN = frozenset(DATATYPE_OF.values())
 EXPECTED = f"expected one of {', '.join(DATATYPE_OF.values())}"
 
 
 def tensor_of(name: str, array: Array) -> torch.Tensor:
-    """The tensor of an input. Raises `InvalidArgument` for a datatype that torch has no tensors of.
+    """Returns the tensor of an input. Raises `InvalidArgument` for a datatype that torch lacks.
 
-    It is a copy: a program may change its inputs in place, torch has no tensors that forbid it, and it reads them
-    through typed pointers, while a request's own bytes are anywhere.
+    The tensor is a copy: a program may change its inputs in place, torch has no read-only tensors, and it reads
+    them through typed pointers, while a request's own bytes may be unaligned.
     """
     datatype = datatype_of(array)
     if datatype not in KNOWN:
@@ -49,7 +49,7 @@ def tensor_of(name: str, array: Array) -> torch.Tensor:
 
 
 def array_of(name: str, tensor: torch.Tensor) -> Array:
-    """An output as an array, over the tensor's own memory where that is the CPU's.
+    """Returns an output as an array, sharing the tensor's memory if that is the CPU's.
 
     Raises `Internal` for a tensor that numpy has no arrays for.
     """

@@ -1,1 +1,1 @@
-"""Triton's Python models: a `model.py` with a `TritonPythonModel`, and the utilities that it imports (spec 5)."""
+"""Triton's Python models: a `model.py` with a `TritonPythonModel`, and the utility module for it (spec 5)."""

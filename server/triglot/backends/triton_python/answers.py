@@ -1,4 +1,4 @@
-"""The responses to one request of a decoupled model: threads put them, the server's loop takes them."""
+"""The response queue of one request to a decoupled model: threads put responses, the server's loop takes them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from triglot.core.errors import ServingError
 from triglot.core.types import Answer
 
 BUFFER = 32
-"""Responses that may wait for a slow client before the thread that sends is held up."""
+"""Limit on responses that are queued for a slow client before the sending thread blocks."""
 LOOP_BUFFER = 1024
-"""As `BUFFER`, of code on a loop: who holds that up holds up all other requests of the instance."""
+"""As `BUFFER`, for code on a loop, where blocking would delay all other requests of the instance."""
 
 
 class Answers:
-    """An `Outlet`, and what it has been given. Made on the loop."""
+    """An `Outlet` that queues responses. Created on the loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._items: deque[Answer | ServingError | None] = deque()
-        # Also taken by a line that the garbage collector ends, wherever it comes by.
+        # Reentrant: the garbage collector may end a `Line`, which takes it, on any thread at any time.
         self._room = threading.Condition(threading.RLock())
         self._reader: asyncio.Future[None] | None = None
         self._woken: asyncio.Future[None] | None = None
         self._gone = False
 
     def put(self, answer: Answer | ServingError) -> None:
-        """One answer; the last one where it is an error. Blocks while the client is slow."""
+        """Queues a response, or an error as the last one. Blocks while the client is slow."""
         most = LOOP_BUFFER if _on_a_loop() else BUFFER
         with self._room:
             if not isinstance(answer, ServingError):
@@ -38,7 +38,7 @@ class Answers:
             self._append(answer)
 
     def end(self) -> None:
-        """There are no more."""
+        """Queues the end of the responses."""
         self._append(None)
 
     def _append(self, item: Answer | ServingError | None) -> None:
@@ -48,15 +48,15 @@ class Answers:
         reader = self._reader
         if reader is not None and reader is not self._woken:
             self._woken = reader
-            with suppress(RuntimeError):  # The loop has ended: the server has stopped.
+            with suppress(RuntimeError):  # The loop is closed: the server has stopped.
                 self._loop.call_soon_threadsafe(_wake, reader)
 
     async def take(self) -> Answer | None:
-        """On the loop: the next answer, None at the end. Raises the `ServingError` that came in place of one."""
+        """Returns the next response, None at the end, on the loop. Raises a queued `ServingError`."""
         while not self._items:
             reader = self._reader = self._loop.create_future()
             if self._items:
-                break  # It came between the look and the waiting.
+                break  # One arrived between the check and the wait.
             await reader
         item = self._items.popleft()
         if len(self._items) in (BUFFER // 2, LOOP_BUFFER // 2):
@@ -66,11 +66,11 @@ class Answers:
             try:
                 raise item
             finally:
-                del item  # Its traceback has this frame.
+                del item  # Its traceback refers to this frame.
         return item
 
     def abandon(self) -> None:
-        """On the loop: nobody takes any more; let the threads go on to notice it."""
+        """Stops taking responses, on the loop; unblocks the sending threads."""
         with self._room:
             self._gone = True
             self._items.clear()

@@ -1,4 +1,4 @@
-"""What a model asks of other models: `exec`, `async_exec`, and who may load them (spec 5.3)."""
+"""Calls of a model to other models, `exec` and `async_exec`, and to the model repository (spec 5.3)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 def run(home: Home | None, wanted: ModelCall) -> Any:
-    """What comes of it, on any thread."""
+    """Executes the call and returns its response or responses. Callable on any thread."""
     return _off_loop(home, lambda: _run(home, wanted))
 
 
 def start(home: Home | None, wanted: ModelCall) -> Awaitable[Any]:
-    """As `run`, for code on a loop of the model's own."""
+    """As `run`, awaitable, for code on a loop of the model's own."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -45,7 +45,7 @@ def _run(home: Home | None, wanted: ModelCall) -> Any:
 
 
 def _off_loop(home: Home | None, work: Callable[[], T]) -> T:
-    """On this thread, unless a loop runs here: who is called might take it for one that must not be held up."""
+    """Runs `work` on this thread, or in the pool if a loop runs here, as `Call.reach` must not block a loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -56,8 +56,8 @@ def _off_loop(home: Home | None, work: Callable[[], T]) -> T:
 class ResponseIterator:
     """The responses of a decoupled model, one by one; an error is the last of them.
 
-    Made when the first one has come, as in Triton: a coroutine that awaits `async_exec` and then iterates holds
-    its loop up for the others only.
+    The constructor waits for the first response, as in Triton: so a coroutine that awaits `async_exec` and then
+    iterates blocks its loop only for further responses.
     """
 
     def __init__(self, home: Home | None, answers: Generator[Mapping[str, Any], None, None]) -> None:
@@ -105,9 +105,9 @@ class ResponseIterator:
         return InferenceResponse.of(answer)
 
     def cancel(self) -> None:
-        """End the other model's work."""
+        """Cancels the other model's execution."""
         self._over, self._first = True, None
-        with suppress(ValueError):  # Another thread waits for a response; it is the last one.
+        with suppress(ValueError):  # Another thread is waiting for a response, which will be the last one.
             self._answers.close()
 
     def __enter__(self) -> Self:
@@ -117,11 +117,11 @@ class ResponseIterator:
         self.cancel()
 
 
-# --- the repository ---
+# --- model repository ---
 
 
 def is_model_ready(home: Home | None, model_name: str | bytes, model_version: str = "") -> bool:
-    """Whether the server has that model, and it takes requests."""
+    """Whether the server has that model, and it is ready."""
     version = str(model_version)
     return bool(_managed(home, ModelTask("ready", _named(model_name), "" if version in ("", "-1") else version)))
 
@@ -129,9 +129,9 @@ def is_model_ready(home: Home | None, model_name: str | bytes, model_version: st
 def load_model(
     home: Home | None, model_name: str | bytes, files: Mapping[str, bytes] | None = None, config: str | None = None
 ) -> None:
-    """Load a model, or load it again, with the JSON `config` where there is one.
+    """Loads or reloads a model, with the JSON `config` if given.
 
-    Raises `TritonModelException` where the server does not let models be loaded, and for `files`.
+    Raises `TritonModelException` if the server does not allow loading models, and for `files`.
     """
     if files:
         raise TritonModelException("load_model: files: not supported; models are loaded from the repository only")
@@ -139,7 +139,7 @@ def load_model(
 
 
 def unload_model(home: Home | None, model_name: str | bytes, unload_dependents: bool = False) -> None:
-    """Unload a model. Raises `TritonModelException` where the server does not let models be unloaded."""
+    """Unloads a model. Raises `TritonModelException` if the server does not allow unloading models."""
     _managed(home, ModelTask("unload", _named(model_name), dependents=unload_dependents))
 
 
@@ -155,5 +155,5 @@ def _managed(home: Home | None, task: ModelTask) -> Any:
 
 
 def get_model_dir(home: Home | None) -> str:
-    """The folder of the model's version."""
+    """Returns the folder of the model's version."""
     return str(Path(here(home).folder).absolute())

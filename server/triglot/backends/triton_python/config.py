@@ -1,4 +1,4 @@
-"""A configuration as the model's code sees it: `args["model_config"]`, and what auto-complete adds (spec 1.4)."""
+"""The configuration as the model's code sees it: `args["model_config"]`, and `auto_complete_config` (spec 1.4)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OUTPUT_DEFAULTS = {"label_filename": "", "is_shape_tensor": False, "is_non_line
 
 
 def complete(config: Configured, name: str, file_name: str) -> dict[str, Any]:
-    """The configuration, with what Triton fills in where nothing is said."""
+    """Returns the configuration with Triton's defaults for unset fields."""
     said: dict[str, Any] = json.loads(config.text or "{}")
     filled: dict[str, Any] = {
         "name": name,
@@ -75,9 +75,9 @@ def _group(name: str, group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ModelConfig:
-    """What `auto_complete_config` is given, and gives back. What the configuration says already is not changed.
+    """The argument and result of `auto_complete_config`. Values that are configured are not changed.
 
-    Raises `ValueError` for what contradicts the configuration, and for what cannot be.
+    Raises `ValueError` for values that contradict the configuration, and for invalid ones.
     """
 
     def __init__(self, model_config: str | Mapping[str, Any]) -> None:
@@ -86,11 +86,11 @@ class ModelConfig:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration."""
+        """Returns the configuration."""
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """How many rows a batch has at most; what is configured must not be more."""
+        """Sets the maximum number of rows in a batch; the configured one must not be larger."""
         if type(max_batch_size) is not int or max_batch_size < 0:
             raise ValueError(
                 f"{self._where}: max_batch_size: expected an integer of at least 0, got {max_batch_size!r}"
@@ -104,7 +104,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Have requests batched."""
+        """Enables dynamic batching."""
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in self._model_config:
                 raise ValueError(
@@ -114,7 +114,7 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, bool]) -> None:
-        """Say whether the model is decoupled."""
+        """Sets whether the model is decoupled."""
         for key in transaction_policy_dict:
             if key != "decoupled":
                 raise ValueError(
@@ -132,11 +132,11 @@ class ModelConfig:
         self._model_config["model_transaction_policy"] = {"decoupled": decoupled}
 
     def add_input(self, input: Mapping[str, Any]) -> None:  # noqa: A002 - as Triton calls it
-        """Say which input there is: a dict of `name`, `data_type`, `dims` and `optional`."""
+        """Adds an input: a dict of `name`, `data_type`, `dims` and `optional`."""
         self._add("input", input, _INPUT_KEYS, _INPUT_DEFAULTS)
 
     def add_output(self, output: Mapping[str, Any]) -> None:
-        """Say which output there is: a dict of `name`, `data_type` and `dims`."""
+        """Adds an output: a dict of `name`, `data_type` and `dims`."""
         self._add("output", output, _OUTPUT_KEYS, _OUTPUT_DEFAULTS)
 
     @property
@@ -171,12 +171,12 @@ class ModelConfig:
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What the configuration says of an input; None for one that it does not have."""
+    """Returns the configuration of an input; None if it does not exist."""
     return _by_name(model_config.get("input", ()), name)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What the configuration says of an output; None for one that it does not have."""
+    """Returns the configuration of an output; None if it does not exist."""
     return _by_name(model_config.get("output", ()), name)
 
 
@@ -185,5 +185,5 @@ def _by_name(tensors: Iterable[dict[str, Any]], name: str) -> dict[str, Any] | N
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
-    """Whether a configuration says that the model is decoupled."""
+    """Whether the configuration sets the model to be decoupled."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))

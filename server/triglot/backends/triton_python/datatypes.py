@@ -1,4 +1,4 @@
-"""Triton's datatypes: by number, by the names of a configuration, and as numpy's."""
+"""Triton's datatypes: numbers, names in configurations, and numpy types."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NUMBERS: Mapping[str, int] = MappingProxyType(
         )
     }
 )
-"""The number of each datatype, as `TRITONSERVER_datatype` has them."""
+"""Number of each datatype, as in `TRITONSERVER_datatype`."""
 TRITON_TO_NUMPY_TYPE: Mapping[int, type] = MappingProxyType(
     {number: np.bool_ if name == "BOOL" else DATATYPES[name].dtype.type for name, number in NUMBERS.items()}
 )
@@ -50,29 +50,29 @@ TRITON_STRING_TO_NUMPY: Mapping[str, type] = MappingProxyType(
 
 
 def datatype_of_config(name: object) -> str | None:
-    """The datatype that a configuration calls TYPE_…; None for what is none."""
+    """Returns the datatype for TYPE_… in a configuration; None for anything else."""
     datatype = str(name).removeprefix("TYPE_")
     datatype = "BYTES" if datatype == "STRING" else datatype
     return datatype if datatype in NUMBERS and str(name).startswith("TYPE_") else None
 
 
 def triton_to_numpy_type(data_type: int) -> type:
-    """The numpy type of a datatype's number. Raises `KeyError`."""
+    """Returns the numpy type for a datatype's number. Raises `KeyError`."""
     return TRITON_TO_NUMPY_TYPE[data_type]
 
 
 def numpy_to_triton_type(data_type: type) -> int:
-    """The number of a numpy type. Raises `KeyError`."""
+    """Returns the datatype's number for a numpy type. Raises `KeyError`."""
     return NUMPY_TO_TRITON_TYPE[data_type]
 
 
 def triton_string_to_numpy(triton_type_string: str) -> type:
-    """The numpy type of a configuration's TYPE_…. Raises `KeyError`."""
+    """Returns the numpy type for TYPE_… in a configuration. Raises `KeyError`."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def serialize_byte_tensor(input_tensor: Array) -> Any:
-    """The raw form of a BYTES tensor, as an array of bytes; None for an array that is of other things.
+    """Returns the raw form of a BYTES tensor, as an array of bytes; None for an array of other elements.
 
     Empty for an array without elements.
     """
@@ -84,7 +84,7 @@ def serialize_byte_tensor(input_tensor: Array) -> Any:
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
-    """The elements of a raw BYTES tensor, flat. Raises `ValueError` for what is none."""
+    """Returns the elements of a raw BYTES tensor, flat. Raises `ValueError` for a malformed one."""
     elements, at, data = [], 0, bytes(encoded_tensor)
     while at < len(data):
         start = at + 4

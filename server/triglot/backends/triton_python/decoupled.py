@@ -1,8 +1,8 @@
 """A decoupled Triton Python model: any number of responses to each request, at any time.
 
-Strategy: a request is an async generator on the server's loop, which waits for what the model's senders put. Each
-instance has a thread that hands its `execute` what waits: so `execute` runs once at a time in each instance, while
-many requests have not ended.
+A request is an async generator on the server's loop, which waits for responses from the model's senders. Each
+instance has a thread that passes queued requests to `execute`: so each instance runs one `execute` at a time,
+while many requests are still open.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class _Work:
-    """A request that waits for an instance; `rows` are its own, and others of its `kind` may be with it."""
+    """A queued request; `rows` is its batch size, and only requests of the same `kind` are passed together."""
 
     __slots__ = ("answers", "call", "inputs", "kind", "queued", "rows")
 
@@ -48,7 +48,7 @@ class _Work:
 
 
 class _Waiting:
-    """What waits for the instances. `most` rows are handed over together; 0: one request at a time."""
+    """The queue of the instances. At most `most` rows are passed together; 0: one request at a time."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -61,7 +61,7 @@ class _Waiting:
         return len(self._works)
 
     def put(self, work: _Work, limit: int) -> None:
-        """Raises `QueueFull` where so many wait; 0: there is no limit."""
+        """Queues a request. Raises `QueueFull` if `limit` are queued; 0: no limit."""
         with self._there:
             if limit and len(self._works) >= limit:
                 raise queue_full(f"{limit} requests are queued, the most that max_queue_size allows")
@@ -74,14 +74,14 @@ class _Waiting:
                 self._works.remove(work)
 
     def take(self, instance: Instance) -> list[_Work]:
-        """What this instance runs next; nothing once there will be no more for it."""
+        """Returns the next requests for this instance; an empty list once it has to end."""
         with self._there:
             while not self._works and not self._closed and instance not in self._going:
                 self._there.wait()
             works: list[_Work] = []
             if instance in self._going:
                 self._going.remove(instance)
-                self._there.notify()  # It may have been woken in place of another one.
+                self._there.notify()  # This thread may have been woken for a request.
                 return works
             rows = 0
             while self._works and (not works or self._fits(self._works[0], works[0].kind, rows)):
@@ -93,7 +93,7 @@ class _Waiting:
         return self._most > 0 and rows + work.rows <= self._most and work.kind == kind
 
     def end(self, instances: Collection[Instance]) -> None:
-        """There is nothing more for these."""
+        """Makes these instances end."""
         with self._there:
             self._going.update(instances)
             self._there.notify_all()
@@ -105,7 +105,7 @@ class _Waiting:
 
 
 class DecoupledModel(TritonModel):
-    """See above. `most` rows are handed to `execute` together; 0: one request at a time."""
+    """See the module docstring. `execute` gets at most `most` rows together; 0: one request at a time."""
 
     def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home, most: int = 0) -> None:
         super().__init__(instances, modules, home)
@@ -133,7 +133,7 @@ class DecoupledModel(TritonModel):
         started.result()
 
     def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
-        """See `Model`: the threads are its own. Raises what an `initialize` raises; what came before it goes."""
+        """See `Model`: it owns the threads. Raises an exception of `initialize` after ending the new instances."""
         with self._starting:
             came: list[Instance] = []
             come = self._coming(config)
@@ -155,7 +155,7 @@ class DecoupledModel(TritonModel):
             self._threads.pop(instance).join()
 
     async def infer(self, inputs: Inputs, call: Call) -> AsyncGenerator[Answer, None]:
-        """The responses as they are sent. Raises the error of one that has an error, which is the last then."""
+        """Yields the responses as they are sent. Raises the error of a response, which is the last one then."""
         if not self._threads:
             await asyncio.to_thread(self._start)
         answers = Answers()
@@ -183,7 +183,7 @@ class DecoupledModel(TritonModel):
         started.set_result(None)
         while works := self._waiting.take(instance):
             self._execute(instance, works)
-            works.clear()  # Not kept while this thread waits.
+            works.clear()  # Released while this thread waits.
         instance.finalize()
 
     def _execute(self, instance: Instance, works: list[_Work]) -> None:
@@ -198,7 +198,7 @@ class DecoupledModel(TritonModel):
         try:
             returned = instance.execute(requests, [work.call for work in works])
             if isinstance(returned, Future):
-                # It goes on while this thread takes the next requests.
+                # It continues while this thread takes the next requests.
                 returned.add_done_callback(partial(_look_at, instance, lines))
             elif returned is not None:
                 raise no_none(instance, returned)
@@ -206,7 +206,7 @@ class DecoupledModel(TritonModel):
             _fail(instance, lines, error)
 
     def close(self) -> None:
-        """Lets each instance's thread call `finalize`, and forgets the model's modules."""
+        """Lets each instance's thread call `finalize`, and removes the model's modules."""
         self._waiting.close()
         for thread in self._threads.values():
             thread.join()
@@ -214,7 +214,7 @@ class DecoupledModel(TritonModel):
 
 
 def _look_at(instance: Instance, lines: Sequence[Line], done: Future[Any]) -> None:
-    """A coroutine has ended."""
+    """Handles the end of a coroutine of `execute`."""
     if done.cancelled():
         _fail(instance, lines, Cancelled("the model was closed while it ran the request"))
     elif (error := done.exception()) is not None:
@@ -231,7 +231,7 @@ def _fail(instance: Instance, lines: Sequence[Line], error: BaseException) -> No
 
 
 def no_none(instance: Instance, returned: object) -> Internal:
-    """The error for what `execute` has returned. It is in the log, too."""
+    """Returns, and logs, the error for an `execute` that returned something."""
     text = (
         f"Python model '{instance.name}' is using the decoupled mode and the execute function must return None, "
         f"got {type(returned).__name__}"

@@ -1,8 +1,8 @@
-"""A decoupled Triton Python model of sequences.
+"""A decoupled Triton Python model with sequence batching.
 
-Strategy: which instance a sequence belongs to, and whose turn it is there, is the engine's business, so its
-threads call `execute`, with one request at a time: the next one has to wait for the final flag. A request is a
-generator that yields nothing, since its senders put the responses into its stream themselves.
+The server's scheduler assigns sequences to instances and orders their requests, so its threads call `execute`,
+with one request at a time: the next one waits for the final flag. `infer` is a generator that yields nothing, as
+the senders put the responses into the request's stream themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triglot.core.types import Answer
 
 
 class _Outlet:
-    """What a request's senders put goes to its reader at once. See `Outlet`."""
+    """Passes responses from a request's senders to its stream immediately. See `Outlet`."""
 
     __slots__ = ("_call", "_ended", "_error")
 
@@ -39,7 +39,7 @@ class _Outlet:
         self._ended.set()
 
     def wait(self) -> None:
-        """Until the final flag. Raises the error that came in place of a response."""
+        """Waits for the final flag. Raises the error that was sent as a response."""
         self._ended.wait()
         error, self._error = self._error, None
         if error is not None:
@@ -47,17 +47,17 @@ class _Outlet:
 
 
 class DecoupledSequencesModel(PlacedModel):
-    """See above."""
+    """See the module docstring."""
 
     def infer(self, inputs: Inputs, call: Call) -> Iterator[Answer]:
-        """One request. Raises the error of a response that has one, and what `execute` raises, with its text."""
+        """Runs one request. Raises the error of a response, and the exception of `execute` with its text."""
         outlet = _Outlet(call)
         self._execute(inputs, call, outlet)
         outlet.wait()
         yield from ()
 
     def _execute(self, inputs: Inputs, call: Call, outlet: _Outlet) -> None:
-        """Nothing here keeps the request's line: only the model's own senders do then."""
+        """Runs `execute`. Afterwards only the model's own senders keep the request's `Line` alive."""
         instance = self._mine()
         line = Line(call, outlet, decoupled=True, reshaping=self.reshaping)
         try:
@@ -69,7 +69,7 @@ class DecoupledSequencesModel(PlacedModel):
                 if returned is not None:
                     raise no_none(instance, returned)
                 if line.again and call.cancelled:
-                    outlet.end()  # Nobody asks the model for a final flag any more.
+                    outlet.end()  # A cancelled request needs no final flag.
                     break
                 if not line.again:
                     break

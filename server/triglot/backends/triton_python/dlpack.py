@@ -1,7 +1,7 @@
-"""DLPack, between numpy and the libraries of models.
+"""DLPack between numpy and the libraries of models.
 
-Strategy: numpy knows DLPack, but no BF16. So the type that stands in the capsule is changed: to integers of the
-same size on the way in, and back on the way out.
+numpy supports DLPack, but not BF16. So the type in the capsule is changed to integers of the same size on import,
+and back on export.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from triglot.core.tensor import Array
 
 CPU = 1
 _HOST = (CPU, 3, 11)
-"""Devices whose memory the CPU reads: its own, and what is pinned for a GPU."""
+"""Devices with memory that the CPU can read: its own, and memory that is pinned for a GPU."""
 _UINT, _BFLOAT, _BOOL = 1, 4, 6
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -31,7 +31,7 @@ class _Device(ctypes.Structure):
 
 
 class _Tensor(ctypes.Structure):
-    """The beginning of a DLTensor; there is more."""
+    """The first fields of a DLTensor."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -42,7 +42,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Exporter:
-    """Gives away a capsule as an array library's own array does."""
+    """Returns a capsule through the DLPack protocol of array libraries."""
 
     def __init__(self, capsule: object) -> None:
         self._capsule = capsule
@@ -55,7 +55,7 @@ class _Exporter:
 
 
 def _tensor_in(capsule: object) -> _Tensor:
-    """Raises `ValueError` for a capsule that is no DLPack's, or has been used."""
+    """Returns the tensor in a capsule. Raises `ValueError` if it is not DLPack's or has been consumed."""
     pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )
@@ -63,9 +63,9 @@ def _tensor_in(capsule: object) -> _Tensor:
 
 
 def from_dlpack(value: Any) -> Array:
-    """The array over the memory of a capsule, or of an array or tensor of any library; of a GPU's, a copy.
+    """Returns an array over the memory of a capsule, an array or a tensor of any library; a copy if on a GPU.
 
-    Raises `TypeError` for anything else, `ValueError` for a capsule that has been used.
+    Raises `TypeError` for anything else, `ValueError` for a capsule that has been consumed.
     """
     capsule = value
     if hasattr(value, "__dlpack__"):
@@ -94,7 +94,7 @@ def from_dlpack(value: Any) -> Array:
 
 
 def _on_cpu(value: Any) -> Any:
-    """The tensor as its library copies it to the CPU: PyTorch, CuPy, and JAX."""
+    """Returns the tensor as its library copies it to the CPU: PyTorch, CuPy, or JAX."""
     for name in ("cpu", "get", "__array__"):
         if callable(copy := getattr(value, name, None)):
             return copy()
@@ -102,7 +102,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def to_dlpack(array: Any) -> object:
-    """A capsule of a writable array's memory."""
+    """Returns a capsule of a writable array's memory."""
     code = {_BFLOAT16: _BFLOAT, np.dtype(np.bool_): _BOOL}.get(array.dtype)
     if code is None:
         return array.__dlpack__()

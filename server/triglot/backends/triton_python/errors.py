@@ -1,4 +1,4 @@
-"""`TritonError` and `TritonModelException`, and what they are in the server (spec 1.5)."""
+"""`TritonError` and `TritonModelException`, and their conversion from and to the server's errors (spec 1.5)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from triglot.core.errors import (
 
 
 class TritonModelException(Exception):
-    """Raised by the utilities for wrong use, and by models for whatever they like."""
+    """Raised by the utility module for invalid use, and by models for any reason."""
 
 
 class TritonErrorCode(enum.IntEnum):
@@ -59,7 +59,7 @@ _CODES: Mapping[Code, TritonErrorCode] = MappingProxyType(
 
 
 class TritonError:
-    """What went wrong with one response; not an exception."""
+    """The error of one response; not an exception."""
 
     UNKNOWN: ClassVar[TritonErrorCode] = TritonErrorCode.UNKNOWN
     INTERNAL: ClassVar[TritonErrorCode] = TritonErrorCode.INTERNAL
@@ -82,22 +82,22 @@ class TritonError:
 
     @classmethod
     def of(cls, error: ServingError) -> Self:
-        """What a model is told of another model's error."""
+        """Returns another model's error for the model that called it."""
         return cls(error.message, _CODES.get(error.code, TritonErrorCode.UNKNOWN))
 
     def code(self) -> TritonErrorCode:
-        """Its kind."""
+        """Returns the error code."""
         return self._code
 
     def message(self) -> str:
-        """Its text."""
+        """Returns the error text."""
         return self._message
 
     def __str__(self) -> str:
         return self._message
 
     def serving_error(self) -> ServingError:
-        """What the client is told."""
+        """Returns the error for the client."""
         kind = _ERRORS.get(self._code)
         if kind is not None:
             return kind(self._message)

@@ -1,4 +1,4 @@
-"""What the utilities know of the model whose code uses them, and of the request that it works for."""
+"""The model and the request that a Triton Python model's code runs for, as the utility module sees them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from triglot.core.call import Call, ModelCall, ModelTask, no_models
 from triglot.model.metrics import ModelMetrics
 
 MOST_CALLS = 64
-"""Calls of other models that `async_exec` has in flight at the same time, for one model."""
+"""Limit on concurrent calls of `async_exec` to other models, per model."""
 
 
 class Home:
-    """One version of a model. `calls`: on whose behalf its code runs, where that is not a request; `modules`: its
-    own."""
+    """One version of a model, shared by its instances.
+
+    `calls`: the call that its code runs for outside of requests. `modules`: its own Python modules.
+    """
 
     modules: ModelModules | None = None
 
@@ -37,7 +39,7 @@ class Home:
         self._making = threading.Lock()
 
     def begin(self, call: Call) -> None:
-        """The version is going to serve: it has its name, and a way to other models."""
+        """Sets the served name and version, and the way to other models, before the version serves."""
         if call.model_name:
             self.name, self.version = call.model_name, call.model_version
         apart = call.apart()
@@ -46,7 +48,7 @@ class Home:
 
     @property
     def pool(self) -> ThreadPoolExecutor:
-        """Threads that wait for other models while a coroutine goes on."""
+        """Threads that wait for other models while a coroutine continues."""
         with self._making:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(MOST_CALLS, f"{self.name}/{self.version} calls")
@@ -54,11 +56,11 @@ class Home:
             return self._pool
 
     def on_close(self, close: Callable[[], object]) -> None:
-        """Have `close` called when the model is closed."""
+        """Registers a callback for when the model is closed."""
         self._closers.append(close)
 
     def close(self) -> None:
-        """Once; raises what one of them raises."""
+        """Calls the callbacks, once; raises their exceptions."""
         while self._closers:
             self._closers.pop()()
 
@@ -68,7 +70,7 @@ _work: ContextVar[tuple[Home, Call] | None] = ContextVar("triton_python_work", d
 
 @contextmanager
 def working(home: Home, call: Call) -> Iterator[None]:
-    """Within the block this thread, and what it starts on a loop, works for the call."""
+    """Sets the model and call that this thread, and what it starts on a loop, works for in the block."""
     token, modules = _work.set((home, call)), running.set(home.modules)
     try:
         yield
@@ -78,7 +80,7 @@ def working(home: Home, call: Call) -> Iterator[None]:
 
 
 def here(home: Home | None) -> Home:
-    """The model: `home`, or else the one whose code runs. Raises `TritonModelException` when there is none."""
+    """Returns `home`, or else the model whose code is running. Raises `TritonModelException` without any."""
     work = _work.get()
     if home is None and work is not None:
         home = work[0]
@@ -88,14 +90,14 @@ def here(home: Home | None) -> Home:
 
 
 def call_of(home: Home | None) -> Call:
-    """The call that the code of the model runs for; a call of the model's own where there is none."""
+    """Returns the call that the model's code is running for; outside of requests the model's own one."""
     work = _work.get()
     found = here(home)
     return work[1] if work is not None and work[0] is found else found.calls
 
 
 def reach(home: Home | None, wanted: ModelCall | ModelTask) -> Any:
-    """What `Call.reach` gives. Raises as it does, and `TritonModelException` for a model that no server runs."""
+    """Returns what `Call.reach` does. Raises its errors, and `TritonModelException` before the model serves."""
     call = call_of(home)
     if call.reach is no_models:
         raise TritonModelException("cannot call other models before this model is served")

@@ -1,4 +1,4 @@
-"""An instance: one object of the model's class, and the threads that its code runs on."""
+"""An instance of a Triton Python model: an object of the model's class, and the threads that its code runs on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 
 class Instance:
-    """Calls the model's code: `initialize` and `execute` on one thread, and `finalize` at last.
+    """Calls the model's code: `initialize` and `execute` on one thread, and finally `finalize`.
 
-    `file` is the model's, `arguments` are what `initialize` gets.
+    `file` is the model's, `arguments` are those of `initialize`.
     """
 
     def __init__(self, model_class: type[Any], file: Path, arguments: Mapping[str, str], home: Home) -> None:
@@ -40,11 +40,11 @@ class Instance:
 
     @property
     def device(self) -> tuple[str, str]:
-        """The kind of it, and its number."""
+        """The kind and number of the device."""
         return self._arguments["model_instance_kind"], self._arguments["model_instance_device_id"]
 
     def rename(self, taken: Collection[str]) -> None:
-        """Before it is initialized: have a name that none of these is."""
+        """Takes a name that is not `taken`, before `initialize`."""
         stem, _, _ = self.name.rpartition("_")
         self.name = next(name for at in itertools.count() if (name := f"{stem}_{at}") not in taken)
         self._arguments = {**self._arguments, "model_instance_name": self.name}
@@ -55,8 +55,8 @@ class Instance:
         return self._model is not None
 
     def initialize(self) -> None:
-        """On the thread that is going to call `execute`. Raises `ModelLoadError` for whatever the model raises."""
-        # What Triton runs has the loop of a main thread, which other threads have not.
+        """Calls `initialize`, on the thread that will call `execute`. Raises `ModelLoadError` if that fails."""
+        # In Triton this code runs on a main thread, which has an event loop; other threads have none.
         self._own_loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._own_loop)
         try:
@@ -65,25 +65,27 @@ class Instance:
                 if hasattr(model, "initialize"):
                     served = {"model_name": self._home.name, "model_version": str(self._home.version)}
                     model.initialize({**self._arguments, **served})
-        except BaseException as error:  # SystemExit, too.
+        except BaseException as error:  # Includes SystemExit.
             self._close_loops()
             raise ModelLoadError(f"{described(self._file, error)}") from error
         self._model = model
 
     def execute(self, requests: Sequence[Any], calls: Sequence[Call]) -> Any:
-        """What `execute` returns; of an `async def` a future, which has that some time. Raises what it raises."""
+        """Returns the result of `execute`, or a future for that of an `async def`. Raises its exceptions."""
         with working(self._home, calls[0] if len(calls) == 1 else BatchCall(calls)), RunningFor(calls):
             result = self._model.execute(list(requests))
             return self._started(result, calls) if inspect.iscoroutine(result) else result
 
     @property
     def has_check(self) -> bool:
-        """Whether its class has an `is_ready`."""
+        """Whether the class has an `is_ready`."""
         return hasattr(self._class, "is_ready")
 
     def is_ready(self) -> bool:
-        """What the model's `is_ready` returns, or its coroutine; on any thread. Raises what that raises, and
-        `TypeError` for what is no bool."""
+        """Returns the result of the model's `is_ready`, plain or async. Blocks; callable on any thread.
+
+        Raises its exceptions, and `TypeError` for anything but a bool.
+        """
         model = self._model
         if model is None:
             return False
@@ -96,7 +98,7 @@ class Instance:
         return ready
 
     def _started(self, work: Coroutine[Any, Any, Any], calls: Sequence[Call] = ()) -> Future[Any]:
-        """The coroutine runs on a loop of the instance's own, with all others of it."""
+        """Starts the coroutine on the loop that all coroutines of the instance share."""
         if self._loop is None:
             self._loop = OwnLoop(f"{self.name} loop")
         return self._loop.begin(self._guarded(work, calls))
@@ -105,23 +107,23 @@ class Instance:
         with RunningFor(calls):
             try:
                 return await work
-            except (SystemExit, KeyboardInterrupt) as error:  # They would end the loop.
+            except (SystemExit, KeyboardInterrupt) as error:  # These would end the loop.
                 raise self.failure(error) from None
 
     def failure(self, error: BaseException) -> Internal:
-        """What clients are told of an exception of the model's: its text, as in Triton; the log has the trace."""
+        """Returns the error for clients, with the exception's text as in Triton, and logs the traceback."""
         text = f"Failed to process the request(s) for model instance '{self.name}', message: "
         log.error("%s%s", text, type(error).__name__, exc_info=error)
         return Internal(f"{text}{type(error).__name__}: {text_of(error)}")
 
     def finalize(self) -> None:
-        """Once, when the instance runs nothing any more."""
+        """Calls `finalize`, once, when the instance runs nothing."""
         model, self._model = self._model, None
         try:
             if model is not None and hasattr(model, "finalize"):
                 with working(self._home, self._home.calls):
                     model.finalize()
-        except BaseException:  # The others are to be finalized, too.
+        except BaseException:  # The other instances must be finalized, too.
             log.exception("%s: finalize() failed", self.name)
         finally:
             self._close_loops()
@@ -132,5 +134,5 @@ class Instance:
             loop.end()
         own, self._own_loop = self._own_loop, None
         if own is not None:
-            with suppress(RuntimeError):  # The model has started it, and it runs.
+            with suppress(RuntimeError):  # The model started the loop, and it is running.
                 own.close()

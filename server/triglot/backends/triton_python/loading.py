@@ -1,4 +1,4 @@
-"""From a module with a `TritonPythonModel` to a model that the server runs."""
+"""Makes a model that the server can run from a module with a `TritonPythonModel`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 MODEL_CLASS = "TritonPythonModel"
 NO_EFFECT = ("FORCE_CPU_ONLY_INPUT_TENSORS",)
-"""Parameters of Triton's own: all tensors are the CPU's."""
+"""Parameters of Triton without effect here: all tensors are in CPU memory."""
 
 
 def modules_of(file: Path) -> TritonModules:
-    """The modules beside `file`, and in the folder above a version's folder."""
+    """Returns the modules next to `file`, and in the folder above a version's folder."""
     folder = file.parent
     version = folder.name.isdecimal()
     name = (folder.parent if version else folder).absolute().name
@@ -43,10 +43,10 @@ def modules_of(file: Path) -> TritonModules:
 
 
 def model_of(file: Path, config: Configured, model_class: type[Any], modules: TritonModules) -> TritonModel:
-    """The model, its configuration completed; `initialize` has not been called.
+    """Returns the model with its configuration completed, before `initialize`.
 
-    Raises `ModelLoadError` for a configuration without inputs and outputs, `ValueError` for what its own
-    `auto_complete_config` says wrongly, and what that raises.
+    Raises `ModelLoadError` for a configuration without inputs and outputs, `ValueError` for invalid values from
+    `auto_complete_config`, and the exceptions of that function.
     """
     home = modules.home
     if not callable(getattr(model_class, "execute", None)):
@@ -70,7 +70,7 @@ def model_of(file: Path, config: Configured, model_class: type[Any], modules: Tr
             model: TritonModel = DecoupledSequencesModel(instances, modules, home)
         else:
             model = DecoupledModel(instances, modules, home, 0 if batching is None else largest)
-            # A coroutine leaves its instance to others while it waits.
+            # A waiting coroutine does not occupy its instance.
             model.holds_instances = not is_async(model_class.execute)
     else:
         model = SingleResponseModel(instances, modules, home)
@@ -111,7 +111,7 @@ def _completed(file: Path, config: Configured, model_class: type[Any], home: Hom
 
 
 def _specs(file: Path, kind: str, config: Mapping[str, Any]) -> list[TensorSpec]:
-    """As the model's code has them, reshaped."""
+    """Returns the specs as the model's code sees them, after `reshape`."""
     specs = []
     for tensor in config[kind]:
         datatype = datatype_of_config(tensor["data_type"])
@@ -132,10 +132,10 @@ def _specs(file: Path, kind: str, config: Mapping[str, Any]) -> list[TensorSpec]
 def _arguments(
     file: Path, config: Configured, completed: Mapping[str, Any], home: Home
 ) -> Sequence[Mapping[str, str]]:
-    """What the `initialize` of each instance gets: texts."""
+    """Returns the arguments of each instance's `initialize`; all values are texts."""
     repository = file.parent.parent if file.parent.name.isdecimal() else file.parent
     devices = _devices(config)
-    # A process has one of the instances.
+    # A process runs a single one of the instances.
     first = getattr(config, "instance", 0) if len(devices) == 1 else 0
     return [
         {
@@ -152,8 +152,8 @@ def _arguments(
 
 
 def _devices(config: Configured) -> list[Device]:
-    """Where each instance runs: on the CPU, as Triton's Python models do, unless a group says GPU."""
+    """Returns the device of each instance: the CPU, as for Triton's Python models, unless a group says GPU."""
     groups = [replace(group, kind="CPU") if group.kind == "AUTO" else group for group in config.instance_groups]
     gpus = [gpu for group in groups for gpu in group.gpus]
-    # Whether there are any is for the model's own code to find out.
+    # The model's own code finds out whether the GPUs exist.
     return replace(config, instance_groups=groups).devices(lambda: max(gpus, default=0) + 1) or [Device("CPU")]

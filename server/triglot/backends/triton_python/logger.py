@@ -1,4 +1,4 @@
-"""`Logger`: a model's lines in the server's log."""
+"""`Logger`: writes a model's messages to the server's log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(MODELS)
 
 
 class LogLevel(enum.IntEnum):
-    """Triton's levels."""
+    """Triton's log levels."""
 
     INFO = 0
     WARNING = 1
@@ -33,25 +33,25 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: int = LogLevel.INFO) -> None:
-        """A line of that level."""
+        """Logs a message with a level."""
         log.log(_LEVELS[LogLevel(level)], "%s", message, stacklevel=2)
 
     @staticmethod
     def log_info(message: str) -> None:
-        """A line of information."""
+        """Logs information."""
         log.info("%s", message, stacklevel=2)
 
     @staticmethod
     def log_warn(message: str) -> None:
-        """A warning."""
+        """Logs a warning."""
         log.warning("%s", message, stacklevel=2)
 
     @staticmethod
     def log_error(message: str) -> None:
-        """An error."""
+        """Logs an error."""
         log.error("%s", message, stacklevel=2)
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        """A line for those who look closely."""
+        """Logs a verbose message."""
         log.debug("%s", message, stacklevel=2)

@@ -1,4 +1,4 @@
-"""`MetricFamily`: the metrics that a Triton Python model keeps by itself."""
+"""`MetricFamily`: custom metrics of a Triton Python model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triglot.model.metrics import Kind, ModelMetrics, Operation
 
 
 class MetricKind(enum.Enum):
-    """What a family's metrics are."""
+    """The kind of a family's metrics."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -22,10 +22,10 @@ class MetricKind(enum.Enum):
 
 
 class Metric:
-    """One metric; from `MetricFamily.Metric`. Any thread may change it.
+    """One metric, from `MetricFamily.Metric`. Thread-safe.
 
-    `TritonModelException` for what its kind cannot do. In a process of its own, `value` is what the model's code
-    has made of it there; the server's page has what all processes have.
+    Raises `TritonModelException` for operations that its kind does not support. In a model process, `value` is
+    what the code in that process has added up; the server's metrics page has the total of all processes.
     """
 
     def __init__(self, metrics: ModelMetrics, family: model_metrics.Family, metric: model_metrics.Metric) -> None:
@@ -34,7 +34,7 @@ class Metric:
         self._metric = metric
 
     def increment(self, value: float) -> None:
-        """Add to a counter, not less than 0, or to a gauge."""
+        """Adds to a counter, at least 0, or to a gauge."""
         self._must_not_be("histogram", "Increment")
         value = _number(value)
         if self._family.kind == "counter" and value < 0:
@@ -45,19 +45,19 @@ class Metric:
         self._do("increment", value)
 
     def set(self, value: float) -> None:
-        """Set a gauge."""
+        """Sets a gauge."""
         self._must_not_be("counter", "Set")
         self._must_not_be("histogram", "Set")
         self._do("set", _number(value))
 
     def observe(self, value: float) -> None:
-        """Put a value into a histogram."""
+        """Adds a value to a histogram."""
         self._must_not_be("counter", "Observe")
         self._must_not_be("gauge", "Observe")
         self._do("observe", _number(value))
 
     def value(self) -> float:
-        """Of a counter or a gauge."""
+        """Returns the value of a counter or a gauge."""
         self._must_not_be("histogram", "Value")
         return self._metric.value
 
@@ -71,10 +71,10 @@ class Metric:
 
 
 class MetricFamily:
-    """The metrics of one name; families of equal names and kinds are one and the same.
+    """The metrics of one name; families with equal names and kinds are the same.
 
-    Raises `TypeError` for arguments of other types, and `TritonModelException` for a name that cannot be, is the
-    server's own, or belongs to a family of another kind.
+    Raises `TypeError` for arguments of other types, and `TritonModelException` for a name that is invalid,
+    reserved by the server, or used by a family of another kind.
     """
 
     home: ClassVar[Home | None] = None
@@ -98,9 +98,9 @@ class MetricFamily:
     def Metric(  # noqa: N802 - Triton's name.
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> Metric:
-        """A metric with these labels; a histogram has the upper limits of `buckets`, ascending.
+        """Returns the metric with these labels; a histogram has `buckets`, its ascending upper bounds.
 
-        Raises as the class.
+        Raises as the class does.
         """
         labels = {} if labels is None else labels
         name = self._family.name
@@ -120,7 +120,7 @@ class MetricFamily:
 
 
 def family_class(home: Home | None) -> type[MetricFamily]:
-    """The class as the code of one model sees it; None: for whichever runs."""
+    """Returns the class for the code of one model; None: for that of the running model."""
     return type("MetricFamily", (MetricFamily,), {"home": home, "__doc__": MetricFamily.__doc__})
 
 

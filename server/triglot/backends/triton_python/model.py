@@ -1,4 +1,4 @@
-"""What Triton Python models have in common, decoupled or not."""
+"""Base of Triton Python models, decoupled or not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Inputs = Mapping[str, Array]
 
 
 class TritonModel(Model):
-    """The instances of a `TritonPythonModel` class; closed with their modules."""
+    """The instances of a `TritonPythonModel` class; closed together with their modules."""
 
     platform = "python"
     takes_parameters = True
@@ -32,7 +32,7 @@ class TritonModel(Model):
     places_instances = True
 
     configured: Callable[[ModelConfig], Sequence[Instance]]
-    """The instances that a configuration says."""
+    """Returns the instances for a configuration."""
 
     def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home) -> None:
         self.instances = len(instances)
@@ -44,15 +44,16 @@ class TritonModel(Model):
         self._initializing = threading.Lock()
         self._changing = threading.Lock()
         self._going = Counter[tuple[str, str]]()
-        """How many of each device are to end."""
+        """Number of instances to end, by device."""
         self.reshaping: Reshaping | None = None
         self.iterative: SequenceBatching | None = None
-        """Where requests may come again: the model's sequences. A process is not told of others."""
+        """The model's sequences, if requests may be rescheduled. A process has no other information on
+        sequences."""
         if instances[0].has_check:
             self.check_ready = self._all_ready
 
     def _all_ready(self) -> bool:
-        """Whether every instance says so."""
+        """Whether every instance's `is_ready` returns True."""
         return all(instance.is_ready() for instance in self._all)
 
     @abstractmethod
@@ -60,7 +61,7 @@ class TritonModel(Model):
         """See `Model`."""
 
     def _coming(self, config: ModelConfig) -> list[Instance]:
-        """The instances that come where a configuration says others than there are; `_going` are those that go."""
+        """Adds and returns the instances that a changed configuration requires; `_going` counts those to end."""
         wanted = list(self.configured(config))
         there = Counter(instance.device for instance in self._all)
         self._going = there - Counter(instance.device for instance in wanted)
@@ -78,7 +79,7 @@ class TritonModel(Model):
         return come
 
     def _goes(self, instance: Instance) -> bool:
-        """Whether this one is to go, and is not there any more."""
+        """Whether this instance has to end, and if so removes it."""
         with self._changing:
             if not self._going[instance.device]:
                 return False
@@ -87,7 +88,7 @@ class TritonModel(Model):
             return True
 
     def _initialize(self, instance: Instance) -> None:
-        # Libraries load models in ways that two threads must not at the same time; in Triton each has a process.
+        # Some libraries must not load models on two threads concurrently; in Triton each instance has a process.
         with self._initializing, self._modules.by_plain_names():
             instance.initialize()
 
@@ -99,7 +100,7 @@ class TritonModel(Model):
         return request
 
     def close(self) -> None:
-        """Calls `finalize` of every instance, and forgets the model's modules."""
+        """Calls `finalize` of every instance, and removes the model's modules."""
         try:
             for instance in self._all:
                 instance.finalize()
@@ -109,14 +110,14 @@ class TritonModel(Model):
 
 
 class PlacedModel(TritonModel):
-    """Its instances are the engine's threads."""
+    """A model whose instances run on the executor's threads."""
 
     def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home) -> None:
         super().__init__(instances, modules, home)
         self._placement = Placement(instances)
 
     def start_instance(self, call: Call) -> None:
-        """See `Model`: calls `initialize`. Raises `ModelLoadError` for what that raises."""
+        """See `Model`: calls `initialize`. Raises `ModelLoadError` for its exceptions."""
         self._home.begin(call)
         self._mine()
 

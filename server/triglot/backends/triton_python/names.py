@@ -1,8 +1,8 @@
-"""The names that a model imports: `triton_python_backend_utils`, there while a Triton Python model is loaded.
+"""The module `triton_python_backend_utils` for models to import, available while a Triton Python model is loaded.
 
-Strategy: nothing of that name is installed. The modules of a model are given one of their own, whatever that name
-means to others: so the utilities know whose code calls them, on any thread. For everybody else, a library that
-the model uses say, the name stands in `sys.modules` while a model is loaded, unless it is somebody's already.
+No package of that name is installed. Each model's modules get an instance of their own, whatever that name means
+globally: so the utilities know which model's code calls them, on any thread. For all other code, such as a library
+that the model uses, the name is in `sys.modules` while a model is loaded, unless it already exists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from triglot.backends.triton_python.tensor import Tensor
 
 UTILS = "triton_python_backend_utils"
 NAMES = (UTILS, "c_python_backend_utils")
-"""What the utilities are called; Triton's have a part in C, with most of the names."""
+"""Names of the utility module; Triton's has a part in C with most of the names."""
 _providing = threading.Lock()
 
 _SAME: Mapping[str, Any] = MappingProxyType(
@@ -63,11 +63,11 @@ _SAME: Mapping[str, Any] = MappingProxyType(
         if name.startswith(("TRITONSERVER_", "TRITON_", "NUMPY_TO_"))
     }
 )
-"""What is the same for all models."""
+"""Names that are the same for all models."""
 
 
 def utilities(home: Home | None) -> dict[str, Any]:
-    """The names of the utilities, for the code of one model; None: for whichever runs."""
+    """Returns the names of the utility module for the code of one model; None: for that of the running model."""
 
     class InferenceRequest(request.InferenceRequest):
         """A request."""
@@ -90,7 +90,7 @@ def utilities(home: Home | None) -> dict[str, Any]:
 
 
 class ProvidedModule(ModuleType):
-    """The utilities under a name of theirs; `users` are the loaded models."""
+    """The utility module under one of its names; `users` is the number of loaded models."""
 
     def __init__(self, name: str, names: Mapping[str, Any]) -> None:
         super().__init__(name, "Provided by Triglot for Triton's Python models.")
@@ -100,7 +100,7 @@ class ProvidedModule(ModuleType):
 
 
 def provide() -> None:
-    """Have the names stand for everybody, once more."""
+    """Provides the names globally, once more per call."""
     with _providing:
         for name in NAMES:
             present = sys.modules.get(name)
@@ -111,7 +111,7 @@ def provide() -> None:
 
 
 def remove() -> None:
-    """Take `provide` back, once."""
+    """Reverts one call of `provide`."""
     with _providing:
         for name in NAMES:
             present = sys.modules.get(name)
@@ -122,10 +122,10 @@ def remove() -> None:
 
 
 class TritonModules(ModelModules):
-    """The modules of a Triton Python model, which see the utilities; its folder's folders are packages, too.
+    """The modules of a Triton Python model, which can import the utility module; subfolders are packages, too.
 
-    From when it is made to `close()`, `triton_python_backend_utils` can be imported by anyone, and what its code
-    calls finds the modules by their plain names.
+    From creation to `close()`, all code can import `triton_python_backend_utils`, and code that the model calls
+    can import the model's modules by their plain names.
     """
 
     def __init__(self, folders: Sequence[Path], home: Home) -> None:
@@ -142,7 +142,7 @@ class TritonModules(ModelModules):
         provide()
 
     def close(self) -> None:
-        """Forget the modules, and have the names stand for one model less."""
+        """Removes the modules, and the global names after the last model."""
         super().close()
         if self._provided:
             self._provided = False
@@ -151,7 +151,7 @@ class TritonModules(ModelModules):
 
 
 def _plain_folders(folders: Sequence[Path]) -> set[str]:
-    """Folders of modules without an `__init__.py`, whose names mean nothing else."""
+    """Returns the folders with modules but no `__init__.py`, unless the name has another meaning."""
     found = {
         entry.name
         for folder in folders

@@ -1,4 +1,4 @@
-"""The event loop of an instance, for an `execute` that is `async def`."""
+"""The event loop of an instance, for an `async def execute`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class OwnLoop:
-    """Runs on a thread until `end`, whatever the code on it does."""
+    """Runs on a daemon thread until `end`, even if the code on it stops the loop."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -23,13 +23,13 @@ class OwnLoop:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """What comes of it; cancelled at the end."""
+        """Starts a coroutine and returns its future, which is cancelled at the end."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def end(self) -> None:
-        """Cancel what still runs."""
+        """Ends the loop and cancels its coroutines."""
         self._ended = True
-        with suppress(RuntimeError):  # Code has closed it.
+        with suppress(RuntimeError):  # The model's code closed the loop.
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _run(self) -> None:
@@ -46,7 +46,7 @@ class OwnLoop:
             loop.close()
 
     def _run_on(self) -> None:
-        """Until something stops it."""
+        """Runs the loop until something stops it."""
         what = "stopped its event loop"
         try:
             self._loop.run_forever()

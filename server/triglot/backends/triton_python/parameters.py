@@ -1,4 +1,4 @@
-"""Parameters of requests and responses: a dict in the model's code, JSON where it reads them."""
+"""Parameters of requests and responses: a dict when the model's code sets them, JSON when it reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
 def checked(parameters: object) -> Mapping[str, ParameterValue]:
-    """Parameters that a model gives. Raises `TritonModelException` for what Triton's are not, floats too."""
+    """Returns a model's parameters. Raises `TritonModelException` for types that Triton rejects, as floats."""
     if parameters is None:
         return NO_PARAMETERS
     if not isinstance(parameters, Mapping):
@@ -29,5 +29,5 @@ def checked(parameters: object) -> Mapping[str, ParameterValue]:
 
 
 def as_json(parameters: Mapping[str, ParameterValue]) -> str:
-    """The text that `parameters()` gives."""
+    """Returns the parameters as `parameters()` does."""
     return json.dumps(dict(parameters))

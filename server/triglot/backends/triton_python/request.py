@@ -1,4 +1,4 @@
-"""`InferenceRequest`: one that a model is to answer, or one that it makes of another model."""
+"""`InferenceRequest`: a request to a model, or one that a model makes to another model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 
 class MemoryType(enum.IntEnum):
-    """Where a tensor may be."""
+    """The kinds of memory for tensors."""
 
     CPU = 0
     CPU_PINNED = 1
@@ -45,14 +45,14 @@ TRITONSERVER_MEMORY_GPU = MemoryType.GPU
 
 @dataclass(frozen=True, slots=True)
 class PreferredMemory:
-    """Where the tensors of an answer are wanted; they are in the CPU's memory in any case."""
+    """The preferred memory of response tensors; has no effect, as they are always in CPU memory."""
 
     preferred_memory_type: MemoryType
     preferred_device_id: int = 0
 
 
 class InferenceTrace:
-    """The trace of a request."""
+    """The trace context of a request."""
 
     __slots__ = ("_context",)
 
@@ -60,18 +60,18 @@ class InferenceTrace:
         self._context = context
 
     def get_context(self) -> str | None:
-        """What a tracer goes on with, `traceparent` and `tracestate`, as JSON; None where the call has none."""
+        """Returns `traceparent` and `tracestate` as JSON, to continue the trace; None if the call has none."""
         return self._context
 
 
 class InferenceRequest:
-    """A request. `model_version` -1: the one that serves. Names and id are `str` or `bytes`.
+    """A request. `model_version` -1 is the default version. Names and id are `str` or `bytes`.
 
-    Raises `TypeError` for inputs that are no `Tensor`s, and for names of other types.
+    Raises `TypeError` for inputs that are not `Tensor`s, and for names of other types.
     """
 
     home: ClassVar[Home | None] = None
-    """The model whose code makes requests of this class; None: the one whose code runs."""
+    """The model whose code makes requests of this class; None: the running one."""
 
     __slots__ = (
         "_batching",
@@ -124,9 +124,9 @@ class InferenceRequest:
         outputs: Sequence[str],
         batching: SequenceBatching | None = None,
     ) -> None:
-        """Make it one that the model is to answer; all `outputs` are wanted where the call names none.
+        """Initializes a request to the model; if the call names no outputs, all `outputs` are requested.
 
-        `batching`: the model's, where its requests may come again.
+        `batching`: the model's, if its requests may be rescheduled.
         """
         said = call.scheduling
         self._inputs = {name: Tensor.of(name, array) for name, array in inputs.items()}
@@ -140,80 +140,80 @@ class InferenceRequest:
         self._parameters = own_parameters(call.parameters) if call.parameters else NO_PARAMETERS
         self._call, self._line, self._batching = call, line, batching
 
-    # --- what it says ---
+    # --- properties ---
 
     def inputs(self) -> list[Tensor]:
-        """Its tensors."""
+        """Returns its input tensors."""
         return list(self._inputs.values())
 
     def input(self, name: str) -> Tensor | None:
-        """The tensor of that name."""
+        """Returns the input with that name, or None."""
         return self._inputs.get(name)
 
     def request_id(self) -> str:
-        """What the client calls it; "" for nothing."""
+        """Returns the client's request id, or ""."""
         return self._id
 
     def correlation_id(self) -> int | str:
-        """Its sequence; 0 for none."""
+        """Returns the id of its sequence; 0 for none."""
         return self._correlation_id
 
     def requested_output_names(self) -> list[str]:
-        """The outputs that are wanted."""
+        """Returns the requested outputs."""
         return list(self._outputs)
 
     def model_name(self) -> str:
-        """The model that it is for."""
+        """Returns the name of the requested model."""
         return self._model
 
     def model_version(self) -> int:
-        """The version that it is for; -1: the one that serves."""
+        """Returns the requested version; -1: the default version."""
         return self._version
 
     def flags(self) -> int:
-        """The sequence's flags."""
+        """Returns the sequence flags."""
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        """Say whether it starts or ends its sequence."""
+        """Sets the flags for the start and end of its sequence."""
         self._flags = flags
 
     def timeout(self) -> int:
-        """Microseconds that it may wait; 0: any time."""
+        """Returns the queue timeout in microseconds; 0: none."""
         return self._timeout
 
     def priority(self) -> int:
-        """Its level; 0: the model's default one."""
+        """Returns the priority level; 0: the model's default."""
         return self._priority
 
     def parameters(self) -> str:
-        """Its own parameters, as JSON."""
+        """Returns its parameters as JSON."""
         return as_json(self._parameters)
 
     def trace(self) -> InferenceTrace:
-        """Its trace."""
+        """Returns its trace."""
         if self._trace is None:
             self._trace = InferenceTrace(None if self._call is None else _context_of(self._call))
         return self._trace
 
-    # --- one that the model answers ---
+    # --- a request to the model ---
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether the client cancelled the request or disconnected."""
         return self._call is not None and self._call.cancelled
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """What sends its responses. Raises `TritonModelException` for a request that the model itself made."""
+        """Returns the sender of its responses. Raises `TritonModelException` for a request made by the model."""
         if self._line is None:
             raise TritonModelException("get_response_sender: expected a request that was passed to execute")
         self._line.taken = True
         return InferenceResponseSender(self._line)
 
     def set_release_flags(self, flags: int) -> None:
-        """With TRITONSERVER_REQUEST_RELEASE_RESCHEDULE the request comes again when `execute` has returned.
+        """Sets whether the request is released or, with ..._RESCHEDULE, executed again after `execute` returns.
 
-        Raises `TritonModelException` for other flags than that and TRITONSERVER_REQUEST_RELEASE_ALL, and where the
-        model's sequences are not iterative.
+        Raises `TritonModelException` for other flags than TRITONSERVER_REQUEST_RELEASE_ALL and ..._RESCHEDULE, and
+        if the model's sequences are not iterative.
         """
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(f"set_release_flags: expected ..._ALL or ..._RESCHEDULE, got {flags!r}")
@@ -225,7 +225,7 @@ class InferenceRequest:
         self._line.again = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def come_again(self) -> None:
-        """It was released to be executed once more: its sequence has started by now."""
+        """Prepares the request for being executed again; the start of its sequence has passed."""
         assert self._line is not None
         assert self._batching is not None
         self._line.again = False
@@ -234,12 +234,12 @@ class InferenceRequest:
             if control.kind == "START" and (tensor := self._inputs.get(control.name)) is not None:
                 self._inputs[control.name] = Tensor.of(control.name, np.full_like(tensor.array, control.false))
 
-    # --- one that it makes ---
+    # --- a request of the model to another one ---
 
     def _wanted(self, *, stream: bool) -> ModelCall:
         if not self._model:
             raise TritonModelException("InferenceRequest: model_name: expected the model to call, got ''")
-        # The sequence of the request that it works for is not the other model's.
+        # The called model must not inherit the sequence of the request being executed.
         parameters = {**self._parameters, "sequence_id": self._correlation_id}
         if self._correlation_id:
             parameters["sequence_start"] = bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
@@ -259,12 +259,14 @@ class InferenceRequest:
         )
 
     def exec(self, decoupled: bool = False) -> Any:
-        """What the other model answers: an `InferenceResponse`, which may have an error; of a `decoupled` one an
-        iterator over them."""
+        """Calls the other model and returns its `InferenceResponse`, which may have an error.
+
+        Returns an iterator of these for a `decoupled` model.
+        """
         return calls.run(self.home, self._wanted(stream=decoupled))
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """As `exec`, to be awaited in an `async def execute`."""
+        """As `exec`, awaitable, for an `async def execute`."""
         return calls.start(self.home, self._wanted(stream=decoupled))
 
 
@@ -284,10 +286,10 @@ def _tensors(inputs: Iterable[Tensor]) -> list[Tensor]:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The input of that name; None where the request has none."""
+    """Returns the input with that name, or None."""
     return inference_request.input(name)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The output of that name; None where the response has none."""
+    """Returns the output with that name, or None."""
     return next((one for one in inference_response.output_tensors() if one.name() == name), None)

@@ -1,4 +1,4 @@
-"""`InferenceResponse`: what a model answers to one request, or another model has answered to its own."""
+"""`InferenceResponse`: a model's response to a request, or another model's to its own request."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from triglot.model.reshaping import Reshaping
 
 
 class InferenceResponse:
-    """Output tensors, or an error; with an error the tensors do not count.
+    """Output tensors, or an error, in which case the tensors are ignored.
 
-    Raises `TypeError` for what are no `Tensor`s, or is no `TritonError`.
+    Raises `TypeError` for tensors that are not `Tensor`s, or an error that is not a `TritonError`.
     """
 
     __slots__ = ("_error", "_parameters", "_tensors")
@@ -41,17 +41,17 @@ class InferenceResponse:
 
     @classmethod
     def of(cls, outputs: Mapping[str, Array]) -> Self:
-        """What another model has answered."""
+        """Returns the response of another model."""
         parameters = outputs.parameters if isinstance(outputs, Answer) else NO_PARAMETERS
         return cls([Tensor.of(name, array) for name, array in outputs.items()], None, parameters)
 
     @classmethod
     def failed(cls, error: ServingError) -> Self:
-        """That another model has failed."""
+        """Returns the response for the failure of another model."""
         return cls(error=TritonError.of(error))
 
     def output_tensors(self) -> list[Tensor]:
-        """The tensors; none where there is an error in place of them."""
+        """Returns the tensors; empty if there is an error."""
         return [] if self._error is not None else self._tensors
 
     def has_error(self) -> bool:
@@ -59,15 +59,15 @@ class InferenceResponse:
         return self._error is not None
 
     def error(self) -> TritonError | None:
-        """The error."""
+        """Returns the error, or None."""
         return self._error
 
     def parameters(self) -> str:
-        """The parameters, as JSON."""
+        """Returns the parameters as JSON."""
         return as_json(self._parameters)
 
     def outcome(self, reshaping: Reshaping | None = None, *, final: bool = False) -> Answer | ServingError:
-        """What the server is answered."""
+        """Converts the response for the server."""
         if self._error is not None:
             return self._error.serving_error()
         outputs = {tensor.name(): normal(tensor.array) for tensor in self._tensors}

@@ -1,4 +1,4 @@
-"""`InferenceResponseSender`: sends the responses to one request, from any thread and at any time."""
+"""`InferenceResponseSender`: sends the responses to one request, on any thread and at any time."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ DROPPED = Internal(
 
 
 class Outlet(Protocol):
-    """Where the answers to one request go. Raises nothing."""
+    """The receiver of the responses to one request. Its methods raise nothing."""
 
     def put(self, answer: Answer | ServingError) -> None:
-        """One answer; the last one where it is an error. Blocks while the client is slow."""
+        """Passes on a response, or an error as the last one. Blocks while the client is slow."""
 
     def end(self) -> None:
-        """There are no more."""
+        """Marks the end of the responses."""
 
 
 class Line:
-    """The way from a model back to who waits for one request's responses.
+    """The channel from a model to the client of one request. Thread-safe.
 
-    The request and its senders hold it, and nobody else: when all of them are gone before the final flag came,
-    nothing can come any more, and the request ends with an error. `taken`: whether there was a sender. `again`:
-    whether the model wants to see the request once more.
+    Only the request and its senders refer to it: when all of them are gone before the final flag was sent, no
+    response can follow, and the request ends with an error. `taken`: whether a sender was created. `again`:
+    whether the model rescheduled the request.
     """
 
     __slots__ = (
@@ -51,8 +51,11 @@ class Line:
         self._closing = threading.Lock()
 
     def send(self, response: InferenceResponse | None, *, final: bool) -> None:
-        """Raises `TritonModelException` once closed; of a model that is not decoupled also for a second response,
-        and for a final flag before the first."""
+        """Sends a response, and no more after it if it is `final`.
+
+        Raises `TritonModelException` once closed; for a model that is not decoupled also for a second response,
+        and for a final flag before the first.
+        """
         answer = None if response is None else response.outcome(self.reshaping, final=final)
         with self._closing:
             if not self.decoupled and answer is not None and self._sent:
@@ -66,13 +69,13 @@ class Line:
             self._sent, self.closed = True, final
             over = self._over
             self._over = over or final or not self.decoupled or isinstance(answer, ServingError)
-        if answer is not None and not over:  # After an error nobody reads any more.
+        if answer is not None and not over:  # After an error, responses are dropped.
             self._outlet.put(answer)
         if final:
             self._outlet.end()
 
     def fail(self, error: ServingError) -> None:
-        """End it with an error, unless it has ended."""
+        """Ends the responses with an error, unless they have ended."""
         with self._closing:
             over, self._over = self._over or self.closed, True
             was_closed, self.closed = self.closed, True
@@ -82,7 +85,7 @@ class Line:
             self._outlet.end()
 
     def __del__(self) -> None:
-        # Of a model that gives one response nobody waits before `execute` has returned.
+        # For a model with one response this cannot happen before `execute` has returned.
         if not self.closed:
             self.closed = True
             if not self._over:
@@ -99,9 +102,9 @@ class InferenceResponseSender:
         self._line = line
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response, and with `flags` TRITONSERVER_RESPONSE_COMPLETE_FINAL none after it.
+        """Sends a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL in `flags` it is the last one.
 
-        Blocks while the client is slow; what comes after it has left, or after an error, is passed over. Raises
+        Blocks while the client is slow; responses to a disconnected client, or after an error, are dropped. Raises
         `TritonModelException` after the final flag, and for other flags.
         """
         if response is not None and not isinstance(response, InferenceResponse):
@@ -115,5 +118,5 @@ class InferenceResponseSender:
         self._line.send(response, final=bool(flags))
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the responses any more."""
+        """Whether the client cancelled the request or disconnected."""
         return self._line.call.cancelled

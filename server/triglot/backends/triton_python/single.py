@@ -1,4 +1,4 @@
-"""A Triton Python model that gives one response to each request."""
+"""A Triton Python model that returns one response per request."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ log = logging.getLogger(__name__)
 
 Outcome = Answer | ServingError
 _Work = tuple[Any, Call, Line]
-"""A request, its call, and the way of its response."""
+"""A request, its call, and the channel of its response."""
 
 
 class SingleResponseModel(PlacedModel):
-    """What the model raises fails those requests of the list that have no response yet, with its text, as in
-    Triton: it is the user's own code that words it. A response with an error is its own request's alone.
+    """A model that is not decoupled.
+
+    An exception fails those requests of the list that have no response yet, with its text as in Triton, since it is
+    the user's own code. A response with an error affects only its own request.
     """
 
     def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home) -> None:
@@ -36,18 +38,18 @@ class SingleResponseModel(PlacedModel):
         self.infer_batch = self._infer_batch
 
     def infer(self, inputs: Inputs, call: Call) -> Answer:
-        """One request as a list of one; raises the error of its response, and as `infer_batch`."""
+        """Runs a list of one request; raises the error of its response, and as `infer_batch` does."""
         [outcome] = self._infer_batch([inputs], [call])
         if isinstance(outcome, ServingError):
             raise outcome
         return outcome
 
     def _infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Outcome]:
-        """The requests as a list."""
+        """Runs the requests as a list; returns the response or error of each."""
         outlets = [_Outlet() for _ in calls]
         works = list(map(self._work, inputs, calls, outlets))
         _execute(self._mine(), works)
-        works.clear()  # Only the model's own senders keep the lines now.
+        works.clear()  # Only the model's own senders now refer to the channels.
         return [outlet.wait() for outlet in outlets]
 
     def _work(self, inputs: Inputs, call: Call, outlet: _Outlet) -> _Work:
@@ -56,33 +58,35 @@ class SingleResponseModel(PlacedModel):
 
 
 class _Outlet:
-    """Where the one response to a request is put."""
+    """Receives the one response to a request."""
 
     __slots__ = ("_outcome", "_sent")
 
     def __init__(self) -> None:
         self._outcome: Outcome | None = None
-        self._sent = threading.Lock()  # Held until it is there; an event would take ten times as long to make.
+        self._sent = threading.Lock()  # Released by the response; creating an event takes ten times as long.
         self._sent.acquire()
 
     def put(self, answer: Outcome) -> None:
-        """The response, once."""
+        """Stores the response; called once."""
         self._outcome = answer
         self._sent.release()
 
     def end(self) -> None:
-        """It has been put before."""
+        """Does nothing, as `put` was called before."""
 
     def wait(self) -> Outcome:
-        """The response, which may come from another thread yet."""
+        """Waits for the response, which may come from another thread, and returns it."""
         self._sent.acquire()
         assert self._outcome is not None
         return self._outcome
 
 
 def _execute(instance: Instance, works: Sequence[_Work]) -> None:
-    """Afterwards each request has its response, or a sender that the model keeps; those that are rescheduled are
-    executed again."""
+    """Runs `execute`, and again for rescheduled requests.
+
+    Afterwards each request has its response, or a sender that the model keeps.
+    """
     while works:
         try:
             _execute_once(instance, works)
@@ -94,7 +98,7 @@ def _execute(instance: Instance, works: Sequence[_Work]) -> None:
 
 
 def _execute_once(instance: Instance, works: Sequence[_Work]) -> None:
-    """Raises `Internal` for what `execute` raises, and for what it must not return."""
+    """Runs `execute` once. Raises `Internal` for its exceptions, and for an invalid result."""
     requests, calls, lines = zip(*works, strict=True)
     try:
         returned = instance.execute(requests, calls)
@@ -119,7 +123,7 @@ def _comes_again(request: Any, call: Call, line: Line) -> bool:
 
 
 def _responses(returned: Any, count: int) -> Sequence[Any]:
-    """What `execute` has returned for each request. Raises `Internal` for what is no list of the right length."""
+    """Returns the result of `execute` per request. Raises `Internal` unless it is a list of the right length."""
     if returned is None:
         return [None] * count
     if not isinstance(returned, list | tuple):
@@ -136,11 +140,11 @@ def _responses(returned: Any, count: int) -> Sequence[Any]:
 
 
 def _respond(instance: Instance, line: Line, response: Any) -> None:
-    """Send what was returned; anything but a response is an error of its request."""
+    """Sends a response that `execute` returned; any other object becomes an error of its request."""
     if response is None and (line.taken or line.again):
         return
     if line.again or not isinstance(response, InferenceResponse):
-        # Triton's own words, as they are spelled there.
+        # Triton's own text, with its spelling.
         wanted, which = ("a None", " for reschduled request") if line.again else ("an 'InferenceResponse'", "")
         text = (
             f"Expected {wanted} object in the execute function return list{which}, "
@@ -150,5 +154,5 @@ def _respond(instance: Instance, line: Line, response: Any) -> None:
         response, line.again = InferenceResponse(error=TritonError(text)), False
     try:
         line.send(response, final=True)
-    except TritonModelException as error:  # A sender was first.
+    except TritonModelException as error:  # A sender has already sent a response.
         log.error("%s: %s", instance.name, error)

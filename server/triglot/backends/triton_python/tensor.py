@@ -1,4 +1,4 @@
-"""`Tensor`: a named array, as Triton's Python models have them."""
+"""`Tensor`: a named array for the code of Triton Python models."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from triglot.core.tensor import Array, bytes_elements, datatype_of, object_array
 class Tensor:
     """A name and a numpy array.
 
-    What comes from a request or from another model is copied when the model first looks at it: the model may write
-    into it, as it may in Triton, and others have the original.
+    An array of a request or of another model is copied when the model first accesses it: the model may write to
+    it, as in Triton, and the original is shared.
     """
 
     __slots__ = ("_array", "_name", "_own")
@@ -31,42 +31,44 @@ class Tensor:
 
     @classmethod
     def of(cls, name: str, array: Array) -> Self:
-        """A tensor over memory that the model must not write to."""
+        """Returns a tensor over memory that the model must not write to."""
         tensor = cls(name, array)
         tensor._own = False
         return tensor
 
     @classmethod
     def from_dlpack(cls, name: str, tensor: Any) -> Self:
-        """A tensor over the memory of a DLPack capsule, or of another library's tensor, on the CPU; one on a GPU
-        is copied. Raises `TritonModelException` for anything else."""
+        """Returns a tensor over the memory of a DLPack capsule or of a library's tensor; copies one on a GPU.
+
+        Raises `TritonModelException` for anything else.
+        """
         try:
             return cls.of(name, dlpack.from_dlpack(tensor))
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             raise TritonModelException(f"Tensor '{name}': {error}") from error
 
     def name(self) -> str:
-        """Its name."""
+        """Returns its name."""
         return self._name
 
     @property
     def array(self) -> Array:
-        """The array, not to be written to."""
+        """The array, which must not be written to."""
         return self._array
 
     def as_numpy(self) -> Array:
-        """The array; the same one each time. BYTES are an object array of `bytes`."""
+        """Returns the array, always the same one. BYTES are an object array of `bytes`."""
         if not self._own:
             self._array = self._array.copy()
             self._own = True
         return self._array
 
     def shape(self) -> list[int]:
-        """Its dims."""
+        """Returns its shape."""
         return list(self._array.shape)
 
     def triton_dtype(self) -> int:
-        """The number of its datatype. Raises `TritonModelException` for an array that no datatype fits."""
+        """Returns the number of its datatype. Raises `TritonModelException` for an unsupported dtype."""
         try:
             return NUMBERS[datatype_of(self._array)]
         except (KeyError, TypeError):
@@ -75,11 +77,11 @@ class Tensor:
             ) from None
 
     def is_cpu(self) -> bool:
-        """True: all tensors are in the CPU's memory."""
+        """Returns True: all tensors are in CPU memory."""
         return True
 
     def to_dlpack(self) -> object:
-        """A DLPack capsule. Raises `TritonModelException` for BYTES, which DLPack has not."""
+        """Returns a DLPack capsule. Raises `TritonModelException` for BYTES, which DLPack lacks."""
         if self._array.dtype.kind in "OSUT":
             raise TritonModelException("DLPack does not have support for string tensors.")
         return dlpack.to_dlpack(self.as_numpy())
@@ -95,7 +97,7 @@ class Tensor:
 
 
 def normal(array: Array) -> Array:
-    """What a model gave, as the server's checks want it: texts are `bytes`."""
+    """Returns a model's array with texts as `bytes`, as the server's checks require."""
     if array.dtype.kind in "SU":
         return object_array(bytes_elements(array), array.shape)
     return array

@@ -1,10 +1,10 @@
-"""Texts that a model gives. Triton's utilities take `str` and `bytes` alike, as elements of BYTES tensors are."""
+"""Converts texts of a model. Triton's utility module accepts `str` and `bytes`, as BYTES elements are."""
 
 from __future__ import annotations
 
 
 def text(value: object, what: str) -> str:
-    """`value` as a `str`. Raises `TypeError` for neither `str` nor `bytes`, `UnicodeDecodeError` for no UTF-8."""
+    """Returns `value` as a `str`. Raises `TypeError` for other types, `UnicodeDecodeError` for invalid UTF-8."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):

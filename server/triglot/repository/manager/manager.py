@@ -434,7 +434,7 @@ class Manager:
         await self.reconciler.close()
         await in_thread(self._storage.close)
 
-    # --- looks at the disk ---
+    # --- scans ---
 
     @property
     def _more_may_come(self) -> bool:
@@ -558,7 +558,7 @@ class Manager:
         }
         return {name: duplicates.get(name, "") for name in names if name not in self.registry.wanted}
 
-    # --- what is loaded along with an ensemble ---
+    # --- parts of ensembles ---
 
     async def _until_loaded(self, names: Collection[str]) -> None:
         """Waits for models that were requested, and for their parts."""

@@ -154,7 +154,7 @@ class Storage:
         return replace(scan, problems=problems, warnings=warnings)
 
     def close(self) -> None:
-        """Remove the snapshots; what was downloaded stays in the cache."""
+        """Removes the snapshots; downloaded objects stay in the cache."""
         if self._cache is not None:
             with self._fetch_lock:
                 self._cache.close()

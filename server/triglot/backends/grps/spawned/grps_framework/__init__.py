@@ -1,4 +1,4 @@
-"""Found by the processes that a project spawns, where nobody has provided the names of `grps_framework`."""
+"""Imported by processes that a project spawns, in which the names of `grps_framework` are not provided yet."""
 
 from triglot.backends.grps.surface import provide_in_child
 
