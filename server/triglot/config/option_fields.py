@@ -90,6 +90,6 @@ def is_loopback(host: str) -> bool:
 
 
 def unknown(name: str, known: Iterable[str], kind: str = "option") -> str:
-    """Returns the error for an unknown name of an option, or of another `kind`, with the most similar known one."""
+    """Returns the error for an unknown name of an option, or of another `kind`, with the most similar one."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"unknown {kind} {name!r}" + (f", did you mean {near[0]!r}?" if near else "")

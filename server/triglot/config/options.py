@@ -651,7 +651,7 @@ class Config:
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     def local_address(self, port: int) -> str:
-        """Returns the address for local clients: `address`, or loopback if the server listens on all interfaces."""
+        """Returns the address for local clients: `address`, or loopback if the server listens everywhere."""
         return f"127.0.0.1:{port}" if self.host in (ANY_HOST, "::") else self.address(port)
 
 

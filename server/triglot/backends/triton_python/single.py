@@ -29,7 +29,7 @@ _Work = tuple[Any, Call, Line]
 class SingleResponseModel(PlacedModel):
     """A model that is not decoupled.
 
-    An exception fails those requests of the list that have no response yet, with its text as in Triton, since it is
+    An exception fails those requests of the list that have no response yet, with its text as in Triton: it is
     the user's own code. A response with an error affects only its own request.
     """
 
