@@ -154,6 +154,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(group_of(item.nodeid), len(ranks)))
 
 
+def pytest_collection() -> None:
+    """Keep the garbage collector from looking through tests that are being collected: they stay."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from what is there to stay: many tests, and what they test, have it collect."""
+    """Keep it from what is there to stay, from here on: many tests, and what they test, have it collect."""
     gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Keep it from what the tests of a file have left, too, as modules that they were the first to import."""
+    done = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return done

@@ -111,7 +111,6 @@ def _collector() -> Iterator[None]:
     logging.disable()  # pytest keeps what is logged, and its errors.
     gc.disable()
     yield
-    gc.unfreeze()
     gc.enable()
     logging.disable(logging.NOTSET)
 
