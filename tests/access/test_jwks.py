@@ -165,7 +165,7 @@ def test_an_unknown_key_is_asked_for_soon() -> None:
     with key_server(keyset(ONE)) as server:
         source = fetched(KeyUrl(server.url, hold_off=0.01))
         server.content = keyset(OTHER)
-        wait_until(source.expects)
+        wait_until(source.request_refresh)
         wait_until(lambda: [key.kid for key in source.keys] == ["other"])
 
 
