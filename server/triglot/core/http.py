@@ -37,7 +37,8 @@ class HttpResponse:
     headers: Mapping[str, str] | Sequence[tuple[str, str]] = field(default_factory=dict)
 
 
-def _no_work(_: Any) -> int:
+def no_work(_: Any) -> int:
+    """Estimate the cost of encoding or decoding as 0."""
     return 0
 
 
@@ -54,5 +55,5 @@ class HttpStream:
     answers: AsyncGenerator[Any, None]
     content_type: str
     encode: Callable[[Any], bytes] = bytes
-    answer_size: Callable[[Any], int] = _no_work
+    answer_size: Callable[[Any], int] = no_work
     waits: bool = False

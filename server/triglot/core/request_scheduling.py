@@ -29,7 +29,7 @@ PLAIN = Scheduling()
 """Scheduling of a request without such parameters."""
 _MAX_ID = 2**64 - 1
 _SCHEDULING = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end")
-_NOT_THE_MODELS = frozenset(
+_SERVER_PARAMETERS = frozenset(
     (*_SCHEDULING, "binary_data_output", "triton_enable_empty_final_response", "signature_name", "typed_contents")
 )
 
@@ -53,7 +53,7 @@ def scheduling_of(parameters: Mapping[str, object], otherwise: Scheduling = PLAI
 
 def own_parameters(parameters: Mapping[str, T]) -> dict[str, T]:
     """Return the parameters that are passed to the model: those that the server does not interpret."""
-    return {name: value for name, value in parameters.items() if name not in _NOT_THE_MODELS}
+    return {name: value for name, value in parameters.items() if name not in _SERVER_PARAMETERS}
 
 
 def _number(parameters: Mapping[str, object], name: str) -> int:

@@ -15,8 +15,8 @@ MOST_RESPONSES = 1000
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
 """Reasons of failed requests, in Triton's terms (spec 6)."""
-_GIVEN_UP = (Code.CANCELLED, Code.DEADLINE_EXCEEDED)
-_NO_ROOM = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
+_CANCELLED_CODES = (Code.CANCELLED, Code.DEADLINE_EXCEEDED)
+_REJECTED_CODES = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
 
 
 class Duration:
@@ -159,8 +159,8 @@ class Statistics:
 
     def _failed(self, times: CallTimes, code: Code, seconds: float, now: float, span: Span | None) -> None:
         """Count a failed request. One that was invalid, or found the queue full, is no failed inference."""
-        if not (times.batch_size or times.queued or code in _GIVEN_UP):
-            self.failures[REJECTED] += code in _NO_ROOM
+        if not (times.batch_size or times.queued or code in _CANCELLED_CODES):
+            self.failures[REJECTED] += code in _REJECTED_CODES
             return
         self.last_inference = now
         self.fail.add(seconds)

@@ -24,6 +24,11 @@ Rules = Mapping[int, "Rules | None"]
 """Fields to cut, by their one-byte tags: None for the whole value, or the rules of the submessage in it."""
 
 
+def length_tag(number: int) -> int:
+    """Return the tag of a length-delimited field, which is one byte for numbers below 16."""
+    return number << 3 | LENGTH
+
+
 class Layouts(Generic[R]):
     """Cache of layouts, first in, first out. On the event loop."""
 

@@ -94,11 +94,11 @@ def rows(
             typed_contents=config.typed_contents,
         )
         services.append(kserve.grpc_service())
-        routes += _of("kserve", kserve_routes(kserve, limits))
+        routes += _with_protocol("kserve", kserve_routes(kserve, limits))
     if "tfserving" in served:
         tensorflow, paths = _tfserving(dataplane, predictions, config, telemetry, limits)
         services += tensorflow
-        routes += _of("tfserving", paths)
+        routes += _with_protocol("tfserving", paths)
         # TensorFlow Serving's health service knows its services without their package (tfs 1).
         health_names += [service.name.rpartition(".")[2] for service in tensorflow]
     if "grps" in served:
@@ -110,7 +110,7 @@ def rows(
     health_names += [service.name for service in services]
     services.append(Health(dataplane, health_names).grpc_service())
     services += reflection_services([service.name for service in services])
-    return services, _first_of_each(_and_openapi(routes, dataplane, config))
+    return services, _first_of_each(_with_openapi(routes, dataplane, config))
 
 
 def _first_of_each(routes: list[Route]) -> list[Route]:
@@ -132,7 +132,7 @@ def _extensions(dataplane: DataPlane, limits: JsonLimits, logs: LogSettings) -> 
     ]
 
 
-def _of(protocol: str, routes: list[Route]) -> list[Route]:
+def _with_protocol(protocol: str, routes: list[Route]) -> list[Route]:
     return [replace(route, protocol=protocol) for route in routes]
 
 
@@ -191,7 +191,7 @@ def _monitor(
     return [*routes, *readable(_page_or_liveness(page) if config.first_protocol == "kserve" else page)]
 
 
-def _and_openapi(routes: list[Route], dataplane: DataPlane, config: Config) -> list[Route]:
+def _with_openapi(routes: list[Route], dataplane: DataPlane, config: Config) -> list[Route]:
     """Add the routes of the OpenAPI document; TensorFlow Serving alone has none."""
     if config.protocol_names == {"tfserving"}:
         return routes

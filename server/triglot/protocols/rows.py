@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
-from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.http import HttpRequest, HttpResponse, HttpStream, no_work
 from triglot.core.operation import Operation
 from triglot.core.running import Defer, Done, OnLoop
 from triglot.core.scattered import Scattered
@@ -53,11 +53,6 @@ class Inferring(Protocol):
 
 def _status_only(_: ServingError) -> None:
     """Encode no body: the error is gRPC's status only."""
-
-
-def no_work(_: Any) -> int:
-    """Estimate the cost of encoding or decoding as 0."""
-    return 0
 
 
 @dataclass(frozen=True, slots=True)

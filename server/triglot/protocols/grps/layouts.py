@@ -8,15 +8,10 @@ from triglot.model.grps_types import LISTS, PACKED_FLOATS
 from triglot.protocols.grps.codec import SCAN_FROM_BYTES, TENSOR, TENSORS
 from triglot.protocols.grps.message import GrpsTensor
 from triglot.protocols.grps.request import Request, RequestLayout
-from triglot.protocols.layouts import LayoutDecoder, Make, Rules, Values
+from triglot.protocols.layouts import LayoutDecoder, Make, Rules, Values, length_tag
 from triglot.protocols.wire import LENGTH, fields
 
-
-def _tag(number: int) -> int:
-    return number << 3 | LENGTH
-
-
-_CUT: Rules = {_tag(TENSORS): {_tag(TENSOR): {_tag(number): None for number in PACKED_FLOATS}}}
+_CUT: Rules = {length_tag(TENSORS): {length_tag(TENSOR): {length_tag(number): None for number in PACKED_FLOATS}}}
 
 
 class RequestDecoder(LayoutDecoder[Request]):

@@ -172,11 +172,7 @@ def _entries(data: GrpsMap) -> Iterator[tuple[str, str, Array]]:
     for kind, datatype in _MAP_DATATYPES.items():
         numbers: Mapping[str, float] = getattr(data, kind)
         for name, number in numbers.items():
-            yield kind, name, _number_array(number, datatype)
-
-
-def _number_array(number: float, datatype: str) -> Array:
-    return np.array([number], DATATYPES[datatype].dtype)
+            yield kind, name, np.array([number], DATATYPES[datatype].dtype)
 
 
 def tensors_of(message: Message) -> list[InputTensor]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Buffer
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, ParameterValue
 from triglot.model.signature import Signature, shape_text
@@ -20,7 +20,7 @@ from triglot.protocols.json.arrays import LargeArray
 from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
 from triglot.protocols.json.text import read_body, type_name
 from triglot.protocols.kserve.codec import MAX_PARAMETERS
-from triglot.protocols.kserve.json_elements import NO_JSON, elements_of_json, json_of_elements
+from triglot.protocols.kserve.json_elements import NO_JSON, elements_of_json, json_of_elements, print_json
 from triglot.protocols.kserve.parameters import set_parameters
 from triglot.protocols.wire import limit_error
 
@@ -184,16 +184,16 @@ def encode_generate(response: InferenceResponse) -> bytes:
     Raises `InvalidArgument` for an output that has no JSON form.
     """
     members: dict[str, Sequence[Buffer]] = {
-        "model_name": [_dumps(response.model_name)],
-        "model_version": [_dumps(response.model_version)],
+        "model_name": [print_json(response.model_name)],
+        "model_version": [print_json(response.model_version)],
     }
     if response.id:
-        members[ID] = [_dumps(response.id)]
-    members |= {key: [_dumps(value)] for key, value in response.parameters.items()}
+        members[ID] = [print_json(response.id)]
+    members |= {key: [print_json(value)] for key, value in response.parameters.items()}
     members |= {output.name: _value(output) for output in response.outputs}
     pieces: list[Buffer] = []
     for key, texts in members.items():
-        pieces += b"," if pieces else b"{", _dumps(key), b":", *texts
+        pieces += b"," if pieces else b"{", print_json(key), b":", *texts
     return b"".join([*pieces, b"}"])
 
 
@@ -210,10 +210,3 @@ def encode_error(text: str) -> bytes:
 def encode_event(data: bytes) -> bytes:
     """Return a server-sent event with JSON on one line."""
     return b"data: " + data + b"\n\n"
-
-
-def _dumps(value: object) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise Internal(f"the response parameters have no JSON form: {error}") from error

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import orjson
 
-from triglot.core.errors import InvalidArgument
+from triglot.core.errors import Internal, InvalidArgument
 from triglot.core.tensor import DATATYPES, Array, Buffer, DataType, element_count, object_array
 from triglot.core.types import OutputTensor
 from triglot.protocols.json.arrays import LargeArray
@@ -130,3 +131,11 @@ def json_of_elements(output: OutputTensor) -> list[Buffer]:
         raise InvalidArgument(
             f"output '{output.name}' has a BYTES element that is not UTF-8; request it as binary data: {error}"
         ) from None
+
+
+def print_json(value: object) -> bytes:
+    """Return the JSON of a part of a response. Raises `Internal` if it has none."""
+    try:
+        return orjson.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise Internal(f"the response parameters have no JSON form: {error}") from error

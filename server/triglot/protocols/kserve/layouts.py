@@ -22,12 +22,12 @@ from triglot.protocols.kserve.codec import (
     decode_parameters,
 )
 from triglot.protocols.kserve.parameters import set_parameters
-from triglot.protocols.layouts import Layouts, long_length
+from triglot.protocols.layouts import Layouts, length_tag, long_length
 from triglot.protocols.wire import LENGTH, MAX_FIELDS, limit_error, parse
 
 VIEW_FROM_BYTES = 16 * 1024
 """Tensors of larger messages are views of the message; in smaller ones, copies are quicker."""
-_ID, _PARAMETERS, _RAW = (number << 3 | LENGTH for number in (ID, REQUEST_PARAMETERS, RAW_INPUTS))
+_ID, _PARAMETERS, _RAW = map(length_tag, (ID, REQUEST_PARAMETERS, RAW_INPUTS))
 _Bytes = bytes | memoryview
 
 

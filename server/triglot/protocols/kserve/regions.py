@@ -109,7 +109,7 @@ class Region:
 
     def _check_range(self, memory: GuardedMemory, end: int) -> None:
         if self.offset + end > os.fstat(self._descriptor).st_size:
-            raise self._has_shrunk(end)
+            raise self._too_small(end)
         if memory.lost:
             # The kernel may still be able to read pages that cannot be mapped.
             self._lends = False
@@ -129,7 +129,7 @@ class Region:
             self._read_by_calls(into, offset)
         # In a mapping the rest of the last page is readable, too, as zeros.
         if place + len(into) > os.fstat(self._descriptor).st_size:
-            raise self._has_shrunk(offset + len(into))
+            raise self._too_small(offset + len(into))
 
     def _read_by_calls(self, into: memoryview, offset: int) -> None:
         at = 0
@@ -137,7 +137,7 @@ class Region:
             # A system call transfers at most 2 GiB.
             count = os.preadv(self._descriptor, [into[at:]], self.offset + offset + at)
             if not count:
-                raise self._has_shrunk(offset + len(into))
+                raise self._too_small(offset + len(into))
             at += count
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -154,7 +154,7 @@ class Region:
     def _check_room(self, data: memoryview, offset: int) -> None:
         # If a client truncates the object from here on, it gets back at most what it had.
         if self.offset + offset + len(data) > os.fstat(self._descriptor).st_size:
-            raise self._has_shrunk(offset + len(data))
+            raise self._too_small(offset + len(data))
 
     def _write_by_calls(self, data: memoryview, offset: int) -> None:
         at = 0
@@ -167,7 +167,7 @@ class Region:
                 code=Code.RESOURCE_EXHAUSTED,
             ) from None
 
-    def _has_shrunk(self, needed: int) -> InvalidArgument:
+    def _too_small(self, needed: int) -> InvalidArgument:
         return InvalidArgument(
             f"shared memory region '{self.name}': expected {needed} bytes, got fewer: its object was "
             f"truncated after "

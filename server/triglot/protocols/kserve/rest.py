@@ -9,9 +9,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import orjson
 
-from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.scattered import SCATTER_BYTES, Scattered
 from triglot.core.scattering import may_scatter
@@ -28,7 +27,7 @@ from triglot.core.types import (
 from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
 from triglot.protocols.json.text import read_body, type_name
 from triglot.protocols.kserve.codec import MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS, packing_size
-from triglot.protocols.kserve.json_elements import elements_of_json, json_of_elements
+from triglot.protocols.kserve.json_elements import elements_of_json, json_of_elements, print_json
 from triglot.protocols.kserve.parameters import (
     BINARY_SIZE,
     REGION,
@@ -263,9 +262,9 @@ def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse
     scatters = may_scatter(response)
     pieces: list[Buffer] = [_response_head(response.model_name, response.model_version)]
     if response.id:
-        pieces += b',"id":', _dumps(response.id)
+        pieces += b',"id":', print_json(response.id)
     if response.parameters:
-        pieces += b',"parameters":', _dumps(response.parameters)
+        pieces += b',"parameters":', print_json(response.parameters)
     pieces.append(b',"outputs":[')
     tail: list[Any] = []
     for at, output in enumerate(response.outputs):
@@ -294,17 +293,10 @@ def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse
 @lru_cache(maxsize=256)
 def _response_head(model_name: str, model_version: str) -> bytes:
     """Return the start of the JSON object, without its closing brace."""
-    return _dumps({"model_name": model_name, "model_version": model_version})[:-1]
+    return print_json({"model_name": model_name, "model_version": model_version})[:-1]
 
 
 @lru_cache(maxsize=1024)
 def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     """Return the start of an output's JSON object, without its closing brace."""
-    return _dumps({"name": name, "datatype": datatype, "shape": shape})[:-1]
-
-
-def _dumps(value: object) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise Internal(f"the response parameters have no JSON form: {error}") from error
+    return print_json({"name": name, "datatype": datatype, "shape": shape})[:-1]

@@ -115,7 +115,7 @@ class CudaSharedMemory:
     def methods(self) -> Sequence[Method]:
         """Return the rows of GRPCInferenceService."""
         return [
-            _method("CudaSharedMemoryStatus", _name, self.status, _no_status),
+            _method("CudaSharedMemoryStatus", _name, self.status, _nothing),
             _method("CudaSharedMemoryRegister", _name, self.register, _nothing),
             _method("CudaSharedMemoryUnregister", _name, self.unregister, _nothing),
         ]
@@ -161,11 +161,7 @@ def _encode_status(regions: Sequence[Region]) -> bytes:
     return serialize(response)
 
 
-def _no_status(_: Sequence[Region]) -> bytes:
-    return b""
-
-
-def _nothing(_: None) -> bytes:
+def _nothing(_: object) -> bytes:
     return b""
 
 

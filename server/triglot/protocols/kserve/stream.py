@@ -220,11 +220,11 @@ class InferStream:
         self._offer()
         if self._full and self._has_room:
             self._start_requests()
-        elif self._ready or self._failure is not None or self._is_over:
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._wakeup is not None and not self._wakeup.done():
+        elif (
+            self._wakeup is not None
+            and not self._wakeup.done()
+            and (self._ready or self._failure is not None or self._is_over)
+        ):
             self._wakeup.set_result(None)
 
     def _offer(self) -> None:

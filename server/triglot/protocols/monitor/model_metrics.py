@@ -51,7 +51,10 @@ def _merge(total: Family, other: Family) -> None:
 
 
 def printed_families(families: Sequence[Family]) -> Iterator[Metric]:
-    """Yield Prometheus families. OpenMetrics knows no counters without `_total`: see `triton_metrics.counters`."""
+    """Yield Prometheus families.
+
+    OpenMetrics has no counters without `_total`: see `triton_metrics.with_counter_types`.
+    """
     for family in families:
         name, kind = family.name, str(family.kind)
         if kind == "counter":

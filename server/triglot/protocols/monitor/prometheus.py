@@ -23,7 +23,12 @@ from triglot.dataplane.control import Reports
 from triglot.model.metrics import Family
 from triglot.protocols.monitor.histograms import printed
 from triglot.protocols.monitor.model_metrics import own_families, plain_counters, printed_families
-from triglot.protocols.monitor.triton_metrics import counters, in_full, printable, triton_metrics
+from triglot.protocols.monitor.triton_metrics import (
+    printable,
+    triton_metrics,
+    with_counter_types,
+    without_exponents,
+)
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.calls import ENDED, CallStats, Endpoint, Kind
 from triglot.telemetry.merging import WORKER, Page, merged_pages
@@ -64,10 +69,9 @@ class PrometheusText:
 
     def render(self, versions: Sequence[Version], accept: str) -> tuple[bytes, str]:
         """Return the text in the format that an Accept header asks for, and its content type."""
-        encode, content_type = choose_encoder(accept)
         own = own_families(versions)
-        text = in_full(encode(_TelemetryRegistry(self._telemetry, versions, self._process, self._machine, own)))
-        return text if content_type.startswith(OPEN_METRICS) else counters(text, plain_counters(own)), content_type
+        registry = _TelemetryRegistry(self._telemetry, versions, self._process, self._machine, own)
+        return _printed(registry, plain_counters(own), accept)
 
     def page(self, versions: Sequence[Version]) -> Page:
         """Return all metrics as JSON values, to be merged with those of other workers."""
@@ -105,9 +109,14 @@ def _as_json(sample: Sample) -> list[Any]:
 def render_reports(reports: Reports, accept: str) -> tuple[bytes, str]:
     """Return the merged pages of all workers, with the workers' states; see `PrometheusText.render`."""
     page = merged_pages(reports.workers, reports.past)
+    return _printed(_MergedRegistry(page, reports), page["plain"], accept)
+
+
+def _printed(registry: CollectorRegistry, plain: Sequence[str], accept: str) -> tuple[bytes, str]:
+    """Return the registry's text, with the `plain` counters' types, and its content type."""
     encode, content_type = choose_encoder(accept)
-    text = in_full(encode(_MergedRegistry(page, reports)))
-    return text if content_type.startswith(OPEN_METRICS) else counters(text, page["plain"]), content_type
+    text = without_exponents(encode(registry))
+    return text if content_type.startswith(OPEN_METRICS) else with_counter_types(text, plain), content_type
 
 
 class _MergedRegistry(CollectorRegistry):

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 import orjson
 
 from triglot.core.call import Call
-from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.http import HttpRequest, HttpResponse, no_work
 from triglot.core.operation import Operation
 from triglot.core.permission import EVERYTHING
 from triglot.dataplane.control import METRICS as METRICS_REPORT
@@ -30,7 +30,7 @@ from triglot.protocols.monitor.prometheus import PrometheusText, render_reports
 from triglot.protocols.monitor.scripts import script_routes, takes_gzip
 from triglot.protocols.openapi.operation import ALLOW, ApiOperation
 from triglot.protocols.pages import TOKEN_SCRIPT, page_headers, page_text
-from triglot.protocols.rows import Route, no_work
+from triglot.protocols.rows import Route
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.added_series import added_series, series_report
 from triglot.telemetry.store import Telemetry

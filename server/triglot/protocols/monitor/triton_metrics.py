@@ -83,8 +83,8 @@ def triton_metrics(
 ) -> Iterator[Metric]:
     """Yield metrics of the loaded versions since their load, and of the machine.
 
-    Triton's counters lack OpenMetrics' suffix `_total`, so they are of unknown type there: see `counters`. Without
-    `latency_counters` those of durations and of the response cache are omitted.
+    Triton's counters lack OpenMetrics' suffix `_total`, so they are of unknown type there: see
+    `with_counter_types`. Without `latency_counters` those of durations and of the response cache are omitted.
     """
     servables = [version.servable for version in versions if version.servable is not None]
     labelled = [(_labels(servable), servable) for servable in servables]
@@ -140,12 +140,12 @@ def _latencies(measured: Sequence[tuple[dict[str, str], Latencies]]) -> Iterator
     yield from (metric for metric in (first, *summaries.values()) if metric.samples)
 
 
-def in_full(text: bytes) -> bytes:
+def without_exponents(text: bytes) -> bytes:
     """Print values from 1e+06 up to 1e+16 as Triton does: with all digits, and without an exponent."""
     return _EXPONENT.sub(lambda value: repr(float(value[0])).removesuffix(".0").encode(), text)
 
 
-def counters(text: bytes, more: Iterable[str] = ()) -> bytes:
+def with_counter_types(text: bytes, more: Iterable[str] = ()) -> bytes:
     """Set the type of Triton's counters, and of `more`, in the older text format, which allows their names."""
     for name in (*COUNTERS, *CACHE_COUNTERS, FAILURES, *more):
         text = text.replace(f"\n# TYPE {name} untyped\n".encode(), f"\n# TYPE {name} counter\n".encode(), 1)

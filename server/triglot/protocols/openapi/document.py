@@ -112,7 +112,8 @@ def _printed(operation: ApiOperation, models: Sequence[ModelMetadata], verb: str
     printed: dict[str, Any] = {"summary": operation.summary}
     if operation.description:
         printed["description"] = operation.description
-    if parameters := [*_path_parameters(operation, models), *_other_parameters(operation)]:
+    others = (parameter for parameter in operation.parameters if parameter["in"] != "path")
+    if parameters := [*_path_parameters(operation, models), *others]:
         printed["parameters"] = parameters
     if operation.request and verb not in _WITHOUT_BODY:
         printed["requestBody"] = {
@@ -134,10 +135,6 @@ def _path_parameters(operation: ApiOperation, models: Sequence[ModelMetadata]) -
         if name == "model" and models:
             parameter["example"] = models[0].name
         yield {**parameter, **special.get(name, {})}
-
-
-def _other_parameters(operation: ApiOperation) -> Iterator[Mapping[str, Any]]:
-    return (parameter for parameter in operation.parameters if parameter["in"] != "path")
 
 
 def _body(description: str, content: Content) -> dict[str, Any]:

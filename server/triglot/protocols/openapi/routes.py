@@ -119,11 +119,10 @@ def _matches(tags: str, tag: str) -> bool:
 
 def _are_same(some: Models, others: Models) -> bool:
     """Whether both are the same objects in the same versions: comparing signatures by value would take long."""
-    return len(some) == len(others) and all(map(_is_same, some, others))
-
-
-def _is_same(one: ModelMetadata, other: ModelMetadata) -> bool:
-    return one.signature is other.signature and _key_of(one) == _key_of(other)
+    return len(some) == len(others) and all(
+        one.signature is other.signature and _key_of(one) == _key_of(other)
+        for one, other in zip(some, others, strict=True)
+    )
 
 
 def _key_of(model: ModelMetadata) -> tuple[Any, ...]:

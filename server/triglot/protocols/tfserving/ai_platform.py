@@ -199,7 +199,7 @@ def _decode(
             raise InvalidArgument(f"expected '{INSTANCES}', got 'inputs'")
     except InvalidArgument as error:
         if chosen and chosen[-1] in servable.signatures:
-            _explain(body, limits, servable.signatures[chosen[-1]])
+            _check_names(body, limits, servable.signatures[chosen[-1]])
         raise error from None
     return PredictCall(
         decoded.inputs,
@@ -260,7 +260,7 @@ def _parameters(body: bytes, limits: JsonLimits, *, of_vertex: bool) -> dict[str
     return {key: value for key, value in keywords.items() if isinstance(value, bool | int | float | str)}
 
 
-def _explain(body: bytes, limits: JsonLimits, signature: Signature) -> None:
+def _check_names(body: bytes, limits: JsonLimits, signature: Signature) -> None:
     """Raise `InvalidArgument` with AI Platform's text if names are wrong (tfs 7.3)."""
     names = set(signature.input_rules)
     required = {spec.name for spec in signature.inputs if not spec.optional}

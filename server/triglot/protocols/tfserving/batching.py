@@ -118,17 +118,14 @@ def _model_reason(model: Model) -> str:
 
 def _signature_reason(signature: Signature) -> str:
     """Return which of its tensors cannot be batched, or ""."""
-    return next(_fixed("input", signature), "") or next(_fixed("output", signature), "") or _empty(signature)
+    no_inputs = "" if signature.inputs else "the signature has no inputs"
+    return next(_fixed("input", signature), "") or next(_fixed("output", signature), "") or no_inputs
 
 
 def _fixed(kind: str, signature: Signature) -> Iterator[str]:
     for spec in signature.inputs if kind == "input" else signature.outputs:
         if spec.shape is not None and tuple(spec.shape[:1]) != (-1,):
             yield f"{kind} {spec.name!r} is {shape_text(spec.shape)}, expected -1 as its first dim"
-
-
-def _empty(signature: Signature) -> str:
-    return "" if signature.inputs else "the signature has no inputs"
 
 
 def _within(batching: DynamicBatching, largest: int) -> DynamicBatching:

@@ -13,7 +13,7 @@ from triglot.core.scattering import may_scatter
 from triglot.core.tensor import DATATYPES, element_count, raw_buffer
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor
 from triglot.pb.tfserving import model_pb2, predict_pb2
-from triglot.protocols.layouts import LayoutDecoder, Make, Rules, Values
+from triglot.protocols.layouts import LayoutDecoder, Make, Rules, Values, length_tag
 from triglot.protocols.tfserving.tensor import (
     DOUBLE_VAL,
     FEW_FIELDS,
@@ -162,11 +162,7 @@ _VALUES = {TENSOR_CONTENT: "", FLOAT_VAL: "FP32", DOUBLE_VAL: "FP64"}
 """Fields whose bytes are the array's memory, with the datatype that each is for; "" is any."""
 
 
-def _tag(number: int) -> int:
-    return number << 3 | LENGTH
-
-
-_CUT: Rules = {_tag(_INPUTS): {_tag(_VALUE): {_tag(number): None for number in _VALUES}}}
+_CUT: Rules = {length_tag(_INPUTS): {length_tag(_VALUE): {length_tag(number): None for number in _VALUES}}}
 
 
 class PredictDecoder(LayoutDecoder[PredictRequest]):

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from triglot.core.errors import InvalidArgument
 from triglot.protocols.tfserving.json_numbers import shortest_text
@@ -142,6 +142,16 @@ def base64_text(value: Value) -> bytes | None:
         if key == b"b64" and isinstance(text, bytes):
             return text
     return None
+
+
+def is_plain_object(value: Value) -> TypeGuard[Object]:
+    """Whether a value is an object, and not one that stands for base64 data."""
+    return isinstance(value, Object) and base64_text(value) is None
+
+
+def body_error(body: Object, what: str) -> InvalidArgument:
+    """Return the error for a body that is not formatted correctly."""
+    return InvalidArgument(f"JSON Value: {debug_text(body)} {what}")
 
 
 def decode_base64(text: bytes) -> bytes:

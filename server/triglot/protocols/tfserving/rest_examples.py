@@ -20,8 +20,9 @@ from triglot.protocols.tfserving.json_values import (
     Object,
     Value,
     base64_text,
-    debug_text,
+    body_error,
     decode_base64,
+    is_plain_object,
     json_type,
     quote,
     text_of,
@@ -50,20 +51,16 @@ def decode_examples(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Example
     members = request.first()
     context = _example(members[b"context"]) if b"context" in members else b""
     if b"examples" not in members:
-        raise _body_error(request, "When method is classify, key 'examples' is expected and was not found")
+        raise body_error(request, "When method is classify, key 'examples' is expected and was not found")
     examples = members[b"examples"]
     if not isinstance(examples, list):
-        raise _body_error(request, "Expecting 'examples' value to be an list/array")
+        raise body_error(request, "Expecting 'examples' value to be an list/array")
     if not examples:
-        raise _body_error(request, "'examples' value is an empty array")
+        raise body_error(request, "'examples' value is an empty array")
     if len(context) * len(examples) > MAX_CONTEXT_BYTES:
         raise PayloadTooLarge(f"a context of {len(context)} bytes is too large for {len(examples)} examples")
     # Concatenated messages are merged; of equal feature names the later one, the example's, counts.
     return ExamplesBody(name, [context + _example(example) for example in examples])
-
-
-def _body_error(request: Object, what: str) -> InvalidArgument:
-    return InvalidArgument(f"JSON Value: {debug_text(request)} {what}")
 
 
 def _example(value: Value) -> bytes:
@@ -86,7 +83,7 @@ def _feature(name: str, contents: list[Value]) -> Feature:
     kind = ""
     values: list[Any] = []
     for content in contents:
-        if content is None or isinstance(content, list) or _is_other_object(content):
+        if content is None or isinstance(content, list) or is_plain_object(content):
             raise InvalidArgument(f"Feature: {name} has element with unexpected JSON type: {json_type(content)}")
         own_kind = "float" if isinstance(content, float) else "int64" if isinstance(content, int) else "bytes"
         kind = kind or own_kind
@@ -101,10 +98,6 @@ def _feature(name: str, contents: list[Value]) -> Feature:
     if kind == "int64":
         return Feature(int64_list=Int64List(value=map(int, values)))
     return Feature(bytes_list=BytesList(value=values)) if kind else Feature()
-
-
-def _is_other_object(value: Value) -> bool:
-    return isinstance(value, Object) and base64_text(value) is None
 
 
 def encode_classifications(results: Sequence[Sequence[tuple[bytes, float]]]) -> bytes:

@@ -30,7 +30,15 @@ from triglot.protocols.tfserving.json_printer import (
 )
 from triglot.protocols.tfserving.json_quick import read_quickly
 from triglot.protocols.tfserving.json_tensors import RULES, Column, PredictBody
-from triglot.protocols.tfserving.json_values import Object, Value, base64_text, debug_text, quote, text_of
+from triglot.protocols.tfserving.json_values import (
+    Object,
+    Value,
+    body_error,
+    debug_text,
+    is_plain_object,
+    quote,
+    text_of,
+)
 from triglot.protocols.tfserving.tensor import dtype_name
 
 EXACT_ELEMENTS = 1024
@@ -68,15 +76,15 @@ def _read_exactly(body: bytes, signature_of: Callable[[str], Signature], limits:
             raise InvalidArgument("Missing 'inputs' or 'instances' key")
         return PredictBody(name, False, _read_inputs(members[b"inputs"], specs))
     if b"inputs" in members:
-        raise _body_error(
+        raise body_error(
             request, "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist "
         )
     instances = members[b"instances"]
     if not isinstance(instances, list):
-        raise _body_error(request, "Expecting 'instances' to be an list/array")
+        raise body_error(request, "Expecting 'instances' to be an list/array")
     if not instances:
-        raise _body_error(request, "No values in 'instances' array")
-    return PredictBody(name, True, _read_instances(instances, specs), _names_inputs(instances[0]))
+        raise body_error(request, "No values in 'instances' array")
+    return PredictBody(name, True, _read_instances(instances, specs), is_plain_object(instances[0]))
 
 
 def _guessed_specs(members: dict[bytes, Value], known: Sequence[TensorSpec]) -> list[TensorSpec]:
@@ -88,7 +96,7 @@ def _guessed_specs(members: dict[bytes, Value], known: Sequence[TensorSpec]) -> 
     rows = members.get(b"instances")
     if isinstance(rows, list) and rows:
         given = rows[0]
-    if not isinstance(given, Object) or not _names_inputs(given):
+    if not is_plain_object(given):
         return [TensorSpec("", _datatype_of(given), None)]
     values = given.first()
     datatypes = {spec.name: spec.datatype for spec in known}
@@ -108,17 +116,9 @@ def _datatype_of(value: Value | None) -> str:
     return "FP32" if value is None or isinstance(value, int | float) else "BYTES"
 
 
-def _body_error(request: Object, what: str) -> InvalidArgument:
-    return InvalidArgument(f"JSON Value: {debug_text(request)} {what}")
-
-
-def _names_inputs(value: Value) -> bool:
-    return isinstance(value, Object) and base64_text(value) is None
-
-
 def _read_inputs(value: Value, specs: Sequence[TensorSpec]) -> list[InputTensor]:
     """Read the columnar form: a tensor, or an object with one for each input."""
-    if isinstance(value, Object) and _names_inputs(value):
+    if is_plain_object(value):
         members = value.first()
         return [_read_input(members, spec) for spec in _expected(value, specs)]
     if len(specs := _required(specs)) > 1:
@@ -154,7 +154,7 @@ def _read_input(members: dict[bytes, Value], spec: TensorSpec) -> InputTensor:
 def _read_instances(instances: list[Value], specs: Sequence[TensorSpec]) -> list[InputTensor]:
     """Read the row form: the instances' tensors, stacked; an optional input is in all instances, or none."""
     first = instances[0]
-    named = _names_inputs(first)
+    named = is_plain_object(first)
     specs = _expected(first, specs) if named and isinstance(first, Object) else _required(specs)
     if not named and len(specs) > 1:
         raise InvalidArgument(
@@ -163,7 +163,7 @@ def _read_instances(instances: list[Value], specs: Sequence[TensorSpec]) -> list
         )
     columns = {spec.name.encode(): Column(spec) for spec in specs}
     for at, instance in enumerate(instances):
-        if _names_inputs(instance) != named:
+        if is_plain_object(instance) != named:
             mixed = "object but got list" if named else "value/list but got object"
             raise InvalidArgument(f"Expecting {mixed} at item {at} of input list")
         if isinstance(instance, Object) and named:

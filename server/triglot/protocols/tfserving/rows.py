@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from triglot.core.http import no_work
 from triglot.core.operation import Operation
 from triglot.core.scattered import Scattered
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2
-from triglot.protocols.rows import Kind, Method, Service, no_work
+from triglot.protocols.rows import Kind, Method, Service
 from triglot.protocols.tfserving.codec import (
     ELEMENT_WORK,
     PredictDecoder,
