@@ -117,8 +117,8 @@ class Server:
             self.telemetry.records,
             _recording(self.config),
             suffix="" if control.alone else f"-w{control.number}",
-            most_bytes=self.config.request_log_file_size,
-            most_files=self.config.request_log_files,
+            max_bytes=self.config.request_log_file_size,
+            max_files=self.config.request_log_files,
         )
         self._storage = Storage(self.config.storage_cache, self.config.storage_cache_bytes)
         self.manager = Manager(

@@ -35,7 +35,7 @@ async def test_only_the_hostile_connection_ends(name: str, caplog: pytest.LogCap
         await hostile.close()
         assert here.server.open_calls == 0
         assert here.server.request_bytes.held == 0
-        if gone := [one.lost for one in here.server.connections if one.connection.over]:
+        if gone := [one.closed for one in here.server.connections if one.connection.over]:
             await asyncio.wait(gone, timeout=SECONDS)
         assert here.server.unsent == 0
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
@@ -88,7 +88,7 @@ async def test_who_answers_no_ping_is_let_go_and_others_stay() -> None:
         assert [got.kind for got in await silent.rest()][-1] == frames.PING
         await silent.close()
         assert await echo(b"2", timeout=SECONDS) == b"2"
-        if others := [one.lost for one in here.server.connections - {kept}]:
+        if others := [one.closed for one in here.server.connections - {kept}]:
             await asyncio.wait(others, timeout=SECONDS)
         assert here.server.connections == {kept}
 
@@ -105,7 +105,7 @@ async def test_who_reads_nothing_holds_the_stream_and_is_let_go() -> None:
         await asyncio.wait_for(here.rows.cancelled.wait(), SECONDS)
         assert here.rows.counted < 100
         assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
-        await asyncio.wait_for(connection.lost, SECONDS)
+        await asyncio.wait_for(connection.closed, SECONDS)
         assert connection not in here.server.connections
         slow.writer.transport.abort()
 
@@ -118,7 +118,7 @@ async def test_who_asks_on_and_reads_nothing_is_let_go() -> None:
         (connection,) = here.server.connections
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # It is a socket's.
         stream = 1
-        while not connection.lost.done():
+        while not connection.closed.done():
             await client.send(*(client.headers(number, "/no") for number in range(stream, stream + 2000, 2)))
             stream += 2000
             assert stream < 2_000_000

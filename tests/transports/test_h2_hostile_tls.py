@@ -61,7 +61,7 @@ async def test_only_the_hostile_connection_ends(name: str, authority: Authority)
         assert last == [code]
         await echoes(channel)
         await hostile.close()
-        if gone := [one.lost for one in here.server.connections - {kept}]:
+        if gone := [one.closed for one in here.server.connections - {kept}]:
             await asyncio.wait(gone, timeout=SECONDS)
         assert here.server.connections == {kept}
         assert here.server.open_calls == here.server.request_bytes.held == here.server.unsent == 0
@@ -91,7 +91,7 @@ async def test_who_reads_nothing_holds_the_stream_and_is_let_go(authority: Autho
         await asyncio.wait_for(here.rows.cancelled.wait(), SECONDS)
         assert here.rows.counted < 100
         await echoes(channel)
-        await asyncio.wait_for(connection.lost, SECONDS)
+        await asyncio.wait_for(connection.closed, SECONDS)
         slow.writer.transport.abort()
 
 
@@ -104,7 +104,7 @@ async def test_who_asks_on_and_reads_nothing_is_let_go(authority: Authority) -> 
         (connection,) = here.server.connections - {kept}
         hostile.writer.transport.pause_reading()  # type: ignore[attr-defined]  # It is a socket's.
         stream = 1
-        while not connection.lost.done():
+        while not connection.closed.done():
             await hostile.send(*(hostile.headers(number, "/no") for number in range(stream, stream + 2000, 2)))
             stream += 2000
             assert stream < 4_000_000
@@ -248,7 +248,7 @@ async def test_who_leaves_without_a_word_leaves_nothing(reset: bool, authority: 
         (connection,) = here.server.connections - {kept}
         hostile.leave(reset=reset)
         await asyncio.wait_for(here.rows.cancelled.wait(), SECONDS)
-        await asyncio.wait_for(connection.lost, SECONDS)
+        await asyncio.wait_for(connection.closed, SECONDS)
         await echoes(channel)
         assert here.server.open_calls == here.server.request_bytes.held == 0
 

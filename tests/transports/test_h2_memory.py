@@ -22,7 +22,7 @@ from triglot.transports.http2.core.fields import header_list_size
 from triglot.transports.http2.core.headers import MAX_CACHED_BYTES, HeaderBlocks
 from triglot.transports.http2.core.hpack import Decoder
 from triglot.transports.http2.core.limits import DEFAULTS, MAX_HEADER_BYTES, Limits
-from triglot.transports.http2.core.requests import CALL_BYTES, RpcHead, answer_head, read_head, trailers
+from triglot.transports.http2.core.requests import CALL_BYTES, RpcHead, read_head, response_head, trailers
 from triglot.transports.http2.core.sending import Sender
 from triglot.transports.http2.messages import prefix
 from triglot.transports.http2.server import H2Server
@@ -118,7 +118,7 @@ def test_what_small_answers_take_that_wait_for_a_window() -> None:
     try:
         for number in range(count):
             body = [prefix(4), b"%04d" % number]
-            sender.respond(number, answer_head(), body, 9, trailers(0, ""))
+            sender.respond(number, response_head(), body, 9, trailers(0, ""))
         sender.take()
         assert tracemalloc.get_traced_memory()[0] < 700 * count
     finally:

@@ -14,8 +14,8 @@ from triglot.transports.http2.buffers import BufferPool
 from triglot.transports.http2.messages import (
     IN_PLACE_BYTES,
     RESERVED_BYTES,
+    CompressedMessage,
     MessageReader,
-    Packed,
     inflate,
 )
 
@@ -35,7 +35,7 @@ def read(reader: MessageReader, body: bytes, cuts: list[int]) -> list[bytes]:
             reader.feed(memoryview(body)[at : at + size])
         at += size
         turn += 1
-    return [bytes(one.data if isinstance(one, Packed) else one) for one in reader.messages]
+    return [bytes(one.data if isinstance(one, CompressedMessage) else one) for one in reader.messages]
 
 
 @given(
@@ -50,7 +50,7 @@ def test_any_cutting(sizes: list[tuple[int, int]], cuts: list[int]) -> None:
     reader = MessageReader(200_000, BufferPool().take)
     assert read(reader, body, cuts) == sent
     assert reader.is_complete
-    assert [isinstance(one, Packed) for one in reader.messages] == [bool(packed) for _, packed in sizes]
+    assert [isinstance(one, CompressedMessage) for one in reader.messages] == [bool(packed) for _, packed in sizes]
 
 
 def test_a_large_message_is_a_view_that_nobody_writes_to() -> None:

@@ -165,7 +165,7 @@ def test_a_head() -> None:
 def test_who_stays(lines: bytes, is_old: bool, keep_alive: bool) -> None:
     got = read([b"GET / " + lines + b"\r\n"])[0]
     assert isinstance(got, RequestHead)
-    assert (got.is_old, got.keep_alive) == (is_old, keep_alive)
+    assert (got.is_http10, got.keep_alive) == (is_old, keep_alive)
 
 
 REFUSED = {
@@ -259,7 +259,7 @@ def test_heads_of_answers(
 ) -> None:
     # Whoever made the answer has no say in its framing.
     fields = [("A", "b"), ("content-length", "7"), ("Transfer-Encoding", "x"), ("Connection", "x"), ("A", "é")]
-    text = head(status, fields, "now", length=length, is_old=is_old, keep_alive=keep_alive).decode()
+    text = head(status, fields, "now", length=length, is_http10=is_old, keep_alive=keep_alive).decode()
     assert text.endswith("\r\n\r\n")
     got = text.split("\r\n")[:-2]
     assert got[0] == lines[0]

@@ -41,7 +41,7 @@ async def test_the_last_answer_before_a_connection_is_drained(authority: Authori
         await asyncio.wait_for(here.rows.held.wait(), SECONDS)
         connection.drain()
         here.rows.gate.set()
-        await asyncio.wait([connection.lost], timeout=LONG)
+        await asyncio.wait([connection.closed], timeout=LONG)
         slow.writer.transport.resume_reading()  # type: ignore[attr-defined]  # It is a socket's.
         got = await slow.rest()
         assert sum(len(one.payload) for one in got if one.kind == frames.DATA) == len(body)

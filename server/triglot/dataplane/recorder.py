@@ -154,7 +154,7 @@ class Recorder:
     """Decides which requests are recorded, and has the records encoded by `encode` and written. On the event loop.
 
     `on`: whether any request may be recorded. `recording`: for models without a setting of their own. `suffix` is
-    added to each prefix, since workers do not share files. `most_bytes`, `most_files`: see `RecordFiles`.
+    added to each prefix, since workers do not share files. `max_bytes`, `max_files`: see `RecordFiles`.
     """
 
     def __init__(
@@ -164,15 +164,15 @@ class Recorder:
         recording: Recording | None = None,
         *,
         suffix: str = "",
-        most_bytes: int = MAX_WAITING_BYTES,
-        most_files: int = 0,
+        max_bytes: int = MAX_WAITING_BYTES,
+        max_files: int = 0,
     ) -> None:
         self._encode = encode
         self._counts = counts or RecordCounts()
         self._recording = recording
         self._suffix = suffix
-        self._most_bytes = most_bytes
-        self._most_files = most_files
+        self._max_bytes = max_bytes
+        self._max_files = max_files
         self._logs: dict[str, _RecordLog] = {}
         self._own: Mapping[str, Recording] = {}
         self.on = False
@@ -184,7 +184,7 @@ class Recorder:
         wanted = {one.prefix for one in (self._recording, *own.values()) if one is not None and one.rate > 0}
         self.on = bool(wanted)
         for prefix in wanted - self._logs.keys():
-            files = RecordFiles(prefix + self._suffix, self._most_bytes, self._most_files)
+            files = RecordFiles(prefix + self._suffix, self._max_bytes, self._max_files)
             self._logs[prefix] = _RecordLog(prefix + self._suffix, files, self._encode, self._counts)
 
     def begin(self, servable: Servable, request: InferenceRequest, call: Call) -> Record | None:

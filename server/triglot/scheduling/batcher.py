@@ -40,7 +40,7 @@ class PendingBatch:
         self._wait = wait
         self._rows = wait.rows
 
-    def is_changed_by(self, one: Waiting) -> bool:
+    def ends_wait(self, one: Waiting) -> bool:
         """Returns whether this arriving request may end the wait."""
         wait = self._wait
         self._rows += one.rows
@@ -133,7 +133,7 @@ class Batcher:
         pending = self._pending_batch
         if pending is not None:
             for one in added:
-                self._wait_over |= pending.is_changed_by(one)
+                self._wait_over |= pending.ends_wait(one)
         if added[0].expires < self._expiry_at:
             self._expire_at(added[0].expires)
         self._form_soon(defer)

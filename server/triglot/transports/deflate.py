@@ -61,10 +61,10 @@ def _weight(rule: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def deflate(body: bytes, wish: Accepted) -> bytes | None:
+def deflate(body: bytes, preference: Accepted) -> bytes | None:
     """Returns the compressed body; None if that is not worth it. The wish must not be identity."""
-    bits = WINDOW_BITS[wish.coding]
-    if not wish.asked:
+    bits = WINDOW_BITS[preference.coding]
+    if not preference.asked:
         sample = body[:SAMPLE_BYTES]
         if len(_compressed(sample, bits)) > WORTH * len(sample):
             return None

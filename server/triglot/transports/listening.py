@@ -98,7 +98,7 @@ def bound_socket(family: int, address: tuple[object, ...], *, shared: bool) -> s
     return made
 
 
-def take_over(bound: Sequence[socket.socket]) -> list[socket.socket]:
+def listen_on(bound: Sequence[socket.socket]) -> list[socket.socket]:
     """Listen on sockets that another process has bound, for this one and maybe others; returns them."""
     for one in bound:
         one.setblocking(False)

@@ -30,8 +30,8 @@ async def wait_until_hung(pid: int, ask: Callable[[], Awaitable[object]], second
     asked = asyncio.ensure_future(ask())
     try:
         while silent < seconds:
-            for patience in (HEARTBEAT_SECONDS, LATE_REPLY_SECONDS):
-                await asyncio.wait([asked], timeout=patience)
+            for timeout in (HEARTBEAT_SECONDS, LATE_REPLY_SECONDS):
+                await asyncio.wait([asked], timeout=timeout)
             before, used = used, cpu_seconds(pid)
             if asked.done():
                 asked.result()

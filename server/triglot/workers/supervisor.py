@@ -92,19 +92,19 @@ class Supervisor:
         self._ports, sockets = reserve(self._config)
         for number in range(1, self._config.workers + 1):
             self._slots.append(Slot(number, sockets if number == 1 else self._ports.bind()))
-        keepers = [asyncio.create_task(self._keep(slot)) for slot in self._slots]
+        slot_tasks = [asyncio.create_task(self._run_slot(slot)) for slot in self._slots]
         await self._over.wait()
         for slot in self._slots:
             slot.sockets.close()  # Otherwise the ports would stay open until this process ends.
         await self._end_all()
-        for keeper in (*keepers, *self._tasks):
-            keeper.cancel()
+        for task in (*slot_tasks, *self._tasks):
+            task.cancel()
         log.info("stopped")
         return self._status
 
     # --- starting ---
 
-    async def _keep(self, slot: Slot) -> None:
+    async def _run_slot(self, slot: Slot) -> None:
         """Keep a worker running in this slot until the end."""
         try:
             while not self._over.is_set():
@@ -215,7 +215,7 @@ class Supervisor:
         answers = await asyncio.gather(*(worker.report(name, arguments) for worker in workers))
         pairs = zip(workers, answers, strict=True)
         # Workers that have ended meanwhile are counted in the past.
-        found = [(worker.number, *said) for worker, said in pairs if not worker.counted]
+        found = [(worker.number, *reply) for worker, reply in pairs if not worker.counted]
         return {
             "workers": [[number, report] for number, report, _ in found if report is not None],
             "past": self._past.of(name),

@@ -38,7 +38,7 @@ class AioRequests(Duplex):
         self._bytes = 0
         self._error: Exception | None = None
         self._over = False
-        self._came: Callable[[], None] = _no_listener
+        self._notify: Callable[[], None] = _no_listener
         self._reading: asyncio.Task[None] | None = None
         self._taken: asyncio.Future[None] | None = None
 
@@ -53,7 +53,7 @@ class AioRequests(Duplex):
 
     def listen(self, came: Callable[[], None]) -> None:
         """See the base class."""
-        self._came = came
+        self._notify = came
         self._reading = self._loop.create_task(self._read_all())
 
     async def _read_all(self) -> None:
@@ -62,14 +62,14 @@ class AioRequests(Duplex):
             while (request := await read()) is not end:
                 queue.append(request)
                 self._bytes += len(request)
-                self._came()
+                self._notify()
                 while self._bytes > MAX_BYTES or len(queue) >= MAX_REQUESTS:
                     self._taken = self._loop.create_future()
                     await self._taken
         except Exception as error:
             self._error = error
         self._over = True
-        self._came()
+        self._notify()
 
     def take(self) -> bytes | None:
         """See the base class."""
@@ -92,7 +92,7 @@ class AioRequests(Duplex):
 
     async def close(self) -> None:
         """See the base class."""
-        self._came = _no_listener  # The listener refers to this object.
+        self._notify = _no_listener  # The listener refers to this object.
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])

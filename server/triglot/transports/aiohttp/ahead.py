@@ -76,17 +76,17 @@ class ReadAhead(web.RequestHandler):
     def _pass_on_pieces(self, data: bytes) -> None:
         if not data:
             super().data_received(data)
-        came, held = self._kept + data, bool(self._kept)
+        received, held = self._kept + data, bool(self._kept)
         at = 0
         self._passing_on = True
-        while at < len(came) and self._accepts():
-            piece = came[at : at + self._room()]
+        while at < len(received) and self._accepts():
+            piece = received[at : at + self._room()]
             at += len(piece)
             self._pass_on(piece)
         self._passing_on = False
         # After a rejected head, bytes are discarded: unread ones would reset the connection, and the response with
         # it.
-        self._kept = came[at:] if self._head_bytes <= MAX_HEAD_BYTES else b""
+        self._kept = received[at:] if self._head_bytes <= MAX_HEAD_BYTES else b""
         if self.transport is None or self._reading_paused:
             return
         if held and self._kept:

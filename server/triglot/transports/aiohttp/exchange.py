@@ -85,7 +85,7 @@ class AiohttpExchange(Exchange):
     def __init__(self, http: web.BaseRequest) -> None:
         fields = [(name.lower(), value) for name, value in http.headers.items()]
         body = AiohttpBody(http)
-        super().__init__(http.method, http.raw_path, fields, body, is_old=http.version == HttpVersion10)
+        super().__init__(http.method, http.raw_path, fields, body, is_http10=http.version == HttpVersion10)
         self._http = http
         self.answer: web.StreamResponse | None = None
 
@@ -108,7 +108,7 @@ class AiohttpExchange(Exchange):
     async def begin(self, status: int, fields: Fields) -> None:
         """See the base class."""
         answer = self.answer = web.StreamResponse(status=status, headers=fields)
-        if self.is_old:
+        if self.is_http10:
             answer.force_close()
         else:
             answer.enable_chunked_encoding()

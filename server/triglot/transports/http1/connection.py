@@ -60,7 +60,7 @@ class Serving(Protocol):
     calls: HttpCalls
     connections: set[Connection]
 
-    def lost(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         """Remove a closed connection."""
 
 
@@ -93,10 +93,10 @@ class _Request(Exchange):
     __slots__ = ("_connection", "_incoming", "_is_head", "keep_alive", "task")
 
     def __init__(self, connection: Connection, head: RequestHead, body: _Body) -> None:
-        super().__init__(head.verb, head.target, head.fields, body, is_old=head.is_old)
+        super().__init__(head.verb, head.target, head.fields, body, is_http10=head.is_http10)
         self._connection = connection
         self._incoming = body
-        body.expected = head.length != 0 and not head.is_old and "expect" in self.headers
+        body.expected = head.length != 0 and not head.is_http10 and "expect" in self.headers
         self._is_head = head.verb == "HEAD"
         self.keep_alive = head.keep_alive
         self.task: Running | None = None
@@ -126,10 +126,12 @@ class _Request(Exchange):
         # A client that was not sent 100 (Continue) may send the body or not.
         if connection.is_last or self._incoming.expected or ("Connection", "close") in fields:
             self.keep_alive = False
-        elif length is None and self.is_old:
+        elif length is None and self.is_http10:
             self.keep_alive = False  # The end of the connection is the end of the body.
         date = connection.server.calls.clock.date()
-        return heads.head(status, fields, date, length=length, is_old=self.is_old, keep_alive=self.keep_alive)
+        return heads.head(
+            status, fields, date, length=length, is_http10=self.is_http10, keep_alive=self.keep_alive
+        )
 
     async def begin(self, status: int, fields: Fields) -> None:
         """See the base class."""
@@ -139,12 +141,12 @@ class _Request(Exchange):
     async def write(self, chunk: bytes) -> None:
         """See the base class."""
         if not self._is_head:
-            self._connection.write(chunk if self.is_old else heads.chunk(chunk))
+            self._connection.write(chunk if self.is_http10 else heads.chunk(chunk))
         await self._connection.drained()
 
     async def finish(self) -> None:
         """See the base class."""
-        if not self.is_old and not self._is_head:
+        if not self.is_http10 and not self._is_head:
             self._connection.write(heads.LAST_CHUNK)
 
     def abort(self) -> None:
@@ -239,7 +241,7 @@ class Connection(asyncio.Protocol):
         if self._is_closing or self._is_incoming or begun or (request is None and not self._reader.kept):
             return False
         self.half_closed = True
-        if request is not None and not request.is_old:
+        if request is not None and not request.is_http10:
             transport.write(heads.CONTINUE)
             self._check_reset()
         return True
@@ -257,7 +259,7 @@ class Connection(asyncio.Protocol):
         if request is not None and request.task is not None:
             request.task.cancel()
         self._wake()
-        self.server.lost(self)
+        self.server.remove(self)
 
     def pause_writing(self) -> None:
         """See the base class."""
@@ -358,7 +360,7 @@ class Connection(asyncio.Protocol):
         body = error_body(text)
         fields = [("Content-Type", "application/json"), *FIXED_FIELDS]
         date = self.server.calls.clock.date()
-        head = heads.head(status, fields, date, length=len(body), is_old=False, keep_alive=False)
+        head = heads.head(status, fields, date, length=len(body), is_http10=False, keep_alive=False)
         self.write(head, body)
         self._close()
 

@@ -16,13 +16,13 @@ MAX_CACHED_LINES = 256
 
 
 @lru_cache(MAX_CACHED_LINES)
-def status_line(status: int, *, is_old: bool) -> bytes:
-    """Returns the status line; `is_old`: of HTTP/1.0."""
+def status_line(status: int, *, is_http10: bool) -> bytes:
+    """Returns the status line; `is_http10`: of HTTP/1.0."""
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:
         phrase = ""
-    return f"HTTP/1.{0 if is_old else 1} {status} {phrase}\r\n".encode()
+    return f"HTTP/1.{0 if is_http10 else 1} {status} {phrase}\r\n".encode()
 
 
 def lines(fields: Fields) -> bytes:
@@ -36,7 +36,9 @@ def _cached_lines(fields: tuple[tuple[str, str], ...]) -> bytes:
     return lines(fields)
 
 
-def head(status: int, fields: Fields, date: str, *, length: int | None, is_old: bool, keep_alive: bool) -> bytes:
+def head(
+    status: int, fields: Fields, date: str, *, length: int | None, is_http10: bool, keep_alive: bool
+) -> bytes:
     """Returns the head of a response. `length`: of its body; None: it is chunked, or ends with the connection.
 
     The lines of `fields` that are a tuple are cached.
@@ -47,12 +49,12 @@ def head(status: int, fields: Fields, date: str, *, length: int | None, is_old: 
     elif length is not None:
         framing = b"Content-Length: %d\r\n" % length
     else:
-        framing = b"" if is_old else b"Transfer-Encoding: chunked\r\n"
+        framing = b"" if is_http10 else b"Transfer-Encoding: chunked\r\n"
     connection = b""
-    if keep_alive == is_old:
+    if keep_alive == is_http10:
         connection = b"Connection: keep-alive\r\n" if keep_alive else b"Connection: close\r\n"
     dated = b"Date: %b\r\n" % date.encode()
-    return b"".join((status_line(status, is_old=is_old), own, dated, framing, connection, b"\r\n"))
+    return b"".join((status_line(status, is_http10=is_http10), own, dated, framing, connection, b"\r\n"))
 
 
 def chunk(data: bytes) -> bytes:

@@ -74,7 +74,7 @@ class RequestHead:
     target: str
     fields: list[tuple[str, str]]
     length: int | None
-    is_old: bool
+    is_http10: bool
     keep_alive: bool
 
 
@@ -277,16 +277,16 @@ class RequestReader:
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise _MalformedRequest(f"HTTP version {version} is not supported")
-        is_old = version == "1.0"
-        if not is_old and "host" not in headers:
+        is_http10 = version == "1.0"
+        if not is_http10 and "host" not in headers:
             raise _MalformedRequest("Missing 'Host' header in request.")
         length: int | None = int(headers.get("content-length", 0))
         if (coding := headers.get("transfer-encoding")) is not None:
-            if is_old or coding.lower() != "chunked":
+            if is_http10 or coding.lower() != "chunked":
                 raise _MalformedRequest(f"Transfer-Encoding {coding[:MAX_TEXT]!r}, expected chunked")
             length = None
         verb, target = parser.get_method().decode(), self._target.decode("latin-1")
-        return RequestHead(verb, target, fields, length, is_old, self._keep_alive)
+        return RequestHead(verb, target, fields, length, is_http10, self._keep_alive)
 
     # --- bodies ---
 

@@ -19,7 +19,7 @@ class Http1Server(HttpServer):
         super().__init__(calls, config, bound=bound)
         self.connections: set[Connection] = set()
         self._is_closed = False
-        self._all_lost = asyncio.Event()
+        self._all_closed = asyncio.Event()
 
     async def set_up(self) -> None:
         """See the base class."""
@@ -36,27 +36,27 @@ class Http1Server(HttpServer):
         """See the base class."""
         return len(self.connections)
 
-    def lost(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         """See `Serving`."""
         self.connections.discard(connection)
         if not self.connections:
-            self._all_lost.set()
+            self._all_closed.set()
 
     async def close(self) -> None:
         """See the base class."""
         self._is_closed = True
         for connection in list(self.connections):
             connection.close_idle()
-        await self._wait_until_lost()
+        await self._wait_until_closed()
         for connection in list(self.connections):
             connection.abort()
-        await self._wait_until_lost()
+        await self._wait_until_closed()
 
-    async def _wait_until_lost(self) -> None:
+    async def _wait_until_closed(self) -> None:
         try:
             async with asyncio.timeout(CLEAN_UP_SECONDS):
                 while self.connections:
-                    self._all_lost.clear()
-                    await self._all_lost.wait()
+                    self._all_closed.clear()
+                    await self._all_closed.wait()
         except TimeoutError:
             pass  # Some clients do not read their responses.

@@ -12,10 +12,10 @@ from triglot.core.errors import Unimplemented
 from triglot.protocols.rows import Kind
 from triglot.transports.http2.messages import (
     PREFIX_BYTES,
+    CompressedMessage,
     Message,
     MessageReader,
-    Packed,
-    unpacked,
+    decompressed,
     window_bits_of,
 )
 from triglot.transports.http2.roles import OpenCall
@@ -142,9 +142,9 @@ class Body:
                 self._rpc.protocol.schedule_write()
                 # It is reserved anew, because it may wait again, and be much larger once decompressed.
                 with self._total.reserve(MAX_UNREAD_BYTES) as reserved:
-                    if not isinstance(message, Packed):
+                    if not isinstance(message, CompressedMessage):
                         reserved.grow(len(message))
-                    yield await unpacked(message, self._rpc.head.encoding, server.max_message_size, reserved)
+                    yield await decompressed(message, self._rpc.head.encoding, server.max_message_size, reserved)
             elif self.ended:
                 return
             else:
@@ -200,7 +200,7 @@ class Requests(Duplex):
     def take(self) -> bytes | None:
         """See the base class."""
         message = self._body.take()
-        if type(message) is Packed:
+        if type(message) is CompressedMessage:
             window_bits_of("identity")  # Raises: the stream's encoding is identity.
         return cast("bytes | None", message)
 

@@ -10,8 +10,8 @@ from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Kind
 from triglot.transports.deflate import DEFLATED_WORK, WINDOW_BITS, Accepted, deflate
 from triglot.transports.grpc_calls import Trailing
-from triglot.transports.http2.core.requests import RpcHead, answer_head, compressed_head
-from triglot.transports.http2.messages import Packed
+from triglot.transports.http2.core.requests import RpcHead, compressed_head, response_head
+from triglot.transports.http2.messages import CompressedMessage
 from triglot.transports.http2.roles import Connected
 from triglot.transports.http2.rpc import Rpc
 from triglot.transports.off_loop import run_sized
@@ -23,7 +23,7 @@ COMPRESSED_FROM = 1024
 class CompressingRpc(Rpc):
     """A call whose responses are compressed if the client accepts it and they become much smaller."""
 
-    __slots__ = ("_coding", "answer_head")
+    __slots__ = ("_coding", "response_head")
 
     def __init__(self, protocol: Connected, number: int, head: RpcHead, kind: Kind | None, handler: Any) -> None:
         super().__init__(protocol, number, head, kind, handler)
@@ -31,36 +31,36 @@ class CompressingRpc(Rpc):
         accepted = [name.strip() for name in head.accepts.split(",")]
         self._coding = next((name for name in (preferred, *WINDOW_BITS) if name in accepted), "")
         # The headers of a stream declare it before its first message, whether that is compressed or not.
-        self.answer_head = compressed_head(self._coding) if self._coding else answer_head()
+        self.response_head = compressed_head(self._coding) if self._coding else response_head()
 
-    async def _packed(self, message: bytes | Scattered) -> bytes | Scattered | Packed:
+    async def _compress(self, message: bytes | Scattered) -> bytes | Scattered | CompressedMessage:
         """Returns the message, compressed if that is worth it; on a thread if it takes long."""
         if not self._coding or len(message) < COMPRESSED_FROM or self.over:
             return message
         # Clients list every coding that they can read, which is not a request for it, see `deflate`.
-        wish = Accepted(self._coding, asked=False)
-        data = await run_sized(DEFLATED_WORK * len(message), deflate, bytes(message), wish)
-        return message if data is None else Packed(data)
+        preference = Accepted(self._coding, asked=False)
+        data = await run_sized(DEFLATED_WORK * len(message), deflate, bytes(message), preference)
+        return message if data is None else CompressedMessage(data)
 
-    def respond(self, message: bytes | Scattered, trailing: Trailing = (), /, *, packed: bool = False) -> None:
+    def respond(self, message: bytes | Scattered, trailing: Trailing = (), /, *, compressed: bool = False) -> None:
         """See the base class."""
         if self._coding and len(message) >= COMPRESSED_FROM:
             # The task or call that ran so far has ended; this one takes its place.
-            self.task = self.run(self._respond_packed(message, trailing))
+            self.task = self.run(self._respond_compressed(message, trailing))
             return
-        self.answer_head = answer_head()
+        self.response_head = response_head()
         super().respond(message, trailing)
 
-    async def _respond_packed(self, message: bytes | Scattered, trailing: Trailing) -> None:
+    async def _respond_compressed(self, message: bytes | Scattered, trailing: Trailing) -> None:
         try:
-            packed = await self._packed(message)
+            compressed = await self._compress(message)
         except asyncio.CancelledError:
             self.cancelled()
             return
-        if isinstance(packed, Packed):
-            super().respond(bytes(packed.data), trailing, packed=True)
+        if isinstance(compressed, CompressedMessage):
+            super().respond(bytes(compressed.data), trailing, compressed=True)
         else:
-            self.answer_head = answer_head()
+            self.response_head = response_head()
             super().respond(message, trailing)
 
     def offer(self, answers: deque[bytes]) -> None:
@@ -68,10 +68,10 @@ class CompressingRpc(Rpc):
         if not self._coding:
             super().offer(answers)
 
-    async def write(self, message: bytes | Scattered, /, *, packed: bool = False) -> None:
+    async def write(self, message: bytes | Scattered, /, *, compressed: bool = False) -> None:
         """See the base class."""
-        made = await self._packed(message)
-        if isinstance(made, Packed):
-            await super().write(bytes(made.data), packed=True)
+        made = await self._compress(message)
+        if isinstance(made, CompressedMessage):
+            await super().write(bytes(made.data), compressed=True)
         else:
             await super().write(made)

@@ -21,7 +21,7 @@ PREFIX = struct.Struct(">BL")
 PREFIX_BYTES = PREFIX.size
 
 
-class Packed:
+class CompressedMessage:
     """A compressed message."""
 
     __slots__ = ("data",)
@@ -33,13 +33,13 @@ class Packed:
         return len(self.data)
 
 
-Message = bytes | memoryview | Packed
+Message = bytes | memoryview | CompressedMessage
 Take = Callable[[int, int], tuple[memoryview, memoryview]]
 
 
-def prefix(size: int, packed: bool = False) -> bytes:
-    """Returns the prefix of a message of `size` bytes; `packed`: it is compressed."""
-    return PREFIX.pack(packed, size)
+def prefix(size: int, compressed: bool = False) -> bytes:
+    """Returns the prefix of a message of `size` bytes; `compressed`: it is compressed."""
+    return PREFIX.pack(compressed, size)
 
 
 class MessageReader:
@@ -50,12 +50,12 @@ class MessageReader:
 
     __slots__ = (
         "_at",
+        "_compressed",
         "_head",
         "_kept",
         "_left",
         "_max_size",
         "_message",
-        "_packed",
         "_small",
         "_take",
         "messages",
@@ -68,7 +68,7 @@ class MessageReader:
         self._take = take
         self._head = b""
         self._left = 0
-        self._packed = False
+        self._compressed = False
         self._small = bytearray()
         self._message: memoryview | None = None
         self._kept = memoryview(b"")
@@ -90,8 +90,8 @@ class MessageReader:
             self.filled(size)
             return
         if not self._head and size >= PREFIX_BYTES:
-            packed, length = PREFIX.unpack_from(data)
-            if size == PREFIX_BYTES + length and not packed and length <= self._max_size:
+            compressed, length = PREFIX.unpack_from(data)
+            if size == PREFIX_BYTES + length and not compressed and length <= self._max_size:
                 self.messages.append(bytes(data[PREFIX_BYTES:]))  # Most bodies are one whole message.
                 return
         while data:
@@ -117,12 +117,12 @@ class MessageReader:
             data = data[count:]
 
     def _begin(self) -> None:
-        packed, length = PREFIX.unpack(self._head)
-        if packed > 1:
-            raise Internal(f"a message's compressed flag is {packed}, expected 0 or 1")
+        compressed, length = PREFIX.unpack(self._head)
+        if compressed > 1:
+            raise Internal(f"a message's compressed flag is {compressed}, expected 0 or 1")
         if length > self._max_size:
             raise PayloadTooLarge(f"Received message larger than max ({length} vs. {self._max_size})")
-        self._packed, self._left, self._at = bool(packed), length, 0
+        self._compressed, self._left, self._at = bool(compressed), length, 0
         if not length:
             self._complete(b"")
         elif length >= IN_PLACE_BYTES:
@@ -157,12 +157,14 @@ class MessageReader:
     def _complete(self, message: bytes | memoryview) -> None:
         self._head, self._message, self._kept = b"", None, memoryview(b"")
         self._small.clear()
-        self.messages.append(Packed(message) if self._packed else message)
+        self.messages.append(CompressedMessage(message) if self._compressed else message)
 
 
-async def unpacked(message: Message, encoding: str, max_size: int, reserved: Reservation) -> bytes | memoryview:
+async def decompressed(
+    message: Message, encoding: str, max_size: int, reserved: Reservation
+) -> bytes | memoryview:
     """Returns the message, decompressed as `encoding` says; see `inflate`."""
-    if not isinstance(message, Packed):
+    if not isinstance(message, CompressedMessage):
         return message
     work = INFLATED_WORK * len(message)
     return await run_sized(work, inflate, message.data, encoding, max_size, reserved.grow)

@@ -67,7 +67,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         self._refused: dict[int, tuple[Rpc, ServingError]] = {}
         """Rejected streams, by number, until their status is sent."""
         self.server = server
-        self.lost = self.loop.create_future()
+        self.closed = self.loop.create_future()
         """Done once the socket is closed."""
         self._timers = ConnectionTimers(self, server.limits)
         self._transport: asyncio.Transport | None = None
@@ -159,7 +159,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         self.server.connections.discard(self)
         self._stop_calls()
         self.connection.release()
-        self.lost.set_result(None)
+        self.closed.set_result(None)
 
     # --- sending ---
 
@@ -340,8 +340,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         """Returns why new calls are rejected for clients with too many open calls or unread responses, or None."""
         limits = self.server.limits
         if self.open_bytes > limits.fair_open and self.server.open_bytes > limits.max_open_in_all:
-            taken, most = self.open_bytes, limits.max_open_in_all
-            return QueueFull(f"in-flight calls hold more than {most} bytes, {taken} of them on this connection")
+            taken, limit = self.open_bytes, limits.max_open_in_all
+            return QueueFull(f"in-flight calls hold more than {limit} bytes, {taken} of them on this connection")
         if self.connection.out.unsent <= limits.fair_unsent:
             return None
         if (unsent := self.unsent) > limits.max_unsent:

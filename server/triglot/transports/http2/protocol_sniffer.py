@@ -24,7 +24,7 @@ class ProtocolSniffer(asyncio.Protocol):
 
     def __init__(self, server: Serving, rest: HttpServer | None) -> None:
         self.loop = asyncio.get_running_loop()
-        self.lost = self.loop.create_future()
+        self.closed = self.loop.create_future()
         """Done once the connection was passed on, or closed."""
         self._server = server
         self._rest = rest
@@ -77,8 +77,8 @@ class ProtocolSniffer(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._server.sniffers.discard(self)
-        if not self.lost.done():
-            self.lost.set_result(None)
+        if not self.closed.done():
+            self.closed.set_result(None)
 
     def _pass_to_rest(self) -> None:
         rest = None if self._rest is None else self._rest.protocol()

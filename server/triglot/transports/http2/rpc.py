@@ -20,9 +20,16 @@ from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import LAST_MESSAGE_SECONDS, GrpcRow, Trailing, retry_metadata, truncated
 from triglot.transports.http2.body import MAX_UNREAD_BYTES, Body, StreamGone
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.requests import OK_TRAILERS, RpcHead, answer_head, only_trailers, trailers
+from triglot.transports.http2.core.requests import OK_TRAILERS, RpcHead, response_head, trailers, trailers_only
 from triglot.transports.http2.core.sending import JOIN_BYTES
-from triglot.transports.http2.messages import PREFIX, PREFIX_BYTES, Message, Packed, prefix, unpacked
+from triglot.transports.http2.messages import (
+    PREFIX,
+    PREFIX_BYTES,
+    CompressedMessage,
+    Message,
+    decompressed,
+    prefix,
+)
 from triglot.transports.http2.roles import Connected
 from triglot.transports.row_call import RowCall
 from triglot.transports.shutdown import SHUTTING_DOWN
@@ -61,7 +68,7 @@ class Rpc:
         "task",
     )
 
-    answer_head = answer_head()
+    response_head = response_head()
     """Header block before the first response."""
 
     def __init__(self, protocol: Connected, number: int, head: RpcHead, kind: Kind | None, handler: Any) -> None:
@@ -113,15 +120,15 @@ class Rpc:
     def on_stall(self, close_answers: Callable[[], Awaitable[None]], /) -> None:
         """See `Context`. Does nothing: `ConnectionTimers` resets such a stream."""
 
-    async def write(self, message: bytes | Scattered, /, *, packed: bool = False) -> None:
+    async def write(self, message: bytes | Scattered, /, *, compressed: bool = False) -> None:
         """Send one message of a stream; waits while the client does not read. Raises `StreamGone`."""
         if self.over:
             raise StreamGone
         out = self.protocol.connection.out
         if not self._begun:
             self._begun = True
-            out.headers(self.number, self.answer_head)
-        head = prefix(len(message), packed)
+            out.headers(self.number, self.response_head)
+        head = prefix(len(message), compressed)
         if not isinstance(message, bytes):
             out.data(self.number, (head, *message.pieces))
         elif len(message) < JOIN_BYTES:
@@ -147,7 +154,7 @@ class Rpc:
         while answers and len(answers[0]) < LARGE_BYTES and not self.over and not out.is_blocked(self.number):
             if not self._begun:
                 self._begun = True
-                out.headers(self.number, self.answer_head)
+                out.headers(self.number, self.response_head)
             pieces: list[bytes] = []
             size = 0
             while answers and size + len(answers[0]) < JOIN_BYTES:
@@ -212,16 +219,16 @@ class Rpc:
 
     def start_unary(self, message: Message) -> None:
         """As `start`, for a message that may be compressed."""
-        if not isinstance(message, Packed):
+        if not isinstance(message, CompressedMessage):
             self.start(message)
             return
-        self.task = self.run(self._unpack_and_start(message))
+        self.task = self.run(self._decompress_and_start(message))
 
-    async def _unpack_and_start(self, message: Packed) -> None:
+    async def _decompress_and_start(self, message: CompressedMessage) -> None:
         # Cancellation is handled here: a cancelled task keeps its error, whose frames hold the call, which holds
         # the task; only the garbage collector would free this cycle.
         try:
-            self.start(await self._unpacked(message))
+            self.start(await self._decompressed(message))
         except asyncio.CancelledError:
             self.cancelled()
         except Exception as error:
@@ -237,7 +244,7 @@ class Rpc:
     async def _stream(self, requests: Any) -> None:
         try:
             if self.kind is Kind.SERVER_STREAM:
-                requests = await self._unpacked(requests)
+                requests = await self._decompressed(requests)
             await self.handler(requests, self)
             self.finish()
         except StreamGone:
@@ -247,11 +254,11 @@ class Rpc:
         except Exception as error:
             self.failed(error)
 
-    async def _unpacked(self, message: Message) -> bytes | memoryview:
+    async def _decompressed(self, message: Message) -> bytes | memoryview:
         """Returns the decompressed message. Raises `ServingError`."""
         server = self.protocol.server
         with server.request_bytes.reserve(MAX_UNREAD_BYTES) as reserved:
-            return await unpacked(message, self.head.encoding, server.max_message_size, reserved)
+            return await decompressed(message, self.head.encoding, server.max_message_size, reserved)
 
     # --- `Reply` ---
 
@@ -267,17 +274,17 @@ class Rpc:
         if task.cancelled():  # Before its first step; otherwise it has ended the call.
             self.cancelled()
 
-    def respond(self, message: bytes | Scattered, trailing: Trailing = (), /, *, packed: bool = False) -> None:
+    def respond(self, message: bytes | Scattered, trailing: Trailing = (), /, *, compressed: bool = False) -> None:
         """See `Reply`."""
         if self.over:
             return
         # It may refer to this call through the metadata that its `Call` can read.
         self.task = None
         size = len(message)
-        head = PREFIX.pack(packed, size)
+        head = PREFIX.pack(compressed, size)
         body = [head, message] if isinstance(message, bytes) else [head, *message.pieces]
         end = trailers(0, "", trailing) if trailing else OK_TRAILERS
-        self.protocol.connection.out.respond(self.number, self.answer_head, body, PREFIX_BYTES + size, end)
+        self.protocol.connection.out.respond(self.number, self.response_head, body, PREFIX_BYTES + size, end)
         self._close()
 
     def refuse(self, code: Code, details: str, trailing: Trailing, /) -> None:
@@ -312,9 +319,9 @@ class Rpc:
         if self._begun:
             out.trailers(self.number, trailers(code, details, metadata))
         elif code:
-            out.headers(self.number, only_trailers(code, details, metadata), end=True)
+            out.headers(self.number, trailers_only(code, details, metadata), end=True)
         else:
-            out.headers(self.number, answer_head())
+            out.headers(self.number, response_head())
             out.trailers(self.number, trailers(code, details, metadata))
         self._close()
 

@@ -25,7 +25,7 @@ from triglot.transports.http2.core.limits import DEFAULTS, Limits
 from triglot.transports.http2.protocol import H2Protocol
 from triglot.transports.http2.protocol_sniffer import HTTP1, HTTP2, ProtocolSniffer
 from triglot.transports.http2.rpc import Rpc
-from triglot.transports.listening import Listener, bind, bind_file, max_sockets, take_over
+from triglot.transports.listening import Listener, bind, bind_file, listen_on, max_sockets
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.server import HttpServer
 from triglot.transports.tls import Tls
@@ -104,7 +104,7 @@ class H2Server:
         config, port = self._config, 0
         sockets: list[socket.socket] = []
         if config.grpc_port != NO_PORT:
-            sockets += take_over(self._bound) or await bind(config.host, config.grpc_port)
+            sockets += listen_on(self._bound) or await bind(config.host, config.grpc_port)
             port = sockets[0].getsockname()[1]
         if config.grpc_socket:
             path = Path(config.grpc_socket)
@@ -137,7 +137,7 @@ class H2Server:
             await self._listener.settle(LATE_SECONDS)
         for connection in self.connections:
             connection.drain()
-        await self._lost(self._config.grace)
+        await self._wait_closed(self._config.grace)
 
     async def stop(self) -> None:
         """Take no new connections, end streams with UNAVAILABLE, and wait for other calls for the grace period."""
@@ -166,26 +166,26 @@ class H2Server:
     async def _finish(self) -> None:
         if self._listener is not None:
             await self._listener.settle(LATE_SECONDS)
-        await self._lost(self._config.grace)
+        await self._wait_closed(self._config.grace)
         for connection in self.connections:
             connection.cancel_calls()
         for task in list(self.tasks):
             if not task.cancelling():
                 task.cancel()
-        await self._lost(LATE_SECONDS)
+        await self._wait_closed(LATE_SECONDS)
         for connection in list(self.connections):
             connection.close()
-        await self._lost(LATE_SECONDS)
+        await self._wait_closed(LATE_SECONDS)
         for left in self._open():
             left.abort()
-        await self._lost(LATE_SECONDS)
+        await self._wait_closed(LATE_SECONDS)
 
-    async def _lost(self, seconds: float) -> None:
+    async def _wait_closed(self, seconds: float) -> None:
         """Wait up to `seconds` until all connections are closed."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while (connections := self._open()) and (left := end - loop.time()) > 0:
-            await asyncio.wait([connection.lost for connection in connections], timeout=left)
+            await asyncio.wait([connection.closed for connection in connections], timeout=left)
 
     def _open(self) -> list[H2Protocol | ProtocolSniffer]:
         return [*self.connections, *self.sniffers]

@@ -110,14 +110,14 @@ def _with_field(response: HttpResponse, body: bytes | Scattered, name: str, valu
 
 async def compressed(http: Exchange, response: HttpResponse) -> HttpResponse:
     """Returns the response in the coding that the client prefers; compressed on a thread if it takes long."""
-    wishes = http.values("accept-encoding")
-    if not wishes or (wish := accepted(",".join(wishes))).coding == "identity":
+    headers = http.values("accept-encoding")
+    if not headers or (preference := accepted(",".join(headers))).coding == "identity":
         return response
     given = response.body
-    body = await run_sized(len(given) * DEFLATED_WORK, lambda: deflate(bytes(given), wish))
+    body = await run_sized(len(given) * DEFLATED_WORK, lambda: deflate(bytes(given), preference))
     if body is None:
         return response
-    return _with_field(response, body, "Content-Encoding", wish.coding)
+    return _with_field(response, body, "Content-Encoding", preference.coding)
 
 
 async def send_stream(

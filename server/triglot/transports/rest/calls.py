@@ -104,7 +104,7 @@ class HttpCalls:
         try:
             found = self._router.find(http.verb, http.target)
             expected = http.headers.get("expect")
-            if expected is not None and not http.is_old and expected.lower() != "100-continue":
+            if expected is not None and not http.is_http10 and expected.lower() != "100-continue":
                 raise Refused(HTTPStatus.EXPECTATION_FAILED)
         except Refused as refused:
             self._answer(http, refused.answer, ended)

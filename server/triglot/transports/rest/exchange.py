@@ -58,18 +58,20 @@ class Exchange(ABC):
     """A request, and the way to send its response.
 
     `fields` are the request's header fields, names in lower case; `headers` has the last value of each.
-    `is_old`: the client speaks HTTP/1.0. `begun`: the response's head has been sent.
+    `is_http10`: the client speaks HTTP/1.0. `begun`: the response's head has been sent.
     """
 
-    __slots__ = ("begun", "body", "fields", "headers", "is_old", "target", "verb")
+    __slots__ = ("begun", "body", "fields", "headers", "is_http10", "target", "verb")
 
-    def __init__(self, verb: str, target: str, fields: Fields, body: RequestBody, *, is_old: bool = False) -> None:
+    def __init__(
+        self, verb: str, target: str, fields: Fields, body: RequestBody, *, is_http10: bool = False
+    ) -> None:
         self.verb = verb
         self.target = target
         self.fields = fields
         self.headers: Mapping[str, str] = dict(fields)
         self.body = body
-        self.is_old = is_old
+        self.is_http10 = is_http10
         self.begun = False
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from triglot.config.options import Config
-from triglot.transports.listening import Listener, bind, max_sockets, take_over
+from triglot.transports.listening import Listener, bind, listen_on, max_sockets
 from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
 from triglot.transports.tls import Tls
 
@@ -33,7 +33,7 @@ class HttpServer(ABC):
     async def start(self) -> int:
         """Bind and serve; returns the port. Raises `OSError` when the address cannot be bound."""
         config = self._config
-        sockets = take_over(self._bound) or await bind(config.host, config.rest_port, "REST")
+        sockets = listen_on(self._bound) or await bind(config.host, config.rest_port, "REST")
         await self.set_up()
         port: int = sockets[0].getsockname()[1]
         self._listener = Listener(sockets, self.make, max_connections=max_sockets(config), tls=self._tls)

@@ -93,9 +93,9 @@ class DataFrame:
         if stream is None or stream.ended:
             return 0
         end, after, total = len(buffer), 0, 0
-        most = min(streams.window.left, stream.window.left)
+        limit = min(streams.window.left, stream.window.left)
         parts = []
-        while 0 < length <= streams.limits.max_frame and start + length <= end and total + length <= most:
+        while 0 < length <= streams.limits.max_frame and start + length <= end and total + length <= limit:
             after = start + length
             parts.append(buffer[start:after])
             total += length
@@ -171,12 +171,12 @@ class DataFrame:
 
 def _copy(parts: list[memoryview], room: memoryview) -> list[memoryview]:
     """Fill the room; returns the parts that did not fit."""
-    at, most = 0, len(room)
+    at, limit = 0, len(room)
     for number, part in enumerate(parts):
         after = at + len(part)
-        if after > most:
-            room[at:] = part[: most - at]
-            return [part[most - at :], *parts[number + 1 :]]
+        if after > limit:
+            room[at:] = part[: limit - at]
+            return [part[limit - at :], *parts[number + 1 :]]
         room[at:after] = part
         at = after
     return []

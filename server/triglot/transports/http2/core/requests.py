@@ -119,13 +119,13 @@ _HEAD = _STATUS_200 + _literal(b"content-type", b"application/grpc") + _CODINGS
 OK_TRAILERS = _literal(b"grpc-status", b"0")
 
 
-def answer_head() -> bytes:
+def response_head() -> bytes:
     """Returns the header block that precedes a response's messages."""
     return _HEAD
 
 
 def compressed_head(coding: str) -> bytes:
-    """As `answer_head`, for messages compressed with `coding`."""
+    """As `response_head`, for messages compressed with `coding`."""
     return _HEAD + _literal(b"grpc-encoding", coding.encode())
 
 
@@ -142,7 +142,7 @@ def trailers(code: int, message: str = "", metadata: Iterable[tuple[str, str | b
     return block
 
 
-def only_trailers(code: int, message: str, metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
+def trailers_only(code: int, message: str, metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
     """Returns the header block of a Trailers-Only response: an error before any message."""
     return _HEAD + trailers(code, message, metadata)
 

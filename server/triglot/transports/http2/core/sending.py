@@ -70,8 +70,8 @@ class Sender:
         """Whether data waits for a window or for the socket."""
         return self.unsent > 0
 
-    def stalled(self, now: float, seconds: float, least: int) -> list[int]:
-        """Returns the streams whose data has waited for a window for `seconds`, with less than `least` bytes sent.
+    def stalled(self, now: float, seconds: float, min_sent: int) -> list[int]:
+        """Returns the streams whose data has waited for a window for `seconds`, with less than `min_sent` sent.
 
         To be called regularly. While the socket accepts nothing, no stream counts as stalled.
         """
@@ -81,7 +81,7 @@ class Sender:
                 continue
             if not stream.pieces or self._paused:
                 stream.blocked_since = None
-            elif stream.blocked_since is None or stream.sent >= least:
+            elif stream.blocked_since is None or stream.sent >= min_sent:
                 stream.blocked_since, stream.sent = now, 0
             elif now - stream.blocked_since >= seconds:
                 stalled.append(number)
@@ -133,13 +133,13 @@ class Sender:
             self._end(number)
 
     def _headers(self, number: int, block: bytes, flags: int) -> bytes:
-        most = frames.SMALLEST_MAX_FRAME  # Valid whatever SETTINGS the client sends later.
-        if len(block) <= most:
+        limit = frames.SMALLEST_MAX_FRAME  # Valid whatever SETTINGS the client sends later.
+        if len(block) <= limit:
             return frames.head(len(block), frames.HEADERS, flags | frames.END_HEADERS, number) + block
-        parts = [frames.head(most, frames.HEADERS, flags, number), block[:most]]
-        for at in range(most, len(block), most):
-            part = block[at : at + most]
-            last = frames.END_HEADERS if at + most >= len(block) else 0
+        parts = [frames.head(limit, frames.HEADERS, flags, number), block[:limit]]
+        for at in range(limit, len(block), limit):
+            part = block[at : at + limit]
+            last = frames.END_HEADERS if at + limit >= len(block) else 0
             parts += [frames.head(len(part), frames.CONTINUATION, last, number), part]
         return b"".join(parts)
 
