@@ -22,15 +22,12 @@ class Iterated(Duplex):
 
     @property
     def ended(self) -> bool:
-        """See the base class."""
         return self._over and self._next is None and self._error is None
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """See the base class."""
         return self._requests
 
     def listen(self, came: Callable[[], None]) -> None:
-        """See the base class."""
         self._reading = asyncio.ensure_future(self._read(came))
 
     async def _read(self, came: Callable[[], None]) -> None:
@@ -47,7 +44,6 @@ class Iterated(Duplex):
         came()
 
     def take(self) -> bytes | None:
-        """See the base class."""
         request, self._next = self._next, None
         if request is not None:
             self._taken.set()
@@ -63,7 +59,6 @@ class Iterated(Duplex):
         """See the base class."""
 
     async def close(self) -> None:
-        """See the base class."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])

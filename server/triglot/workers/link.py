@@ -146,14 +146,12 @@ class Link(Control):
     # --- while it serves ---
 
     async def act(self, name: str, arguments: Arguments) -> None:
-        """See the base class."""
         try:
             await self._channel.ask("act", [name, dict(arguments)])
         except ChannelClosed:
             raise Unavailable("the server is shutting down") from None
 
     async def reports(self, name: str, arguments: Arguments) -> Reports:
-        """See the base class."""
         try:
             answer = await self._channel.ask("reports", [name, dict(arguments)])
         except ChannelClosed:
@@ -162,7 +160,6 @@ class Link(Control):
         return Reports(workers, answer["past"], set(answer["up"]), dict(answer["restarts"]))
 
     async def closing(self) -> None:
-        """See the base class."""
         last = {name: await self.report_of[name]({}) for name in LAST_REPORTS if name in self.report_of}
         with suppress(ChannelClosed):
             await self._channel.ask("last words", last)

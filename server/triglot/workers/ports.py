@@ -50,7 +50,8 @@ def _bind(host: str, port: int, *, shared: bool = True) -> list[socket.socket]:
         return []
     bound: list[socket.socket] = []
     try:
-        for family, _, _, _, address in _addresses(host, port):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
             bound.append(bound_socket(family, (address[0], port, *address[2:]), shared=shared))
             port = bound[0].getsockname()[1]
     except OSError as error:
@@ -60,11 +61,6 @@ def _bind(host: str, port: int, *, shared: bool = True) -> list[socket.socket]:
             "(0: any free one)"
         ) from None
     return bound
-
-
-def _addresses(host: str, port: int) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return list(dict.fromkeys(found))
 
 
 def _close(sockets: list[socket.socket]) -> None:

@@ -333,8 +333,4 @@ class Supervisor:
 def supervise(config: Config, arguments: Sequence[str], make_loop: Any) -> int:
     """Supervise the workers of `triglot ARGUMENTS`; returns the exit status. Raises `OSError`."""
     with asyncio.Runner(loop_factory=make_loop) as runner:
-        return runner.run(_supervise(config, arguments))
-
-
-async def _supervise(config: Config, arguments: Sequence[str]) -> int:
-    return await Supervisor(config, arguments, partial(print, flush=True)).run()
+        return runner.run(Supervisor(config, arguments, partial(print, flush=True)).run())

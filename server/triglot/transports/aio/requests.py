@@ -44,15 +44,12 @@ class AioRequests(Duplex):
 
     @property
     def ended(self) -> bool:
-        """See the base class."""
         return self._over and not self._queue and self._error is None
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """See the base class."""
         return aiter(self._requests)
 
     def listen(self, came: Callable[[], None]) -> None:
-        """See the base class."""
         self._notify = came
         self._reading = self._loop.create_task(self._read_all())
 
@@ -72,7 +69,6 @@ class AioRequests(Duplex):
         self._notify()
 
     def take(self) -> bytes | None:
-        """See the base class."""
         if self._queue:
             request = self._queue.popleft()
             self._bytes -= len(request)
@@ -91,7 +87,6 @@ class AioRequests(Duplex):
         """See the base class."""
 
     async def close(self) -> None:
-        """See the base class."""
         self._notify = _no_listener  # The listener refers to this object.
         if self._reading is not None:
             self._reading.cancel()

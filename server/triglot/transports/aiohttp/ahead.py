@@ -54,12 +54,10 @@ class ReadAhead(web.RequestHandler):
             self.data_received(b"")
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """See the base class."""
         super().connection_lost(exc)
         self._kept, self._content = b"", EMPTY_PAYLOAD  # The body refers to the connection.
 
     def resume_reading(self, *arguments: Any, **options: Any) -> None:
-        """See the base class."""
         super().resume_reading(*arguments, **options)
         if self._kept and not self._passing_on:  # aiohttp also calls this when a body ends.
             self.data_received(b"")

@@ -42,7 +42,6 @@ class Connections(web.Server):
         self._options = options
 
     def __call__(self) -> web.RequestHandler:
-        """See the base class."""
         return Connection(self, loop=asyncio.get_running_loop(), **self._options)
 
 
@@ -58,18 +57,15 @@ class Connection(ReadAhead):
         self._stall = StallTimer()
 
     def pause_writing(self) -> None:
-        """See the base class."""
         super().pause_writing()
         if self.transport is not None:
             self._stall.start(self.transport)
 
     def resume_writing(self) -> None:
-        """See the base class."""
         self._stall.stop()
         super().resume_writing()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """See the base class."""
         self._stall.stop()
         super().connection_lost(exc)
 

@@ -24,7 +24,6 @@ class _Pieces(Payload):
         self._size = len(body)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """See the base class."""
         return bytes(self._value).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
@@ -45,7 +44,6 @@ class AiohttpBody(RequestBody):
         self._expected = http.version >= HttpVersion11 and "Expect" in http.headers
 
     def whole(self) -> bytes | None:
-        """See the base class."""
         content = self._content
         if not self._http.can_read_body:
             return b""
@@ -54,7 +52,6 @@ class AiohttpBody(RequestBody):
         return content.read_nowait()
 
     async def read(self) -> bytes:
-        """See the base class."""
         content = self._content
         try:
             if self._expected:
@@ -91,22 +88,18 @@ class AiohttpExchange(Exchange):
 
     @property
     def remote(self) -> str:
-        """See the base class."""
         return self._http.remote or ""
 
     def certificate_names(self) -> Sequence[str]:
-        """See the base class."""
         return () if self._http.transport is None else names_of(self._http.transport)
 
     def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:
-        """See the base class."""
         given = _Pieces(body) if isinstance(body, Scattered) else body or None
         self.answer = web.Response(body=given, status=status, headers=fields)
         if self.answer.headers.get("Connection") == "close":
             self.answer.force_close()
 
     async def begin(self, status: int, fields: Fields) -> None:
-        """See the base class."""
         answer = self.answer = web.StreamResponse(status=status, headers=fields)
         if self.is_http10:
             answer.force_close()
@@ -119,16 +112,13 @@ class AiohttpExchange(Exchange):
             writer.send_headers()
 
     async def write(self, chunk: bytes) -> None:
-        """See the base class."""
         assert self.answer is not None
         await self.answer.write(chunk)
 
     async def finish(self) -> None:
-        """See the base class."""
         assert self.answer is not None
         await self.answer.write_eof()
 
     def abort(self) -> None:
-        """See the base class."""
         if self._http.transport is not None:
             self._http.transport.abort()

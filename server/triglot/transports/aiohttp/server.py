@@ -46,25 +46,20 @@ class AiohttpServer(HttpServer):
         self._runner = web.ServerRunner(server, shutdown_timeout=CLEAN_UP_SECONDS)
 
     async def set_up(self) -> None:
-        """See the base class."""
         if self._runner.server is None:
             await self._runner.setup()
 
     def make(self) -> asyncio.Protocol:
-        """See the base class."""
         assert self._runner.server is not None
         return self._runner.server()
 
     def protocol(self) -> asyncio.Protocol | None:
-        """See the base class."""
         return None if self._runner.server is None else self._runner.server()
 
     def count_connections(self) -> int:
-        """See the base class."""
         return 0 if self._runner.server is None else len(self._runner.server.connections)
 
     async def close(self) -> None:
-        """See the base class."""
         await self._runner.cleanup()
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:

@@ -76,11 +76,9 @@ class _Body(IncomingBody):
         self._connection = connection
 
     def want(self, *, more: bool) -> None:
-        """See the base class."""
         self._connection.update_reading()
 
     async def read(self) -> bytes:
-        """See the base class."""
         if self.expected:
             self.expected = False
             self._connection.write(heads.CONTINUE)
@@ -103,15 +101,12 @@ class _Request(Exchange):
 
     @property
     def remote(self) -> str:
-        """See the base class."""
         return self._connection.remote
 
     def certificate_names(self) -> Sequence[str]:
-        """See the base class."""
         return self._connection.certificate_names()
 
     def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:
-        """See the base class."""
         head = self._head(status, fields, len(body))
         if self._is_head or status in heads.BODILESS:
             self._connection.write(head)
@@ -134,23 +129,19 @@ class _Request(Exchange):
         )
 
     async def begin(self, status: int, fields: Fields) -> None:
-        """See the base class."""
         self._connection.write(self._head(status, fields, None))
         await self._connection.drained()
 
     async def write(self, chunk: bytes) -> None:
-        """See the base class."""
         if not self._is_head:
             self._connection.write(chunk if self.is_http10 else heads.chunk(chunk))
         await self._connection.drained()
 
     async def finish(self) -> None:
-        """See the base class."""
         if not self.is_http10 and not self._is_head:
             self._connection.write(heads.LAST_CHUNK)
 
     def abort(self) -> None:
-        """See the base class."""
         self._connection.abort()
 
 
@@ -214,13 +205,11 @@ class Connection(asyncio.Protocol):
     # --- asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See the base class."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass.
         self.server.connections.add(self)
         self._set_deadline(KEEP_ALIVE_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        """See the base class."""
         if self._is_closing or self._out_of_sync:
             return
         reader = self._reader
@@ -247,7 +236,6 @@ class Connection(asyncio.Protocol):
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See the base class."""
         self.transport = None
         self._is_closing = True
         self._stall.stop()
@@ -262,13 +250,11 @@ class Connection(asyncio.Protocol):
         self.server.remove(self)
 
     def pause_writing(self) -> None:
-        """See the base class."""
         self._is_paused = True
         if self.transport is not None:
             self._stall.start(self.transport)
 
     def resume_writing(self) -> None:
-        """See the base class."""
         self._is_paused = False
         self._stall.stop()
         self._wake()

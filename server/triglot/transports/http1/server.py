@@ -25,15 +25,12 @@ class Http1Server(HttpServer):
         """See the base class."""
 
     def make(self) -> Connection:
-        """See the base class."""
         return Connection(self)
 
     def protocol(self) -> Connection | None:
-        """See the base class."""
         return None if self._is_closed else self.make()
 
     def count_connections(self) -> int:
-        """See the base class."""
         return len(self.connections)
 
     def remove(self, connection: Connection) -> None:
@@ -43,7 +40,6 @@ class Http1Server(HttpServer):
             self._all_closed.set()
 
     async def close(self) -> None:
-        """See the base class."""
         self._is_closed = True
         for connection in list(self.connections):
             connection.close_idle()

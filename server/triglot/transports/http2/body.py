@@ -186,28 +186,22 @@ class Requests(Duplex):
 
     @property
     def ended(self) -> bool:
-        """See the base class."""
         return self._body.all_taken
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """See the base class."""
         return cast("AsyncIterator[bytes]", self._body.iterate())
 
     def listen(self, came: Callable[[], None]) -> None:
-        """See the base class."""
         self._body.listen(came)
 
     def take(self) -> bytes | None:
-        """See the base class."""
         message = self._body.take()
         if type(message) is CompressedMessage:
             window_bits_of("identity")  # Raises: the stream's encoding is identity.
         return cast("bytes | None", message)
 
     def offer(self, answers: deque[bytes]) -> None:
-        """See the base class."""
         self._rpc.offer(answers)
 
     async def close(self) -> None:
-        """See the base class."""
         self._body.listen(None)

@@ -43,7 +43,6 @@ class CompressingRpc(Rpc):
         return message if data is None else CompressedMessage(data)
 
     def respond(self, message: bytes | Scattered, trailing: Trailing = (), /, *, compressed: bool = False) -> None:
-        """See the base class."""
         if self._coding and len(message) >= COMPRESSED_FROM:
             # The task or call that ran so far has ended; this one takes its place.
             self.task = self.run(self._respond_compressed(message, trailing))
@@ -69,7 +68,6 @@ class CompressingRpc(Rpc):
             super().offer(answers)
 
     async def write(self, message: bytes | Scattered, /, *, compressed: bool = False) -> None:
-        """See the base class."""
         made = await self._compress(message)
         if isinstance(made, CompressedMessage):
             await super().write(bytes(made.data), compressed=True)

@@ -97,7 +97,6 @@ class H2Protocol(asyncio.BufferedProtocol):
     # --- asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See the base class."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass.
         peer = transport.get_extra_info("peername")
         self.remote = str(peer[0] if isinstance(peer, list | tuple) else peer or "")
@@ -108,11 +107,9 @@ class H2Protocol(asyncio.BufferedProtocol):
         self._flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See the base class."""
         return self.connection.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See the base class."""
         self._timers.last_received = self.loop.time()
         self._in_burst = True
         try:
@@ -138,12 +135,10 @@ class H2Protocol(asyncio.BufferedProtocol):
             self._deferred.append(work)
 
     def pause_writing(self) -> None:
-        """See the base class."""
         self._paused = True
         self.connection.out.pause()
 
     def resume_writing(self) -> None:
-        """See the base class."""
         self._paused = False
         if self.reading_paused and self._transport is not None:
             self.reading_paused = False
@@ -153,7 +148,6 @@ class H2Protocol(asyncio.BufferedProtocol):
         self.schedule_write()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See the base class."""
         self._transport = None
         self._timers.stop()
         self.server.connections.discard(self)

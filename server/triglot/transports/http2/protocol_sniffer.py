@@ -33,7 +33,6 @@ class ProtocolSniffer(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See the base class."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass.
         secured = transport.get_extra_info("ssl_object")
         if secured is None and self._rest is not None:
@@ -46,7 +45,6 @@ class ProtocolSniffer(asyncio.Protocol):
             self._pass_to_rest()
 
     def data_received(self, data: bytes) -> None:
-        """See the base class."""
         self._first += data
         count = min(len(self._first), len(PREFACE))
         if self._first[:count] != PREFACE[:count]:
@@ -55,7 +53,6 @@ class ProtocolSniffer(asyncio.Protocol):
             self._pass_to(H2Protocol(self._server))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See the base class."""
         self._detach()
 
     def shorten_wait(self) -> None:

@@ -155,15 +155,12 @@ class RestExchange(Exchange):
 
     @property
     def remote(self) -> str:
-        """See the base class."""
         return self._call.protocol.remote
 
     def certificate_names(self) -> Sequence[str]:
-        """See the base class."""
         return self._call.protocol.certificate_names()
 
     def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:
-        """See the base class."""
         call, size = self._call, len(body)
         if call.over:
             return
@@ -178,7 +175,6 @@ class RestExchange(Exchange):
         call.end()
 
     async def begin(self, status: int, fields: Fields) -> None:
-        """See the base class."""
         if self._call.over:
             raise ConnectionResetError
         self.begun = True
@@ -186,16 +182,13 @@ class RestExchange(Exchange):
         self._call.protocol.schedule_write()
 
     async def write(self, chunk: bytes) -> None:
-        """See the base class."""
         if self.verb != "HEAD":
             await self._call.send(chunk)
 
     async def finish(self) -> None:
-        """See the base class."""
         self._call.end()
 
     def abort(self) -> None:
-        """See the base class."""
         self._call.break_off()
 
 
@@ -259,12 +252,10 @@ class _Incoming(IncomingBody):
         self._body = body
 
     def want(self, *, more: bool) -> None:
-        """See the base class."""
         if more:
             self._body.open_window()
 
     async def read(self) -> bytes:
-        """See the base class."""
         if self.expected and not self.ended:
             self.expected = False
             self._body.send_continue()

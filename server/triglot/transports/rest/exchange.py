@@ -154,11 +154,9 @@ class IncomingBody(RequestBody):
             self._wake()
 
     def whole(self) -> bytes | None:
-        """See the base class."""
         return self._take(self._size) if self.ended else None
 
     async def read(self) -> bytes:
-        """See the base class."""
         while not self._parts and not self.ended:
             if self._error is not None:
                 raise InvalidArgument(f"the request body is invalid: {self._error}")
