@@ -31,12 +31,27 @@ from bench.lifecycle import Started
 from bench.measure import Round
 from bench.payloads import grpc_exchange, tensor
 from bench.rounds import Measured, Plan
-from bench.scenarios import AIO, BARE, CPP, H2, H2_THREAD, KEEP_MEMORY, SCENARIOS, TWO_WORKERS, Line
+from bench.scenarios import AIO, BARE, CPP, H2, H2_THREAD, KEEP_MEMORY, SCENARIOS, TWO_WORKERS, Line, Scenario
 from bench.servers import Checkout
 from bench.tally import BenchError
+from bench.traffic import Traffic
 
 SETTINGS = Settings(rounds=1, seconds=0.05, core=None)
-BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+CALLS = 64
+"""Different ones, which are enough for rounds as short as that."""
+
+
+def shortened(scenario: Scenario) -> Scenario:
+    """The same with few different calls: to make them takes longer than to send them here."""
+
+    def few(traffic: Traffic | None) -> Traffic | None:
+        return traffic and replace(traffic, count=CALLS)
+
+    lines = tuple(replace(line, traffic=few(line.traffic)) for line in scenario.lines)
+    return replace(scenario, lines=lines, traffic=few(scenario.traffic))
+
+
+BY_NAME = {scenario.name: shortened(scenario) for scenario in SCENARIOS}
 WHOLE = ("infer-c8", "rest-binary-1x150528-c4")
 USUAL = ("h2", "rest", "bare grpc.aio", "bare aiohttp")
 SVG = "{http://www.w3.org/2000/svg}"

@@ -16,7 +16,7 @@ from bench.tally import Request
 Making = Callable[[str, Floats, str], Exchange]
 """Makes the exchange of a model, an input and a request's id."""
 COUNT = 4096
-"""Different calls, made beforehand and sent in turn, from another one on in each round."""
+"""Different calls of a bench, made beforehand and sent in turn, from another one on in each round."""
 TIMEOUT = 900, 1100
 """Milliseconds: the least and the greatest."""
 FRACTIONS = 0.25, 0.5, 0.75
@@ -34,6 +34,8 @@ class Traffic:
     """HPACK as grpc-go and grpc-java write it."""
     sampled: bool = True
     """Whether its clients have their traces recorded."""
+    count: int = COUNT
+    """Different calls."""
 
 
 VARIED, ONE_ROW, INDEXED = Traffic(), Traffic(rows=1), Traffic(indexed=True)
@@ -45,7 +47,7 @@ def exchanges(making: Making, models: tuple[str, ...], elements: int, traffic: T
     """What is sent in turn, to one model after the other. The first one has as many rows as the mean."""
     random, numbers = Random(elements), np.random.default_rng(elements)
     made = []
-    for number in range(COUNT if traffic.varied else 1):
+    for number in range(traffic.count if traffic.varied else 1):
         shape = random.randint(1, traffic.rows) if number else (traffic.rows + 1) // 2, elements
         values = numbers.integers(1, 1000, shape) + numbers.choice(FRACTIONS, shape)
         uuid = str(UUID(int=random.getrandbits(128), version=4)) if traffic.varied else ""
