@@ -21,6 +21,10 @@ from waiting import wait_until
 
 SAID_SECONDS = 0.02
 """Between two lines of what was answered so far."""
+PAUSE_SECONDS = 0.005
+"""Between two calls: a worker has to come up beside the callers."""
+CALLS = 5
+"""Over one channel: what workers that come and go do to connections is what matters."""
 
 
 class Callers:
@@ -73,8 +77,8 @@ def _call(port: int, stopped: threading.Event, answers: Counter[int], errors: li
     options = [("grpc.use_local_subchannel_pool", 1)]
     while not stopped.is_set():
         with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
-            for _ in range(20):
-                if stopped.is_set():
+            for _ in range(CALLS):
+                if stopped.wait(PAUSE_SECONDS):
                     return
                 try:
                     answers[infer(channel, "who")] += 1

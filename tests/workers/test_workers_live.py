@@ -21,7 +21,6 @@ from protocol_clients.rest import Rest
 from waiting import wait_until
 
 
-@pytest.mark.alone  # The callers take what there is of the cores, and a worker has to come up beside them.
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_worker_that_is_killed_is_replaced_while_others_answer(tmp_path: Path, transport: str) -> None:
     with Workers(tmp_path, "--grpc-transport", transport) as workers:
@@ -43,7 +42,6 @@ def have_been_replaced(workers: Workers, times: int) -> bool:
     return workers.stderr.text().count("I rolling restart: all workers are replaced\n") == times
 
 
-@pytest.mark.alone  # As above.
 def test_replacing_all_workers_refuses_no_call(tmp_path: Path) -> None:
     """Over h2: grpc.aio gives no time between the end of its port and that of its calls."""
     write_model(tmp_path / "one")
