@@ -19,6 +19,7 @@ from wire_bytes import (
 )
 
 from triglot.core.errors import InvalidArgument
+from triglot.core.varint import varint
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.codec import decode_infer
 from triglot.protocols.wire import (
@@ -30,7 +31,6 @@ from triglot.protocols.wire import (
     read_varint,
     scan,
     serialize,
-    varint,
 )
 
 CUT_7 = MessageRules(cut=frozenset({7}))

@@ -16,6 +16,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from triglot.core.errors import InvalidArgument
+from triglot.core.varint import varint
 from triglot.protocols.rows import MAX_CONTROL_BYTES
 
 VARINT, FIXED64, LENGTH, GROUP_START, GROUP_END, FIXED32 = range(6)
@@ -250,16 +251,6 @@ def serialize(message: Any) -> bytes:
     """Return a message's bytes."""
     encoded: bytes = message.SerializeToString()
     return encoded
-
-
-def varint(value: int) -> bytes:
-    """Return the varint encoding of a number >= 0."""
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
 
 
 @lru_cache(maxsize=1024)

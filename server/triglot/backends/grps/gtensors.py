@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from triglot.core.tensor import DATATYPES, Array, bytes_elements, native, object_array
+from triglot.core.varint import varint
 from triglot.model.grps_types import LISTS, WIDER, FlatList
 from triglot.pb.grps import grps_pb2 as pb
 
@@ -96,12 +97,4 @@ def _merge_floats(tensor: Any, row: FlatList, array: Array) -> None:
     """Sets the flat list by parsing its packed form, the array's memory: a hundred times as fast as a list."""
     content = array.astype(row.wire, copy=False).tobytes()
     tag = row.number << 3 | PACKED
-    tensor.MergeFromString(b"".join([bytes([tag]), _varint(len(content)), content]))
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*encoded, number])
+    tensor.MergeFromString(b"".join([bytes([tag]), varint(len(content)), content]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from triglot.core.varint import varint
+
 INTERNAL, SERVER = 1, 2
 """Kinds of spans."""
 ERROR = b"\x7a\x02\x18\x02"
@@ -13,16 +15,6 @@ SCHEMA = "https://opentelemetry.io/schemas/1.45.0"
 MASK = 2**64 - 1
 """Negative numbers are varints of 64 bits."""
 Value = str | int
-
-
-def varint(number: int) -> bytes:
-    """A number of at least 0."""
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
 
 
 def sized(data: bytes) -> bytes:

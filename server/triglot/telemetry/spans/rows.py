@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from triglot.telemetry.spans.otlp import INTERNAL, constant, text_field, varint
+from triglot.core.varint import varint
+from triglot.telemetry.spans.otlp import INTERNAL, constant, text_field
 
 SAMPLED, HAS_IS_REMOTE, IS_REMOTE = 0x001, 0x100, 0x200
 """Bits of a span's `flags`."""
