@@ -1,10 +1,10 @@
 // ---- the reader's token, for a server with an access file
 
 const TOKEN_KEY = "triglot-token", TOKEN_VARIABLE = "TRIGLOT_TOKEN", REFUSED_MS = 30_000;
-// Of a call for a terminal: the token itself stands nowhere in the page.
+// For commands in a terminal: the token itself is never shown in the page.
 const TOKEN_FIELD = `-H "authorization: Bearer $${TOKEN_VARIABLE}"`;
 
-// What the reader may not do, or not without a token.
+// A call that the reader may not make, or not without a token.
 class Refused extends Error {
   constructor(status, message) {
     super(message);
@@ -12,7 +12,7 @@ class Refused extends Error {
   }
 }
 
-// What the server says of an answer that is an error.
+// Returns the text of an error response.
 async function reasonOf(response) {
   const text = await response.text();
   try {
@@ -23,14 +23,14 @@ async function reasonOf(response) {
   }
 }
 
-// Strategy: requests go through `fetch` here. Whoever the server does not know is asked for a token, which the tab keeps; a
-// token that it does not know any more is forgotten. What is asked again and again rests once it was refused.
+// Strategy: requests go through `fetch` here. A reader without a valid token is asked for one, which is kept in the tab's storage
+// and dropped once the server rejects it. A refused request that the page repeats is then paused for a while.
 class Reader {
-  // `known`: called when there is another token.
+  // `known` is called with a new token.
   constructor(known) {
     this.known = known;
     this.token = "";
-    // Storage may be forbidden; then the token lasts as long as the page.
+    // Storage may be disabled; then the token lasts as long as the page.
     try { this.token = sessionStorage.getItem(TOKEN_KEY) ?? "" } catch { }
     this.refusals = new Map();
     this.input = html("input", { type: "password", id: "token", autocomplete: "off", spellcheck: "false", "aria-describedby": "token-problem" });
@@ -44,7 +44,7 @@ class Reader {
       event.preventDefault();
       this.take(this.input.value.trim());
     });
-    // Nothing that the token has shown stays.
+    // Reloads, so that nothing stays that the token has shown.
     this.forget.addEventListener("click", () => {
       this.keep("");
       location.reload();
@@ -74,21 +74,21 @@ class Reader {
     if (this.token) this.keep("");
     this.form.hidden = false;
     if (this.problem.textContent !== problem) this.problem.textContent = problem;
-    // Who is busy elsewhere stays there.
+    // The focus stays where the reader is typing.
     if (isFree) this.input.focus();
   }
 
-  // As the browser's.
+  // Fetches as the browser's `fetch` does, with the token.
   async fetch(url, options = {}) {
     const { token } = this, headers = new Headers(options.headers);
     if (token && !headers.has("authorization")) headers.set("authorization", `Bearer ${token}`);
     const response = await fetch(url, { ...options, headers });
-    // Not for the answer to a token that was replaced meanwhile.
+    // Ignores responses to a token that was replaced meanwhile.
     if (response.status === 401 && token === this.token) this.ask(await reasonOf(response.clone()));
     return response;
   }
 
-  // The text of an answer. Raises `Refused`, then for a while without asking again, and other errors.
+  // Returns a response's text. Throws `Refused`, without another request for a while, and other errors.
   async text(url, options) {
     const { refusals } = this, refused = refusals.get(String(url));
     if (refused && performance.now() < refused.until) throw refused.error;

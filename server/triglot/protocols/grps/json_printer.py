@@ -132,10 +132,10 @@ def _chunk_text(chunk: Array) -> bytes:
     """Return the elements' text, separated by commas."""
     if chunk.dtype.kind == "O":
         return json.dumps(chunk.tolist(), separators=(",", ":"))[1:-1].encode()
-    strange = np.flatnonzero(~np.isfinite(chunk))
-    if strange.size:
+    non_finite = np.flatnonzero(~np.isfinite(chunk))
+    if non_finite.size:
         texts = orjson.dumps(native(chunk), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
-        for at in strange:
+        for at in non_finite:
             texts[at] = b'"%b"' % float_name(float(chunk[at])).encode()
         return b",".join(texts)
     text = b"".join(print_array(chunk))[1:-1]

@@ -85,7 +85,7 @@ def _read_plain(body: bytes, read: Callable[[dict[str, Any]], T]) -> T:
     except ValueError:
         pass
     except InvalidArgument:
-        # A float may stand for an integer beyond 64 bits; parsed exactly, the error names the integer.
+        # A float may stand for an integer beyond 64 bits; parsed exactly, it gets an error of its own.
         if not HUGE_INTEGER.search(body):
             raise
     return read(_object(_parse_exactly(body)))
@@ -187,6 +187,6 @@ def _print_chunk(chunk: Array) -> bytes:
     text = orjson.dumps(chunk, option=orjson.OPT_SERIALIZE_NUMPY)
     if kind == "f" and b"n" in text:  # Part of null, by which orjson prints NaN and Infinity.
         first, *parts = text.split(b"null")
-        odd = chunk[~np.isfinite(chunk)].tolist()
-        return first + b"".join(json.dumps(one).encode() + part for one, part in zip(odd, parts, strict=True))
+        values = chunk[~np.isfinite(chunk)].tolist()
+        return first + b"".join(json.dumps(one).encode() + part for one, part in zip(values, parts, strict=True))
     return text

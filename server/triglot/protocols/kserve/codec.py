@@ -184,14 +184,14 @@ def _request_of(message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Inferen
             f"the request has {len(raw)} raw_input_contents for {next_raw} inputs that take one, "
             f"for model '{message.model_name}'"
         )
-    wishes: dict[str, OutputWish] = {}
+    output_options: dict[str, OutputWish] = {}
     if message.outputs:
         request.outputs = [output.name for output in message.outputs]
         for output in message.outputs:
-            if output.parameters and (wish := _decode_output_options(output)) is not None:
-                wishes[output.name] = wish
-    if regions or wishes:
-        request.options = TensorOptions(regions, wishes)
+            if output.parameters and (options := _decode_output_options(output)) is not None:
+                output_options[output.name] = options
+    if regions or output_options:
+        request.options = TensorOptions(regions, output_options)
     return request
 
 

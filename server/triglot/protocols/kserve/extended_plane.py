@@ -46,11 +46,13 @@ _LENT = ("FP16", "FP32", "FP64", "BF16")
 class _Target:
     """Destination of an output; keeps the region open while the request runs."""
 
-    wish: OutputWish
+    options: OutputWish
     region: Region | None
 
 
 Targets = Mapping[str, _Target]
+Sources = Sequence[tuple[int, Region, RegionSlice]]
+"""Inputs in shared memory: position in the request, region and slice."""
 
 
 class ExtendedPlane:
@@ -68,8 +70,9 @@ class ExtendedPlane:
         """
         call.model_name, call.request_id = request.model_name, request.id
         with self._dataplane.servable_of(call.permission, request) as servable:
-            targets, _sources = self._targets(request), self._sources(request)
-            checkouts = await self._read(servable, request, call, targets if _may_borrow(servable) else None)
+            targets, sources = self._targets(request), self._sources(request)
+            lend_beside = targets if _may_borrow(servable) else None
+            checkouts = await self._read(servable, request, call, sources, lend_beside)
             with _checked(checkouts):
                 response = await self._dataplane.infer_on(servable, request, call)
                 return await self._finished(servable, targets, response, checkouts)
@@ -78,8 +81,8 @@ class ExtendedPlane:
         """Run as `DataPlane.infer_stream`; in a region, every response overwrites the previous one."""
         call.model_name, call.request_id = request.model_name, request.id
         with self._dataplane.servable_of(call.permission, request) as servable:
-            targets, _sources = self._targets(request), self._sources(request)
-            await self._read(servable, request, call)
+            targets, sources = self._targets(request), self._sources(request)
+            await self._read(servable, request, call, sources)
             async with aclosing(await self._dataplane.infer_stream_on(servable, request, call)) as responses:
                 async for response in responses:
                     yield await self._finished(servable, targets, response)
@@ -88,46 +91,51 @@ class ExtendedPlane:
         """Return the destinations of outputs with options, by name. Raises as `Regions.find`."""
         assert request.options is not None  # Callers pass only requests with options.
         return {
-            name: _Target(wish, None if wish.region is None else self._regions.find(wish.region))
-            for name, wish in request.options.outputs.items()
+            name: _Target(options, None if options.region is None else self._regions.find(options.region))
+            for name, options in request.options.outputs.items()
         }
 
-    def _sources(self, request: InferenceRequest) -> Sequence[tuple[int, Region, RegionSlice]]:
+    def _sources(self, request: InferenceRequest) -> Sources:
         """Return inputs in shared memory: position, region and slice.
 
         The regions stay open as long as this exists.
         """
         assert request.options is not None
-        return [(at, self._regions.find(place), place) for at, place in request.options.inputs.items()]
+        return [(at, self._regions.find(part), part) for at, part in request.options.inputs.items()]
 
     async def _read(
-        self, servable: Servable, request: InferenceRequest, call: Call, beside: Targets | None = None
+        self,
+        servable: Servable,
+        request: InferenceRequest,
+        call: Call,
+        sources: Sources,
+        lend_beside: Targets | None = None,
     ) -> Sequence[Checkout]:
         """Fill the inputs from their regions.
 
-        With `beside`, lend those that are in none of these targets' regions.
+        With `lend_beside`, large ones are lent unless they share a file with one of these targets. Returns what
+        was lent.
         """
-        sources = self._sources(request)
-        size = sum(place.size for _, _, place in sources)
+        size = sum(part.size for _, _, part in sources)
         self._regions.check_total(size)
         call.size += size
         reads, checkouts = [], []
-        written = {one.region.file for one in (beside or {}).values() if one.region is not None}
-        for at, region, place in sources:
-            if not _can_fit(request.inputs[at], place.size):
-                request.inputs[at].data = np.broadcast_to(np.uint8(0), place.size).data
+        written = {one.region.file for one in (lend_beside or {}).values() if one.region is not None}
+        for at, region, part in sources:
+            if not _can_fit(request.inputs[at], part.size):
+                request.inputs[at].data = np.broadcast_to(np.uint8(0), part.size).data
                 continue  # The validator reports what is wrong; nothing is copied for that.
-            lends = beside is not None and request.inputs[at].datatype in _LENT and region.file not in written
-            if lends and (checkout := region.lend(place.offset, place.size)) is not None:
+            lends = lend_beside is not None and request.inputs[at].datatype in _LENT and region.file not in written
+            if lends and (checkout := region.lend(part.offset, part.size)) is not None:
                 request.inputs[at].data = checkout.data
                 checkouts.append(checkout)
                 call.borrows = True
                 continue
-            memory = self._regions.memory(place.size)
+            memory = self._regions.memory(part.size)
             request.inputs[at].data = memory
-            reads.append(partial(region.read, memory, place.offset))
+            reads.append(partial(region.read, memory, part.offset))
         # Requests of a sequence must not overtake each other on a thread.
-        work = sum(place.size for _, _, place in sources) - sum(len(checkout.data) for checkout in checkouts)
+        work = size - sum(len(checkout.data) for checkout in checkouts)
         await self._run(work if servable.sequences is None else 0, partial(_run_all, reads))
         return checkouts
 
@@ -203,18 +211,18 @@ def _finish(
             output.array = output.array.copy()
         if target is None:
             continue
-        if target.region is None or target.wish.region is None:
+        if target.region is None or target.options.region is None:
             labels = servable.labels.get(output.name, ())
             batched = servable.model.max_batch_size > 0
-            response.outputs[at] = classify(output, target.wish.classes, labels, batched=batched)
+            response.outputs[at] = classify(output, target.options.classes, labels, batched=batched)
             continue
-        place, data = target.wish.region, _bytes_of(output)
-        if len(data) > place.size:
+        part, data = target.options.region, _bytes_of(output)
+        if len(data) > part.size:
             raise Internal(
-                f"shared memory size specified with the request for output '{output.name}' ({place.size} bytes) "
+                f"shared memory size specified with the request for output '{output.name}' ({part.size} bytes) "
                 f"should be at least {len(data)} bytes to hold the results"
             )
-        writes.append((output.name, partial(target.region.write, data, place.offset)))
+        writes.append((output.name, partial(target.region.write, data, part.offset)))
     _run_all(write for _, write in writes)
     response.placed = frozenset(name for name, _ in writes)
 

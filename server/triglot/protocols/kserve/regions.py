@@ -230,13 +230,13 @@ class Regions:
             raise _refusal(name, f"key: {expected}, got '{key}'")
         return SHARED_MEMORY / slashed[1:]
 
-    def find(self, place: RegionSlice) -> Region:
+    def find(self, part: RegionSlice) -> Region:
         """Return the region of a slice. Raises `NotFound`, and `InvalidArgument` for a slice not within it."""
         # As in Triton, an unregistered region can be used as long as other requests use it.
-        region = self._regions.get(place.region) or self._unregistered.get(place.region)
+        region = self._regions.get(part.region) or self._unregistered.get(part.region)
         if region is None:
-            raise NotFound(f"Unable to find shared memory region: '{place.region}'")
-        region.check(place.offset, place.size)
+            raise NotFound(f"Unable to find shared memory region: '{part.region}'")
+        region.check(part.offset, part.size)
         return region
 
     def check_total(self, size: int) -> None:
@@ -258,9 +258,9 @@ class Regions:
 
     def unregister(self, name: str = "") -> None:
         """Unregister the region of this name, if there is one, or all regions."""
-        for gone in [name] if name else list(self._regions):
-            if (region := self._regions.pop(gone, None)) is not None:
-                self._unregistered[gone] = region
+        for each in [name] if name else list(self._regions):
+            if (region := self._regions.pop(each, None)) is not None:
+                self._unregistered[each] = region
         if not self._regions:
             self._buffers = Buffers()
 

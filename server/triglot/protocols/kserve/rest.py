@@ -98,7 +98,7 @@ class _Reader:
         self._body = http.body
         self._at = json_length
         self._regions: dict[int, RegionSlice] = {}
-        self._wishes: dict[str, OutputWish] = {}
+        self._output_options: dict[str, OutputWish] = {}
         self._own_parameters: dict[str, dict[str, ParameterValue]] = {}
         self._binary_outputs: list[str] = []
 
@@ -117,8 +117,8 @@ class _Reader:
         if "outputs" in body:
             outputs = _objects(body, "outputs", MAX_OUTPUTS)
             request.outputs = [self._requested_output(output) for output in outputs]
-        if self._regions or self._wishes:
-            request.options = TensorOptions(self._regions, self._wishes)
+        if self._regions or self._output_options:
+            request.options = TensorOptions(self._regions, self._output_options)
         return RestInfer(request, frozenset(self._binary_outputs), default)
 
     def _parameters(self, request: InferenceRequest, body: dict[str, Any]) -> bool:
@@ -176,10 +176,10 @@ class _Reader:
         wanted = parameters.get("binary_data", False)
         if not isinstance(wanted, bool):
             raise InvalidArgument(f"{what}: binary_data must be true or false, got {wanted!r}")
-        if (wish := output_options_of(parameters, what)) is not None:
-            if wanted and wish.region is not None:
+        if (options := output_options_of(parameters, what)) is not None:
+            if wanted and options.region is not None:
                 raise InvalidArgument(f"{what}: binary_data true and '{REGION}' are mutually exclusive, got both")
-            self._wishes[name] = wish
+            self._output_options[name] = options
         if wanted:
             self._binary_outputs.append(name)
         return name

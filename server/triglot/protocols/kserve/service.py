@@ -141,7 +141,7 @@ class KServe:
         The responses that it yields are encoded, and counted with their requests.
         """
         end_on_error = call.metadata.get("triton_grpc_error") == "true"
-        asked = StreamRequests(
+        handler = StreamRequests(
             self._decode,
             self._dataplane,
             self._extended,
@@ -150,7 +150,7 @@ class KServe:
             end_on_error=end_on_error,
             typed=self._typed,
         )
-        return InferStream(asked).run(requests)
+        return InferStream(handler).run(requests)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
         """Return all versions of the configured models with their states, and other loadable models (spec 3.9).

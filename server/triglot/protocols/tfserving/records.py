@@ -32,7 +32,7 @@ def encode_record(record: Record) -> bytes:
     are no valid result of Classify or Regress.
     """
     request, name = record.request, record.signature_name
-    asked = model_pb2.ModelSpec(name=record.model, signature_name=name)
+    request_spec = model_pb2.ModelSpec(name=record.model, signature_name=name)
     spec = spec_message(record.model, record.version, name)
     head = prediction_log_pb2.PredictionLog()
     head.log_metadata.model_spec.CopyFrom(spec)
@@ -41,12 +41,12 @@ def encode_record(record: Record) -> bytes:
     inputs = bind_inputs(record.signature, request)
     if request.method == "predict":
         tensors = [OutputTensor(key, datatype_of(array), array) for key, array in inputs.items()]
-        encoded = encode_predict_request(asked, tensors, request.outputs)
+        encoded = encode_predict_request(request_spec, tensors, request.outputs)
         response = InferenceResponse(record.model, str(record.version), "", record.outputs)
         answer = encode_predict(response, name, as_content=True)
     else:
         examples = bytes_elements(inputs[INPUTS])
-        encoded = encode_examples(asked, examples)
+        encoded = encode_examples(request_spec, examples)
         if request.method == "classify":
             classes = classification_message(classifications(record.outputs, len(examples)))
             answer = serialize(inference_pb2.ClassificationResponse(result=classes, model_spec=spec))

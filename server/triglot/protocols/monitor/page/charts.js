@@ -1,11 +1,11 @@
 "use strict";
 
-// Strategy: one JSON document a second is drawn as it is. Elements are kept and only their text changes; what comes from
-// the server is always text, never markup.
+// Strategy: one JSON document per second is drawn as it is. Elements are kept and only their text changes; data from the
+// server is always inserted as text, never as markup.
 
 const REFRESH_MS = 1000, TIMEOUT_MS = 5000, FILTER_FROM = 9, METRIC_FILTER_FROM = 25;
 const PROTOCOLS = { kserve: "KServe V2", tfserving: "TF Serving", grps: "grps" };
-// The page has two addresses, and may stand behind a proxy's prefix.
+// The page has two addresses, and may be behind a proxy's path prefix.
 const monitor = new URL(location.pathname.endsWith("/monitor/metrics") ? "./" : "grps/v1/monitor/", location.href);
 
 const byId = id => document.getElementById(id);
@@ -23,7 +23,7 @@ function show(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// ---- numbers for people: `scale` is the value that the unit is chosen by
+// ---- numbers for people: `scale` is the value that determines the unit
 
 const power = value => Math.floor(Math.log10(Math.abs(value) || 1) + 1e-9);
 
@@ -72,8 +72,8 @@ function ticks(lowest, highest, whole) {
 }
 
 class Chart {
-  // options: title, format, empty (what to say without values), emptyAtZero (and when all of them are 0),
-  // whole (ticks are whole numbers), quiet (the title stands above already)
+  // options: title, format, empty (text without values), emptyAtZero (also if all values are 0),
+  // whole (integer ticks), quiet (the title is already shown above)
   constructor(options) {
     this.options = options;
     this.when = html("span");
@@ -124,7 +124,7 @@ class Chart {
     if (last < 0 || target === undefined) return;
     event.preventDefault();
     this.point(target === null ? null : Math.min(last, Math.max(0, target)));
-    // Only a reader who moves the cursor wants to hear each value.
+    // Values are announced only while the reader moves the cursor.
     if (target !== null) this.legend.setAttribute("aria-live", "polite");
   }
 
@@ -158,7 +158,7 @@ class Chart {
     let path = "", joined = false;
     values.forEach((value, index) => {
       const point = value === null ? "" : `${this.x(index).toFixed(1)} ${y(value).toFixed(1)}`;
-      // A value alone between unknown ones is a dot.
+      // A value between unknown ones is drawn as a dot.
       path += point && (joined ? `L${point}` : `M${point}h.01`);
       joined = value !== null;
     });
@@ -187,7 +187,7 @@ class Chart {
 
 const SHORT = 60;
 
-// The last minute, and the whole history as soon as that is longer.
+// The last minute, or the whole history once it is longer.
 function recent(history, series) {
   const count = Math.max(SHORT, history.seconds);
   const [step, unit, size] = count > SHORT ? [60, "min", 60] : [15, "s", 1];

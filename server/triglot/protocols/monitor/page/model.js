@@ -1,7 +1,7 @@
 // ---- one model: its details, and a form that calls it
 
-// Strategy: the form is made anew only for other inputs, and what was typed for a model stays; all else is text that
-// changes with each look at the server. Nothing here moves the focus but what the reader does.
+// Strategy: the form is rebuilt only for other inputs, and keeps what was typed for a model; everything else is text that is
+// updated with each refresh. Nothing here moves the focus unless the reader does.
 
 // Pages may stand behind a proxy's prefix; the server's root is three levels above the monitor's paths.
 const serverRoot = new URL("../../../", monitor);
@@ -21,7 +21,7 @@ const shapeText = shape => (shape === null || shape === undefined ? "any shape" 
 // ---- one input of the form
 
 class Field {
-  // `draft` keeps what was typed while the field is gone.
+  // `draft` keeps what was typed while the field is not shown.
   constructor(spec, draft, changed) {
     Object.assign(this, { spec, draft, changed });
     const isText = spec.datatype === "BYTES", isJson = !spec.datatype;
@@ -81,7 +81,7 @@ class Field {
         if (this.draft.chosen) control.files = this.draft.chosen;
         return edit(control, "change", async () => {
           const files = [...control.files];
-          // A file of numbers is looked at here, to know its shape.
+          // A file of numbers is read here, to find its shape.
           this.draft.bytes = several || !files.length ? undefined : await files[0].arrayBuffer();
           Object.assign(this.draft, { files, chosen: control.files });
         });
@@ -103,7 +103,7 @@ class Field {
     this.offer();
   }
 
-  // The calls for a terminal read an image's numbers from a file.
+  // Offers an image's numbers as a file, which the commands for a terminal read.
   offer() {
     URL.revokeObjectURL(this.saved.href);
     const image = this.draft.kind === "image" && this.draft.image;
@@ -111,7 +111,7 @@ class Field {
     if (image) this.saved.href = URL.createObjectURL(new Blob([image.bytes]));
   }
 
-  // The tensor, undefined for one that is left out. Raises `Unfit`, and says so at the field.
+  // Returns the tensor, undefined if it is omitted. Throws `Unfit`, and shows the error at the field.
   read() {
     try {
       const tensor = this.tensor();
@@ -158,7 +158,7 @@ class Field {
     }
   }
 
-  // One dim of any size is as large as the files make it: for files of bytes the first, of numbers the last.
+  // Derives the dim of any size from the files: the first one for files of bytes, the last one for numbers.
   fileShape() {
     const { spec, draft } = this, dims = spec.shape ?? [-1], shape = [...spec.sample.shape];
     if (spec.datatype === "BYTES") {
@@ -177,7 +177,7 @@ class Field {
   }
 }
 
-// ---- answers
+// ---- responses
 
 function answerNodes({ outputs, more, text, error }) {
   if (text !== undefined) return [html("pre", { tabindex: "0", "aria-label": "Answer" }, text.slice(0, MOST_TEXT * 10))];
@@ -193,7 +193,7 @@ function answerNodes({ outputs, more, text, error }) {
   return nodes;
 }
 
-// ---- the snippets: made once, and changed in place
+// ---- the snippets: created once, and updated in place
 
 class Snippet {
   constructor(name) {
@@ -216,7 +216,7 @@ class Snippet {
     try {
       await navigator.clipboard.writeText(this.code.textContent);
     } catch {
-      // Only pages of HTTPS and of this machine have a clipboard.
+      // The clipboard API exists only on HTTPS and localhost pages.
       getSelection().selectAllChildren(this.code);
       document.execCommand("copy");
     }
@@ -269,7 +269,7 @@ class ModelView {
     for (const change of ["load", "unload"]) byId(change).addEventListener("click", () => this.change(change));
   }
 
-  // From the table of models.
+  // Opens a model from the table.
   open(name, version) {
     this.name.value = name;
     this.version.dataset.options = "";
@@ -287,17 +287,17 @@ class ModelView {
     byId("control-error").hidden = true;
     this.signature.replaceChildren();
     this.signature.dataset.options = "";
-    // Nobody shall type into a form that is about to go.
+    // Prevents typing into a form that is about to be replaced.
     byId("try").inert = true;
     this.look().then(() => this.show()).catch(lost);
   }
 
-  // Of the version that is chosen.
+  // Identifies the selected version.
   get key() {
     return JSON.stringify([this.name.value, this.version.value]);
   }
 
-  // What can be loaded is known to those only who may load it. Who may not see the overview needs the names.
+  // Lists loadable models, for readers who may load them; readers without the overview need it for the names.
   async list() {
     if (latest && !latest.server.loads) return;
     const text = await reader.text(new URL("v2/repository/index", serverRoot), { method: "POST", body: "{}" })
@@ -315,7 +315,7 @@ class ModelView {
     await this.look();
   }
 
-  // Of the answers to several looks only that to the last one counts.
+  // Fetches the model's details; of overlapping requests only the latest one counts.
   async look() {
     const name = this.name.value, version = this.version.value, { key } = this;
     if (!name) return;
@@ -388,7 +388,7 @@ class ModelView {
     return signature[kind].map(one => `${one.name} ${one.datatype} ${shapeText(one.shape)}`).join(", ") || "none declared";
   }
 
-  // Rows as [tag, attributes, ...children]; drawn only when they are others.
+  // Rows as [tag, attributes, ...children]; redrawn only if they changed.
   fill(node, rows) {
     const key = JSON.stringify(rows);
     if (this.drawn?.get(node) === key) return;
@@ -475,7 +475,7 @@ class ModelView {
     byId("inputs").replaceChildren(...this.fields.map(field => field.node));
   }
 
-  // Raises `Unfit`.
+  // Returns the call. Throws `Unfit`.
   read() {
     const { serves } = this.details;
     const call = {
@@ -563,7 +563,7 @@ class ModelView {
     }
   }
 
-  // How many answers there were.
+  // Shows the responses of a stream; returns how many there were.
   async showStream(answers, passed) {
     const list = html("ol");
     let count = 0;
@@ -581,7 +581,7 @@ class ModelView {
   }
 }
 
-// Triton's statistics: how often, and how long one of them took.
+// Triton's statistics: counts, and mean durations.
 function statisticRows({ inference_count, execution_count, last_inference, inference_stats, batch_stats }) {
   const row = (title, ...texts) => ["tr", {}, ["th", { scope: "row" }, title], ...texts.map(text => ["td", {}, text])];
   const times = Object.entries(inference_stats).filter(([, { count }]) => count).map(([name, { count, ns }]) =>

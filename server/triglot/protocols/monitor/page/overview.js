@@ -34,7 +34,7 @@ const COLUMNS = [
   ["batch", "Batch", model => plain(model.mean_batch_size), "mean size of the last seconds' batches"],
 ];
 
-// The rows of a table by key: made once, in the order of `items`, and those that are gone removed.
+// Updates a table's rows by key: creates missing ones in the order of `items`, and removes obsolete ones.
 function rows(body, known, items, keyOf, makeRow) {
   const kept = new Set();
   items.forEach((item, index) => {
@@ -83,7 +83,7 @@ function showModels(models) {
     row.cells.get("failures").classList.toggle("some", model.failures > 0);
     row.node.classList.toggle("idle", !model.requests);
     row.stateCell.classList.toggle("why", Boolean(model.reason));
-    // A long reason has the place of numbers that are not there yet.
+    // A long reason takes the cells of numbers that do not exist yet.
     const alone = Boolean(model.reason) && !model.requests;
     row.stateCell.colSpan = alone ? COLUMNS.length + 1 : 1;
     for (const cell of row.cells.values()) cell.hidden = alone;
@@ -113,13 +113,13 @@ function showProtocols(protocols) {
   byId("protocol-section").hidden = !entries.length;
 }
 
-// ---- all metrics: a line each, its chart unfolds
+// ---- all metrics: a line each, which expands to its chart
 
 const AGO = [[30, "d"], [54, "h"], [114, "min"], [174, "s"]];
 const TREND_MARKS = [[0, "30 days"], [30, "24 h"], [54, "60 minutes"], [114, "60 seconds"]]
   .map(([index, text]) => ({ index, text, anchor: "start" }));
 const CDF_MARKS = [10, 30, 50, 70, 90, 95, 101];
-// grps has no x between 99 and 100.
+// grps has no percentiles between 99 and 100.
 const percentile = x => ({ 100: 99.9, 101: 99.99 })[x] ?? x;
 
 const cdfMark = (x, index) => ({ index, text: String(percentile(x)), anchor: x > 100 ? "end" : "middle" });
@@ -152,7 +152,7 @@ class Metric {
 
   async refresh() {
     const text = await fetched(`series?name=${encodeURIComponent(this.name)}`);
-    // A name that is not known any more is answered with a text that is not JSON.
+    // For an unknown name the response is a text that is not JSON.
     const { label, data } = text.startsWith("{") ? JSON.parse(text) : { label: "trend", data: [] };
     const series = [{ name: "", values: data.map(([, value]) => value) }];
     if (label === "cdf") {
@@ -176,6 +176,6 @@ function showMetrics(listed) {
     metrics.get(name).node.hidden = !name.toLowerCase().includes(wanted);
   }
   byId("metric-filter").hidden = listed.length < METRIC_FILTER_FROM;
-  // What the server wrote for readers without JavaScript.
+  // Removes the list for readers without JavaScript.
   while (list.children.length > listed.length) list.lastElementChild.remove();
 }

@@ -28,11 +28,11 @@ function connection(state, text, banner = "") {
 
 function lost(error) {
   if (error instanceof Refused) {
-    // The form says why there has to be a token.
+    // The form explains why a token is needed.
     connection("refused", error.status === 401 ? "needs a token" : "limited", error.status === 401 ? "" : error.message);
     return;
   }
-  // Failed fetches have a text of the browser's own that says nothing; what the server answered does.
+  // The browser's text for failed fetches is not helpful; the server's is.
   const reason = error instanceof TypeError || error.name === "TimeoutError" ? "" : ` (${error.message})`;
   connection("lost", "offline", `Connection lost, retrying${reason}`);
 }
@@ -40,7 +40,7 @@ function lost(error) {
 let timer = 0, running = false, latest = null;
 const reader = new Reader(() => refresh());
 
-// Who may not see all models together may see one, and call it.
+// Readers who may not see all models together may still see one, and call it.
 async function fetchAll() {
   try {
     latest = JSON.parse(await fetched("overview"));
@@ -75,7 +75,7 @@ document.addEventListener("visibilitychange", () => {
   if (!document.hidden) refresh();
 });
 
-// ---- theme: the system's, or the one chosen here
+// ---- theme: the system's, or the one selected here
 
 const THEMES = ["auto", "light", "dark"];
 
@@ -83,7 +83,7 @@ function setTheme(theme) {
   if (theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
   show(byId("theme"), `Theme: ${theme}`);
-  // Storage may be forbidden; then the choice lasts as long as the page.
+  // Storage may be disabled; then the choice lasts as long as the page.
   try { localStorage.setItem("triglot-theme", theme) } catch { }
 }
 
@@ -95,7 +95,7 @@ byId("theme").addEventListener("click", () => {
   const theme = document.documentElement.dataset.theme ?? "auto";
   setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]);
 });
-// Without JavaScript these lead to the root of the host, which may be a proxy's.
+// Without JavaScript these links lead to the root of the host, which may be a proxy's.
 for (const link of document.querySelectorAll("footer a")) link.href = new URL(link.getAttribute("href").slice(1), serverRoot);
 byId("filter").addEventListener("input", () => latest && showModels(latest.models));
 byId("metric-filter").addEventListener("input", () => latest && showMetrics(latest.metrics));

@@ -1,13 +1,13 @@
-// ---- the protocols: a call of the form as a request of a REST route, and what the route answers
+// ---- the protocols: the form's call as a REST request, and the response
 
-// A request: `path` below the server's root, `headers`, `pieces` of the body, `streams`, and `binary` for an answer that is no text.
+// A request: `path` below the server's root, `headers`, `pieces` of the body, `streams`, and `binary` for a response that is not text.
 // A call: `name`, `version` ("" for the default one), `serves` and `signature` as the server describes them, `signatureName`,
-// `tensors`, `parameters`, and `body` where the protocol's own JSON takes the place of tensors.
+// `tensors`, `parameters`, and `body` for the protocol's own JSON in place of tensors.
 
 const JSON_TYPE = { "Content-Type": "application/json" };
 const pathOf = (name, version) => encodeURIComponent(name) + (version ? `/versions/${version}` : "");
 
-// KServe V2. Answers come as binary tensors, which say everything exactly; a stream's events are JSON.
+// KServe V2. Responses are binary tensors, which are exact; a stream's events are JSON.
 const kserve = {
   title: "KServe V2",
   fields: signature => signature.inputs,
@@ -58,14 +58,14 @@ const kserve = {
     return { outputs, more: body.parameters ? { parameters: body.parameters } : {}, error: body.error };
   },
 
-  // One event after the other: what is complete in `text`, and the rest of it.
+  // Splits a text into complete events, and the rest.
   split(text) {
     const events = text.split("\n\n"), rest = events.pop();
     return [events.map(event => event.replace(/^data: /, "")), rest];
   },
 };
 
-// TensorFlow Serving. Its answers have no datatypes: these are the signature's.
+// TensorFlow Serving. Its responses have no datatypes: the signature's are used.
 const tfserving = {
   title: "TF Serving",
 
@@ -75,7 +75,7 @@ const tfserving = {
   },
 
   request(call) {
-    // Without a name it is the signature of this name.
+    // Without a name the default signature is called.
     const named = call.signatureName === "serving_default" ? {} : { signature_name: call.signatureName };
     const inputs = call.tensors.map(tensor => [tensor.name, tensor.nested(pieces => ({ b64: new Base64(pieces) }))]);
     const method = call.serves.speaks_json ? "predict" : call.signature.method;
@@ -90,7 +90,7 @@ const tfserving = {
     const { outputs: given, ...more } = readJson(await response.text());
     if (given === undefined) return { outputs: [], more };
     const specs = call.signature.outputs;
-    // The only output stands alone.
+    // A single output is sent bare.
     const tensors = specs.length === 1 ? { [specs[0].name]: given } : given;
     const bytes = value => Array.isArray(value) ? value.map(bytes)
       : typeof value?.b64 === "string" ? Uint8Array.from(atob(value.b64), char => char.charCodeAt(0)) : value;
@@ -100,7 +100,7 @@ const tfserving = {
   },
 };
 
-// grps. Its JSON has texts, and no bytes but in a message of its own.
+// grps. Its JSON has strings; bytes need a message of their own.
 const grps = {
   title: "grps",
   fields: signature => signature.inputs,
@@ -150,7 +150,7 @@ const grps = {
     const { gtensors, status, ...more } = readJson(text);
     const outputs = (gtensors?.tensors ?? []).map(({ name = "", dtype, shape = [], ...lists }) => {
       const data = Object.values(lists)[0] ?? [];
-      // Integers of 64 bits, NaN and the infinities are texts.
+      // 64-bit integers, NaN and infinities are strings.
       const number = value => (/^-?\d+$/.test(value) ? BigInt(value) : Number(value));
       const at = index => (typeof data[index] === "string" && dtype !== "DT_STRING" ? number(data[index]) : data[index]);
       return new Output(name, String(dtype).replace("DT_", ""), shape, at);
@@ -158,7 +158,7 @@ const grps = {
     return { outputs, more, error: status?.status === "FAILURE" ? text : undefined };
   },
 
-  // Documents of several lines, each of which ends with a brace at the beginning of a line.
+  // Splits a text into documents of several lines, each of which ends with a brace at the beginning of a line.
   split(text) {
     const ends = [...text.matchAll(/^\}\n/gm)].map(match => match.index + 2);
     return [ends.map((end, at) => text.slice(ends[at - 1] ?? 0, end)), text.slice(ends.at(-1) ?? 0)];
@@ -167,7 +167,7 @@ const grps = {
 
 const DIALECTS = { kserve, tfserving, grps };
 
-// What a route answers, as its own JSON has it where it is none that is known here.
+// Reads a response; returns JSON of an unknown form as it is.
 async function readAnswer(dialect, response, call) {
   const copy = response.clone();
   try {
@@ -178,7 +178,7 @@ async function readAnswer(dialect, response, call) {
   }
 }
 
-// Each answer of a stream, as it comes.
+// Yields the responses of a stream as they arrive.
 async function* readStream(dialect, response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ;) {

@@ -1,13 +1,13 @@
 // ---- the same call for a terminal: curl, Python, grpcurl
 
-// A shell's argument may have 128 KiB; what is longer is piped. What nobody would paste is not written.
+// A shell's argument is limited to 128 KiB; longer data is piped. Snippets too long to paste are omitted.
 const LONGEST_ARGUMENT = 100_000, LONGEST_SNIPPET = 300_000;
 
 const shellWord = text => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
-// A name alone could be an option.
+// A bare name could be parsed as an option.
 const fileWord = file => shellWord(file.name.startsWith("-") ? `./${file.name}` : file.name);
 
-// A command that prints the pieces.
+// Returns a command that prints the pieces.
 function printing(pieces) {
   const commands = pieces.map(piece => {
     if (piece instanceof Zeros) return `head -c ${piece.size} /dev/zero`;
@@ -19,7 +19,7 @@ function printing(pieces) {
   return commands.length === 1 ? commands[0] : `{ ${commands.join("; ")}; }`;
 }
 
-// `words(data, piped)`: of a command that is given the pieces as an argument, or reads them.
+// `words(data, piped)` returns the words of a command that gets the pieces as an argument, or reads them.
 function command(pieces, words) {
   const [text, ...more] = pieces;
   if (!more.length && typeof text === "string" && text.length < LONGEST_ARGUMENT) return words(shellWord(text), false).join(" ");
@@ -38,7 +38,7 @@ function grpcurl(message, method, address, tls, token) {
     ["grpcurl", tls ? "-insecure" : "-plaintext", ...(token ? [TOKEN_FIELD] : []), "-d", piped ? "@" : data, address, method]);
 }
 
-// ---- what Python makes of values: JSON's texts and numbers are Python's
+// ---- Python literals: JSON's strings and numbers are valid in Python
 
 const python = value => {
   if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
@@ -59,13 +59,13 @@ function pythonArray(tensor) {
   }
   if (tensor.files) {
     const [file] = tensor.files;
-    // numpy reads its own dtypes only.
+    // numpy can read its own dtypes only.
     return tensor.datatype === "BF16" ? `np.fromfile(${path(file)}, np.uint16).view(${dtype})${reshaped}` : `np.fromfile(${path(file)}, ${dtype})${reshaped}`;
   }
   return `np.array(${python(tensor.nested())}, ${dtype})`;
 }
 
-// `standard`: of Python's own modules, further ones.
+// `standard` are further modules of Python's standard library.
 function imports(call, standard, ...others) {
   const own = [...(call.tensors.some(one => one.files && one.datatype === "BYTES") ? ["import pathlib"] : []), ...standard];
   const numbers = [...(call.tensors.some(one => one.datatype === "BF16") ? ["import ml_dtypes"] : []), "import numpy as np"];
@@ -116,7 +116,7 @@ Object.assign(kserve, {
   },
 
   grpcurl(call) {
-    // Raw tensors are so of all inputs, or of none.
+    // Either all inputs are raw tensors, or none.
     const raw = call.tensors.some(tensor => tensor.raw && !(tensor.datatype === "BYTES"));
     const inputs = call.tensors.map(tensor => ({
       name: tensor.name,
@@ -138,7 +138,7 @@ Object.assign(kserve, {
   },
 });
 
-// As protobuf's JSON has them: bytes in base64.
+// Elements in protobuf's JSON mapping: bytes as base64.
 function messageElements(tensor) {
   const values = tensor.flat(pieces => new Base64(pieces));
   return values.map(value => (value instanceof Base64 && value.pieces[0] instanceof Uint8Array ? base64(value.pieces[0]) : value));
@@ -195,7 +195,7 @@ Object.assign(grps, {
   },
 });
 
-// `root`: the server's address; `token`: whether the reader has one. Each snippet has a `text`, or a `note` on why there is none.
+// `root` is the server's address; `token`: the reader has one. Each snippet has a `text`, or a `note` with the reason why not.
 function snippetsOf(dialect, call, root, token) {
   const tls = root.protocol === "https:", { grpc_port: port, tls: grpcTls } = call.server;
   const where = { rest: `${root.host}${root.pathname.replace(/\/$/, "")}`, grpc: port ? `${root.hostname}:${port}` : "", tls, grpcTls, token };

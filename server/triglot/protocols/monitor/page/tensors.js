@@ -1,11 +1,11 @@
-// ---- tensors: what is typed, chosen or answered
+// ---- tensors: typed, chosen as files, or received
 
-// What is wrong with the form, for its reader.
+// An error in the form, shown to the reader.
 class Unfit extends Error { }
 
 const MOST_VALUES = 200, MOST_TEXT = 2000;
 
-// Elements as their bytes lie: DataView's word, bytes, numpy's dtype.
+// Binary form of elements: DataView's type name, size in bytes, numpy's dtype.
 const ELEMENTS = {
   BOOL: ["Uint8", 1, "np.bool_"], INT8: ["Int8", 1, "np.int8"], INT16: ["Int16", 2, "np.int16"],
   INT32: ["Int32", 4, "np.int32"], INT64: ["BigInt64", 8, "np.int64"], UINT8: ["Uint8", 1, "np.uint8"],
@@ -13,7 +13,7 @@ const ELEMENTS = {
   FP16: ["Float16", 2, "np.float16"], BF16: ["", 2, "ml_dtypes.bfloat16"], FP32: ["Float32", 4, "np.float32"],
   FP64: ["Float64", 8, "np.float64"], BYTES: ["", 0, "object"],
 };
-// These have no JSON form in KServe V2.
+// Datatypes without a JSON form in KServe V2.
 const BINARY_ONLY = ["FP16", "BF16", "COMPLEX64", "COMPLEX128"];
 
 const product = dims => dims.reduce((all, dim) => all * dim, 1);
@@ -31,7 +31,7 @@ function elementAt(view, datatype, index) {
   return typeof value === "bigint" && Number.isSafeInteger(Number(value)) ? Number(value) : value;
 }
 
-// The number of the fewest digits that is the same element.
+// Returns the number with the fewest digits that gives the same element.
 function shortest(value, datatype) {
   if (!["FP16", "BF16", "FP32"].includes(datatype) || !Number.isFinite(value)) return value;
   for (let digits = 1; digits < 10; digits++) {
@@ -47,7 +47,7 @@ function bytesOf(values, datatype) {
     if (datatype === "BF16") {
       scratch.setFloat32(0, value);
       const bits = scratch.getUint32(0);
-      // To the nearest, halves to even.
+      // Rounds to nearest, ties to even.
       view.setUint16(index * 2, (bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16, true);
       return;
     }
@@ -60,7 +60,7 @@ function bytesOf(values, datatype) {
   return new Uint8Array(view.buffer);
 }
 
-// ---- JSON whose integers stay what they are beyond 2^53
+// ---- JSON with exact integers beyond 2^53
 
 const exactly = (_, value, context) =>
   typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "") ? BigInt(context.source) : value;
@@ -70,7 +70,7 @@ function jsonText(value) {
   return jsonPieces(value).map(piece => (typeof piece === "string" ? piece : "…")).join("");
 }
 
-// ---- bodies: lists of texts, bytes, files, and these two. A request sends them, and a shell can make them.
+// ---- bodies: lists of strings, bytes, files, and these two; a request can send them, and a shell can make them
 
 class Zeros {
   constructor(size) { this.size = size }
@@ -80,7 +80,7 @@ class Base64 {
   constructor(pieces) { this.pieces = pieces }
 }
 
-// JSON as it was typed: to some models 3 and 3.0 are not the same.
+// JSON as typed: some models distinguish 3 from 3.0.
 class Verbatim {
   constructor(text) { this.text = text }
 }
@@ -146,7 +146,7 @@ function shapeOf(value, rank) {
     ? !Array.isArray(value)
     : Array.isArray(value) && value.length === shape[depth] && value.every(one => fits(one, depth + 1));
   if (!fits(value, 0)) throw new Unfit("ragged: the inner arrays differ in length");
-  // An empty list says nothing of the dims within it.
+  // An empty list has no information on the dims within it.
   while (shape.at(-1) === 0 && shape.length < rank) shape.push(0);
   return shape;
 }
@@ -171,7 +171,7 @@ class Tensor {
     return this.binary || BINARY_ONLY.includes(this.datatype);
   }
 
-  // The elements in a list; `ofBytes` makes an element of a file, or of the bytes of a text.
+  // Returns the elements as a list; `ofBytes` makes an element from a file, or from a string's bytes.
   flat(ofBytes) {
     if (this.text !== undefined) return [ofBytes ? ofBytes([utf8(this.text)]) : this.text];
     if (this.zeros) return Array(product(this.shape)).fill(this.datatype === "BOOL" ? false : 0);
@@ -189,7 +189,7 @@ class Tensor {
     return nest(this.flat(this.files ? ofFile : undefined), this.shape);
   }
 
-  // As it is sent in binary: a text or a file comes behind its length.
+  // Returns the binary form: strings and files have a length prefix.
   pieces() {
     if (this.zeros) return [new Zeros(product(this.shape) * itemSize(this.datatype))];
     if (this.datatype === "BYTES") {
@@ -201,7 +201,7 @@ class Tensor {
 
 // ---- images as numbers
 
-// Where an input has an image's rows, columns and colours; undefined where it has none.
+// Returns which dims of an input are an image's rows, columns and colours; undefined if there are none.
 function imageLayout({ datatype, shape }) {
   if (!itemSize(datatype) || ["BOOL", "INT8"].includes(datatype) || !shape || shape.length < 3) return undefined;
   const [first, middle, last] = shape.slice(-3), isColours = dim => dim === 1 || dim === 3;
@@ -210,7 +210,7 @@ function imageLayout({ datatype, shape }) {
   return isColours(last) ? { colours: last, height: first, width: middle, planes: false } : undefined;
 }
 
-// An image scaled to the input's size, from 0 to 255, or as floats from 0 to 1: the `bytes` and `shape` of a tensor.
+// Returns `bytes` and `shape` of an image scaled to the input's size, from 0 to 255, or as floats from 0 to 1.
 async function imageTensor(file, { datatype, shape }) {
   const bitmap = await createImageBitmap(file).catch(() => { throw new Unfit(`${file.name} is not an image that the browser can decode`) });
   const layout = imageLayout({ datatype, shape }), { colours, planes } = layout;
@@ -231,10 +231,10 @@ async function imageTensor(file, { datatype, shape }) {
   return { bytes: bytesOf(values, datatype).buffer, shape: [...shape.slice(0, -3).fill(1), ...inner] };
 }
 
-// ---- one output of an answer
+// ---- one output of a response
 
 class Output {
-  // `at(index)` gives an element.
+  // `at(index)` returns an element.
   constructor(name, datatype, shape, at) {
     Object.assign(this, { name, datatype, shape, at, count: product(shape) });
   }
@@ -258,7 +258,7 @@ class Output {
     return new Output(name, datatype, shape, index => elements[index]);
   }
 
-  // The values, nested as the shape says, the first of many.
+  // The first values, nested as the shape says.
   get text() {
     let left = MOST_VALUES;
     const walk = (depth, offset) => {
