@@ -78,12 +78,11 @@ class Call:
     priority, queue timeout and sequence. `members` are the calls that are executed together: only this one, unless
     this is a `BatchCall`.
 
-    For telemetry:
-    `model_name` and `model_version` (0: none) that were called; `outcome`, the status code where the response
-    itself states one; and `times`. `subject` is the model that an administrative call is about. `counted`: the end
-    of the call is counted, unlike that of a warm-up; then `statistics` are those of its model. `trace` is the
-    Triton trace of the call, or of the call on whose behalf it is made. `span` is its OpenTelemetry span, None if
-    not sampled; `context` caches `received_context`, None until it is first read.
+    For telemetry: `model_name` and `model_version` (0: none) that were called; `outcome`, the status code where
+    the response itself states one; and `times`. `subject` is the model that an administrative call is about.
+    `counted`: the end of the call is counted, unlike that of a warm-up; then `statistics` are those of its model.
+    `trace` is the Triton trace of the call, or of the call on whose behalf it is made. `span` is its OpenTelemetry
+    span, None if not sampled; `context` caches `received_context`, None until it is first read.
     """
 
     __slots__ = (
