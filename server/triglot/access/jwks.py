@@ -134,7 +134,6 @@ class KeyFile:
         self.renew()
 
     def renew(self) -> None:
-        """See `KeySource`."""
         try:
             content = _start_of(self._path)
         except OSError as error:
@@ -149,7 +148,6 @@ class KeyFile:
             self.problem = f"{self._path} {error}"
 
     def request_refresh(self) -> bool:
-        """See `KeySource`."""
         return bool(self.problem)
 
 
@@ -183,7 +181,6 @@ class KeyUrl:
         self._thread: threading.Thread | None = None
 
     def renew(self) -> None:
-        """See `KeySource`."""
         age = monotonic() - self._began
         if self._thread is not None and self._thread.is_alive():
             if age > self._timeout:
@@ -192,7 +189,6 @@ class KeyUrl:
             self._begin()
 
     def request_refresh(self) -> bool:
-        """See `KeySource`."""
         alive = self._thread is not None and self._thread.is_alive()
         if not alive and monotonic() - self._began >= self._hold_off:
             self._begin()

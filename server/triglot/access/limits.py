@@ -24,7 +24,6 @@ class CallLimits:
         self._rate, self._concurrent = rate, concurrent
 
     def enter(self) -> None:
-        """See `ClientLimits`."""
         if not self._tally.enter(self._concurrent):
             raise QuotaExceeded(
                 f"too many open calls of {self._who}: at most {self._concurrent}",
@@ -37,7 +36,6 @@ class CallLimits:
             raise
 
     def count(self) -> None:
-        """See `ClientLimits`."""
         if not self._rate:
             return
         interval = int(SECOND / self._rate)
@@ -49,5 +47,4 @@ class CallLimits:
             )
 
     def leave(self) -> None:
-        """See `ClientLimits`."""
         self._tally.leave()

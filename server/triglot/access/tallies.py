@@ -59,7 +59,6 @@ class LocalTally:
         self._open = 0
 
     def take(self, interval: int, burst: int) -> int:
-        """See `Tally`."""
         now = monotonic_ns()
         early = _early(self._due, now, interval, burst)
         if early <= 0:
@@ -67,14 +66,12 @@ class LocalTally:
         return max(0, early)
 
     def enter(self, most: int) -> bool:
-        """See `Tally`."""
         if most and self._open >= most:
             return False
         self._open += 1
         return True
 
     def leave(self) -> None:
-        """See `Tally`."""
         self._open -= 1
 
 
@@ -106,7 +103,6 @@ class SharedTallies:
         return _SharedTally(self, hashlib.sha256(client.encode()).digest()[: _KEY.size])
 
     def take(self, key: bytes, interval: int, burst: int) -> int:
-        """See `Tally`."""
         with self._locked():
             now = monotonic_ns()
             slot = self._slot(key, now)
@@ -117,7 +113,6 @@ class SharedTallies:
             return max(0, early)
 
     def enter(self, key: bytes, most: int) -> bool:
-        """See `Tally`."""
         with self._locked():
             slot = self._slot(key, monotonic_ns())
             if most and sum(self._counts(slot)) >= most:
@@ -126,7 +121,6 @@ class SharedTallies:
             return True
 
     def leave(self, key: bytes) -> None:
-        """See `Tally`."""
         with self._locked():
             slot = self._slot(key, monotonic_ns())
             self._write_own(slot, max(0, self._counts(slot)[self._column] - 1))
@@ -182,13 +176,10 @@ class _SharedTally:
         self._key = key
 
     def take(self, interval: int, burst: int) -> int:
-        """See `Tally`."""
         return self._all.take(self._key, interval, burst)
 
     def enter(self, most: int) -> bool:
-        """See `Tally`."""
         return self._all.enter(self._key, most)
 
     def leave(self) -> None:
-        """See `Tally`."""
         self._all.leave(self._key)

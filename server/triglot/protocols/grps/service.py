@@ -283,13 +283,11 @@ class GrpsInference:
         self._convert = convert
 
     def answer(self, outcome: Inference, request: Request) -> Any:
-        """See `Inferring`."""
         if outcome.request is None:
             return outcome.answer
         return self._convert(outcome.answer, request.message)
 
     def map_error(self, error: ServingError, outcome: Inference, _: Request) -> ServingError:
-        """See `Inferring`."""
         if isinstance(error, Decoupled):
             name = outcome.servable.name
             return Unimplemented(f"model '{name}' returns a stream: call PredictStreaming, or request streaming")

@@ -28,7 +28,6 @@ class UnaryInference:
         self._typed = typed
 
     def submit(self, request: InferenceRequest, call: Call, done: Done, defer: Defer | None = None) -> OnLoop:
-        """See `Inferring`."""
         if request.options is not None:
             return Awaited(self._extended.infer(request, call), done)
         call.model_name = request.model_name
@@ -40,14 +39,12 @@ class UnaryInference:
         return self._dataplane.submit(servable, request, call, done, defer)
 
     def answer(self, outcome: Outcome, request: InferenceRequest) -> InferenceResponse:
-        """See `Inferring`."""
         response: InferenceResponse = outcome.answer
         if self._typed or request.parameters:
             response.typed = wants_typed(request, self._typed)
         return response
 
     def map_error(self, error: ServingError, _: Outcome, request: InferenceRequest) -> ServingError:
-        """See `Inferring`."""
         if isinstance(error, Decoupled):
             return Unimplemented(f"{self._endpoint} doesn't support models with decoupled transaction policy")
         return name_request(error, request.id)

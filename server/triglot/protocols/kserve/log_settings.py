@@ -49,11 +49,9 @@ class LogSetting:
         self._logs.update(changes)
 
     def methods(self) -> list[Method]:
-        """Return the row of GRPCInferenceService."""
         return [Method("LogSettings", Kind.UNARY, Operation.LOG, _decode, self.change, _encode)]
 
     def routes(self) -> list[Route]:
-        """Return the rows of the REST interface."""
         return [
             Route("GET", PATH, Operation.LOG_STATUS, lambda _: {}, self.change, _encode_rest, documented=(LOG,)),
             Route("POST", PATH, Operation.LOG, _decode_rest, self.change, _encode_rest, documented=(SET_LOG,)),

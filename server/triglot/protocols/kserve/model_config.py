@@ -38,12 +38,10 @@ class ModelConfigs:
         return pb.ModelConfigResponse(config=completed(loaded))
 
     def methods(self) -> Sequence[Method]:
-        """Return the row of GRPCInferenceService."""
         decode = partial(parse_control, pb.ModelConfigRequest)
         return [Method("ModelConfig", Kind.UNARY, Operation.MODEL_CONFIG, decode, self.model_config, serialize)]
 
     def routes(self) -> Sequence[Route]:
-        """Return the rows of the REST interface."""
         return [
             Route(
                 "GET",

@@ -165,15 +165,12 @@ class RestInference:
         self._inference = inference
 
     def submit(self, rest: RestInfer, call: Call, done: Done, defer: Defer | None = None) -> OnLoop:
-        """See `Inferring`."""
         return self._inference.submit(rest.request, call, done, defer)
 
     def answer(self, outcome: Outcome, rest: RestInfer) -> _Answered:
-        """See `Inferring`."""
         return outcome.answer, rest
 
     def map_error(self, error: ServingError, outcome: Outcome, rest: RestInfer) -> ServingError:
-        """See `Inferring`."""
         return self._inference.map_error(error, outcome, rest.request)
 
 

@@ -84,7 +84,7 @@ class KServe:
         return pb.ServerLiveResponse(live=True)
 
     async def server_ready(self, _: pb.ServerReadyRequest, __: Call) -> pb.ServerReadyResponse:
-        """See `DataPlane.ready`."""
+        """Return whether the server and its models are ready."""
         return pb.ServerReadyResponse(ready=self._dataplane.ready)
 
     async def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
@@ -112,7 +112,7 @@ class KServe:
         return self._dataplane.servable(permission, name, version).signature
 
     async def model_names(self, _: None, call: Call) -> list[str]:
-        """See `DataPlane.model_names`."""
+        """Return the names of the served models that the client may use, ready or not."""
         return self._dataplane.model_names(call.permission)
 
     async def server_metadata(self, _: pb.ServerMetadataRequest, __: Call) -> pb.ServerMetadataResponse:

@@ -74,7 +74,6 @@ class SystemSharedMemory:
             raise Unimplemented(DISABLED)
 
     def methods(self) -> Sequence[Method]:
-        """Return the rows of GRPCInferenceService."""
         return [
             _method("SystemSharedMemoryStatus", _name, self.status, _encode_status),
             _method("SystemSharedMemoryRegister", _registration, self.register, _nothing),
@@ -82,7 +81,6 @@ class SystemSharedMemory:
         ]
 
     def routes(self) -> Sequence[Route]:
-        """Return the rows of the REST interface."""
         return _routes(
             "systemsharedmemory",
             self.status,
@@ -113,7 +111,6 @@ class CudaSharedMemory:
         """Do nothing: no region can be registered."""
 
     def methods(self) -> Sequence[Method]:
-        """Return the rows of GRPCInferenceService."""
         return [
             _method("CudaSharedMemoryStatus", _name, self.status, _nothing),
             _method("CudaSharedMemoryRegister", _name, self.register, _nothing),
@@ -121,7 +118,6 @@ class CudaSharedMemory:
         ]
 
     def routes(self) -> Sequence[Route]:
-        """Return the rows of the REST interface."""
         return _routes(
             "cudasharedmemory",
             self.status,

@@ -78,12 +78,10 @@ class ModelStatistics:
         return serving
 
     def methods(self) -> Sequence[Method]:
-        """Return the row of GRPCInferenceService."""
         decode = partial(parse_control, pb.ModelStatisticsRequest)
         return [Method("ModelStatistics", Kind.UNARY, Operation.STATISTICS, decode, self.statistics, serialize)]
 
     def routes(self) -> Sequence[Route]:
-        """Return the rows of the REST interface."""
         return [
             Route(
                 "GET", path, Operation.STATISTICS, _decode, self.statistics, _encode, documented=(api.STATISTICS,)

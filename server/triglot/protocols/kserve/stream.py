@@ -100,11 +100,10 @@ class InferStream:
             raise asyncio.CancelledError
 
     def defer(self, work: Callable[[], None]) -> None:
-        """See `StreamOutput`: requests start in `_start_requests`, and nowhere else."""
+        """Keep `work` until the requests are started, which happens only in `_start_requests`."""
         self._deferred.append(work)
 
     def start_task(self, work: Coroutine[Any, Any, None], never_began: Callable[[], None]) -> None:
-        """See `StreamOutput`."""
         task = self._loop.create_task(work)
         self._running.add(task)
 
@@ -116,11 +115,9 @@ class InferStream:
         task.add_done_callback(ended)
 
     def track(self, one: Cancellable) -> None:
-        """See `StreamOutput`."""
         self._running.add(one)
 
     def untrack(self, one: Any) -> None:
-        """See `StreamOutput`."""
         self._running.discard(one)
         if self._all_ended is not None and not self._running and not self._all_ended.done():
             self._all_ended.set_result(None)
@@ -161,18 +158,16 @@ class InferStream:
     # --- answers ---
 
     def release_slot(self, slot: ResponseSlot) -> None:
-        """See `StreamOutput`; later responses must not overtake earlier ones."""
+        """Free the slot; responses of later requests must not overtake earlier ones."""
         self._decoupled += 1
         self._slots.remove(slot)
         self._advance()
 
     def finish(self) -> None:
-        """See `StreamOutput`."""
         self._decoupled -= 1
         self._schedule_send()
 
     def set_response(self, slot: ResponseSlot, answer: bytes | ServingError) -> None:
-        """See `StreamOutput`."""
         slot.answer = answer
         if self._slots and self._slots[0] is slot:
             self._advance()
@@ -192,7 +187,6 @@ class InferStream:
             self._schedule_send()
 
     async def put(self, answer: bytes | ServingError) -> None:
-        """See `StreamOutput`."""
         while len(self._ready) >= MAX_UNSENT:
             self._unsent_room.clear()
             await self._unsent_room.wait()

@@ -93,13 +93,11 @@ class _SequenceSink:
         return self._before
 
     async def put(self, answer: bytes | ServingError, /) -> None:
-        """See `ResponseSink`."""
         while (before := self.before) is not None:
             await before._over.wait()
         await self._output.put(answer)
 
     def finish(self) -> None:
-        """See `ResponseSink`."""
         self._before = self.before  # Requests that have ended must not be kept by those after them.
         self._over.set()
         self._output.finish()
@@ -264,7 +262,6 @@ class _UnaryRequest:
             self._running.cancel()
 
     def done(self, ended: Outcome) -> None:
-        """See `Done`."""
         if ended.cancelled:
             self._end_cancelled()
             return

@@ -73,11 +73,9 @@ class TraceSetting:
         self._dataplane.tracer.update(arguments["settings"], arguments["model"])
 
     def methods(self) -> list[Method]:
-        """Return the row of GRPCInferenceService."""
         return [Method("TraceSetting", Kind.UNARY, Operation.TRACE, _decode, self.change, _encode)]
 
     def routes(self) -> list[Route]:
-        """Return the rows of the REST interface."""
         return [
             Route(verb, path, operation, decode, self.change, _encode_rest, documented=(documented,))
             for path in PATHS

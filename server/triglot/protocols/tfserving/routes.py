@@ -181,7 +181,6 @@ class RestApi:
     # --- Inferring, for requests from `decode_post` ---
 
     def submit(self, rest: RestCall | PredictCall, call: Call, done: Done, defer: Defer | None = None) -> OnLoop:
-        """See `Inferring`."""
         if isinstance(rest, RestCall):
             return Awaited(rest.run(call), done)
         servable = find_called(self._dataplane, rest.spec, call)
@@ -203,14 +202,12 @@ class RestApi:
             return await self._predictions.predict_on(servable, rest.request(), call)
 
     def answer(self, outcome: Outcome, rest: RestCall | PredictCall) -> Any:
-        """See `Inferring`."""
         if isinstance(outcome, Inference):
             assert isinstance(rest, PredictCall)
             return self._predictions.answer(outcome, rest.request())
         return outcome.answer
 
     def map_error(self, error: ServingError, outcome: Outcome, rest: RestCall | PredictCall) -> ServingError:
-        """See `Inferring`."""
         if isinstance(outcome, Inference):
             assert isinstance(rest, PredictCall)
             return self._predictions.map_error(error, outcome, rest.request())

@@ -73,7 +73,7 @@ class Regression:
 
 
 class Predictions:
-    """The calls of PredictionService that run a model, for gRPC, REST and warm-up. On the event loop."""
+    """The calls of PredictionService that run a model, for gRPC, REST and warm-up; an `Inferring` for Predict."""
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
@@ -108,11 +108,9 @@ class Predictions:
         return self._dataplane.submit(servable, inference, call, done, defer, leased=leased)
 
     def answer(self, outcome: Inference, request: PredictRequest) -> Prediction:
-        """See `Inferring`."""
         return Prediction(outcome.answer, _signature_name(request.spec))
 
     def map_error(self, error: ServingError, outcome: Inference, request: PredictRequest) -> ServingError:
-        """See `Inferring`."""
         servable, name = outcome.servable, _signature_name(request.spec)
         if isinstance(error, Decoupled):
             return _streams(servable)
