@@ -36,7 +36,7 @@ class ConnectionTimers:
             limits.max_age,
             limits.max_age_grace,
         )
-        self._pause = min(MAX_CHECK_SECONDS, shortest / CHECKS_PER_LIMIT)
+        self._interval = min(MAX_CHECK_SECONDS, shortest / CHECKS_PER_LIMIT)
         self._connected = self.last_received = self._progressed = self._lingers_since = 0.0
         self._age = limits.max_age * random.uniform(1 - AGE_SPREAD, 1 + AGE_SPREAD)
         self._pinged: float | None = None
@@ -48,7 +48,7 @@ class ConnectionTimers:
         """Start the checks on a new connection."""
         self._transport = transport
         self._connected = self.last_received = self._progressed = self._loop.time()
-        self._timer = self._loop.call_later(self._pause, self._check)
+        self._timer = self._loop.call_later(self._interval, self._check)
 
     def stop(self) -> None:
         """Stop the checks on a closed connection."""
@@ -87,7 +87,7 @@ class ConnectionTimers:
     def _check(self) -> None:
         now = self._loop.time()
         limits, protocol = self._limits, self._protocol
-        self._timer = self._loop.call_later(self._pause, self._check)
+        self._timer = self._loop.call_later(self._interval, self._check)
         if protocol.reading_paused:
             self.last_received = now  # Nothing is read, so a PING's reply would not be seen.
         for stream in protocol.connection.out.stalled(now, limits.stall, limits.min_read):

@@ -1,6 +1,6 @@
 """The streams of one connection, seen from the server: which are open, and how they end (RFC 9113, 5).
 
-What a client may do without being penalized:
+What frames cost the client that sends them:
 
 - It may reset any stream that it opened: a deadline, a cancelled call. The stream's handler is cancelled, or not
   started if the reset arrived together with the request. It counts until it has ended: with
