@@ -13,7 +13,7 @@ import pytest
 
 from process import Triglot
 from text_project import SERVER, write_project
-from triglot.backends.grps.gpu import GpuLoad, GpuWatch, free_memory, limit_memory, nvml_reader, visible_devices
+from triglot.backends.grps.gpu import GpuLoad, GpuMonitor, free_memory, limit_memory, nvml_reader, visible_devices
 from triglot.backends.grps.server_settings import GpuSettings
 from triglot.telemetry.monitor import Monitor
 from waiting import wait_until
@@ -37,7 +37,7 @@ def test_devices_count_within_what_cuda_sees(visible: str | None, devices: dict[
 
 def test_a_look_gives_two_values_for_each_device() -> None:
     monitor = Monitor()
-    watch = GpuWatch(NONE, monitor, read=lambda: [GpuLoad(0, 30.0, 1024.0), GpuLoad(1, None, 10.5)])
+    watch = GpuMonitor(NONE, monitor, read=lambda: [GpuLoad(0, 30.0, 1024.0), GpuLoad(1, None, 10.5)])
     watch.sample()
     assert monitor.drain() == [
         ("*gpu0_usage(%)", "avg", 30.0),
@@ -53,7 +53,7 @@ def test_the_thread_looks_from_start_to_stop() -> None:
         looked.set()
         return [GpuLoad(0, 1.0, 2.0)]
 
-    with GpuWatch(NONE, monitor, read=read):
+    with GpuMonitor(NONE, monitor, read=read):
         assert looked.wait(20)
     assert "gpu-watch" not in {thread.name for thread in threading.enumerate()}
     assert monitor.drain()[:2] == [("*gpu0_usage(%)", "avg", 1.0), ("*gpu0_mem_usage(MIB)", "avg", 2.0)]
@@ -63,7 +63,7 @@ def test_a_look_that_fails_is_the_last(caplog: pytest.LogCaptureFixture) -> None
     def read() -> list[GpuLoad]:
         raise RuntimeError("fell off the bus")
 
-    watch = GpuWatch(NONE, Monitor(), read=read)
+    watch = GpuMonitor(NONE, Monitor(), read=read)
     watch.start()
     watch.stop()
     assert [record.message for record in caplog.records] == ["GPU metrics stopped after an error"]
@@ -73,7 +73,7 @@ def test_a_look_that_fails_is_the_last(caplog: pytest.LogCaptureFixture) -> None
 def test_memory_is_given_back_when_it_is_time() -> None:
     given: list[str] = []
     settings = GpuSettings((0,), "torch", None, 60)
-    watch = GpuWatch(settings, Monitor(), read=list, free=lambda: given.append("back"))
+    watch = GpuMonitor(settings, Monitor(), read=list, free=lambda: given.append("back"))
     watch.start()
     watch.stop()
     assert not given
@@ -95,7 +95,7 @@ def has(module: str) -> bool:
 @pytest.mark.skipif(has("pynvml"), reason="pynvml is installed")
 def test_without_nvml_there_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     monitor = Monitor()
-    with GpuWatch(NONE, monitor):
+    with GpuMonitor(NONE, monitor):
         pass
     (record,) = caplog.records
     assert (record.levelno, record.message) == (

@@ -51,7 +51,7 @@ def sessions() -> int:
 
 def options(**parameters: str) -> Any:
     """What the model's session has made of the parameters."""
-    return load(parameters=parameters)._placement.mine().get_session_options()
+    return load(parameters=parameters)._placement.current().get_session_options()
 
 
 # --- devices ---
@@ -112,7 +112,7 @@ def test_onnxruntime_takes_the_cpu_for_a_gpu() -> None:
 def test_instances_on_a_gpu() -> None:
     model = load([InstanceGroup("GPU", 2, gpus=[0]), InstanceGroup("CPU", 1)])
     assert model.instances == 3
-    assert model._placement.mine().get_providers()[0] == onnx_backend.GPU
+    assert model._placement.current().get_providers()[0] == onnx_backend.GPU
     images = np.random.default_rng(1).random((2, 3, 224, 224), dtype="f4")
     expected = load([InstanceGroup("CPU")]).infer({"image": images})["scores"]
     np.testing.assert_allclose(model.infer({"image": images})["scores"], expected, atol=1e-2)

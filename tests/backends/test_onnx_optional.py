@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_onnx_backend import node, save, tensor
 
-from triglot.backends.onnx import MOST_DEFAULTS, load
+from triglot.backends.onnx import MAX_DEFAULTS, load
 from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
 from triglot.model.config import ModelConfig, TensorConfig
 from triglot.model.configure import configure
@@ -78,7 +78,7 @@ def test_with_a_batch_dim_only_what_has_it_is_an_input(tmp_path: Path) -> None:
 
 
 def test_weights_that_were_exported_as_inputs_are_none(tmp_path: Path) -> None:
-    names = [f"w{at}" for at in range(MOST_DEFAULTS + 1)]
+    names = [f"w{at}" for at in range(MAX_DEFAULTS + 1)]
     file = save(
         tmp_path / "model.onnx",
         onnx.helper.make_node("Sum", ["x", *names], ["y"]),
@@ -88,7 +88,7 @@ def test_weights_that_were_exported_as_inputs_are_none(tmp_path: Path) -> None:
     )
     model = loaded(file, ModelConfig())
     assert [spec.name for spec in model.inputs] == ["x"]
-    assert answer(model, x=[1]) == [MOST_DEFAULTS + 2]
+    assert answer(model, x=[1]) == [MAX_DEFAULTS + 2]
 
 
 def test_a_constant_is_no_input(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def of_threads(placement: Placement[str], count: int) -> list[set[str]]:
 
     def ask(number: int) -> None:
         together.wait(20)
-        given_items[number] = {placement.mine() for _ in range(3)}
+        given_items[number] = {placement.current() for _ in range(3)}
         together.wait(20)
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(count)]

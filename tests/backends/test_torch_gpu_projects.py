@@ -29,7 +29,7 @@ torch = pytest.importorskip("torch", reason="the torch environment has it")
 from grps_torch_scripts import SUM, script
 from triton_served import X_TO_Y, ints, serving, write_model
 
-from triglot.backends.grps.gpu import GpuWatch, limit_memory
+from triglot.backends.grps.gpu import GpuMonitor, limit_memory
 from triglot.backends.grps.server_settings import GpuSettings
 from triglot.backends.torch.tensors import tensor_of
 from triglot.backends.triton_python.datatypes import NUMBERS
@@ -171,7 +171,7 @@ def test_memory_that_a_project_may_take() -> None:
         kept = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
         del kept
         assert torch.cuda.memory_reserved() >= 512 * MIB
-        with GpuWatch(GpuSettings((0,), "torch", None, 3600), Monitor(), read=list) as watch:
+        with GpuMonitor(GpuSettings((0,), "torch", None, 3600), Monitor(), read=list) as watch:
             assert watch.collect(watch.freed + 3600)
         assert torch.cuda.memory_reserved() < 512 * MIB
     finally:

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from triton_served import DECOUPLED, SECONDS, X_TO_Y, Door, in_common, ints, reply, request, serving, write_model
 
-from triglot.backends.triton_python.answers import BUFFER, LOOP_BUFFER
+from triglot.backends.triton_python.response_queue import BUFFER, LOOP_BUFFER
 from triglot.core.call import Call
 from triglot.core.permission import EVERYTHING
 from triglot.core.types import InferenceRequest, InputTensor
@@ -311,7 +311,7 @@ for request in requests:
             calls.append(asyncio.create_task(drained(door.stream([request("m", {"X": ints(1)[None]})]))))
             # The first one runs, and the others wait.
             await until(lambda: probe.seen)
-            await until(lambda number=number: len(vars(waiting)["_waiting"]) == number)  # type: ignore[misc]  # A default.
+            await until(lambda number=number: len(vars(waiting)["_queue"]) == number)  # type: ignore[misc]  # A default.
         probe.returned.set()
         await asyncio.gather(*calls)
     assert probe.seen == lists
@@ -329,7 +329,7 @@ for request in requests:
         waiting = door.server.dataplane.servable(EVERYTHING, "m").model
         requests = [request("m", {"X": ints(*range(size))}) for size in (0, 0, 2, 0)]
         calls = [asyncio.create_task(drained(door.stream([one]))) for one in requests]
-        await until(lambda: probe.seen and len(vars(waiting)["_waiting"]) == 3)
+        await until(lambda: probe.seen and len(vars(waiting)["_queue"]) == 3)
         probe.returned.set()
         await asyncio.gather(*calls)
     assert sorted(probe.seen) == [[(0,)], [(0,)], [(0,)], [(2,)]]
@@ -393,9 +393,9 @@ requests[0].get_response_sender().send({FINAL})"""
         await until(lambda: probe.seen)
         second = asyncio.create_task(outcome(door, 2))
         waiting = door.server.dataplane.servable(EVERYTHING, "m").model
-        await until(lambda: len(vars(waiting)["_waiting"]) == 1)
+        await until(lambda: len(vars(waiting)["_queue"]) == 1)
         second.cancel()
-        await until(lambda: not len(vars(waiting)["_waiting"]))
+        await until(lambda: not len(vars(waiting)["_queue"]))
         probe.returned.set()
         assert await first == []
         assert await outcome(door, 3) == []

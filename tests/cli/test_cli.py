@@ -453,14 +453,14 @@ trace-rate trace-count trace-log-frequency
 
 def test_what_stands_in_place_of_tritons_flags_is_there() -> None:
     offered = run_triglot("serve", "--help").stdout
-    for named in re.findall(r"--[a-z-]+", " ".join(triton_flags.OURS.values())):
+    for named in re.findall(r"--[a-z-]+", " ".join(triton_flags.REPLACEMENTS.values())):
         assert re.search(rf" {named}[ ,]", offered), named
-    assert not [flag for flag in triton_flags.OURS if re.search(rf" {flag}[ ,]", offered)]
+    assert not [flag for flag in triton_flags.REPLACEMENTS if re.search(rf" {flag}[ ,]", offered)]
     # Every flag of tritonserver's is one of ours, or has something in its place.
     assert not [
         flag
         for flag in TRITON.split()
-        if not re.search(rf" --{flag}[ ,]", offered + " --help ") and f"--{flag}" not in triton_flags.OURS
+        if not re.search(rf" --{flag}[ ,]", offered + " --help ") and f"--{flag}" not in triton_flags.REPLACEMENTS
     ]
 
 
@@ -472,5 +472,5 @@ def test_flags_on_the_page_for_who_comes_from_triton() -> None:
     for row in re.findall(r"^\| `-.*$", table, re.MULTILINE):
         theirs, ours = row.strip("| ").split(" | ")
         assert offered.issuperset(re.findall(r"--[a-z-]+", ours)), row
-        assert (offered | triton_flags.OURS.keys()).issuperset(re.findall(r"--[a-z-]+", theirs)), row
+        assert (offered | triton_flags.REPLACEMENTS.keys()).issuperset(re.findall(r"--[a-z-]+", theirs)), row
     assert offered.issuperset(re.findall(r"`(--[a-z-]+)", differs))

@@ -12,7 +12,7 @@ from scripted_models import Counting, Inputs, Plain, number, servable
 from warmed_models import SECONDS, refusal, warmed, zeros
 
 from triglot import Call
-from triglot.repository.manager.warm_up import MAX_ANSWERS, warm_up
+from triglot.repository.manager.warm_up import MAX_RESPONSES, warm_up
 
 
 async def test_a_stream_runs_to_its_end() -> None:
@@ -36,7 +36,7 @@ async def test_a_stream_runs_to_its_end() -> None:
 async def test_a_stream_without_an_end() -> None:
     model = Counting()
     await warmed(model, zeros())
-    assert model.made == MAX_ANSWERS
+    assert model.made == MAX_RESPONSES
     assert model.closed.is_set()
 
 
@@ -52,7 +52,7 @@ async def test_a_stream_without_an_end_on_the_loop() -> None:
             made.append(-1)
 
     await warmed(Plain(infer), zeros())
-    assert (sum(made), made[-1]) == (MAX_ANSWERS - 1, -1)
+    assert (sum(made), made[-1]) == (MAX_RESPONSES - 1, -1)
 
 
 async def test_answers_that_are_pushed() -> None:
@@ -69,7 +69,7 @@ async def test_answers_that_are_pushed() -> None:
         thread.join(SECONDS)
 
     await warmed(Plain(infer), zeros())
-    assert pushed == MAX_ANSWERS - 1
+    assert pushed == MAX_RESPONSES - 1
 
 
 async def test_a_pushed_answer_that_is_wrong() -> None:

@@ -129,7 +129,7 @@ class ForeignStream(ForeignModel):
             while (answer := await asyncio.wrap_future(self._loop.submit(_next(answers)))) is not None:
                 yield answer
         finally:
-            await asyncio.wrap_future(self._loop.submit(_closed(answers)))
+            await asyncio.wrap_future(self._loop.submit(_close_stream(answers)))
 
     @abstractmethod
     def answers(self, inputs: Inputs, call: Call) -> AsyncIterator[Any]:
@@ -143,7 +143,7 @@ async def _next(answers: AsyncIterator[Any]) -> Any:
         raise map_error(error) from error
 
 
-async def _closed(answers: Any) -> None:
+async def _close_stream(answers: Any) -> None:
     if hasattr(answers, "aclose"):
         await answers.aclose()
 

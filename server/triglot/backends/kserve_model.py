@@ -46,7 +46,7 @@ def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
         ) from None
     loop = CodeLoop(own_name)
     try:
-        served = loop.run(_begun(model_class, own_name))
+        served = loop.run(_start(model_class, own_name))
         if not served.ready:
             raise ModelLoadError(f"{file}: {name} is not ready after load(); expected load() to set self.ready")
         kind = KServeDictModel if _takes_dicts(model_class) else KServeModel
@@ -60,7 +60,7 @@ def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
         raise
 
 
-async def _begun(model_class: type[Any], name: str) -> Any:
+async def _start(model_class: type[Any], name: str) -> Any:
     served = model_class(name)
     if not served.ready:
         ready = served.load()
@@ -70,10 +70,10 @@ async def _begun(model_class: type[Any], name: str) -> Any:
 
 def _takes_dicts(model_class: type[Any]) -> bool:
     """Whether the annotations of the class's own code name a dict and no `InferRequest`."""
-    said = [text for name in ("preprocess", "predict") if (text := _payload(getattr(model_class, name)))]
+    annotations = [text for name in ("preprocess", "predict") if (text := _payload(getattr(model_class, name)))]
     # The annotations of KServe's own methods name both.
-    decided = [text for text in said if ("InferRequest" in text) != ("dict" in text.lower())]
-    return bool(decided) and "InferRequest" not in decided[0]
+    unambiguous = [text for text in annotations if ("InferRequest" in text) != ("dict" in text.lower())]
+    return bool(unambiguous) and "InferRequest" not in unambiguous[0]
 
 
 def _payload(method: Callable[..., Any]) -> str:
@@ -118,7 +118,7 @@ class KServeModel(ForeignModel):
         request = kserve.InferRequest(
             self._served.name, tensors, request_id=call.request_id or None, parameters=dict(call.parameters)
         )
-        response = await self._answered(request, call)
+        response = await self._predict(request, call)
         if isinstance(response, dict) and "outputs" in response:
             response = kserve.InferResponse.from_rest(response)
         if not isinstance(response, kserve.InferResponse):
@@ -129,11 +129,11 @@ class KServeModel(ForeignModel):
             outputs[one.name] = array_of(one.name, one.datatype, one.shape, data)
         return answer_of(outputs, response.parameters)
 
-    async def _answered(self, body: Any, call: Call) -> Any:
+    async def _predict(self, body: Any, call: Call) -> Any:
         headers = {name: value for name, value in call.metadata.items() if isinstance(value, str)}
-        answered = await self._served(body, headers)
+        result = await self._served(body, headers)
         # A tuple contains the response and its headers.
-        return answered[0] if isinstance(answered, tuple) else answered
+        return result[0] if isinstance(result, tuple) else result
 
     def close(self) -> None:
         """Calls `stop`."""
@@ -169,7 +169,7 @@ class KServeDictModel(KServeModel):
             raise InvalidArgument(f"instances: expected JSON: {error}") from None
         if not isinstance(more, dict):
             raise InvalidArgument("parameters: expected a JSON object")
-        response = await self._answered({**more, "instances": instances}, call)
+        response = await self._predict({**more, "instances": instances}, call)
         if not isinstance(response, dict) or "predictions" not in response:
             raise Internal(f"predict() returned {type(response).__name__}, expected a dict with 'predictions'")
         try:

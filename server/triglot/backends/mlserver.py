@@ -53,7 +53,7 @@ def load(file: Path, config: ModelConfig) -> Model:
         raise missing_dependency(file, "the implementation", error) from error
     if not (isinstance(model_class, type) and issubclass(model_class, mlserver.MLModel)):
         raise ModelLoadError(f"{file}: implementation: expected a subclass of MLServer's MLModel")
-    return _loaded(mlserver, model_class, settings, file, config)
+    return _load(mlserver, model_class, settings, file, config)
 
 
 def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
@@ -65,19 +65,21 @@ def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
     settings = _settings(
         mlserver, file.with_name(SETTINGS), f"{model_class.__module__}.{model_class.__qualname__}"
     )
-    return _loaded(mlserver, model_class, settings, file, config)
+    return _load(mlserver, model_class, settings, file, config)
 
 
 def _settings(mlserver: Any, file: Path, implementation: str) -> Any:
     """Returns the settings in the file, or defaults without a file. Raises `ModelLoadError`."""
     try:
-        said = json.loads(file.read_bytes()) if implementation == "" or file.exists() else {}
-        if not isinstance(said, dict):
-            raise TypeError(f"expected a JSON object, got {type(said).__name__}")
+        values = json.loads(file.read_bytes()) if implementation == "" or file.exists() else {}
+        if not isinstance(values, dict):
+            raise TypeError(f"expected a JSON object, got {type(values).__name__}")
         folder = file.parent
-        said["name"] = said.get("name") or (folder.parent if folder.name.isdecimal() else folder).absolute().name
-        said["implementation"] = implementation or said.get("implementation", "")
-        parameters = said["parameters"] = dict(said.get("parameters") or {})
+        values["name"] = (
+            values.get("name") or (folder.parent if folder.name.isdecimal() else folder).absolute().name
+        )
+        values["implementation"] = implementation or values.get("implementation", "")
+        parameters = values["parameters"] = dict(values.get("parameters") or {})
         for name in NOT_SUPPORTED:
             if parameters.get(name):
                 raise ValueError(
@@ -86,14 +88,14 @@ def _settings(mlserver: Any, file: Path, implementation: str) -> Any:
         parameters.setdefault("uri", str(folder.absolute()))
         parameters.setdefault("version", folder.name if folder.name.isdecimal() else "1")
         for name in NO_EFFECT:
-            if said.get(name):
+            if values.get(name):
                 log.warning("%s: %s: not supported, ignored", file, name)
-        return mlserver.ModelSettings.model_validate({**said, "_source": str(file.absolute())})
+        return mlserver.ModelSettings.model_validate({**values, "_source": str(file.absolute())})
     except (TypeError, ValueError) as error:
         raise ModelLoadError(f"{file}: {error}") from error
 
 
-def _loaded(mlserver: Any, model_class: type[Any], settings: Any, file: Path, config: ModelConfig) -> Model:
+def _load(mlserver: Any, model_class: type[Any], settings: Any, file: Path, config: ModelConfig) -> Model:
     streams = model_class.predict_stream is not mlserver.MLModel.predict_stream
     predicts = model_class.predict is not mlserver.MLModel.predict
     if not streams and not predicts:
@@ -141,13 +143,13 @@ class MLServerModel(ForeignModel):
         """Returns the request. Raises `InvalidArgument` for parameters that MLServer's types reject."""
         types = self._types
         try:
-            said = types.Parameters(**{**call.parameters, "headers": call.metadata})
+            values = types.Parameters(**{**call.parameters, "headers": call.metadata})
             own = {name: types.Parameters(**values) for name, values in call.input_parameters.items()}
         except ValueError as error:  # From pydantic.
             raise InvalidArgument(f"parameters: {error}") from None
         return types.InferenceRequest(
             id=call.request_id or None,
-            parameters=said,
+            parameters=values,
             inputs=[
                 types.RequestInput(
                     name=name,

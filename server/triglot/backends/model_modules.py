@@ -48,7 +48,7 @@ class FreshLoader(SourceFileLoader):
         raise OSError(f"{path}: the source itself is compiled")
 
 
-class OwnFinder(MetaPathFinder):
+class ModuleFinder(MetaPathFinder):
     """Finds the modules below the module `name` in `folders`, from creation to `close()`."""
 
     def __init__(self, name: str, folders: Sequence[str]) -> None:
@@ -77,9 +77,9 @@ class OwnFinder(MetaPathFinder):
         if not fullname.startswith(f"{self.name}."):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
-        return None if spec is None else self.adopted(spec)
+        return None if spec is None else self.with_fresh_loader(spec)
 
-    def adopted(self, spec: ModuleSpec) -> ModuleSpec:
+    def with_fresh_loader(self, spec: ModuleSpec) -> ModuleSpec:
         """Returns the spec, with a loader of ours for source files."""
         if isinstance(spec.loader, SourceFileLoader):
             spec.loader = self._loader(spec.loader.name, spec.loader.path)
@@ -89,7 +89,7 @@ class OwnFinder(MetaPathFinder):
         return FreshLoader(name, path)
 
 
-class ModelModules(OwnFinder):
+class ModelModules(ModuleFinder):
     """The modules and packages directly in some folders, until `close()`.
 
     A package has an `__init__.py`. Names of the standard library keep their meaning. If the model's code prepends
@@ -149,7 +149,7 @@ class ModelModules(OwnFinder):
             finally:
                 running.reset(token)
                 sys.meta_path.remove(aliases)
-                for name in aliases.given:
+                for name in aliases.imported:
                     sys.modules.pop(name, None)
 
     def _loader(self, name: str, path: str) -> Loader:
@@ -185,14 +185,14 @@ class _SourceLoader(FreshLoader):
 
 
 class _Aliases(MetaPathFinder, Loader):
-    """Finds a model's modules by their plain names; `given` are the names that were imported."""
+    """Finds a model's modules by their plain names; `imported` are the names that were imported."""
 
     def __init__(self, modules: ModelModules) -> None:
         self._modules = modules
         self._specs: dict[str, ModuleSpec | None] = {}
 
     @property
-    def given(self) -> list[str]:
+    def imported(self) -> list[str]:
         return list(self._specs)
 
     def find_spec(

@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument as OnnxInvalidArgument
 
-from triglot.backends.parameters import warn_of_others
+from triglot.backends.parameters import warn_of_unknown
 from triglot.backends.placement import Placement, devices_of
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import Array
@@ -34,7 +34,7 @@ GPU = "CUDAExecutionProvider"
 NO_PROVIDER = f"; onnxruntime has no {GPU} here, run: pip install onnxruntime-gpu"
 THREAD_COUNTS = {"intra_op_thread_count": "intra_op_num_threads", "inter_op_thread_count": "inter_op_num_threads"}
 """Parameters of Triton's onnxruntime backend, with onnxruntime's names; 0: onnxruntime decides."""
-MOST_DEFAULTS = 16
+MAX_DEFAULTS = 16
 """Limit on initializers that are optional inputs: with more, the model was exported with its weights as inputs."""
 EXECUTION_MODE = "execution_mode"
 EXECUTION_MODES = {"0": onnxruntime.ExecutionMode.ORT_SEQUENTIAL, "1": onnxruntime.ExecutionMode.ORT_PARALLEL}
@@ -114,11 +114,11 @@ class OnnxModel(Model):
             inputs = self._reshaping.given(inputs)
         feed = {name: _feedable(name, array) for name, array in inputs.items()}
         try:
-            outputs = self._placement.mine().run(self._output_names, feed)
+            outputs = self._placement.current().run(self._output_names, feed)
         except OnnxInvalidArgument as error:
             raise InvalidArgument(str(error)) from None
-        made = dict(zip(self._output_names, outputs, strict=True))
-        return made if self._reshaping is None else self._reshaping.made(made)
+        result = dict(zip(self._output_names, outputs, strict=True))
+        return result if self._reshaping is None else self._reshaping.made(result)
 
 
 def _session(file: Path, gpu: int | None, options: Any) -> Any:
@@ -151,7 +151,7 @@ def _options(file: Path, config: ModelConfig) -> Any:
                     f"{source}: parameters: {key}: expected 0 (sequential) or 1 (parallel), got {value!r}"
                 )
             options.execution_mode = EXECUTION_MODES[value]
-    warn_of_others(file, config, "onnx", [*THREAD_COUNTS, EXECUTION_MODE])
+    warn_of_unknown(file, config, "onnx", [*THREAD_COUNTS, EXECUTION_MODE])
     return options
 
 
@@ -172,7 +172,7 @@ def _defaults(file: Path, session: Any, config: ModelConfig) -> list[TensorSpec]
     configured = {tensor.name for tensor in config.inputs}
     if configured:
         nodes = [node for node in nodes if node.name in configured]
-    elif len(nodes) > MOST_DEFAULTS:
+    elif len(nodes) > MAX_DEFAULTS:
         return []
     specs = [replace(_spec(file, node), optional=True) for node in nodes]
     if configured or not config.max_batch_size:

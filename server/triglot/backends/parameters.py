@@ -11,7 +11,7 @@ from triglot.model.config import ModelConfig
 log = logging.getLogger(__name__)
 
 
-def warn_of_others(file: Path, config: ModelConfig, backend: str, known: Collection[str] = ()) -> None:
+def warn_of_unknown(file: Path, config: ModelConfig, backend: str, known: Collection[str] = ()) -> None:
     """Logs a warning for each parameter that is not `known`."""
     for key in config.parameters:
         if key not in known:

@@ -43,15 +43,15 @@ class Placement(Generic[T]):
         if not items:
             raise ValueError("items: expected one for each instance, got none")
         self._places = [_Place(item) for item in items]
-        self._giving = threading.Lock()
+        self._lock = threading.Lock()
         self._threads = threading.local()
 
-    def mine(self) -> T:
+    def current(self) -> T:
         """Returns the item of the calling thread."""
         try:
             place: _Place[T] = self._threads.place
         except AttributeError:
-            with self._giving:
+            with self._lock:
                 place = min(self._places, key=lambda one: one.users)
                 place.users += 1
             self._threads.place = place
@@ -59,14 +59,14 @@ class Placement(Generic[T]):
 
     def add(self, items: Sequence[T]) -> None:
         """Adds items for new threads."""
-        with self._giving:
+        with self._lock:
             self._places += [_Place(item) for item in items]
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Releases the calling thread's item, and removes it if no other thread uses it."""
         place: _Place[T] = self._threads.place
         del self._threads.place
-        with self._giving:
+        with self._lock:
             place.users -= 1
             if not place.users:
                 self._places.remove(place)

@@ -28,7 +28,7 @@ import numpy as np
 import orjson
 
 from triglot.backends.model_modules import ModelModules
-from triglot.backends.parameters import warn_of_others
+from triglot.backends.parameters import warn_of_unknown
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError, is_serving_error, text_of
 from triglot.core.tensor import Array, object_array
 from triglot.core.types import TensorSpec
@@ -47,7 +47,7 @@ def load(file: Path, config: ModelConfig) -> Model:
 
     Raises `ModelLoadError` for errors in the file, the packages or the class.
     """
-    warn_of_others(file, config, "predictor")
+    warn_of_unknown(file, config, "predictor")
     routine = _read(file)
     with ExitStack() as opened:
         modules = ModelModules(_folders(file, routine, opened))
@@ -89,8 +89,8 @@ class PredictorModel(Model):
         result that is not JSON-serializable and, with its text, for an exception of `predict`.
         """
         elements = inputs["instances"].ravel().tolist()
-        instances = [_parsed(f"instances[{at}]", element) for at, element in enumerate(elements)]
-        parameters = _parsed("parameters", inputs["parameters"].item())
+        instances = [_parse(f"instances[{at}]", element) for at, element in enumerate(elements)]
+        parameters = _parse("parameters", inputs["parameters"].item())
         if not isinstance(parameters, dict):
             raise InvalidArgument("parameters: expected a JSON object of keyword arguments")
         try:
@@ -104,7 +104,7 @@ class PredictorModel(Model):
                 raise
             log.error("%s failed", self._name, exc_info=error)
             raise Internal(text_of(error) or type(error).__name__) from error
-        return {"predictions": object_array([_printed(predictions)], [1])}
+        return {"predictions": object_array([_serialize(predictions)], [1])}
 
     def close(self) -> None:
         """Removes the modules and the unpacked packages."""
@@ -195,7 +195,7 @@ def _predictor(file: Path, name: str, modules: ModelModules) -> Any:
 # --- JSON with the extensions of Python's own module ---
 
 
-def _parsed(what: str, text: bytes) -> Any:
+def _parse(what: str, text: bytes) -> Any:
     try:
         return orjson.loads(text)
     except ValueError:
@@ -206,7 +206,7 @@ def _parsed(what: str, text: bytes) -> Any:
         raise InvalidArgument(f"{what}: expected JSON: {error}") from None
 
 
-def _printed(result: object) -> bytes:
+def _serialize(result: object) -> bytes:
     try:
         text = orjson.dumps(result, default=_plain, option=_ONLY_JSON)
         if b"null" not in text:  # orjson writes null for NaN and Infinity, too.

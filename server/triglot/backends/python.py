@@ -16,7 +16,7 @@ from typing import Any
 
 from triglot.backends import foreign_classes, missing_dependency
 from triglot.backends.foreign_classes import mentions
-from triglot.backends.model_modules import ModelModules, OwnFinder
+from triglot.backends.model_modules import ModelModules, ModuleFinder
 from triglot.core.errors import ModelLoadError, NeedsProcess
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model, is_async
@@ -49,8 +49,8 @@ def load(file: Path, config: ModelConfig) -> Model:
         return _load_tritons(file, config)
     if mentions(source):
         return _load_foreign(file, config)
-    own = OwnFinder(f"triglot_model_{next(_numbers)}_{file.stem}", [str(file.parent)])
-    return _load(file, config, _import(file, own, own.name), own)
+    finder = ModuleFinder(f"triglot_model_{next(_numbers)}_{file.stem}", [str(file.parent)])
+    return _load(file, config, _import(file, finder, finder.name), finder)
 
 
 def _load_tritons(file: Path, config: ModelConfig) -> Model:
@@ -61,7 +61,7 @@ def _load_tritons(file: Path, config: ModelConfig) -> Model:
         with modules.by_plain_names():
             module = _import(file, modules, f"{modules.name}.{file.stem}")
         model_class = getattr(module, TRITON_CLASS, None)
-        if inspect.isclass(model_class) and not _usable(module):
+        if inspect.isclass(model_class) and not _usable_classes(module):
             return loading.model_of(file, config, model_class, modules)
     except BaseException:
         modules.close()
@@ -75,7 +75,7 @@ def _load_foreign(file: Path, config: ModelConfig) -> Model:
     try:
         with modules.by_plain_names():
             module = _import(file, modules, f"{modules.name}.{file.stem}")
-            model = None if _usable(module) else foreign_classes.model_of(module, file, config)
+            model = None if _usable_classes(module) else foreign_classes.model_of(module, file, config)
     except ModuleNotFoundError as error:
         modules.close()
         if error.name in foreign_classes.CLASSES:
@@ -87,65 +87,65 @@ def _load_foreign(file: Path, config: ModelConfig) -> Model:
     if model is None:
         return _load(file, config, module, modules)
     warn_of_reshapes(file, config)
-    _forget_with(model, type(model), modules)
+    _remove_with(model, type(model), modules)
     return model
 
 
-def _load(file: Path, config: ModelConfig, module: ModuleType, own: OwnFinder) -> Model:
+def _load(file: Path, config: ModelConfig, module: ModuleType, finder: ModuleFinder) -> Model:
     try:
         model_class = _model_class(file, module)
         _check_plain(file, model_class)
         if config.execution != "process":  # Otherwise each process would log it.
-            _note_misspelt(file, model_class)
+            _warn_of_misspelt(file, model_class)
         if model_class.execution == "process" and not config.execution:
             raise NeedsProcess(f"{file}: execution 'process': expected to be loaded by a server, in a process")
         warn_of_reshapes(file, config)
         model = model_class()
-        _forget_with(model, model_class, own)
+        _remove_with(model, model_class, finder)
         vars(model)["model_config"] = config  # Also works for a frozen dataclass.
         model.load(file.parent)
     except BaseException:
-        own.close()
+        finder.close()
         raise
     return model
 
 
-def _import(file: Path, own: OwnFinder, name: str) -> ModuleType:
-    """Imports the module `name`; if that is `own` itself, its neighbours are below it. Closes `own` on failure."""
-    folders = [str(file.parent)] if name == own.name else None
+def _import(file: Path, finder: ModuleFinder, name: str) -> ModuleType:
+    """Imports the module `name`; the finder's own has its neighbours below it. Closes `finder` on failure."""
+    folders = [str(file.parent)] if name == finder.name else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
     try:
         if spec is None or spec.loader is None:
             raise ModelLoadError(f"{file}: not a Python file")
-        module = importlib.util.module_from_spec(own.adopted(spec))
+        module = importlib.util.module_from_spec(finder.with_fresh_loader(spec))
         # Dataclasses and relative imports look up the module by its name.
         sys.modules[name] = module
         spec.loader.exec_module(module)
     except BaseException:
-        own.close()
+        finder.close()
         raise
     return module
 
 
-def _forget_with(model: Model, model_class: type[Model], own: OwnFinder) -> None:
+def _remove_with(model: Model, model_class: type[Model], finder: ModuleFinder) -> None:
     """Removes the model's modules after it has been closed, or once it is garbage-collected without that."""
-    weakref.finalize(model, own.close).atexit = False
+    weakref.finalize(model, finder.close).atexit = False
     # A weak reference, as the modules may refer to the model. A subclass's `close` need not call the base's.
     close = inspect.getattr_static(model_class, "close")
     served = weakref.ref(model)
 
     @functools.wraps(model_class.close)
-    def close_and_forget(self: Model) -> None:
+    def close_and_remove(self: Model) -> None:
         try:
             close.__get__(self, model_class)()
         finally:
             if self is served():
-                own.close()
+                finder.close()
 
-    model_class.close = close_and_forget  # type: ignore[method-assign]  # Each load has its own class.
+    model_class.close = close_and_remove  # type: ignore[method-assign]  # Each load has its own class.
 
 
-def _found(module: ModuleType) -> list[type[Model]]:
+def _model_classes(module: ModuleType) -> list[type[Model]]:
     return [
         value
         for value in dict.fromkeys(filter(inspect.isclass, vars(module).values()))
@@ -153,12 +153,12 @@ def _found(module: ModuleType) -> list[type[Model]]:
     ]
 
 
-def _usable(module: ModuleType) -> list[type[Model]]:
-    return [value for value in _found(module) if hasattr(value, "infer")]
+def _usable_classes(module: ModuleType) -> list[type[Model]]:
+    return [value for value in _model_classes(module) if hasattr(value, "infer")]
 
 
 def _model_class(file: Path, module: ModuleType) -> type[Model]:
-    found, usable = _found(module), _usable(module)
+    found, usable = _model_classes(module), _usable_classes(module)
     if not usable:
         lists = [value.__name__ for value in found if value.infer_batch is not None]
         hint = f": {lists[0]} has infer_batch but no infer" if lists else ""
@@ -172,7 +172,7 @@ def _model_class(file: Path, module: ModuleType) -> type[Model]:
     return usable[0]
 
 
-def _note_misspelt(file: Path, model_class: type[Model]) -> None:
+def _warn_of_misspelt(file: Path, model_class: type[Model]) -> None:
     """Warns of attributes that probably are misspelt attributes of a model."""
     known = set(vars(Model)["__annotations__"])
     own: dict[str, Any] = {}

@@ -25,7 +25,7 @@ from sklearn.exceptions import NotFittedError
 from triglot.backends import missing_dependency
 from triglot.backends.error_text import error_text
 from triglot.backends.features import Layout, layouts, numbers
-from triglot.backends.parameters import warn_of_others
+from triglot.backends.parameters import warn_of_unknown
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import DATATYPES, Array, datatype_of
@@ -46,7 +46,7 @@ def load(file: Path, config: ModelConfig) -> Model:
 
     Raises `ModelLoadError` for an unsupported object, and `MissingDependency` for a library that the object needs.
     """
-    warn_of_others(file, config, "sklearn")
+    warn_of_unknown(file, config, "sklearn")
     found = _unpickle(file)
     family = type(found).__mro__
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in family}
@@ -154,25 +154,25 @@ def _probe(
     file: Path, estimator: Any, methods: Sequence[str], candidates: Iterable[Layout]
 ) -> tuple[Layout, dict[str, TensorSpec]]:
     """Returns the first layout that works, and the output of each method."""
-    refusals: list[Exception] = []
+    errors: list[Exception] = []
     for layout in candidates:
         try:
             table = layout.table(layout.example)
             result = getattr(estimator, methods[0])(table)
         except Exception as error:
-            refusals.append(error)
+            errors.append(error)
         else:
             outputs = {methods[0]: _output(methods[0], result)}
             return layout, outputs | _further_outputs(estimator, methods[1:], table)
-    refusal = refusals[0]
-    if isinstance(refusal, NotFittedError):
-        raise ModelLoadError(f"{file}: {refusal}") from refusal
+    first_error = errors[0]
+    if isinstance(first_error, NotFittedError):
+        raise ModelLoadError(f"{file}: {first_error}") from first_error
     if not hasattr(estimator, "n_features_in_"):
         return numbers("FP64"), {methods[0]: _untried_output(estimator, methods[0])}
     raise ModelLoadError(
         f"{file}: {type(estimator).__name__} accepts neither numbers nor the categories of its encoders: "
-        f"{type(refusal).__name__}: {error_text(refusal)}"
-    ) from refusal
+        f"{type(first_error).__name__}: {error_text(first_error)}"
+    ) from first_error
 
 
 def _further_outputs(estimator: Any, methods: Sequence[str], table: Any) -> dict[str, TensorSpec]:

@@ -25,7 +25,7 @@ from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
 from tensorflow.python.framework.ops import dismantle_graph
 from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
-from triglot.backends.parameters import warn_of_others
+from triglot.backends.parameters import warn_of_unknown
 from triglot.backends.placement import Placement, devices_of
 from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError, ServingError
@@ -79,7 +79,7 @@ def load(file: Path, config: ModelConfig) -> Model:
     Raises `ModelLoadError` if it cannot be read or restored, if it has no usable signature, and for a device that
     does not exist. Parameters other than `TAGS` are logged as ignored.
     """
-    warn_of_others(file, config, "tensorflow", [TAGS])
+    warn_of_unknown(file, config, "tensorflow", [TAGS])
     tags = [tag.strip() for tag in config.parameters.get(TAGS, SERVE).split(",")]
     devices = devices_of(file, config, lambda: len(tf.config.list_physical_devices("GPU")))
     return PlacedSavedModel(file.parent, devices, tags) if devices else SavedModel(file.parent, tags=tags)
@@ -93,7 +93,7 @@ class SavedModel(Model):
     def __init__(self, folder: Path, device: Device = AS_SAVED, tags: Sequence[str] = (SERVE,)) -> None:
         # A session accepts any number of concurrent calls; more than there are CPUs do not help.
         self.instances = os.cpu_count() or 1
-        self._session, definitions = _restored(folder, device, tags)
+        self._session, definitions = _restore(folder, device, tags)
         self.signature_defs = {name: definition.SerializeToString() for name, definition in definitions.items()}
         self.signatures = dict(_signatures(folder, definitions, self._session.graph))
         if not self.signatures:
@@ -147,7 +147,7 @@ class PlacedSavedModel(Model):
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Any]:
         """Runs the model on the instance's device; raises as `SavedModel.infer` does."""
-        return self._placement.mine().infer(inputs, call)
+        return self._placement.current().infer(inputs, call)
 
     def close(self) -> None:
         """Closes all copies."""
@@ -172,7 +172,7 @@ class _Run:
         self._fetches = [name for name in dict.fromkeys(self._outputs.values()) if name not in fed]
         self._by_reference = by_reference
         self._callable: Any = None
-        self._making = threading.Lock()
+        self._make_lock = threading.Lock()
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Returns the outputs by name. Raises `tf.errors.OpError` or `UnicodeDecodeError`."""
@@ -186,7 +186,7 @@ class _Run:
         }
 
     def _make(self) -> Any:
-        with self._making:
+        with self._make_lock:
             if self._callable is None:
                 # The public `Session.make_callable` adds checks in Python.
                 self._callable = self._session._make_callable_from_options(
@@ -202,7 +202,7 @@ class _Run:
         return np.array(value, object if isinstance(value, bytes) else None)
 
 
-def _restored(folder: Path, device: Device, tags: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
+def _restore(folder: Path, device: Device, tags: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
     """Returns a session with the variables and tables of the SavedModel, and its SignatureDefs.
 
     Raises `ModelLoadError`.
@@ -226,7 +226,7 @@ def _restored(folder: Path, device: Device, tags: Sequence[str]) -> tuple[Any, M
         loader.run_init_ops(session, tags)
     except Exception as error:
         session.close()
-        raise ModelLoadError(f"{folder}: the SavedModel cannot be loaded: {_own_text(error)}") from error
+        raise ModelLoadError(f"{folder}: the SavedModel cannot be loaded: {_error_text(error)}") from error
     return session, definition.signature_def
 
 
@@ -237,7 +237,7 @@ def _clear_devices(graph: Any) -> None:
             node.device = ""
 
 
-def _own_text(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Returns the text of the failed operation, without the additions of Python's layers."""
     innermost: BaseException | None = error
     while innermost is not None:

@@ -9,7 +9,7 @@ import numpy as np
 import xgboost
 
 from triglot.backends.error_text import error_text
-from triglot.backends.parameters import warn_of_others
+from triglot.backends.parameters import warn_of_unknown
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
@@ -22,7 +22,7 @@ def load(file: Path, config: ModelConfig) -> Model:
 
     Raises `ModelLoadError`, also for old releases' binary format if the installed release no longer supports it.
     """
-    warn_of_others(file, config, "xgboost")
+    warn_of_unknown(file, config, "xgboost")
     booster = xgboost.Booster()
     content = file.read_bytes()
     try:

@@ -19,7 +19,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from triglot.backends.grps.gpu import GpuWatch
+from triglot.backends.grps.gpu import GpuMonitor
 from triglot.backends.grps.logs import MONITOR_FILE, log_files, own_name
 from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.server_settings import ServerSettings, read_server
@@ -89,14 +89,14 @@ def read(flags: Mapping[str, Any], others: Iterable[str]) -> tuple[ProjectSettin
     if len(paths) > 1:
         raise ConfigError(f"expected one project, got {' and '.join(map(str, paths))}")
     path = paths[0] if paths else Path()
-    folder, logs_in = (_unpacked(path), Path.cwd()) if path.is_file() else (path, path.absolute())
+    folder, log_root = (_unpacked(path), Path.cwd()) if path.is_file() else (path, path.absolute())
     server_file = flags.get("server_conf", folder / SERVER_FILE)
     try:
         settings = read_project(folder, server_conf=server_file, inference_conf=flags.get("inference_conf"))
     except ModelLoadError as error:
-        _log_failure(folder, logs_in, server_file, error)
+        _log_failure(folder, log_root, server_file, error)
         raise
-    return settings, logs_in
+    return settings, log_root
 
 
 def _unpacked(archive: Path) -> Path:
@@ -110,11 +110,11 @@ def _unpacked(archive: Path) -> Path:
     return folder
 
 
-def _log_failure(folder: Path, logs_in: Path, server_file: Path, error: ModelLoadError) -> None:
+def _log_failure(folder: Path, log_root: Path, server_file: Path, error: ModelLoadError) -> None:
     """Logs the error to the project's log, if that is known: start scripts search it for CRITICAL (grps 5.2)."""
     try:
         settings = read_server(folder, server_file, [])[2]
-        with log_files(logs_in, settings):
+        with log_files(log_root, settings):
             log.critical("%s", error)
     except ModelLoadError:
         pass  # The file that names the log is invalid itself; the caller prints the error.
@@ -236,18 +236,18 @@ def load(project: GrpsProject) -> None:
 
 
 @contextmanager
-def surroundings(settings: ProjectSettings, logs_in: Path, telemetry: Telemetry, worker: int) -> Iterator[None]:
+def surroundings(settings: ProjectSettings, log_root: Path, telemetry: Telemetry, worker: int) -> Iterator[None]:
     """The environment of a project: its folder as the current one, its log files, and GPU metrics.
 
-    `log_dir` is relative to `logs_in`. Raises `ModelLoadError` if the logs cannot be written.
+    `log_dir` is relative to `log_root`. Raises `ModelLoadError` if the logs cannot be written.
     """
     with ExitStack() as stack:
-        logs = stack.enter_context(log_files(logs_in, settings.server, worker))
+        logs = stack.enter_context(log_files(log_root, settings.server, worker))
         log.info("logs are written to %s", logs)
         telemetry.log_file = logs / own_name(MONITOR_FILE, worker)
         stack.enter_context(chdir(settings.folder))
         if settings.server.gpu is not None:
-            stack.enter_context(GpuWatch(settings.server.gpu, telemetry.monitor))
+            stack.enter_context(GpuMonitor(settings.server.gpu, telemetry.monitor))
         yield
 
 

@@ -102,9 +102,9 @@ class _Call:
         except CallError as error:
             if error.code != "NOT_FOUND":
                 raise
-            raise CallError(self._what_there_is(str(error))) from None
+            raise CallError(self._not_found_text(str(error))) from None
 
-    def _what_there_is(self, text: str) -> str:
+    def _not_found_text(self, text: str) -> str:
         try:
             index = self._client.call("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)
         except CallError:
@@ -122,7 +122,7 @@ class _Call:
         inputs = {one.name: one for one in self._metadata.inputs}
         for name in values:
             if name not in inputs:
-                raise ConfigError(f"{unknown(name, inputs, 'input')}; {self._takes()}")
+                raise ConfigError(f"{unknown(name, inputs, 'input')}; {self._expected_inputs()}")
         arrays = {
             name: array_of(text, name, inputs[name].datatype, inputs[name].shape) for name, text in values.items()
         }
@@ -136,7 +136,7 @@ class _Call:
             _set_parameter(request.parameters[name], text)
         return request
 
-    def _takes(self) -> str:
+    def _expected_inputs(self) -> str:
         inputs = (f"{one.name} {one.datatype} {shape_text(one.shape)}" for one in self._metadata.inputs)
         return f"model '{self._model}' takes {', '.join(inputs) or 'no inputs'}"
 
@@ -148,7 +148,7 @@ class _Call:
         except ValueError:
             samples = None
         if samples is None:
-            raise ConfigError(f"expected inputs as INPUT=VALUE: {self._takes()}")
+            raise ConfigError(f"expected inputs as INPUT=VALUE: {self._expected_inputs()}")
         texts = {one.name: json.dumps(one.nested()) for one in samples}
         given = (
             shlex.quote(f"{one.name}={texts[one.name]}") if one.count <= SHOWN_SAMPLE else f"{one.name}=…"
@@ -198,15 +198,15 @@ def _outputs(answer: Any) -> Sequence[tuple[Any, Array]]:
 def _json_line(answer: Any) -> str:
     """Returns the response as in KServe V2's REST."""
     outputs = (
-        f"{_opened({'name': one.name, 'datatype': one.datatype, 'shape': list(one.shape)})}"
+        f"{_open_object({'name': one.name, 'datatype': one.datatype, 'shape': list(one.shape)})}"
         f'"data":{json_text(one.datatype, array)}}}'
         for one, array in _outputs(answer)
     )
-    head = _opened({"model_name": answer.model_name, "model_version": answer.model_version})
+    head = _open_object({"model_name": answer.model_name, "model_version": answer.model_version})
     return f'{head}"outputs":[{",".join(outputs)}]}}'
 
 
-def _opened(values: dict[str, Any]) -> str:
+def _open_object(values: dict[str, Any]) -> str:
     """Returns a JSON object without its closing brace, to append more."""
     return json.dumps(values, separators=(",", ":"))[:-1] + ","
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from triglot.cli import check, completion, grps, infer, replay, serve, tfserving, token
 from triglot.cli.run import FAILED, print_error, run, supervised
-from triglot.cli.triton_flags import in_place_of
+from triglot.cli.triton_flags import replacement_of
 from triglot.config.option_fields import unknown
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ModelLoadError
@@ -43,7 +43,7 @@ _STARTS = {
     "grps": serve.start_grps,
 }
 """Commands that load models: functions that return a `Start`."""
-_ERRANDS = {"infer": infer.infer, "replay": replay.replay, "token": token.print_token}
+_ONE_TIME = {"infer": infer.infer, "replay": replay.replay, "token": token.print_token}
 """Commands that end by themselves: functions that return the exit status."""
 
 
@@ -85,11 +85,11 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
     for other in others:
         if other.startswith("-"):
             flag = other.split("=")[0]
-            ours = in_place_of(flag) if command in ("serve", "check") else ""
+            ours = replacement_of(flag) if command in ("serve", "check") else ""
             parser.error(f"unknown option {flag!r}{ours}" if ours else unknown(flag, flag_names))
     try:
-        if command in _ERRANDS:
-            return _ERRANDS[command](flags, others)
+        if command in _ONE_TIME:
+            return _ONE_TIME[command](flags, others)
         if command == "completion":
             return completion.write_script(parser, flags["shell"])
         start = _STARTS[command](flags, others, os.environ)

@@ -24,7 +24,7 @@ from triglot.protocols.tfserving.tfrecord import DamagedRecords, read_records
 from triglot.protocols.wire import parse
 
 SERVICE = "tensorflow.serving.PredictionService"
-MOST_SHOWN = 10
+MAX_SHOWN = 10
 """Limit on the differing records that are listed."""
 LONGEST_TEXT = 200
 """Limit on the characters of a value that are printed."""
@@ -69,7 +69,7 @@ class Results:
             self.different += 1
         else:
             self.failed += 1
-        if len(self.differences) < MOST_SHOWN:
+        if len(self.differences) < MAX_SHOWN:
             self.differences.append(difference)
 
 
@@ -113,7 +113,7 @@ def replay(flags: Mapping[str, Any], _: Iterable[str]) -> int:
         with connected(flags, SERVICE, "TensorFlow Serving's API") as client:
             for file in flags["files"]:
                 for number, log in enumerate(_logs(file)):
-                    found = _differs(client, log, flags)
+                    found = _difference(client, log, flags)
                     results.add(None if found is None else Difference(str(file), number, *found))
     except CallError as error:
         print_error(str(error))
@@ -135,7 +135,7 @@ def _logs(file: Path) -> Iterator[Any]:
         raise ConfigError(f"{file}: expected a TFRecord file of PredictionLog: {error}") from None
 
 
-def _differs(client: Client, log: Any, flags: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def _difference(client: Client, log: Any, flags: Mapping[str, Any]) -> tuple[str, str, str] | None:
     """Returns a differing output with its expected and actual value; "" if the call failed; None if all are equal.
 
     Raises `NoServer`, as the other records would fail, too.

@@ -42,7 +42,7 @@ SWITCH_SECONDS = 0.0002
 """Seconds that a thread may hold the interpreter's lock while others wait for it. With Python's own 5 ms, health
 checks take some 100 ms while two models compute, as the event loop has to reacquire the lock after each
 operation."""
-END_PATIENCE_SECONDS = 2.0
+END_TIMEOUT_SECONDS = 2.0
 """Seconds that remaining tasks, and models' threads, may take to end after the server has stopped."""
 YOUNG_OBJECTS = 2000
 """New objects that trigger a garbage collection. With Python's 700, 64 concurrent calls trigger one every 70
@@ -176,9 +176,9 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
     errors: list[ModelLoadError] = []
     loading = server.start() if start.report is None else _load(server, errors)
     with load_progress(handler, server.manager.registry) if spec is None or spec.number == 1 else nullcontext():
-        loaded = await _unless_signalled(loading, signals)
+        loaded = await _run_unless_signalled(loading, signals)
     if not loaded:
-        return _leave("stopped while loading")
+        return _exit("stopped while loading")
     if start.report is not None:
         start.report(server.summaries(), errors)
         await server.stop()
@@ -192,19 +192,19 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
         print(line, flush=True)
     if config.model_control_mode == "none" and start.config_file is None:
         server.manager.settle()
-    with _following(start, server):
+    with _follow_config(start, server):
         notice = await signals.get()
     delay = config.drain_delay if notice is signal.SIGTERM else 0.0
-    if notice is RETIRE and not await _unless_signalled(server.retire(), signals):
-        return _leave("stopped at once")
+    if notice is RETIRE and not await _run_unless_signalled(server.retire(), signals):
+        return _exit("stopped at once")
     servables = server.manager.registry.all_in_memory()
-    if not await _unless_signalled(_stop(server, delay), signals):
-        return _leave("stopped at once")
+    if not await _run_unless_signalled(_stop(server, delay), signals):
+        return _exit("stopped at once")
     if await _end_tasks():
         for servable in servables:
             if servable.leases:
                 log.warning("%s still runs; the server does not wait for it", servable)
-        return _leave("code on the event loop did not end when it was cancelled", 0)
+        return _exit("code on the event loop did not end when it was cancelled", 0)
     return 0
 
 
@@ -227,7 +227,7 @@ def _configured(start: Start, spec: WorkerSpec, wanted: Wanted) -> Start:
 
 
 @contextmanager
-def _following(start: Start, server: Server) -> Iterator[None]:
+def _follow_config(start: Start, server: Server) -> Iterator[None]:
     """Applies changes of the configuration file, if configured, during the block."""
     if start.config_file is None or not start.poll_seconds:
         yield
@@ -252,7 +252,7 @@ def _listen_for_signals(config: Config) -> asyncio.Queue[signal.Signals]:
     return signals
 
 
-async def _unless_signalled(work: Coroutine[Any, Any, None], signals: asyncio.Queue[signal.Signals]) -> bool:
+async def _run_unless_signalled(work: Coroutine[Any, Any, None], signals: asyncio.Queue[signal.Signals]) -> bool:
     """Runs the work; returns False if a signal arrives first. Raises the exceptions of the work."""
     working = asyncio.ensure_future(work)
     signalled = asyncio.ensure_future(signals.get())
@@ -278,10 +278,10 @@ async def _end_tasks() -> bool:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
-    return bool(others) and bool((await asyncio.wait(others, timeout=END_PATIENCE_SECONDS))[1])
+    return bool(others) and bool((await asyncio.wait(others, timeout=END_TIMEOUT_SECONDS))[1])
 
 
-def _leave(text: str, status: int = FAILED) -> NoReturn:
+def _exit(text: str, status: int = FAILED) -> NoReturn:
     """Ends the process without waiting for threads that load or run a model."""
     log.warning(text)
     logging.shutdown()

@@ -164,7 +164,7 @@ def start_tfserving(flags: Mapping[str, Any], others: Iterable[str], environment
 def start_grps(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
     """Returns the start of `triglot grps`. Raises `ConfigError` and `ModelLoadError`."""
     telemetry = Telemetry()
-    settings, logs_in = grps_cli.read(flags, others)
+    settings, log_root = grps_cli.read(flags, others)
     project = grps_cli.project_of(settings, telemetry)
     models, dag = grps_cli.project_models(project)
     return Start(
@@ -173,7 +173,7 @@ def start_grps(flags: Mapping[str, Any], others: Iterable[str], environment: Map
         warnings=settings.warnings,
         telemetry=telemetry,
         about=grps_cli.metadata(settings),
-        surroundings=partial(grps_cli.surroundings, settings, logs_in, telemetry),
+        surroundings=partial(grps_cli.surroundings, settings, log_root, telemetry),
         prepare=partial(grps_cli.load, project),
         test=partial(grps_cli.passes, settings, flags["unittest"]) if "unittest" in flags else None,
         # Logged, as the project's log must have it, too (grps 5.2).

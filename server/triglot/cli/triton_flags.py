@@ -23,7 +23,7 @@ _NO_RATES = "there is no rate limiter; instance_group of a config.pbtxt says how
 _NO_MEMORY_POOL = "there are no pools of GPU memory or pinned memory"
 _NO_SAGEMAKER = "there are no routes of SageMaker's"
 _VERTEX = "--predict-route and --health-route, or AIP_PREDICT_ROUTE and AIP_HEALTH_ROUTE"
-OURS: Mapping[str, str] = MappingProxyType(
+REPLACEMENTS: Mapping[str, str] = MappingProxyType(
     {
         "--model-repository": _REPOSITORY,
         "--model-store": _REPOSITORY,
@@ -105,7 +105,7 @@ OURS: Mapping[str, str] = MappingProxyType(
 """Triton's flag → Triglot's flag, or what replaces it."""
 
 
-def in_place_of(flag: str) -> str:
+def replacement_of(flag: str) -> str:
     """Returns the end of the error for an unknown flag; "" if it is not one of Triton's."""
-    ours = OURS.get(flag)
+    ours = REPLACEMENTS.get(flag)
     return f" of Triton's; here: {ours}" if ours else ""

@@ -39,8 +39,8 @@ REPEATED = (
 """Lists whose flag may be repeated, as in Triton; the values are joined."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PROTOCOLS = ("kserve", "tfserving", "grps")
-MOST_TRACES = 2**31 - 1
-MOST_WORKERS = 1024
+MAX_TRACES = 2**31 - 1
+MAX_WORKERS = 1024
 CLIENT_AUTH = ("none", "optional", "required")
 GRPC_TRANSPORTS = ("aio", "h2")
 HTTP_TRANSPORTS = ("aiohttp", "h1")
@@ -61,7 +61,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _HOST_NAME = re.compile(r"\*|[^*:/\s]+")
 
 
-def _parts(text: str) -> list[str]:
+def _items(text: str) -> list[str]:
     """Returns the items of a comma-separated list."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -379,7 +379,7 @@ class Config:
         1,
         "processes that share the ports, each with all models and its own limits, queues and caches",
         least=1,
-        most=MOST_WORKERS,
+        most=MAX_WORKERS,
     )
     worker_timeout: float = option(
         PROCESSES,
@@ -450,13 +450,13 @@ class Config:
     trace_level: str = option(
         TRACES, "OFF", f"what to trace: OFF, or one or both of {', '.join(LEVELS)}", value="LEVEL,..."
     )
-    trace_rate: int = option(TRACES, 1000, "trace one request in N", least=1, most=MOST_TRACES)
-    trace_count: int = option(TRACES, -1, "most requests to trace; -1: no limit", least=-1, most=MOST_TRACES)
+    trace_rate: int = option(TRACES, 1000, "trace one request in N", least=1, most=MAX_TRACES)
+    trace_count: int = option(TRACES, -1, "most requests to trace; -1: no limit", least=-1, most=MAX_TRACES)
     trace_log_frequency: int = option(
         TRACES,
         0,
         "traces in one file: the files are --trace-file with .0, .1 and so on; 0: one file",
-        most=MOST_TRACES,
+        most=MAX_TRACES,
     )
     trace_config: str = option(
         TRACES,
@@ -598,27 +598,27 @@ class Config:
     @property
     def models_to_load(self) -> tuple[str, ...]:
         """The names in `load_model`."""
-        return tuple(_parts(self.load_model))
+        return tuple(_items(self.load_model))
 
     @property
     def named_prediction_models(self) -> frozenset[str]:
         """The names in `named_predictions`."""
-        return frozenset(_parts(self.named_predictions))
+        return frozenset(_items(self.named_predictions))
 
     @property
     def model_roots(self) -> list[Path]:
         """The folders in `allowed_model_roots`."""
-        return [Path(part) for part in _parts(self.allowed_model_roots)]
+        return [Path(part) for part in _items(self.allowed_model_roots)]
 
     @property
     def allowed_origin_list(self) -> tuple[str, ...]:
         """The origins in `allowed_origins`, as browsers write them."""
-        return tuple(origin.lower().rstrip("/") for origin in _parts(self.allowed_origins))
+        return tuple(origin.lower().rstrip("/") for origin in _items(self.allowed_origins))
 
     @property
     def allowed_host_list(self) -> tuple[str, ...]:
         """The names in `allowed_hosts`, in lower case."""
-        return tuple(name.lower() for name in _parts(self.allowed_hosts))
+        return tuple(name.lower() for name in _items(self.allowed_hosts))
 
     @property
     def on_loopback(self) -> bool:

@@ -30,7 +30,7 @@ _RESTART = 0x10000000
 """SA_RESTART, as `signal` sets it."""
 _ADDRESS_GONE = 2
 """BUS_ADRERR."""
-_MOST_REPLACED = 16 * 1024 * 1024
+_MAX_REPLACED = 16 * 1024 * 1024
 """Limit on the bytes replaced by zeros at once: the system may refuse more."""
 
 
@@ -70,7 +70,7 @@ class Guarded:
         """Maps zeros from the page of address `at`; pages before it still belong to the file."""
         self.lost = True
         first = at - at % mmap.PAGESIZE
-        map_nothing(first, min(self.address + self.size - first, _MOST_REPLACED))
+        map_nothing(first, min(self.address + self.size - first, _MAX_REPLACED))
 
 
 class BusErrors:
@@ -82,29 +82,29 @@ class BusErrors:
         self._guarded: dict[int, Guarded] = {}
         self._before = _Action()
         try:
-            self._ask = ctypes.CDLL(None, use_errno=True).sigaction
+            self._sigaction = ctypes.CDLL(None, use_errno=True).sigaction
             # Must live as long as this object: the C library only has its address.
             self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(_Info), ctypes.c_void_p)(
                 self._handle
             )
         except (AttributeError, MemoryError) as error:  # A system may forbid executable memory.
             raise OSError(errno.ENOSYS, f"SIGBUS cannot be handled: {error}") from None
-        self._ask.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        self._sigaction.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         self._number = int(signal.SIGBUS)
         # Concurrent calls of `in_place` write the same value here.
-        self._now = _Action()
-        self._now_at = ctypes.addressof(self._now)
+        self._current = _Action()
+        self._current_address = ctypes.addressof(self._current)
         self._address = ctypes.cast(self._handler, ctypes.c_void_p).value
         ours = _Action(handler=self._address, flags=_SIGINFO | _RESTART)
-        if self._ask(self._number, ctypes.byref(ours), ctypes.byref(self._before)) or not self.in_place():
+        if self._sigaction(self._number, ctypes.byref(ours), ctypes.byref(self._before)) or not self.in_place():
             raise OSError(errno.ENOSYS, "SIGBUS cannot be handled")
         # The handler cannot run without an interpreter.
-        atexit.register(self._step_back)
+        atexit.register(self._restore)
 
     def in_place(self) -> bool:
         """Whether this handler is installed; other code in the process may have replaced it."""
-        self._ask(self._number, None, self._now_at)
-        return bool(self._now.handler == self._address)
+        self._sigaction(self._number, None, self._current_address)
+        return bool(self._current.handler == self._address)
 
     def guard(self, address: int, size: int) -> Guarded:
         """Guards this memory against SIGBUS until `forget`."""
@@ -119,23 +119,23 @@ class BusErrors:
     def _handle(self, _: int, info: ctypes._Pointer[_Info], __: int | None) -> None:
         code = info.contents.code
         with suppress(Exception):  # An exception would make the access repeat forever.
-            if code == _ADDRESS_GONE and self._replaced(info.contents.address):
+            if code == _ADDRESS_GONE and self._replace(info.contents.address):
                 return
-        self._step_back()
+        self._restore()
         # A faulting access repeats and reaches the previous handler; a signal that was sent is raised again.
         if code <= 0:
             signal.raise_signal(signal.SIGBUS)
 
-    def _replaced(self, address: int) -> bool:
+    def _replace(self, address: int) -> bool:
         for guarded in list(self._guarded.values()):
             if guarded.address <= address < guarded.address + guarded.size:
                 guarded.replace(address)
                 return True
         return False
 
-    def _step_back(self) -> None:
+    def _restore(self) -> None:
         if self.in_place():
-            self._ask(self._number, ctypes.byref(self._before), None)
+            self._sigaction(self._number, ctypes.byref(self._before), None)
 
 
 @cache

@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 LARGEST_KEPT_BLOCK = 32 * 1024 * 1024
 """The maximum that glibc accepts."""
-MOST_KEPT_BYTES = 256 * 1024 * 1024
+MAX_KEPT_BYTES = 256 * 1024 * 1024
 """Limit on free memory that is kept at the end of the heap."""
-HEAPS = 1
+MAX_HEAPS = 1
 """No separate heaps for threads: glibc would keep 64 MiB of each, and trims only the end of the first one."""
 HEAPS_VARIABLE = "MALLOC_ARENA_MAX"
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
@@ -62,10 +62,10 @@ def keep_memory(environment: Mapping[str, str]) -> bool:
         log.debug("malloc is left as it is: it is not glibc's")
         return False
     if HEAPS_VARIABLE not in environment:
-        library.mallopt(_M_ARENA_MAX, HEAPS)
+        library.mallopt(_M_ARENA_MAX, MAX_HEAPS)
     return bool(
         library.mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT_BLOCK)
-        and library.mallopt(_M_TRIM_THRESHOLD, MOST_KEPT_BYTES)
+        and library.mallopt(_M_TRIM_THRESHOLD, MAX_KEPT_BYTES)
     )
 
 

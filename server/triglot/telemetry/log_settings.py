@@ -21,7 +21,7 @@ from triglot.telemetry.loggers import DATES, MODELS, OURS
 FILE, FORMAT, VERBOSE = "log_file", "log_format", "log_verbose_level"
 SWITCHES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
 KEYS = (FILE, *SWITCHES, VERBOSE, FORMAT)
-MOST_VERBOSE = 2**32 - 1
+MAX_VERBOSE = 2**32 - 1
 DEFAULT, ISO8601, JSON = "default", "ISO8601", "json"
 FORMATS = (DEFAULT, ISO8601)
 """The formats that a client may select."""
@@ -116,8 +116,8 @@ class LogSettings:
             if not isinstance(value, bool):
                 raise InvalidArgument(f"{key}: expected true or false, got {value!r:.100}")
         elif key == VERBOSE:
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_VERBOSE:
-                raise InvalidArgument(f"{key}: expected an integer from 0 to {MOST_VERBOSE}, got {value!r:.100}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_VERBOSE:
+                raise InvalidArgument(f"{key}: expected an integer from 0 to {MAX_VERBOSE}, got {value!r:.100}")
         elif value == self._values[FORMAT]:
             pass  # Whatever it is: a client may send back the value that it read.
         elif value not in FORMATS:

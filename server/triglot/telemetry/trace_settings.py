@@ -64,7 +64,7 @@ class Scope:
         return self.holder(key).own[key]
 
     @property
-    def over(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether no more requests are traced until a setting changes."""
         return not self.value(LEVEL) or self.value(COUNT) == 0
 

@@ -46,9 +46,9 @@ from triglot.telemetry.trace_tensors import Snapshot, of_input, of_output
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-MAX_COLLECTED = 256
+MAX_BUFFERED = 256
 """Number of traces, steps included, that are buffered before they are written together."""
-MAX_ANSWERS = 1024
+MAX_RESPONSES = 1024
 """Limit on the responses of a stream in a trace."""
 MAX_STEPS = 256
 """Limit on the calls between models in the trace of one request."""
@@ -81,7 +81,7 @@ class Trace:
         self.head = head
         self.level = level
         self.root = root or self
-        self.scope: _Collected | None = None
+        self.scope: _TraceBuffer | None = None
         self.steps: list[Trace] = []
         """Steps that have ended."""
         self.begun = 0
@@ -92,42 +92,42 @@ class Trace:
         self._tensors: list[tuple[str, Snapshot]] = []
         self._stamps = [("REQUEST_START", tracer.clock())]
 
-    def asked(self, request: InferenceRequest) -> None:
+    def record_inputs(self, request: InferenceRequest) -> None:
         """Records the inputs; copied now, since their memory may be the client's."""
         if TENSORS in self.level:
             self._keep("TENSOR_QUEUE_INPUT", of_input, request.inputs)
 
-    def end(self, answer: Any = None) -> None:
+    def end(self, response: Any = None) -> None:
         """Ends the trace, with the response if there is one."""
-        if answer is not None:
-            self._answered(answer)
+        if response is not None:
+            self._record_outputs(response)
         self._end()
 
     async def opened(self, opening: Awaitable[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
         """Opens a stream and returns its traced responses."""
         try:
-            answers = await opening
+            responses = await opening
         except BaseException:
             self._end()
             raise
-        return self.each(answers)
+        return self.each(responses)
 
-    async def each(self, answers: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    async def each(self, responses: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         """Yields the responses of a stream, and traces them."""
         try:
-            async with aclosing(answers):
-                async for answer in answers:
-                    self._answered(answer)
-                    if len(self._stamps) < MAX_ANSWERS:
+            async with aclosing(responses):
+                async for response in responses:
+                    self._record_outputs(response)
+                    if len(self._stamps) < MAX_RESPONSES:
                         self._stamps.append(("INFER_RESPONSE_COMPLETE", self._tracer.clock()))
-                    yield answer
+                    yield response
         finally:
             self._end()
 
-    def _answered(self, answer: Any) -> None:
+    def _record_outputs(self, response: Any) -> None:
         # The messages of grps projects are not tensors.
-        if TENSORS in self.level and len(self._tensors) < MAX_ANSWERS:
-            self._keep("TENSOR_BACKEND_OUTPUT", of_output, getattr(answer, "outputs", ()))
+        if TENSORS in self.level and len(self._tensors) < MAX_RESPONSES:
+            self._keep("TENSOR_BACKEND_OUTPUT", of_output, getattr(response, "outputs", ()))
 
     def _keep(self, activity: str, snapshot: Callable[[Any], Snapshot], tensors: Iterable[Any]) -> None:
         try:
@@ -176,7 +176,7 @@ def _phases(call: Call, start: float, end: float) -> list[tuple[str, float]]:
     ]
 
 
-class _Collected:
+class _TraceBuffer:
     """The traces that a scope has buffered, and the number of the file that they are written to."""
 
     __slots__ = ("in_file", "number", "running", "scope", "size", "traces")
@@ -202,8 +202,8 @@ class Tracer:
         self._spans = spans
         self.clock = time.perf_counter
         self._start = scope_of(options)
-        self._server = _Collected(scope_of(options))
-        self._models: dict[str, _Collected] = {}
+        self._server = _TraceBuffer(scope_of(options))
+        self._models: dict[str, _TraceBuffer] = {}
         self._file = TraceFile(Path(options.file)) if options.file and options.mode == TRITON else None
         self._ids = count(1)
         self.on = bool(options.level) and options.mode == TRITON
@@ -238,7 +238,7 @@ class Tracer:
         trace = call.trace = Trace(self, head, level, call, before and before.root)
         trace.scope = scope
         if request is not None:
-            trace.asked(request)
+            trace.record_inputs(request)
         return trace
 
     def ended(self, trace: Trace) -> None:
@@ -247,37 +247,37 @@ class Tracer:
             if not trace.root.ended:
                 trace.root.steps.append(trace)
             return
-        collected = trace.scope
-        collected.running -= 1
-        collected.traces.append(trace)
-        collected.size += 1 + len(trace.steps)
-        frequency = collected.scope.value(FREQUENCY)
-        over = collected.scope.over and not collected.running
-        full = 0 < frequency <= collected.in_file + len(collected.traces)
-        if full or over or collected.size >= MAX_COLLECTED:
-            self._write(collected, frequency, over=over)
+        buffer = trace.scope
+        buffer.running -= 1
+        buffer.traces.append(trace)
+        buffer.size += 1 + len(trace.steps)
+        frequency = buffer.scope.value(FREQUENCY)
+        over = buffer.scope.exhausted and not buffer.running
+        full = 0 < frequency <= buffer.in_file + len(buffer.traces)
+        if full or over or buffer.size >= MAX_BUFFERED:
+            self._write(buffer, frequency, over=over)
 
-    def _write(self, collected: _Collected, frequency: int, *, over: bool) -> None:
+    def _write(self, buffer: _TraceBuffer, frequency: int, *, over: bool) -> None:
         """Writes the buffered traces; if the scope is exhausted (`over`) by its count, to a numbered file."""
-        traces, collected.traces = collected.traces, []
-        size, collected.size = collected.size, 0
+        traces, buffer.traces = buffer.traces, []
+        size, buffer.size = buffer.size, 0
         if not traces or self._file is None:
             if over:
-                collected.number, collected.in_file = None, 0
+                buffer.number, buffer.in_file = None, 0
             return
-        in_own = frequency or (over and collected.scope.value(COUNT) == 0)
-        if in_own and collected.number is None:
-            collected.number = self._file.next_number()
-        last = over or (frequency > 0 and collected.in_file + len(traces) >= frequency)
-        number = collected.number if in_own else None
+        in_own = frequency or (over and buffer.scope.value(COUNT) == 0)
+        if in_own and buffer.number is None:
+            buffer.number = self._file.next_number()
+        last = over or (frequency > 0 and buffer.in_file + len(traces) >= frequency)
+        number = buffer.number if in_own else None
         self._file.write(number, size, partial(_all_records, traces), last=last and number is not None)
-        collected.in_file += len(traces)
+        buffer.in_file += len(traces)
         if last:
-            collected.number, collected.in_file = None, 0
+            buffer.number, buffer.in_file = None, 0
 
     def _flush(self) -> None:
-        for collected in (self._server, *self._models.values()):
-            self._write(collected, collected.scope.value(FREQUENCY), over=True)
+        for buffer in (self._server, *self._models.values()):
+            self._write(buffer, buffer.scope.value(FREQUENCY), over=True)
 
     # --- settings ---
 
@@ -304,7 +304,7 @@ class Tracer:
             raise Unimplemented(f"a model has no trace settings of its own with {MODE} {OPENTELEMETRY}")
         self._flush()
         if model:
-            scope = self._models.setdefault(model, _Collected(Scope({}, self._server.scope))).scope
+            scope = self._models.setdefault(model, _TraceBuffer(Scope({}, self._server.scope))).scope
         else:
             scope = self._server.scope
         scope.change({key: value for key, value in values.items() if value is not None})

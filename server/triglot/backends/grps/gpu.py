@@ -21,7 +21,7 @@ from triglot.telemetry.monitor import Monitor
 log = logging.getLogger(__name__)
 
 MIB = 1 << 20
-SECONDS = 1.0
+SAMPLE_SECONDS = 1.0
 """Interval between samples of the GPUs."""
 
 
@@ -101,7 +101,7 @@ def _load(nvml: Any, device: int, handle: Any) -> GpuLoad:
     return GpuLoad(device, usage, used)
 
 
-class GpuWatch:
+class GpuMonitor:
     """Samples a project's GPUs once a second for its metrics, on its own thread from `start` to `stop`.
 
     `read` returns the load; by default through NVML.
@@ -123,7 +123,7 @@ class GpuWatch:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
 
-    def __enter__(self) -> GpuWatch:
+    def __enter__(self) -> GpuMonitor:
         self.start()
         return self
 
@@ -171,7 +171,7 @@ class GpuWatch:
             while True:
                 self.sample()
                 self.collect(time.monotonic())
-                if self._stopped.wait(SECONDS):
+                if self._stopped.wait(SAMPLE_SECONDS):
                     return
         except Exception:
             log.exception("GPU metrics stopped after an error")

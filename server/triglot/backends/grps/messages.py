@@ -19,7 +19,7 @@ def is_message(value: Any) -> TypeGuard[GrpsMessage]:
     return isinstance(value, Message) and value.DESCRIPTOR.full_name == FULL_NAME
 
 
-def parsed(encoded: bytes) -> GrpsMessage:
+def parse(encoded: bytes) -> GrpsMessage:
     """Parses a message. Raises `InvalidArgument` for malformed bytes."""
     try:
         return GrpsMessage.FromString(encoded)
@@ -27,7 +27,7 @@ def parsed(encoded: bytes) -> GrpsMessage:
         raise InvalidArgument(f"the request is not a GrpsMessage: {error}") from None
 
 
-def as_ours(message: Message) -> GrpsMessage:
+def as_own_class(message: Message) -> GrpsMessage:
     """Returns the message as an instance of our class; the same object if it is one."""
     return message if isinstance(message, GrpsMessage) else GrpsMessage.FromString(message.SerializeToString())
 

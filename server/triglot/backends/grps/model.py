@@ -10,7 +10,7 @@ from copy import copy
 from typing import Any
 
 from triglot.backends.grps.context import GrpsContext
-from triglot.backends.grps.messages import NOT_A_MESSAGE, as_ours, is_message, parsed
+from triglot.backends.grps.messages import NOT_A_MESSAGE, as_own_class, is_message, parse
 from triglot.backends.grps.runner import Failures, ModelRunner, Pool, run_in_sequence
 from triglot.backends.grps.settings import Batching
 from triglot.backends.grps.tensors import arrays_of, message_of
@@ -69,7 +69,7 @@ class GrpsModel(Model):
 
     def _message(self, inputs: Mapping[str, Array], call: Call) -> Any:
         exchange = call.exchange
-        return message_of(inputs, self._model_id) if exchange is None else parsed(exchange.message)
+        return message_of(inputs, self._model_id) if exchange is None else parse(exchange.message)
 
     def _answer(self, answer: Any, context: GrpsContext, call: Call) -> Any:
         """Returns the response to the call. Raises as `infer` does."""
@@ -90,7 +90,7 @@ class GrpsModel(Model):
             return None
         if not is_message(answer):
             raise Internal(NOT_A_MESSAGE)
-        return answer.SerializeToString() if exchange is not None else arrays_of(as_ours(answer))
+        return answer.SerializeToString() if exchange is not None else arrays_of(as_own_class(answer))
 
     def _run(self, message: Any, context: GrpsContext) -> Any:
         try:
@@ -116,8 +116,8 @@ class BatchedGrpsModel(GrpsModel):
     Inside a DAG of several models, batches are formed by `DynamicBatcher` instead.
     """
 
-    def __init__(self, runner: ModelRunner, batching: Batching, *said: Any) -> None:
-        super().__init__([runner], *said)
+    def __init__(self, runner: ModelRunner, batching: Batching, *arguments: Any) -> None:
+        super().__init__([runner], *arguments)
         size, delay = batching.max_batch_size, batching.timeout_us / 1e6
         self.dynamic_batching = DynamicBatching(max_batch_size=size, max_queue_delay=delay)
 

@@ -79,12 +79,12 @@ class GrpsProject:
                 self._runners[model_id] = ModelRunner(
                     components.inferer(entry),
                     components.converter(entry),
-                    self._reachable(entry.batching),
+                    self._limited(entry.batching),
                     self._failures,
                 )
             return self._runners[model_id]
 
-    def _reachable(self, batching: Batching | None) -> Batching | None:
+    def _limited(self, batching: Batching | None) -> Batching | None:
         """Limits the batching: each request of a batch takes a slot of the pool, and delays must be finite."""
         if batching is None:
             return None
@@ -99,11 +99,11 @@ class GrpsProject:
             except BaseException:
                 self._release()
                 raise
-            said = (model_id, description, self._pool, self._failures, self._release)
+            arguments = (model_id, description, self._pool, self._failures, self._release)
             if len(runners) == 1 and (batching := runners[0].batching) is not None:
-                model: GrpsModel = BatchedGrpsModel(runners[0], batching, *said)
+                model: GrpsModel = BatchedGrpsModel(runners[0], batching, *arguments)
             else:
-                model = GrpsModel(runners, *said)
+                model = GrpsModel(runners, *arguments)
                 each = zip(model_ids, runners, strict=True)
                 model.own_batches = {name: runner.batches for name, runner in each if runner.batches is not None}
             model.inputs, model.outputs = runners[0].declared[0], runners[-1].declared[1]

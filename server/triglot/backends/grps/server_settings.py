@@ -90,7 +90,7 @@ def read_server(folder: Path, file: Path, warnings: list[str]) -> tuple[str, dic
 
 
 def _server(folder: Path, values: YamlMap, warnings: list[str]) -> ServerSettings:
-    warnings += values.oddities()
+    warnings += values.misspelt_keys()
     interface = values.map("interface", INTERFACE_KEYS)
     if interface.values.get("framework") == BRPC:
         framework = "http+grpc"
@@ -109,7 +109,7 @@ def _server(folder: Path, values: YamlMap, warnings: list[str]) -> ServerSetting
     log_dir = log.text("log_dir", "a folder")
     if (folder / log_dir).exists() and not (folder / log_dir).is_dir():
         log.fail("log_dir", "a folder", reason=f"a file, {folder / log_dir}")
-    warnings += [*interface.oddities(), *log.oddities()]
+    warnings += [*interface.misspelt_keys(), *log.misspelt_keys()]
     return ServerSettings(
         framework=framework,
         host=_host(interface),
@@ -155,7 +155,7 @@ def _custom_http(interface: YamlMap, warnings: list[str]) -> CustomHttp | None:
     if not interface.has("customized_predict_http"):
         return None
     custom = interface.map("customized_predict_http", CUSTOM_KEYS)
-    warnings += custom.oddities()
+    warnings += custom.misspelt_keys()
     path = custom.text("path", "a path, such as /predict")
     if not PATH.fullmatch(path):
         custom.fail("path", "a path of '/' and letters, digits, '_', '-' and '/'")
@@ -165,7 +165,7 @@ def _custom_http(interface: YamlMap, warnings: list[str]) -> CustomHttp | None:
     if not custom.has("streaming_ctrl"):
         return CustomHttp(path, body)
     streaming = custom.map("streaming_ctrl", STREAMING_KEYS)
-    warnings += streaming.oddities()
+    warnings += streaming.misspelt_keys()
     options = {key: streaming.text(key) for key in STREAMING_KEYS if streaming.has(key)}
     if "ctrl_mode" in options:
         streaming.choice("ctrl_mode", MODES)
@@ -176,7 +176,7 @@ def _gpu(values: YamlMap, warnings: list[str]) -> GpuSettings | None:
     if not values.has("gpu"):
         return None
     gpu = values.map("gpu", GPU_KEYS)
-    warnings += gpu.oddities()
+    warnings += gpu.misspelt_keys()
     devices = gpu.values.get("devices")
     if not isinstance(devices, list) or not devices or not all(type(device) is int for device in devices):
         gpu.fail("devices", "a list of integers, such as [0]")

@@ -125,7 +125,7 @@ def read_project(
     server_text, server_values, server = read_server(folder, server_file, warnings)
     inference_text, inference = read_yaml(inference_file, INFERENCE_TEXTS)
     values = YamlMap(inference_file, inference, INFERENCE_KEYS)
-    warnings += values.oddities()
+    warnings += values.misspelt_keys()
     models = _models(values, warnings)
     return ProjectSettings(
         folder=folder.absolute(),
@@ -151,7 +151,7 @@ def _models(values: YamlMap, warnings: list[str]) -> tuple[ModelEntry, ...]:
 
 
 def _model(entry: YamlMap, warnings: list[str]) -> ModelEntry:
-    warnings += entry.oddities()
+    warnings += entry.misspelt_keys()
     inferer_type = entry.choice("inferer_type", [*BUILT_IN, "customized"])
     converter_type = entry.choice("converter_type", [*BUILT_IN, "customized", "none"])
     return ModelEntry(
@@ -204,7 +204,7 @@ def _batching(entry: YamlMap, warnings: list[str]) -> Batching | None:
     if not entry.has("batching"):
         return None
     batching = entry.map("batching", BATCHING_KEYS)
-    warnings += batching.oddities()
+    warnings += batching.misspelt_keys()
     dynamic = batching.choice("type", ["none", "dynamic"]) == "dynamic"
     numbers = Batching(batching.integer("max_batch_size"), batching.integer("batch_timeout_us"))
     return numbers if dynamic else None
@@ -217,6 +217,6 @@ def _dag(values: YamlMap, ids: Sequence[str], warnings: list[str]) -> DagEntry:
     for node in nodes:
         node.choice("type", ["model"])
         node.choice("model", ids)
-        warnings += node.oddities()
-    warnings += dag.oddities()
+        warnings += node.misspelt_keys()
+    warnings += dag.misspelt_keys()
     return DagEntry(dag.text("name"), tuple((node.text("name"), node.text("model")) for node in nodes))

@@ -43,7 +43,7 @@ def read_yaml(file: Path, texts: Collection[str]) -> tuple[str, dict[str, Any]]:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2024-02-31.
         raise ModelLoadError(f"{file}: not YAML: {error}") from None
     if not isinstance(values, dict):
-        raise ModelLoadError(f"{file}: expected a map, got {shown(values)}")
+        raise ModelLoadError(f"{file}: expected a map, got {quoted(values)}")
     return text, values
 
 
@@ -59,23 +59,23 @@ def _parse(text: str, texts: Collection[str]) -> Any:
         loader.dispose()
 
 
-def _mark(loader: yaml.SafeLoader, node: yaml.Node, way: str, texts: Collection[str]) -> None:
+def _mark(loader: yaml.SafeLoader, node: yaml.Node, path: str, texts: Collection[str]) -> None:
     if isinstance(node, yaml.ScalarNode):
-        if way in texts and node.tag != NULL_TAG:
+        if path in texts and node.tag != NULL_TAG:
             node.tag = TEXT_TAG
-    elif way and not any(text.startswith(f"{way}.") for text in texts):
+    elif path and not any(text.startswith(f"{path}.") for text in texts):
         return  # Ends recursive aliases, which can only be outside of the known keys.
     elif isinstance(node, yaml.MappingNode):
         loader.flatten_mapping(node)  # Includes merged keys.
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode):
-                _mark(loader, value, f"{way}.{key.value}" if way else key.value, texts)
+                _mark(loader, value, f"{path}.{key.value}" if path else key.value, texts)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _mark(loader, item, f"{way}.*", texts)
+            _mark(loader, item, f"{path}.*", texts)
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """Returns a value as errors quote it."""
     if value is None:
         return "nothing"
@@ -85,7 +85,7 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class YamlMap:
-    """A map in a file: `way` is its path, `known` are the supported keys; other keys are ignored.
+    """A map in a file: `path` is its path, `known` are the supported keys; other keys are ignored.
 
     Every method raises `ModelLoadError` for an invalid value; an empty value counts as absent.
     """
@@ -93,21 +93,23 @@ class YamlMap:
     file: Path
     values: dict[Any, Any]
     known: Collection[str]
-    way: str = ""
+    path: str = ""
 
     def fail(self, key: str, expected: str, *, reason: str = "") -> NoReturn:
         """Raises the error for a key's value; `reason` replaces the value in the text."""
-        text = f"{self.file}: {self._way(key)}: expected {expected}, got {reason or shown(self.values.get(key))}"
-        if self.values.get(key) is None and (near := self._misspelt(key)):
+        text = (
+            f"{self.file}: {self._path_of(key)}: expected {expected}, got {reason or quoted(self.values.get(key))}"
+        )
+        if self.values.get(key) is None and (near := self._misspelling_of(key)):
             text += f"; did you mean {key!r} by {near!r}?"
         raise ModelLoadError(text)
 
-    def oddities(self) -> list[str]:
+    def misspelt_keys(self) -> list[str]:
         """Returns a warning for each unknown key that resembles a known, absent one."""
         return [
-            f"{self.file}: {self._way(near)}: unknown key, ignored; did you mean {key!r}?"
+            f"{self.file}: {self._path_of(near)}: unknown key, ignored; did you mean {key!r}?"
             for key in self.known
-            if key not in self.values and (near := self._misspelt(key))
+            if key not in self.values and (near := self._misspelling_of(key))
         ]
 
     def has(self, key: str) -> bool:
@@ -148,7 +150,7 @@ class YamlMap:
         value = self.values.get(key)
         if not isinstance(value, dict):
             self.fail(key, f"a map with {', '.join(known)}")
-        return YamlMap(self.file, value, known, self._way(key))
+        return YamlMap(self.file, value, known, self._path_of(key))
 
     def maps(self, key: str, known: Collection[str]) -> list[YamlMap]:
         """Returns a list of at least one map."""
@@ -158,12 +160,12 @@ class YamlMap:
             self.fail(key, expected)
         for index, value in enumerate(values):
             if not isinstance(value, dict):
-                self.fail(key, expected, reason=f"{shown(value)} as item {index}")
-        return [YamlMap(self.file, value, known, f"{self._way(key)}[{i}]") for i, value in enumerate(values)]
+                self.fail(key, expected, reason=f"{quoted(value)} as item {index}")
+        return [YamlMap(self.file, value, known, f"{self._path_of(key)}[{i}]") for i, value in enumerate(values)]
 
-    def _way(self, key: str) -> str:
-        return f"{self.way}.{key}" if self.way else key
+    def _path_of(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path else key
 
-    def _misspelt(self, key: str) -> str | None:
+    def _misspelling_of(self, key: str) -> str | None:
         unknown = [other for other in self.values if isinstance(other, str) and other not in self.known]
         return next(iter(difflib.get_close_matches(key, unknown, n=1, cutoff=NEAR)), None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from triglot.backends.parameters import warn_of_others
+from triglot.backends.parameters import warn_of_unknown
 from triglot.backends.torch.archive import Kind, kind_of
 from triglot.backends.torch.compiled import CompiledModel, read_compiled
 from triglot.backends.torch.exported import read_exported
@@ -41,7 +41,7 @@ def load(file: Path, config: ModelConfig) -> Model:
     programs: dict[Device, Program] = {
         device: read(file, _torch_device(device)) for device in dict.fromkeys(devices)
     }
-    warn_of_others(file, config, "torch")
+    warn_of_unknown(file, config, "torch")
     make = CompiledModel if kind is Kind.COMPILED else TorchModel
     return make(file, config, [programs[device] for device in devices])
 

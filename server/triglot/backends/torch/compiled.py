@@ -87,7 +87,7 @@ class CompiledProgram:
             raise
         return {one.name: tensor for one, tensor in zip(self.outputs, tree_flatten(result)[0], strict=True)}
 
-    def keeps(self, _: torch.Tensor) -> bool:
+    def may_own(self, _: torch.Tensor) -> bool:
         """Returns True, as nothing shows whether the tensor is one of its constants."""
         return True
 

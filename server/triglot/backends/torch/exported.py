@@ -88,7 +88,7 @@ class ExportedProgram:
         tensors_out = zip(self._results, tree_flatten(result)[0], strict=True)
         return {known.name: tensor for known, tensor in tensors_out if known is not None}
 
-    def keeps(self, tensor: torch.Tensor) -> bool:
+    def may_own(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor shares memory with a parameter, a buffer or a constant of the program."""
         return tensor.untyped_storage().data_ptr() in self._memory
 

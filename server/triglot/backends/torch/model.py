@@ -58,7 +58,7 @@ class Program(Protocol):
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Returns the outputs for tensors on the CPU. Raises `RefusedInputs`, and the program's exceptions."""
 
-    def keeps(self, tensor: torch.Tensor) -> bool:
+    def may_own(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's memory may be the program's own, which the next call may change."""
 
     def close(self) -> None:
@@ -81,22 +81,22 @@ class TorchModel(Model):
         self._programs = programs
         self._placement = Placement(programs)
         if any(program.device.type == "cuda" for program in programs):
-            self.check_ready = _has_cuda
+            self.check_ready = _cuda_works
         program = programs[0]
         self._inputs = program.inputs
         try:
-            added = _added(config)
+            added = _sequence_tensors(config)
             self._input_names = _input_names(config.inputs, added.inputs, program.inputs)
-            self._renames = _Renames(config.outputs, added.outputs, program.outputs)
+            self._output_names = _OutputNames(config.outputs, added.outputs, program.outputs)
             self._declare(config, added, program)
         except ValueError as error:
             raise ModelLoadError(f"{config.source or file}: {error}", Code.INVALID_ARGUMENT) from None
 
-    def _declare(self, config: ModelConfig, added: _Added, program: Program) -> None:
+    def _declare(self, config: ModelConfig, added: _SequenceTensors, program: Program) -> None:
         inputs, outputs = _specs(program.inputs), _specs(program.outputs)
         if outputs:
             self.inputs = _renamed(self._input_names, inputs)
-            self.outputs = _renamed(self._renames.of(list(outputs)), outputs)
+            self.outputs = _renamed(self._output_names.of(list(outputs)), outputs)
         elif config.inputs and config.outputs:
             self.inputs = [_spec("input", tensor, config) for tensor in (*config.inputs, *added.inputs)]
             self.outputs = [_spec("output", tensor, config) for tensor in (*config.outputs, *added.outputs)]
@@ -109,8 +109,8 @@ class TorchModel(Model):
         Raises `InvalidArgument` for inputs that it does not accept, and `Internal` with torch's own reason for a
         failure.
         """
-        program = self._placement.mine()
-        names = self._bound(inputs)
+        program = self._placement.current()
+        names = self._program_names(inputs)
         gpu = program.device.index if program.device.type == "cuda" else -1
         # Tensors are made inside: the program could not change others in place.
         with torch.inference_mode(), torch.cuda.device(gpu):
@@ -133,16 +133,16 @@ class TorchModel(Model):
 
     def _arrays(self, program: Program, outputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
         try:
-            renames = self._renames.of(list(outputs))
+            renames = self._output_names.of(list(outputs))
         except ValueError as error:
             raise Internal(f"the program's outputs do not match the configuration: {error}") from None
         arrays = {name: array_of(name, outputs[own]) for name, own in renames.items() if own in outputs}
         return {
-            name: array.copy() if program.keeps(outputs[renames[name]]) else array
+            name: array.copy() if program.may_own(outputs[renames[name]]) else array
             for name, array in arrays.items()
         }
 
-    def _bound(self, inputs: Mapping[str, Array]) -> Mapping[str, str]:
+    def _program_names(self, inputs: Mapping[str, Array]) -> Mapping[str, str]:
         """Returns the program's own names of a call's inputs."""
         given = list(inputs)
         if self._input_names:
@@ -164,12 +164,12 @@ class TorchModel(Model):
         """Frees the programs' memory."""
         for program in set(self._programs):
             program.close()
-        if torch.cuda.is_initialized() and _has_cuda():
+        if torch.cuda.is_initialized() and _cuda_works():
             # Frees only cached memory, none that other models use.
             torch.cuda.empty_cache()
 
 
-class _Renames:
+class _OutputNames:
     """Maps configured names of outputs to the program's own."""
 
     def __init__(
@@ -179,7 +179,7 @@ class _Renames:
         known: Sequence[ProgramTensor] | None,
     ) -> None:
         self._configured = [tensor.name for tensor in configured]
-        self._added = [tensor.name for tensor in added]
+        self._sequence_tensors = [tensor.name for tensor in added]
         self._known = None if known is None else self._make([tensor.name for tensor in known])
 
     def of(self, own: Sequence[str]) -> Mapping[str, str]:
@@ -192,23 +192,23 @@ class _Renames:
         numbered = list(own) == [output_name(position) for position in range(len(own))]
         in_order = numbered or len(own) == len(self._configured) == 1
         try:
-            return assign(self._configured, own, in_order=in_order, added=self._added)
+            return assign(self._configured, own, in_order=in_order, added=self._sequence_tensors)
         except ValueError as error:
-            got = ", ".join((*self._configured, *self._added))
+            got = ", ".join((*self._configured, *self._sequence_tensors))
             raise ValueError(f"output: expected the program's {', '.join(own)}; got {got}: {error}") from None
 
 
-class _Added(NamedTuple):
+class _SequenceTensors(NamedTuple):
     """Sequence controls and states: the server adds them, and clients neither send nor receive them."""
 
     inputs: Sequence[TensorConfig]
     outputs: Sequence[TensorConfig]
 
 
-def _added(config: ModelConfig) -> _Added:
+def _sequence_tensors(config: ModelConfig) -> _SequenceTensors:
     batching = config.sequence_batching
     if batching is None:
-        return _Added((), ())
+        return _SequenceTensors((), ())
     controls = [TensorConfig(control.name, control.datatype, (1,)) for control in batching.controls]
     states = [TensorConfig(state.input_name, state.datatype, state.dims) for state in batching.states]
     outputs = [
@@ -216,7 +216,7 @@ def _added(config: ModelConfig) -> _Added:
         for state in batching.states
         if not state.returned
     ]
-    return _Added([*controls, *states], outputs)
+    return _SequenceTensors([*controls, *states], outputs)
 
 
 def _input_names(
@@ -261,7 +261,7 @@ def _spec(kind: str, tensor: TensorConfig, config: ModelConfig) -> TensorSpec:
     return TensorSpec(tensor.name, tensor.datatype, (*batch, *tensor.dims))
 
 
-def _has_cuda() -> bool:
+def _cuda_works() -> bool:
     return not _cuda_lost.is_set()
 
 

@@ -51,16 +51,16 @@ class ScriptProgram:
         self._memory = {tensor.untyped_storage().data_ptr() for _, tensor in state}
         graph = str(module.inlined_graph)
         known = {name.rpartition(".")[2] for name, _ in state}
-        self._keeps_any = "prim::SetAttr" in graph or not known.issuperset(_ATTRIBUTE.findall(graph))
+        self._may_own_any = "prim::SetAttr" in graph or not known.issuperset(_ATTRIBUTE.findall(graph))
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Calls `forward`. Raises its exceptions, and `TypeError` for a result without tensors."""
         placed = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         return _named(self._module(placed) if self.inputs is None else self._module(**placed))
 
-    def keeps(self, tensor: torch.Tensor) -> bool:
+    def may_own(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor may share memory with a parameter, a buffer or any attribute of the module."""
-        return self._keeps_any or tensor.untyped_storage().data_ptr() in self._memory
+        return self._may_own_any or tensor.untyped_storage().data_ptr() in self._memory
 
     def close(self) -> None:
         """Releases the module."""

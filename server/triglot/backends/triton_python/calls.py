@@ -9,8 +9,8 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from triglot.backends.triton_python.context import ModelContext, current_model, reach
 from triglot.backends.triton_python.errors import TritonModelException
-from triglot.backends.triton_python.home import Home, here, reach
 from triglot.backends.triton_python.response import InferenceResponse
 from triglot.backends.triton_python.texts import text
 from triglot.core.call import ModelCall, ModelTask
@@ -19,12 +19,12 @@ from triglot.core.errors import ServingError
 T = TypeVar("T")
 
 
-def run(home: Home | None, wanted: ModelCall) -> Any:
+def run(context: ModelContext | None, call: ModelCall) -> Any:
     """Executes the call and returns its response or responses. Callable on any thread."""
-    return _off_loop(home, lambda: _run(home, wanted))
+    return _off_loop(context, lambda: _run(context, call))
 
 
-def start(home: Home | None, wanted: ModelCall) -> Awaitable[Any]:
+def start(context: ModelContext | None, call: ModelCall) -> Awaitable[Any]:
     """As `run`, awaitable, for code on a loop of the model's own."""
     try:
         loop = asyncio.get_running_loop()
@@ -32,25 +32,25 @@ def start(home: Home | None, wanted: ModelCall) -> Awaitable[Any]:
         raise TritonModelException(
             "async_exec: expected a call from an async function, got one from a plain function"
         ) from None
-    return loop.run_in_executor(here(home).pool, copy_context().run, _run, home, wanted)
+    return loop.run_in_executor(current_model(context).pool, copy_context().run, _run, context, call)
 
 
-def _run(home: Home | None, wanted: ModelCall) -> Any:
-    if wanted.stream:
-        return ResponseIterator(home, reach(home, wanted))
+def _run(context: ModelContext | None, call: ModelCall) -> Any:
+    if call.stream:
+        return ResponseIterator(context, reach(context, call))
     try:
-        return InferenceResponse.of(reach(home, wanted))
+        return InferenceResponse.of(reach(context, call))
     except ServingError as error:
         return InferenceResponse.failed(error)
 
 
-def _off_loop(home: Home | None, work: Callable[[], T]) -> T:
+def _off_loop(context: ModelContext | None, work: Callable[[], T]) -> T:
     """Runs `work` on this thread, or in the pool if a loop runs here, as `Call.reach` must not block a loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return work()
-    return here(home).pool.submit(copy_context().run, work).result()
+    return current_model(context).pool.submit(copy_context().run, work).result()
 
 
 class ResponseIterator:
@@ -60,19 +60,19 @@ class ResponseIterator:
     iterates blocks its loop only for further responses.
     """
 
-    def __init__(self, home: Home | None, answers: Generator[Mapping[str, Any], None, None]) -> None:
-        self._home = home
-        self._answers = answers
-        self._over = False
+    def __init__(self, context: ModelContext | None, responses: Generator[Mapping[str, Any], None, None]) -> None:
+        self._context = context
+        self._responses = responses
+        self._ended = False
         self._first = self._next()
 
     def __iter__(self) -> Iterator[InferenceResponse]:
         return self
 
     def __next__(self) -> InferenceResponse:
-        response = self._come()
-        if response is None and not self._over:
-            response = _off_loop(self._home, self._next)
+        response = self._take_first()
+        if response is None and not self._ended:
+            response = _off_loop(self._context, self._next)
         if response is None:
             raise StopIteration
         return response
@@ -81,34 +81,34 @@ class ResponseIterator:
         return self
 
     async def __anext__(self) -> InferenceResponse:
-        response = self._come()
+        response = self._take_first()
         if response is None:
-            pool = here(self._home).pool
+            pool = current_model(self._context).pool
             response = await asyncio.get_running_loop().run_in_executor(pool, copy_context().run, self._next)
         if response is None:
             raise StopAsyncIteration
         return response
 
-    def _come(self) -> InferenceResponse | None:
+    def _take_first(self) -> InferenceResponse | None:
         first, self._first = self._first, None
         return first
 
     def _next(self) -> InferenceResponse | None:
         try:
-            answer = None if self._over else next(self._answers, None)
+            response = None if self._ended else next(self._responses, None)
         except ServingError as error:
-            self._over = True
+            self._ended = True
             return InferenceResponse.failed(error)
-        if answer is None:
-            self._over = True
+        if response is None:
+            self._ended = True
             return None
-        return InferenceResponse.of(answer)
+        return InferenceResponse.of(response)
 
     def cancel(self) -> None:
         """Cancels the other model's execution."""
-        self._over, self._first = True, None
+        self._ended, self._first = True, None
         with suppress(ValueError):  # Another thread is waiting for a response, which will be the last one.
-            self._answers.close()
+            self._responses.close()
 
     def __enter__(self) -> Self:
         return self
@@ -120,14 +120,19 @@ class ResponseIterator:
 # --- model repository ---
 
 
-def is_model_ready(home: Home | None, model_name: str | bytes, model_version: str = "") -> bool:
+def is_model_ready(context: ModelContext | None, model_name: str | bytes, model_version: str = "") -> bool:
     """Whether the server has that model, and it is ready."""
     version = str(model_version)
-    return bool(_managed(home, ModelTask("ready", _named(model_name), "" if version in ("", "-1") else version)))
+    return bool(
+        _managed(context, ModelTask("ready", _named(model_name), "" if version in ("", "-1") else version))
+    )
 
 
 def load_model(
-    home: Home | None, model_name: str | bytes, files: Mapping[str, bytes] | None = None, config: str | None = None
+    context: ModelContext | None,
+    model_name: str | bytes,
+    files: Mapping[str, bytes] | None = None,
+    config: str | None = None,
 ) -> None:
     """Loads or reloads a model, with the JSON `config` if given.
 
@@ -135,25 +140,25 @@ def load_model(
     """
     if files:
         raise TritonModelException("load_model: files: not supported; models are loaded from the repository only")
-    _managed(home, ModelTask("load", _named(model_name), config=config))
+    _managed(context, ModelTask("load", _named(model_name), config=config))
 
 
-def unload_model(home: Home | None, model_name: str | bytes, unload_dependents: bool = False) -> None:
+def unload_model(context: ModelContext | None, model_name: str | bytes, unload_dependents: bool = False) -> None:
     """Unloads a model. Raises `TritonModelException` if the server does not allow unloading models."""
-    _managed(home, ModelTask("unload", _named(model_name), dependents=unload_dependents))
+    _managed(context, ModelTask("unload", _named(model_name), dependents=unload_dependents))
 
 
 def _named(model: str | bytes) -> str:
     return text(model, "model_name")
 
 
-def _managed(home: Home | None, task: ModelTask) -> Any:
+def _managed(context: ModelContext | None, task: ModelTask) -> Any:
     try:
-        return _off_loop(home, lambda: reach(home, task))
+        return _off_loop(context, lambda: reach(context, task))
     except ServingError as error:
         raise TritonModelException(error.message) from None
 
 
-def get_model_dir(home: Home | None) -> str:
+def get_model_dir(context: ModelContext | None) -> str:
     """Returns the folder of the model's version."""
-    return str(Path(here(home).folder).absolute())
+    return str(Path(current_model(context).folder).absolute())

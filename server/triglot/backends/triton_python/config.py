@@ -23,8 +23,8 @@ _OUTPUT_DEFAULTS = {"label_filename": "", "is_shape_tensor": False, "is_non_line
 
 def complete(config: Configured, name: str, file_name: str) -> dict[str, Any]:
     """Returns the configuration with Triton's defaults for unset fields."""
-    said: dict[str, Any] = json.loads(config.text or "{}")
-    filled: dict[str, Any] = {
+    configured: dict[str, Any] = json.loads(config.text or "{}")
+    completed: dict[str, Any] = {
         "name": name,
         "platform": "",
         "backend": "python",
@@ -49,10 +49,10 @@ def complete(config: Configured, name: str, file_name: str) -> dict[str, Any]:
         "parameters": {},
         "model_warmup": [],
     }
-    filled |= {key: value for key, value in said.items() if key not in filled or value not in ("", [])}
-    groups = filled["instance_group"] or [{"kind": "KIND_CPU", "count": 1, "gpus": []}]
-    filled["instance_group"] = [_group(f"{name}_{at}", group) for at, group in enumerate(groups)]
-    return filled
+    completed |= {key: value for key, value in configured.items() if key not in completed or value not in ("", [])}
+    groups = completed["instance_group"] or [{"kind": "KIND_CPU", "count": 1, "gpus": []}]
+    completed["instance_group"] = [_group(f"{name}_{at}", group) for at, group in enumerate(groups)]
+    return completed
 
 
 def _group(name: str, group: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,20 +154,20 @@ class ModelConfig:
             if key not in tensor:
                 raise ValueError(f"{kind} in {self._where} is missing {key!r} property")
         added = {**tensor, "dims": [int(dim) for dim in tensor["dims"]]}
-        for there in self._model_config.setdefault(kind, []):
-            if there["name"] == added["name"]:
-                self._fit(kind, there, added)
+        for existing in self._model_config.setdefault(kind, []):
+            if existing["name"] == added["name"]:
+                self._fit(kind, existing, added)
                 return
         self._model_config[kind].append({**defaults, **added})
 
-    def _fit(self, kind: str, there: dict[str, Any], added: Mapping[str, Any]) -> None:
+    def _fit(self, kind: str, existing: dict[str, Any], added: Mapping[str, Any]) -> None:
         for key, empty in (("data_type", "TYPE_INVALID"), ("dims", [])):
-            if there.get(key, empty) not in (empty, added[key]):
+            if existing.get(key, empty) not in (empty, added[key]):
                 raise ValueError(
                     f"unable to load model '{self._model_config.get('name', '')}', configuration expects {key} "
-                    f"{there[key]} for {kind} '{added['name']}' but {self._where} specifies {added[key]}"
+                    f"{existing[key]} for {kind} '{added['name']}' but {self._where} specifies {added[key]}"
                 )
-        there.update(added)
+        existing.update(added)
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:

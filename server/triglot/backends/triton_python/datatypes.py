@@ -85,11 +85,11 @@ def serialize_byte_tensor(input_tensor: Array) -> Any:
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
     """Returns the elements of a raw BYTES tensor, flat. Raises `ValueError` for a malformed one."""
-    elements, at, data = [], 0, bytes(encoded_tensor)
-    while at < len(data):
-        start = at + 4
-        at = start + int.from_bytes(data[at:start], "little")
-        if start > len(data) or at > len(data):
+    elements, offset, data = [], 0, bytes(encoded_tensor)
+    while offset < len(data):
+        start = offset + 4
+        offset = start + int.from_bytes(data[offset:start], "little")
+        if start > len(data) or offset > len(data):
             raise ValueError(f"expected each element after its length (4 bytes), got {len(data)} bytes")
-        elements.append(data[start:at])
+        elements.append(data[start:offset])
     return object_array(elements, [len(elements)])

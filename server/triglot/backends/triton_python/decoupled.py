@@ -17,12 +17,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from triglot.backends.triton_python.answers import Answers
-from triglot.backends.triton_python.home import Home
+from triglot.backends.triton_python.context import ModelContext
 from triglot.backends.triton_python.instance import Instance
 from triglot.backends.triton_python.model import Inputs, TritonModel
 from triglot.backends.triton_python.names import TritonModules
-from triglot.backends.triton_python.sender import Line
+from triglot.backends.triton_python.response_queue import ResponseQueue
+from triglot.backends.triton_python.sender import ResponseChannel
 from triglot.core.call import Call
 from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Cancelled, Internal, is_serving_error, own_copy, queue_full
@@ -33,96 +33,98 @@ from triglot.model.model import kind_in_lists
 log = logging.getLogger(__name__)
 
 
-class _Work:
+class _QueuedRequest:
     """A queued request; `rows` is its batch size, and only requests of the same `kind` are passed together."""
 
-    __slots__ = ("answers", "call", "inputs", "kind", "queued", "rows")
+    __slots__ = ("call", "inputs", "kind", "queued", "responses", "rows")
 
-    def __init__(self, inputs: Inputs, call: Call, answers: Answers, rows: int, kind: Hashable) -> None:
+    def __init__(self, inputs: Inputs, call: Call, responses: ResponseQueue, rows: int, kind: Hashable) -> None:
         self.inputs = inputs
         self.call = call
-        self.answers = answers
+        self.responses = responses
         self.rows = rows
         self.kind = kind
         self.queued = time.perf_counter()
 
 
-class _Waiting:
-    """The queue of the instances. At most `most` rows are passed together; 0: one request at a time."""
+class _RequestQueue:
+    """The queue of the instances. At most `max_rows` rows are passed together; 0: one request at a time."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._works: deque[_Work] = deque()
-        self._there = threading.Condition()
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._requests: deque[_QueuedRequest] = deque()
+        self._changed = threading.Condition()
         self._closed = False
-        self._going: set[Instance] = set()
+        self._ending: set[Instance] = set()
 
     def __len__(self) -> int:
-        return len(self._works)
+        return len(self._requests)
 
-    def put(self, work: _Work, limit: int) -> None:
+    def put(self, work: _QueuedRequest, limit: int) -> None:
         """Queues a request. Raises `QueueFull` if `limit` are queued; 0: no limit."""
-        with self._there:
-            if limit and len(self._works) >= limit:
+        with self._changed:
+            if limit and len(self._requests) >= limit:
                 raise queue_full(f"{limit} requests are queued, the most that max_queue_size allows")
-            self._works.append(work)
-            self._there.notify()
+            self._requests.append(work)
+            self._changed.notify()
 
-    def discard(self, work: _Work) -> None:
-        with self._there:
-            if work in self._works:
-                self._works.remove(work)
+    def discard(self, work: _QueuedRequest) -> None:
+        with self._changed:
+            if work in self._requests:
+                self._requests.remove(work)
 
-    def take(self, instance: Instance) -> list[_Work]:
+    def take(self, instance: Instance) -> list[_QueuedRequest]:
         """Returns the next requests for this instance; an empty list once it has to end."""
-        with self._there:
-            while not self._works and not self._closed and instance not in self._going:
-                self._there.wait()
-            works: list[_Work] = []
-            if instance in self._going:
-                self._going.remove(instance)
-                self._there.notify()  # This thread may have been woken for a request.
+        with self._changed:
+            while not self._requests and not self._closed and instance not in self._ending:
+                self._changed.wait()
+            works: list[_QueuedRequest] = []
+            if instance in self._ending:
+                self._ending.remove(instance)
+                self._changed.notify()  # This thread may have been woken for a request.
                 return works
             rows = 0
-            while self._works and (not works or self._fits(self._works[0], works[0].kind, rows)):
-                works.append(self._works.popleft())
+            while self._requests and (not works or self._fits(self._requests[0], works[0].kind, rows)):
+                works.append(self._requests.popleft())
                 rows += works[-1].rows
             return works
 
-    def _fits(self, work: _Work, kind: Hashable, rows: int) -> bool:
-        return self._most > 0 and rows + work.rows <= self._most and work.kind == kind
+    def _fits(self, work: _QueuedRequest, kind: Hashable, rows: int) -> bool:
+        return self._max_rows > 0 and rows + work.rows <= self._max_rows and work.kind == kind
 
     def end(self, instances: Collection[Instance]) -> None:
         """Makes these instances end."""
-        with self._there:
-            self._going.update(instances)
-            self._there.notify_all()
+        with self._changed:
+            self._ending.update(instances)
+            self._changed.notify_all()
 
     def close(self) -> None:
-        with self._there:
+        with self._changed:
             self._closed = True
-            self._there.notify_all()
+            self._changed.notify_all()
 
 
 class DecoupledModel(TritonModel):
-    """See the module docstring. `execute` gets at most `most` rows together; 0: one request at a time."""
+    """See the module docstring. `execute` gets at most `max_rows` rows together; 0: one request at a time."""
 
-    def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home, most: int = 0) -> None:
-        super().__init__(instances, modules, home)
-        self._waiting = _Waiting(most)
+    def __init__(
+        self, instances: Sequence[Instance], modules: TritonModules, context: ModelContext, max_rows: int = 0
+    ) -> None:
+        super().__init__(instances, modules, context)
+        self._queue = _RequestQueue(max_rows)
         self._threads: dict[Instance, threading.Thread] = {}
-        self._starting = threading.Lock()
+        self._start_lock = threading.Lock()
 
     def start_instance(self, call: Call) -> None:
         """See `Model`: starts all instances, whose threads call `initialize`. Raises `ModelLoadError`."""
-        self._home.begin(call)
+        self._context.start_serving(call)
         self._start()
 
     def _start(self) -> None:
-        with self._starting:
+        with self._start_lock:
             if self._threads:
                 return
-            for instance in self._all:
+            for instance in self._instances:
                 self._start_one(instance)
 
     def _start_one(self, instance: Instance) -> None:
@@ -134,23 +136,23 @@ class DecoupledModel(TritonModel):
 
     def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
         """See `Model`: it owns the threads. Raises an exception of `initialize` after ending the new instances."""
-        with self._starting:
-            came: list[Instance] = []
-            come = self._coming(config)
+        with self._start_lock:
+            started_now: list[Instance] = []
+            added = self._add_instances(config)
             try:
-                for instance in come:
+                for instance in added:
                     self._start_one(instance)
-                    came.append(instance)
+                    started_now.append(instance)
             except BaseException:
-                self._all = [instance for instance in self._all if instance not in come]
-                self.instances = len(self._all)
-                self._end(came)
+                self._instances = [instance for instance in self._instances if instance not in added]
+                self.instances = len(self._instances)
+                self._end(started_now)
                 raise
-            self._end([instance for instance in list(self._all) if self._goes(instance)])
+            self._end([instance for instance in list(self._instances) if self._end_if_due(instance)])
         return 0, 0
 
     def _end(self, instances: Sequence[Instance]) -> None:
-        self._waiting.end(instances)
+        self._queue.end(instances)
         for instance in instances:
             self._threads.pop(instance).join()
 
@@ -158,18 +160,18 @@ class DecoupledModel(TritonModel):
         """Yields the responses as they are sent. Raises the error of a response, which is the last one then."""
         if not self._threads:
             await asyncio.to_thread(self._start)
-        answers = Answers()
+        responses = ResponseQueue()
         rows = min([array.shape[0] if array.ndim else 1 for array in inputs.values()], default=1)
-        work = _Work(inputs, call, answers, rows, kind_in_lists(self.equal_shapes, inputs))
+        work = _QueuedRequest(inputs, call, responses, rows, kind_in_lists(self.equal_shapes, inputs))
         batching = self.dynamic_batching
-        self._waiting.put(work, 0 if batching is None else batching.policy.max_queue_size)
+        self._queue.put(work, 0 if batching is None else batching.policy.max_queue_size)
         del inputs
         try:
-            while (answer := await answers.take()) is not None:
-                yield answer
+            while (response := await responses.take()) is not None:
+                yield response
         finally:
-            answers.abandon()
-            self._waiting.discard(work)
+            responses.abandon()
+            self._queue.discard(work)
 
     # --- on an instance's thread ---
 
@@ -181,56 +183,60 @@ class DecoupledModel(TritonModel):
             started.set_exception(error)
             return
         started.set_result(None)
-        while works := self._waiting.take(instance):
+        while works := self._queue.take(instance):
             self._execute(instance, works)
             works.clear()  # Released while this thread waits.
         instance.finalize()
 
-    def _execute(self, instance: Instance, works: list[_Work]) -> None:
+    def _execute(self, instance: Instance, works: list[_QueuedRequest]) -> None:
         works[:] = [work for work in works if not work.call.cancelled]
         if not works:
             return
         for work in works:
             work.call.times.waited(work.queued)
             work.call.times.batch_size = len(works)
-        lines = [Line(work.call, work.answers, decoupled=True, reshaping=self.reshaping) for work in works]
-        requests = [self._request(work.inputs, work.call, line) for work, line in zip(works, lines, strict=True)]
+        channels = [
+            ResponseChannel(work.call, work.responses, decoupled=True, reshaping=self.reshaping) for work in works
+        ]
+        requests = [
+            self._request(work.inputs, work.call, channel) for work, channel in zip(works, channels, strict=True)
+        ]
         try:
             returned = instance.execute(requests, [work.call for work in works])
             if isinstance(returned, Future):
                 # It continues while this thread takes the next requests.
-                returned.add_done_callback(partial(_look_at, instance, lines))
+                returned.add_done_callback(partial(_on_done, instance, channels))
             elif returned is not None:
-                raise no_none(instance, returned)
+                raise unexpected_result(instance, returned)
         except BaseException as error:
-            _fail(instance, lines, error)
+            _fail(instance, channels, error)
 
     def close(self) -> None:
         """Lets each instance's thread call `finalize`, and removes the model's modules."""
-        self._waiting.close()
+        self._queue.close()
         for thread in self._threads.values():
             thread.join()
         super().close()
 
 
-def _look_at(instance: Instance, lines: Sequence[Line], done: Future[Any]) -> None:
+def _on_done(instance: Instance, channels: Sequence[ResponseChannel], done: Future[Any]) -> None:
     """Handles the end of a coroutine of `execute`."""
     if done.cancelled():
-        _fail(instance, lines, Cancelled("the model was closed while it ran the request"))
+        _fail(instance, channels, Cancelled("the model was closed while it ran the request"))
     elif (error := done.exception()) is not None:
-        _fail(instance, lines, error)
+        _fail(instance, channels, error)
     elif (returned := done.result()) is not None:
-        _fail(instance, lines, no_none(instance, returned))
+        _fail(instance, channels, unexpected_result(instance, returned))
 
 
-def _fail(instance: Instance, lines: Sequence[Line], error: BaseException) -> None:
-    with RunningFor(line.call for line in lines):
+def _fail(instance: Instance, channels: Sequence[ResponseChannel], error: BaseException) -> None:
+    with RunningFor(channel.call for channel in channels):
         failure = error if is_serving_error(error) else instance.failure(error)
-    for line in lines:
-        line.fail(own_copy(failure))
+    for channel in channels:
+        channel.fail(own_copy(failure))
 
 
-def no_none(instance: Instance, returned: object) -> Internal:
+def unexpected_result(instance: Instance, returned: object) -> Internal:
     """Returns, and logs, the error for an `execute` that returned something."""
     text = (
         f"Python model '{instance.name}' is using the decoupled mode and the execute function must return None, "

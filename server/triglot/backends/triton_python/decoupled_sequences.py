@@ -11,9 +11,9 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 
-from triglot.backends.triton_python.decoupled import no_none
+from triglot.backends.triton_python.decoupled import unexpected_result
 from triglot.backends.triton_python.model import Inputs, PlacedModel
-from triglot.backends.triton_python.sender import Line
+from triglot.backends.triton_python.sender import ResponseChannel
 from triglot.core.call import Call
 from triglot.core.errors import ServingError, is_serving_error
 from triglot.core.types import Answer
@@ -29,11 +29,11 @@ class _Outlet:
         self._ended = threading.Event()
         self._error: ServingError | None = None
 
-    def put(self, answer: Answer | ServingError) -> None:
-        if isinstance(answer, ServingError):
-            self._error = answer
+    def put(self, response: Answer | ServingError) -> None:
+        if isinstance(response, ServingError):
+            self._error = response
         else:
-            self._call.respond(answer)
+            self._call.respond(response)
 
     def end(self) -> None:
         self._ended.set()
@@ -57,23 +57,23 @@ class DecoupledSequencesModel(PlacedModel):
         yield from ()
 
     def _execute(self, inputs: Inputs, call: Call, outlet: _Outlet) -> None:
-        """Runs `execute`. Afterwards only the model's own senders keep the request's `Line` alive."""
-        instance = self._mine()
-        line = Line(call, outlet, decoupled=True, reshaping=self.reshaping)
+        """Runs `execute`. Afterwards only the model's own senders keep the request's `ResponseChannel` alive."""
+        instance = self._current_instance()
+        channel = ResponseChannel(call, outlet, decoupled=True, reshaping=self.reshaping)
         try:
-            request = self._request(inputs, call, line)
+            request = self._request(inputs, call, channel)
             while True:
                 returned = instance.execute([request], [call])
                 if isinstance(returned, Future):
                     returned = returned.result()
                 if returned is not None:
-                    raise no_none(instance, returned)
-                if line.again and call.cancelled:
+                    raise unexpected_result(instance, returned)
+                if channel.rescheduled and call.cancelled:
                     outlet.end()  # A cancelled request needs no final flag.
                     break
-                if not line.again:
+                if not channel.rescheduled:
                     break
-                request.come_again()
+                request.reschedule()
         except BaseException as error:
             if is_serving_error(error):
                 raise

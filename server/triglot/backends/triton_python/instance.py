@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from triglot.backends import described
-from triglot.backends.triton_python.home import Home, working
-from triglot.backends.triton_python.own_loop import OwnLoop
+from triglot.backends.triton_python.context import ModelContext, working_for
+from triglot.backends.triton_python.instance_loop import InstanceLoop
 from triglot.core.call import BatchCall, Call
 from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Internal, ModelLoadError, text_of
@@ -28,14 +28,16 @@ class Instance:
     `file` is the model's, `arguments` are those of `initialize`.
     """
 
-    def __init__(self, model_class: type[Any], file: Path, arguments: Mapping[str, str], home: Home) -> None:
+    def __init__(
+        self, model_class: type[Any], file: Path, arguments: Mapping[str, str], context: ModelContext
+    ) -> None:
         self.name = arguments["model_instance_name"]
         self._class = model_class
         self._file = file
         self._arguments = arguments
-        self._home = home
+        self._context = context
         self._model: Any = None
-        self._loop: OwnLoop | None = None
+        self._loop: InstanceLoop | None = None
         self._own_loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -60,10 +62,10 @@ class Instance:
         self._own_loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._own_loop)
         try:
-            with working(self._home, self._home.calls):
+            with working_for(self._context, self._context.calls):
                 model = self._class()
                 if hasattr(model, "initialize"):
-                    served = {"model_name": self._home.name, "model_version": str(self._home.version)}
+                    served = {"model_name": self._context.name, "model_version": str(self._context.version)}
                     model.initialize({**self._arguments, **served})
         except BaseException as error:  # Includes SystemExit.
             self._close_loops()
@@ -72,9 +74,9 @@ class Instance:
 
     def execute(self, requests: Sequence[Any], calls: Sequence[Call]) -> Any:
         """Returns the result of `execute`, or a future for that of an `async def`. Raises its exceptions."""
-        with working(self._home, calls[0] if len(calls) == 1 else BatchCall(calls)), RunningFor(calls):
+        with working_for(self._context, calls[0] if len(calls) == 1 else BatchCall(calls)), RunningFor(calls):
             result = self._model.execute(list(requests))
-            return self._started(result, calls) if inspect.iscoroutine(result) else result
+            return self._start_coroutine(result, calls) if inspect.iscoroutine(result) else result
 
     @property
     def has_check(self) -> bool:
@@ -89,21 +91,21 @@ class Instance:
         model = self._model
         if model is None:
             return False
-        with working(self._home, self._home.calls):
+        with working_for(self._context, self._context.calls):
             ready = model.is_ready()
             if inspect.iscoroutine(ready):
-                ready = self._started(ready).result()
+                ready = self._start_coroutine(ready).result()
         if not isinstance(ready, bool):
             raise TypeError(f"is_ready: expected it to return a bool, got {type(ready).__name__}")
         return ready
 
-    def _started(self, work: Coroutine[Any, Any, Any], calls: Sequence[Call] = ()) -> Future[Any]:
+    def _start_coroutine(self, work: Coroutine[Any, Any, Any], calls: Sequence[Call] = ()) -> Future[Any]:
         """Starts the coroutine on the loop that all coroutines of the instance share."""
         if self._loop is None:
-            self._loop = OwnLoop(f"{self.name} loop")
-        return self._loop.begin(self._guarded(work, calls))
+            self._loop = InstanceLoop(f"{self.name} loop")
+        return self._loop.start(self._run_guarded(work, calls))
 
-    async def _guarded(self, work: Coroutine[Any, Any, Any], calls: Sequence[Call]) -> Any:
+    async def _run_guarded(self, work: Coroutine[Any, Any, Any], calls: Sequence[Call]) -> Any:
         with RunningFor(calls):
             try:
                 return await work
@@ -121,7 +123,7 @@ class Instance:
         model, self._model = self._model, None
         try:
             if model is not None and hasattr(model, "finalize"):
-                with working(self._home, self._home.calls):
+                with working_for(self._context, self._context.calls):
                     model.finalize()
         except BaseException:  # The other instances must be finalized, too.
             log.exception("%s: finalize() failed", self.name)
@@ -131,7 +133,7 @@ class Instance:
     def _close_loops(self) -> None:
         loop, self._loop = self._loop, None
         if loop is not None:
-            loop.end()
+            loop.stop()
         own, self._own_loop = self._own_loop, None
         if own is not None:
             with suppress(RuntimeError):  # The model started the loop, and it is running.

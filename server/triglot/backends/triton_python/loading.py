@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from triglot.backends.triton_python.config import ModelConfig, complete, using_decoupled_model_transaction_policy
+from triglot.backends.triton_python.context import ModelContext, working_for
 from triglot.backends.triton_python.datatypes import datatype_of_config
 from triglot.backends.triton_python.decoupled import DecoupledModel
 from triglot.backends.triton_python.decoupled_sequences import DecoupledSequencesModel
-from triglot.backends.triton_python.home import Home, working
 from triglot.backends.triton_python.instance import Instance
 from triglot.backends.triton_python.model import TritonModel
 from triglot.backends.triton_python.names import TritonModules
@@ -38,8 +38,8 @@ def modules_of(file: Path) -> TritonModules:
     folder = file.parent
     version = folder.name.isdecimal()
     name = (folder.parent if version else folder).absolute().name
-    home = Home(name, int(folder.name) if version else 1, folder)
-    return TritonModules([folder, folder.parent] if version else [folder], home)
+    context = ModelContext(name, int(folder.name) if version else 1, folder)
+    return TritonModules([folder, folder.parent] if version else [folder], context)
 
 
 def model_of(file: Path, config: Configured, model_class: type[Any], modules: TritonModules) -> TritonModel:
@@ -48,35 +48,37 @@ def model_of(file: Path, config: Configured, model_class: type[Any], modules: Tr
     Raises `ModelLoadError` for a configuration without inputs and outputs, `ValueError` for invalid values from
     `auto_complete_config`, and the exceptions of that function.
     """
-    home = modules.home
+    context = modules.context
     if not callable(getattr(model_class, "execute", None)):
         raise ModelLoadError(f"{file}: {MODEL_CLASS} has no execute(self, requests)")
     for key in NO_EFFECT:
         if key in config.parameters:
             log.warning("%s: parameters: %s: not supported, ignored", config.source or file, key)
-    with working(home, home.calls), modules.by_plain_names():
-        completed = _completed(file, config, model_class, home)
+    with working_for(context, context.calls), modules.by_plain_names():
+        completed = _completed(file, config, model_class, context)
 
-    def configured(config: Configured) -> list[Instance]:
-        groups = complete(config, home.name, file.name)["instance_group"]
-        said = {**completed, "instance_group": groups}
-        return [Instance(model_class, file, one, home) for one in _arguments(file, config, said, home)]
+    def instances_for(config: Configured) -> list[Instance]:
+        groups = complete(config, context.name, file.name)["instance_group"]
+        with_groups = {**completed, "instance_group": groups}
+        return [
+            Instance(model_class, file, one, context) for one in _arguments(file, config, with_groups, context)
+        ]
 
-    instances = configured(config)
+    instances = instances_for(config)
     batching = completed.get("dynamic_batching")
     largest = completed["max_batch_size"]
     if using_decoupled_model_transaction_policy(completed):
         if "sequence_batching" in completed:
-            model: TritonModel = DecoupledSequencesModel(instances, modules, home)
+            model: TritonModel = DecoupledSequencesModel(instances, modules, context)
         else:
-            model = DecoupledModel(instances, modules, home, 0 if batching is None else largest)
+            model = DecoupledModel(instances, modules, context, 0 if batching is None else largest)
             # A waiting coroutine does not occupy its instance.
             model.holds_instances = not is_async(model_class.execute)
     else:
-        model = SingleResponseModel(instances, modules, home)
+        model = SingleResponseModel(instances, modules, context)
         if batching is not None and config.dynamic_batching is None:
             model.dynamic_batching = DynamicBatching()
-    model.configured = configured
+    model.instances_for = instances_for
     model.max_batch_size = largest
     model.equal_shapes = [
         tensor["name"]
@@ -91,17 +93,17 @@ def model_of(file: Path, config: Configured, model_class: type[Any], modules: Tr
     return model
 
 
-def _completed(file: Path, config: Configured, model_class: type[Any], home: Home) -> dict[str, Any]:
-    completed = complete(config, home.name, file.name)
+def _completed(file: Path, config: Configured, model_class: type[Any], context: ModelContext) -> dict[str, Any]:
+    completed = complete(config, context.name, file.name)
     auto_complete = getattr(model_class, "auto_complete_config", None)
     if auto_complete is not None:
-        given = auto_complete(ModelConfig(completed))
-        if not isinstance(given, ModelConfig):
+        result = auto_complete(ModelConfig(completed))
+        if not isinstance(result, ModelConfig):
             raise ModelLoadError(
                 f"{file}: auto_complete_config: expected it to return the ModelConfig it received, "
-                f"got {type(given).__name__}"
+                f"got {type(result).__name__}"
             )
-        completed = given.as_dict()
+        completed = result.as_dict()
     if not completed["input"] and not completed["output"]:
         raise ModelLoadError(
             f"{file}: expected inputs and outputs in {config.source or 'a config.pbtxt'}, or from "
@@ -130,7 +132,7 @@ def _specs(file: Path, kind: str, config: Mapping[str, Any]) -> list[TensorSpec]
 
 
 def _arguments(
-    file: Path, config: Configured, completed: Mapping[str, Any], home: Home
+    file: Path, config: Configured, completed: Mapping[str, Any], context: ModelContext
 ) -> Sequence[Mapping[str, str]]:
     """Returns the arguments of each instance's `initialize`; all values are texts."""
     repository = file.parent.parent if file.parent.name.isdecimal() else file.parent
@@ -141,11 +143,11 @@ def _arguments(
         {
             "model_config": json.dumps(completed),
             "model_instance_kind": device.kind,
-            "model_instance_name": f"{home.name}_0_{first + at}",
+            "model_instance_name": f"{context.name}_0_{first + at}",
             "model_instance_device_id": str(device.id),
             "model_repository": str(repository.absolute()),
-            "model_version": str(home.version),
-            "model_name": home.name,
+            "model_version": str(context.version),
+            "model_name": context.name,
         }
         for at, device in enumerate(devices)
     ]

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from triglot.backends.triton_python.context import ModelContext, current_model
 from triglot.backends.triton_python.errors import TritonModelException
-from triglot.backends.triton_python.home import Home, here
 from triglot.model import metrics as model_metrics
 from triglot.model.metrics import Kind, ModelMetrics, Operation
 
@@ -77,7 +77,7 @@ class MetricFamily:
     reserved by the server, or used by a family of another kind.
     """
 
-    home: ClassVar[Home | None] = None
+    context: ClassVar[ModelContext | None] = None
     COUNTER: ClassVar[MetricKind] = MetricKind.COUNTER
     GAUGE: ClassVar[MetricKind] = MetricKind.GAUGE
     HISTOGRAM: ClassVar[MetricKind] = MetricKind.HISTOGRAM
@@ -89,7 +89,7 @@ class MetricFamily:
             )
         if not isinstance(kind, MetricKind):
             raise TypeError(f"MetricFamily '{name}': kind: expected MetricFamily.COUNTER or another, got {kind!r}")
-        self._metrics = here(self.home).metrics
+        self._metrics = current_model(self.context).metrics
         try:
             self._family = self._metrics.family(name, description, kind.value)
         except ValueError as error:
@@ -119,9 +119,9 @@ class MetricFamily:
             raise TritonModelException(str(error)) from None
 
 
-def family_class(home: Home | None) -> type[MetricFamily]:
+def metric_family_class(context: ModelContext | None) -> type[MetricFamily]:
     """Returns the class for the code of one model; None: for that of the running model."""
-    return type("MetricFamily", (MetricFamily,), {"home": home, "__doc__": MetricFamily.__doc__})
+    return type("MetricFamily", (MetricFamily,), {"context": context, "__doc__": MetricFamily.__doc__})
 
 
 def _are_texts(labels: Any) -> bool:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from triglot.backends.placement import Placement
-from triglot.backends.triton_python.home import Home
+from triglot.backends.triton_python.context import ModelContext
 from triglot.backends.triton_python.instance import Instance
 from triglot.backends.triton_python.names import TritonModules
-from triglot.backends.triton_python.sender import Line
+from triglot.backends.triton_python.sender import ResponseChannel
 from triglot.core.call import Call
 from triglot.core.tensor import Array
 from triglot.model.config import ModelConfig
@@ -31,19 +31,19 @@ class TritonModel(Model):
     any_output_shapes = True
     places_instances = True
 
-    configured: Callable[[ModelConfig], Sequence[Instance]]
+    instances_for: Callable[[ModelConfig], Sequence[Instance]]
     """Returns the instances for a configuration."""
 
-    def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home) -> None:
+    def __init__(self, instances: Sequence[Instance], modules: TritonModules, context: ModelContext) -> None:
         self.instances = len(instances)
-        self._all = list(instances)
-        self._home = home
-        self.own_metrics = home.metrics
+        self._instances = list(instances)
+        self._context = context
+        self.own_metrics = context.metrics
         self._modules = modules
         self._request_class = modules.names["InferenceRequest"]
-        self._initializing = threading.Lock()
-        self._changing = threading.Lock()
-        self._going = Counter[tuple[str, str]]()
+        self._initialize_lock = threading.Lock()
+        self._change_lock = threading.Lock()
+        self._ending = Counter[tuple[str, str]]()
         """Number of instances to end, by device."""
         self.reshaping: Reshaping | None = None
         self.iterative: SequenceBatching | None = None
@@ -54,57 +54,57 @@ class TritonModel(Model):
 
     def _all_ready(self) -> bool:
         """Whether every instance's `is_ready` returns True."""
-        return all(instance.is_ready() for instance in self._all)
+        return all(instance.is_ready() for instance in self._instances)
 
     @abstractmethod
     def start_instance(self, call: Call) -> None:
         """See `Model`."""
 
-    def _coming(self, config: ModelConfig) -> list[Instance]:
-        """Adds and returns the instances that a changed configuration requires; `_going` counts those to end."""
-        wanted = list(self.configured(config))
-        there = Counter(instance.device for instance in self._all)
-        self._going = there - Counter(instance.device for instance in wanted)
+    def _add_instances(self, config: ModelConfig) -> list[Instance]:
+        """Adds and returns the instances that a changed configuration requires; `_ending` counts those to end."""
+        wanted = list(self.instances_for(config))
+        current = Counter(instance.device for instance in self._instances)
+        self._ending = current - Counter(instance.device for instance in wanted)
         self.instances = len(wanted)
-        names = {instance.name for instance in self._all}
-        come: list[Instance] = []
+        names = {instance.name for instance in self._instances}
+        added: list[Instance] = []
         for instance in wanted:
-            if there[instance.device]:
-                there[instance.device] -= 1
+            if current[instance.device]:
+                current[instance.device] -= 1
             else:
                 instance.rename(names)
                 names.add(instance.name)
-                come.append(instance)
-        self._all += come
-        return come
+                added.append(instance)
+        self._instances += added
+        return added
 
-    def _goes(self, instance: Instance) -> bool:
+    def _end_if_due(self, instance: Instance) -> bool:
         """Whether this instance has to end, and if so removes it."""
-        with self._changing:
-            if not self._going[instance.device]:
+        with self._change_lock:
+            if not self._ending[instance.device]:
                 return False
-            self._going[instance.device] -= 1
-            self._all.remove(instance)
+            self._ending[instance.device] -= 1
+            self._instances.remove(instance)
             return True
 
     def _initialize(self, instance: Instance) -> None:
         # Some libraries must not load models on two threads concurrently; in Triton each instance has a process.
-        with self._initializing, self._modules.by_plain_names():
+        with self._initialize_lock, self._modules.by_plain_names():
             instance.initialize()
 
-    def _request(self, inputs: Inputs, call: Call, line: Line) -> Any:
+    def _request(self, inputs: Inputs, call: Call, channel: ResponseChannel) -> Any:
         request = self._request_class()
         if self.reshaping is not None:
             inputs = self.reshaping.given(inputs)
-        request.receive(inputs, call, line, [spec.name for spec in self.outputs], self.iterative)
+        request.receive(inputs, call, channel, [spec.name for spec in self.outputs], self.iterative)
         return request
 
     def close(self) -> None:
         """Calls `finalize` of every instance, and removes the model's modules."""
         try:
-            for instance in self._all:
+            for instance in self._instances:
                 instance.finalize()
-            self._home.close()
+            self._context.close()
         finally:
             self._modules.close()
 
@@ -112,38 +112,38 @@ class TritonModel(Model):
 class PlacedModel(TritonModel):
     """A model whose instances run on the executor's threads."""
 
-    def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home) -> None:
-        super().__init__(instances, modules, home)
+    def __init__(self, instances: Sequence[Instance], modules: TritonModules, context: ModelContext) -> None:
+        super().__init__(instances, modules, context)
         self._placement = Placement(instances)
 
     def start_instance(self, call: Call) -> None:
         """See `Model`: calls `initialize`. Raises `ModelLoadError` for its exceptions."""
-        self._home.begin(call)
-        self._mine()
+        self._context.start_serving(call)
+        self._current_instance()
 
     def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
         """See `Model`."""
-        come = self._coming(config)
-        self._placement.add(come)
-        return len(come), self._going.total()
+        added = self._add_instances(config)
+        self._placement.add(added)
+        return len(added), self._ending.total()
 
     def end_instance(self) -> bool:
         """See `Model`: calls `finalize`."""
-        instance = self._mine()
-        if not self._goes(instance):
+        instance = self._current_instance()
+        if not self._end_if_due(instance):
             return False
-        self._placement.leave()
+        self._placement.release()
         instance.finalize()
         return True
 
-    def _mine(self) -> Instance:
-        instance = self._placement.mine()
+    def _current_instance(self) -> Instance:
+        instance = self._placement.current()
         if not instance.initialized:
             try:
                 self._initialize(instance)
             except BaseException:
-                self._placement.leave()
-                with self._changing:
-                    self._all.remove(instance)
+                self._placement.release()
+                with self._change_lock:
+                    self._instances.remove(instance)
                 raise
         return instance

@@ -18,16 +18,16 @@ from typing import Any
 
 from triglot.backends.model_modules import ModelModules, PlainNames
 from triglot.backends.triton_python import calls, config, datatypes, errors, metrics, request, response, sender
-from triglot.backends.triton_python.home import Home
+from triglot.backends.triton_python.context import ModelContext
 from triglot.backends.triton_python.logger import Logger, LogLevel
 from triglot.backends.triton_python.tensor import Tensor
 
 UTILS = "triton_python_backend_utils"
 NAMES = (UTILS, "c_python_backend_utils")
 """Names of the utility module; Triton's has a part in C with most of the names."""
-_providing = threading.Lock()
+_provide_lock = threading.Lock()
 
-_SAME: Mapping[str, Any] = MappingProxyType(
+_SHARED: Mapping[str, Any] = MappingProxyType(
     {
         one.__name__: one
         for one in (
@@ -66,7 +66,7 @@ _SAME: Mapping[str, Any] = MappingProxyType(
 """Names that are the same for all models."""
 
 
-def utilities(home: Home | None) -> dict[str, Any]:
+def utilities(context: ModelContext | None) -> dict[str, Any]:
     """Returns the names of the utility module for the code of one model; None: for that of the running model."""
 
     class InferenceRequest(request.InferenceRequest):
@@ -74,16 +74,16 @@ def utilities(home: Home | None) -> dict[str, Any]:
 
         __slots__ = ()
 
-    InferenceRequest.home = home
+    InferenceRequest.context = context
     InferenceRequest.__doc__ = request.InferenceRequest.__doc__
     InferenceRequest.__module__ = UTILS
     InferenceRequest.__qualname__ = "InferenceRequest"
     return {
-        **_SAME,
+        **_SHARED,
         "InferenceRequest": InferenceRequest,
-        "MetricFamily": metrics.family_class(home),
+        "MetricFamily": metrics.metric_family_class(context),
         **{
-            function.__name__: partial(function, home)
+            function.__name__: partial(function, context)
             for function in (calls.is_model_ready, calls.load_model, calls.unload_model, calls.get_model_dir)
         },
     }
@@ -101,7 +101,7 @@ class ProvidedModule(ModuleType):
 
 def provide() -> None:
     """Provides the names globally, once more per call."""
-    with _providing:
+    with _provide_lock:
         for name in NAMES:
             present = sys.modules.get(name)
             if present is None and PathFinder.find_spec(name) is None:
@@ -112,7 +112,7 @@ def provide() -> None:
 
 def remove() -> None:
     """Reverts one call of `provide`."""
-    with _providing:
+    with _provide_lock:
         for name in NAMES:
             present = sys.modules.get(name)
             if isinstance(present, ProvidedModule):
@@ -128,25 +128,25 @@ class TritonModules(ModelModules):
     can import the model's modules by their plain names.
     """
 
-    def __init__(self, folders: Sequence[Path], home: Home) -> None:
+    def __init__(self, folders: Sequence[Path], context: ModelContext) -> None:
         super().__init__(folders)
         self._own |= _plain_folders(folders) - self._own
-        self.home = home
-        home.modules = self
-        self.names = utilities(home)
+        self.context = context
+        context.modules = self
+        self.names = utilities(context)
         for name in NAMES:
             sys.modules[f"{self.name}.{name}"] = ProvidedModule(name, self.names)
         self._own |= set(NAMES)
-        self._provided = True
-        self._plain = PlainNames()
+        self._is_provided = True
+        self._plain_names = PlainNames()
         provide()
 
     def close(self) -> None:
         """Removes the modules, and the global names after the last model."""
         super().close()
-        if self._provided:
-            self._provided = False
-            self._plain.close()
+        if self._is_provided:
+            self._is_provided = False
+            self._plain_names.close()
             remove()
 
 

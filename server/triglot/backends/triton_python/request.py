@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from triglot.backends.triton_python import calls
+from triglot.backends.triton_python.context import ModelContext
 from triglot.backends.triton_python.errors import TritonModelException
-from triglot.backends.triton_python.home import Home
 from triglot.backends.triton_python.parameters import NO_PARAMETERS, as_json, checked
 from triglot.backends.triton_python.response import InferenceResponse
-from triglot.backends.triton_python.sender import InferenceResponseSender, Line
+from triglot.backends.triton_python.sender import InferenceResponseSender, ResponseChannel
 from triglot.backends.triton_python.tensor import Tensor
 from triglot.backends.triton_python.texts import text
 from triglot.core.call import Call, ModelCall
@@ -70,17 +70,17 @@ class InferenceRequest:
     Raises `TypeError` for inputs that are not `Tensor`s, and for names of other types.
     """
 
-    home: ClassVar[Home | None] = None
+    context: ClassVar[ModelContext | None] = None
     """The model whose code makes requests of this class; None: the running one."""
 
     __slots__ = (
         "_batching",
         "_call",
+        "_channel",
         "_correlation_id",
         "_flags",
         "_id",
         "_inputs",
-        "_line",
         "_model",
         "_outputs",
         "_parameters",
@@ -113,14 +113,14 @@ class InferenceRequest:
         self._parameters = checked(parameters)
         self._trace = trace
         self._call: Call | None = None
-        self._line: Line | None = None
+        self._channel: ResponseChannel | None = None
         self._batching: SequenceBatching | None = None
 
     def receive(
         self,
         inputs: Mapping[str, Array],
         call: Call,
-        line: Line,
+        channel: ResponseChannel,
         outputs: Sequence[str],
         batching: SequenceBatching | None = None,
     ) -> None:
@@ -128,17 +128,17 @@ class InferenceRequest:
 
         `batching`: the model's, if its requests may be rescheduled.
         """
-        said = call.scheduling
+        scheduling = call.scheduling
         self._inputs = {name: Tensor.of(name, array) for name, array in inputs.items()}
         self._outputs = list(call.requested_outputs or outputs)
         self._model, self._version = call.model_name, call.model_version
-        self._id, self._correlation_id = call.request_id, said.sequence_id
-        self._flags = (TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if said.sequence_start else 0) | (
-            TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if said.sequence_end else 0
+        self._id, self._correlation_id = call.request_id, scheduling.sequence_id
+        self._flags = (TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if scheduling.sequence_start else 0) | (
+            TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if scheduling.sequence_end else 0
         )
-        self._timeout, self._priority = round(said.timeout * 1e6), said.priority
+        self._timeout, self._priority = round(scheduling.timeout * 1e6), scheduling.priority
         self._parameters = own_parameters(call.parameters) if call.parameters else NO_PARAMETERS
-        self._call, self._line, self._batching = call, line, batching
+        self._call, self._channel, self._batching = call, channel, batching
 
     # --- properties ---
 
@@ -204,10 +204,10 @@ class InferenceRequest:
 
     def get_response_sender(self) -> InferenceResponseSender:
         """Returns the sender of its responses. Raises `TritonModelException` for a request made by the model."""
-        if self._line is None:
+        if self._channel is None:
             raise TritonModelException("get_response_sender: expected a request that was passed to execute")
-        self._line.taken = True
-        return InferenceResponseSender(self._line)
+        self._channel.has_sender = True
+        return InferenceResponseSender(self._channel)
 
     def set_release_flags(self, flags: int) -> None:
         """Sets whether the request is released or, with ..._RESCHEDULE, executed again after `execute` returns.
@@ -217,18 +217,18 @@ class InferenceRequest:
         """
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(f"set_release_flags: expected ..._ALL or ..._RESCHEDULE, got {flags!r}")
-        if self._line is None or (flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and self._batching is None):
+        if self._channel is None or (flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and self._batching is None):
             raise TritonModelException(
                 "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, which only models with "
                 "sequence_batching.iterative_sequence may use"
             )
-        self._line.again = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+        self._channel.rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
-    def come_again(self) -> None:
+    def reschedule(self) -> None:
         """Prepares the request for being executed again; the start of its sequence has passed."""
-        assert self._line is not None
+        assert self._channel is not None
         assert self._batching is not None
-        self._line.again = False
+        self._channel.rescheduled = False
         self._flags &= ~TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
         for control in self._batching.controls:
             if control.kind == "START" and (tensor := self._inputs.get(control.name)) is not None:
@@ -236,7 +236,7 @@ class InferenceRequest:
 
     # --- a request of the model to another one ---
 
-    def _wanted(self, *, stream: bool) -> ModelCall:
+    def _model_call(self, *, stream: bool) -> ModelCall:
         if not self._model:
             raise TritonModelException("InferenceRequest: model_name: expected the model to call, got ''")
         # The called model must not inherit the sequence of the request being executed.
@@ -263,11 +263,11 @@ class InferenceRequest:
 
         Returns an iterator of these for a `decoupled` model.
         """
-        return calls.run(self.home, self._wanted(stream=decoupled))
+        return calls.run(self.context, self._model_call(stream=decoupled))
 
     def async_exec(self, decoupled: bool = False) -> Any:
         """As `exec`, awaitable, for an `async def execute`."""
-        return calls.start(self.home, self._wanted(stream=decoupled))
+        return calls.start(self.context, self._model_call(stream=decoupled))
 
 
 def _context_of(call: Call) -> str | None:

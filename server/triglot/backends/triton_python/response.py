@@ -7,7 +7,7 @@ from typing import Self
 
 from triglot.backends.triton_python.errors import TritonError
 from triglot.backends.triton_python.parameters import NO_PARAMETERS, as_json, checked
-from triglot.backends.triton_python.tensor import Tensor, normal
+from triglot.backends.triton_python.tensor import Tensor, with_bytes
 from triglot.core.errors import ServingError
 from triglot.core.tensor import Array
 from triglot.core.types import Answer, ParameterValue
@@ -70,7 +70,7 @@ class InferenceResponse:
         """Converts the response for the server."""
         if self._error is not None:
             return self._error.serving_error()
-        outputs = {tensor.name(): normal(tensor.array) for tensor in self._tensors}
+        outputs = {tensor.name(): with_bytes(tensor.array) for tensor in self._tensors}
         if reshaping is not None:
             outputs = reshaping.made(outputs)
         return Answer(outputs, self._parameters, final=final, partial=True)

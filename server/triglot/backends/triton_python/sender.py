@@ -29,26 +29,35 @@ class Outlet(Protocol):
         """Marks the end of the responses."""
 
 
-class Line:
+class ResponseChannel:
     """The channel from a model to the client of one request. Thread-safe.
 
     Only the request and its senders refer to it: when all of them are gone before the final flag was sent, no
-    response can follow, and the request ends with an error. `taken`: whether a sender was created. `again`:
-    whether the model rescheduled the request.
+    response can follow, and the request ends with an error. `has_sender`: whether a sender was created.
+    `rescheduled`: whether the model rescheduled the request.
     """
 
     __slots__ = (
-        "_closing", "_outlet", "_over", "_sent", "again", "call", "closed", "decoupled", "reshaping", "taken",
+        "_ended",
+        "_lock",
+        "_outlet",
+        "_sent",
+        "call",
+        "closed",
+        "decoupled",
+        "has_sender",
+        "rescheduled",
+        "reshaping",
     )  # fmt: skip
 
     def __init__(self, call: Call, outlet: Outlet, *, decoupled: bool, reshaping: Reshaping | None = None) -> None:
         self.call = call
         self.reshaping = reshaping
         self.decoupled = decoupled
-        self.closed = self.taken = self.again = False
-        self._sent = self._over = False
+        self.closed = self.has_sender = self.rescheduled = False
+        self._sent = self._ended = False
         self._outlet = outlet
-        self._closing = threading.Lock()
+        self._lock = threading.Lock()
 
     def send(self, response: InferenceResponse | None, *, final: bool) -> None:
         """Sends a response, and no more after it if it is `final`.
@@ -57,7 +66,7 @@ class Line:
         and for a final flag before the first.
         """
         answer = None if response is None else response.outcome(self.reshaping, final=final)
-        with self._closing:
+        with self._lock:
             if not self.decoupled and answer is not None and self._sent:
                 raise TritonModelException(f"{UNSENT} Non-decoupled model cannot send more than one response.")
             if not self.decoupled and answer is None and not self._sent:
@@ -67,19 +76,19 @@ class Line:
             if self.closed:
                 raise TritonModelException(f"{UNSENT} Response sender has been closed.")
             self._sent, self.closed = True, final
-            over = self._over
-            self._over = over or final or not self.decoupled or isinstance(answer, ServingError)
-        if answer is not None and not over:  # After an error, responses are dropped.
+            ended = self._ended
+            self._ended = ended or final or not self.decoupled or isinstance(answer, ServingError)
+        if answer is not None and not ended:  # After an error, responses are dropped.
             self._outlet.put(answer)
         if final:
             self._outlet.end()
 
     def fail(self, error: ServingError) -> None:
         """Ends the responses with an error, unless they have ended."""
-        with self._closing:
-            over, self._over = self._over or self.closed, True
+        with self._lock:
+            ended, self._ended = self._ended or self.closed, True
             was_closed, self.closed = self.closed, True
-        if not over:
+        if not ended:
             self._outlet.put(error)
         if not was_closed:
             self._outlet.end()
@@ -88,7 +97,7 @@ class Line:
         # For a model with one response this cannot happen before `execute` has returned.
         if not self.closed:
             self.closed = True
-            if not self._over:
+            if not self._ended:
                 self._outlet.put(Internal(DROPPED.message))
             self._outlet.end()
 
@@ -96,10 +105,10 @@ class Line:
 class InferenceResponseSender:
     """Sends the responses to one request; from `InferenceRequest.get_response_sender`."""
 
-    __slots__ = ("_line",)
+    __slots__ = ("_channel",)
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, channel: ResponseChannel) -> None:
+        self._channel = channel
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Sends a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL in `flags` it is the last one.
@@ -115,8 +124,8 @@ class InferenceResponseSender:
             raise TritonModelException(
                 "Inference Response object must be provided when the response flags is set to zero."
             )
-        self._line.send(response, final=bool(flags))
+        self._channel.send(response, final=bool(flags))
 
     def is_cancelled(self) -> bool:
         """Whether the client cancelled the request or disconnected."""
-        return self._line.call.cancelled
+        return self._channel.call.cancelled

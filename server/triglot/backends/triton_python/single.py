@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from triglot.backends.triton_python.context import ModelContext
 from triglot.backends.triton_python.errors import TritonError, TritonModelException
-from triglot.backends.triton_python.home import Home
 from triglot.backends.triton_python.instance import Instance
 from triglot.backends.triton_python.model import Inputs, PlacedModel
 from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.response import InferenceResponse
-from triglot.backends.triton_python.sender import Line
+from triglot.backends.triton_python.sender import ResponseChannel
 from triglot.core.call import Call
 from triglot.core.errors import Cancelled, Internal, ServingError, is_serving_error, own_copy
 from triglot.core.types import Answer
@@ -22,7 +22,7 @@ from triglot.core.types import Answer
 log = logging.getLogger(__name__)
 
 Outcome = Answer | ServingError
-_Work = tuple[Any, Call, Line]
+_Item = tuple[Any, Call, ResponseChannel]
 """A request, its call, and the channel of its response."""
 
 
@@ -33,8 +33,8 @@ class SingleResponseModel(PlacedModel):
     the user's own code. A response with an error affects only its own request.
     """
 
-    def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home) -> None:
-        super().__init__(instances, modules, home)
+    def __init__(self, instances: Sequence[Instance], modules: TritonModules, context: ModelContext) -> None:
+        super().__init__(instances, modules, context)
         self.infer_batch = self._infer_batch
 
     def infer(self, inputs: Inputs, call: Call) -> Answer:
@@ -47,14 +47,14 @@ class SingleResponseModel(PlacedModel):
     def _infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Outcome]:
         """Runs the requests as a list; returns the response or error of each."""
         outlets = [_Outlet() for _ in calls]
-        works = list(map(self._work, inputs, calls, outlets))
-        _execute(self._mine(), works)
-        works.clear()  # Only the model's own senders now refer to the channels.
+        queued = list(map(self._item, inputs, calls, outlets))
+        _execute(self._current_instance(), queued)
+        queued.clear()  # Only the model's own senders now refer to the channels.
         return [outlet.wait() for outlet in outlets]
 
-    def _work(self, inputs: Inputs, call: Call, outlet: _Outlet) -> _Work:
-        line = Line(call, outlet, decoupled=False, reshaping=self.reshaping)
-        return self._request(inputs, call, line), call, line
+    def _item(self, inputs: Inputs, call: Call, outlet: _Outlet) -> _Item:
+        channel = ResponseChannel(call, outlet, decoupled=False, reshaping=self.reshaping)
+        return self._request(inputs, call, channel), call, channel
 
 
 class _Outlet:
@@ -67,9 +67,9 @@ class _Outlet:
         self._sent = threading.Lock()  # Released by the response; creating an event takes ten times as long.
         self._sent.acquire()
 
-    def put(self, answer: Outcome) -> None:
+    def put(self, response: Outcome) -> None:
         """Stores the response; called once."""
-        self._outcome = answer
+        self._outcome = response
         self._sent.release()
 
     def end(self) -> None:
@@ -82,30 +82,30 @@ class _Outlet:
         return self._outcome
 
 
-def _execute(instance: Instance, works: Sequence[_Work]) -> None:
+def _execute(instance: Instance, queued: Sequence[_Item]) -> None:
     """Runs `execute`, and again for rescheduled requests.
 
     Afterwards each request has its response, or a sender that the model keeps.
     """
-    while works:
+    while queued:
         try:
-            _execute_once(instance, works)
+            _execute_once(instance, queued)
         except ServingError as error:
-            for _, _, line in works:
-                line.fail(own_copy(error))
+            for _, _, channel in queued:
+                channel.fail(own_copy(error))
             return
-        works = [work for work in works if _comes_again(*work)]
+        queued = [item for item in queued if _is_rescheduled(*item)]
 
 
-def _execute_once(instance: Instance, works: Sequence[_Work]) -> None:
+def _execute_once(instance: Instance, queued: Sequence[_Item]) -> None:
     """Runs `execute` once. Raises `Internal` for its exceptions, and for an invalid result."""
-    requests, calls, lines = zip(*works, strict=True)
+    requests, calls, channels = zip(*queued, strict=True)
     try:
         returned = instance.execute(requests, calls)
         if isinstance(returned, Future):
             returned = returned.result()
-        for line, response in zip(lines, _responses(returned, len(lines)), strict=True):
-            _respond(instance, line, response)
+        for channel, response in zip(channels, _responses(returned, len(channels)), strict=True):
+            _respond(instance, channel, response)
     except BaseException as error:
         if is_serving_error(error):
             log.error("%s: %s", instance.name, error.message)
@@ -113,11 +113,11 @@ def _execute_once(instance: Instance, works: Sequence[_Work]) -> None:
         raise instance.failure(error) from error
 
 
-def _comes_again(request: Any, call: Call, line: Line) -> bool:
-    if line.again and call.cancelled:
-        line.fail(Cancelled("the request was cancelled before it was executed again"))
-    elif line.again:
-        request.come_again()
+def _is_rescheduled(request: Any, call: Call, channel: ResponseChannel) -> bool:
+    if channel.rescheduled and call.cancelled:
+        channel.fail(Cancelled("the request was cancelled before it was executed again"))
+    elif channel.rescheduled:
+        request.reschedule()
         return True
     return False
 
@@ -139,20 +139,22 @@ def _responses(returned: Any, count: int) -> Sequence[Any]:
     return returned
 
 
-def _respond(instance: Instance, line: Line, response: Any) -> None:
+def _respond(instance: Instance, channel: ResponseChannel, response: Any) -> None:
     """Sends a response that `execute` returned; any other object becomes an error of its request."""
-    if response is None and (line.taken or line.again):
+    if response is None and (channel.has_sender or channel.rescheduled):
         return
-    if line.again or not isinstance(response, InferenceResponse):
+    if channel.rescheduled or not isinstance(response, InferenceResponse):
         # Triton's own text, with its spelling.
-        wanted, which = ("a None", " for reschduled request") if line.again else ("an 'InferenceResponse'", "")
+        wanted, which = (
+            ("a None", " for reschduled request") if channel.rescheduled else ("an 'InferenceResponse'", "")
+        )
         text = (
             f"Expected {wanted} object in the execute function return list{which}, "
             f"found type '{type(response).__name__}'"
         )
         log.error("%s: %s", instance.name, text)
-        response, line.again = InferenceResponse(error=TritonError(text)), False
+        response, channel.rescheduled = InferenceResponse(error=TritonError(text)), False
     try:
-        line.send(response, final=True)
+        channel.send(response, final=True)
     except TritonModelException as error:  # A sender has already sent a response.
         log.error("%s: %s", instance.name, error)

@@ -96,7 +96,7 @@ class Tensor:
         return f"Tensor({self._name!r}, {self._array!r})"
 
 
-def normal(array: Array) -> Array:
+def with_bytes(array: Array) -> Array:
     """Returns a model's array with texts as `bytes`, as the server's checks require."""
     if array.dtype.kind in "SU":
         return object_array(bytes_elements(array), array.shape)

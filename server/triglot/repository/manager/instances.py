@@ -9,7 +9,7 @@ from triglot.core.errors import Code, ModelLoadError
 from triglot.executors.hosted import HostedModel
 from triglot.model.config import ModelConfig
 from triglot.model.configure import change_instances
-from triglot.repository.manager.starting import explained
+from triglot.repository.manager.starting import to_serving_error
 from triglot.repository.manager.thread import in_thread
 from triglot.scheduling.servable import Servable
 
@@ -46,7 +46,7 @@ async def _change(servable: Servable, config: ModelConfig, before: ModelConfig) 
     if errors := await servable.resize(added, removed):
         restored = await in_thread(partial(change_instances, model, before))
         await servable.resize(0, min(added - len(errors), restored[1] if restored else 0))
-        error = explained(errors[0])
+        error = to_serving_error(errors[0])
         raise ModelLoadError(f"{servable}: {error.message}", error.code) from errors[0]
     model.model_config = config
     return True

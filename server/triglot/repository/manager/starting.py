@@ -28,7 +28,7 @@ async def start_instances(servable: Servable, reach: Reach) -> None:
         if servable.on_loop:
             await _on_thread(partial(start, servable.function, {}, Call()))
         else:
-            await servable.on_every_instance({}, start, explained)
+            await servable.on_every_instance({}, start, to_serving_error)
     if not isinstance(model, HostedModel):  # A process starts its instances itself, in replacements, too.
         servable.preparations.append(lambda function: start(function, {}, Call()))
 
@@ -49,7 +49,7 @@ async def _on_thread(start: partial[None]) -> None:
         except BaseException as error:  # Includes SystemExit.
             # An asyncio future rejects StopIteration.
             plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            started.set_exception(error if plain else explained(error))
+            started.set_exception(error if plain else to_serving_error(error))
         else:
             started.set_result(None)
 
@@ -57,7 +57,7 @@ async def _on_thread(start: partial[None]) -> None:
     await asyncio.shield(asyncio.wrap_future(started))
 
 
-def explained(error: BaseException) -> ServingError:
+def to_serving_error(error: BaseException) -> ServingError:
     """Wraps an exception with the model's own text, as the error is for the server's operator."""
     if is_serving_error(error):
         return error

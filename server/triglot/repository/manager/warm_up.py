@@ -36,14 +36,14 @@ from triglot.scheduling.servable import Servable
 
 log = logging.getLogger(__name__)
 
-MAX_ANSWERS = 1000
+MAX_RESPONSES = 1000
 """Limit on the responses of a decoupled run, since a stream need not end by itself."""
 
 
 async def warm_up(servable: Servable, requests: Sequence[WarmUpRequest] = (), reach: Reach = no_models) -> None:
     """Runs the configured requests, then the model's `example`, on every instance of `servable`.
 
-    `async def` code runs once, on the loop. A decoupled run ends after `MAX_ANSWERS` responses. The runs have no
+    `async def` code runs once, on the loop. A decoupled run ends after `MAX_RESPONSES` responses. The runs have no
     deadline and are not counted in any statistics. `reach` lets them call other models.
 
     Raises `ModelLoadError` for the first request that does not fit the model's default signature, and for
@@ -127,7 +127,7 @@ class _Runner:
     def __init__(self, servable: Servable, reach: Reach) -> None:
         self._servable = servable
         self._reach = reach
-        self._telling = threading.Lock()
+        self._logged = threading.Lock()
 
     async def run(self, sample: _Sample) -> None:
         """Runs a sample on every instance. Raises `ServingError`."""
@@ -136,7 +136,7 @@ class _Runner:
             if self._servable.on_loop:
                 await self._on_loops(inputs)
             else:
-                await self._servable.on_every_instance(inputs, self._on_instance, self._explain)
+                await self._servable.on_every_instance(inputs, self._on_instance, self._to_serving_error)
 
     def run_again(self, samples: Sequence[_Sample], function: Function) -> None:
         """Runs all samples on one instance that is started later, by `function`. Callable on any thread."""
@@ -147,21 +147,21 @@ class _Runner:
 
     def _on_instance(self, function: Function, inputs: Inputs, call: Call) -> None:
         """Runs one request on an instance's thread."""
-        self._introduce(call)
-        answers = _Answers(self._servable)
-        call.outlet = answers
+        self._set_up(call)
+        responses = _Responses(self._servable)
+        call.outlet = responses
         result = function(inputs, call)
-        if answers.error is not None:
-            raise answers.error
+        if responses.error is not None:
+            raise responses.error
         if isinstance(result, Generator):
             with closing(result):
-                for answer in result:
-                    if not answers.take(answer) or call.cancelled:
+                for response in result:
+                    if not responses.take(response) or call.cancelled:
                         break
-        elif result is not None or not answers.taken:
-            answers.take(result)
+        elif result is not None or not responses.taken:
+            responses.take(result)
 
-    def _introduce(self, call: Call) -> None:
+    def _set_up(self, call: Call) -> None:
         call.signature_name = self._servable.default_signature
         call.reach = self._reach
 
@@ -178,32 +178,32 @@ class _Runner:
 
     async def _on_loop(self, inputs: Inputs) -> None:
         call = Call()
-        self._introduce(call)
-        answers = _Answers(self._servable)
+        self._set_up(call)
+        responses = _Responses(self._servable)
         try:
             if self._servable.decoupled:
                 async with aclosing(self._servable.function(inputs, call)) as results:
                     async for result in results:
-                        if not answers.take(result):
+                        if not responses.take(result):
                             break
             else:
-                answers.take(await self._servable.function(inputs, call))
+                responses.take(await self._servable.function(inputs, call))
         except BaseException as error:
             call.cancel()
             if isinstance(error, GeneratorExit) or is_cancelled(error):
                 raise
-            raise self._explain(error) from None
+            raise self._to_serving_error(error) from None
 
-    def _explain(self, error: BaseException) -> ServingError:
+    def _to_serving_error(self, error: BaseException) -> ServingError:
         """Wraps an exception with the model's own text, as the error is for the server's operator."""
         if is_serving_error(error):
             return error
-        if self._telling.acquire(blocking=False):  # Logged once: instances tend to fail alike.
+        if self._logged.acquire(blocking=False):  # Logged once: instances tend to fail alike.
             log.error("%s failed during warm-up", self._servable, exc_info=error)
         return Internal(f"{type(error).__name__}: {text_of(error)}")
 
 
-class _Answers:
+class _Responses:
     """Counts the responses of a run and checks each against the signature. An `Outlet`."""
 
     def __init__(self, servable: Servable) -> None:
@@ -211,19 +211,19 @@ class _Answers:
         self.taken = 0
         self.error: Exception | None = None
 
-    def take(self, answer: object) -> bool:
+    def take(self, response: object) -> bool:
         """Checks a response and returns whether more are accepted. Raises `Internal`."""
         servable = self._servable
         lenient = servable.any_output_shapes
-        bind_outputs(servable.signature, answer, (), servable.name, lenient_shapes=lenient)
+        bind_outputs(servable.signature, response, (), servable.name, lenient_shapes=lenient)
         self.taken += 1
-        return self.taken < MAX_ANSWERS
+        return self.taken < MAX_RESPONSES
 
-    def respond(self, answer: object) -> bool:
+    def respond(self, response: object) -> bool:
         """As `take`, but keeps the error: it must not be raised in the model's code."""
         if self.error is None:
             try:
-                return self.take(answer)
+                return self.take(response)
             except Exception as error:
                 self.error = error
         return False

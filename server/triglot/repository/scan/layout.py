@@ -8,7 +8,7 @@ from pathlib import Path
 from triglot.core.errors import ModelLoadError
 from triglot.model.config import ModelConfig
 
-MOST_LISTED = 20
+MAX_LISTED = 20
 """Limit on the items that a message lists: a request may name any number."""
 BACKEND_OF_FILE = {
     "predictor.toml": "predictor",
@@ -42,8 +42,8 @@ BACKEND_OF_SUFFIX = {
 def listed(items: Iterable[object]) -> str:
     """Lists items for a message: the first ones, and how many more there are."""
     texts = list(map(str, items))
-    more = len(texts) - MOST_LISTED
-    return ", ".join(texts[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+    more = len(texts) - MAX_LISTED
+    return ", ".join(texts[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def candidates(config: ModelConfig) -> dict[str, str]:

@@ -13,8 +13,8 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 
-class OwnLoop:
-    """Runs on a daemon thread until `end`, even if the code on it stops the loop."""
+class InstanceLoop:
+    """Runs on a daemon thread until `stop`, even if the code on it stops the loop."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -22,11 +22,11 @@ class OwnLoop:
         self._ended = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def begin(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+    def start(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Starts a coroutine and returns its future, which is cancelled at the end."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Ends the loop and cancels its coroutines."""
         self._ended = True
         with suppress(RuntimeError):  # The model's code closed the loop.
@@ -37,7 +37,7 @@ class OwnLoop:
         asyncio.set_event_loop(loop)
         try:
             while not self._ended:
-                self._run_on()
+                self._run_until_stopped()
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()
@@ -45,7 +45,7 @@ class OwnLoop:
         finally:
             loop.close()
 
-    def _run_on(self) -> None:
+    def _run_until_stopped(self) -> None:
         """Runs the loop until something stops it."""
         what = "stopped its event loop"
         try:

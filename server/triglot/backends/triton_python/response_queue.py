@@ -16,38 +16,38 @@ LOOP_BUFFER = 1024
 """As `BUFFER`, for code on a loop, where blocking would delay all other requests of the instance."""
 
 
-class Answers:
+class ResponseQueue:
     """An `Outlet` that queues responses. Created on the loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._items: deque[Answer | ServingError | None] = deque()
-        # Reentrant: the garbage collector may end a `Line`, which takes it, on any thread at any time.
-        self._room = threading.Condition(threading.RLock())
+        # Reentrant: the garbage collector may end a `ResponseChannel`, which takes it, on any thread at any time.
+        self._has_room = threading.Condition(threading.RLock())
         self._reader: asyncio.Future[None] | None = None
-        self._woken: asyncio.Future[None] | None = None
-        self._gone = False
+        self._woken_reader: asyncio.Future[None] | None = None
+        self._abandoned = False
 
-    def put(self, answer: Answer | ServingError) -> None:
+    def put(self, response: Answer | ServingError) -> None:
         """Queues a response, or an error as the last one. Blocks while the client is slow."""
-        most = LOOP_BUFFER if _on_a_loop() else BUFFER
-        with self._room:
-            if not isinstance(answer, ServingError):
-                while len(self._items) >= most and not self._gone:
-                    self._room.wait()
-            self._append(answer)
+        limit = LOOP_BUFFER if _on_event_loop() else BUFFER
+        with self._has_room:
+            if not isinstance(response, ServingError):
+                while len(self._items) >= limit and not self._abandoned:
+                    self._has_room.wait()
+            self._append(response)
 
     def end(self) -> None:
         """Queues the end of the responses."""
         self._append(None)
 
     def _append(self, item: Answer | ServingError | None) -> None:
-        if self._gone:
+        if self._abandoned:
             return
         self._items.append(item)
         reader = self._reader
-        if reader is not None and reader is not self._woken:
-            self._woken = reader
+        if reader is not None and reader is not self._woken_reader:
+            self._woken_reader = reader
             with suppress(RuntimeError):  # The loop is closed: the server has stopped.
                 self._loop.call_soon_threadsafe(_wake, reader)
 
@@ -60,8 +60,8 @@ class Answers:
             await reader
         item = self._items.popleft()
         if len(self._items) in (BUFFER // 2, LOOP_BUFFER // 2):
-            with self._room:
-                self._room.notify_all()
+            with self._has_room:
+                self._has_room.notify_all()
         if isinstance(item, ServingError):
             try:
                 raise item
@@ -71,10 +71,10 @@ class Answers:
 
     def abandon(self) -> None:
         """Stops taking responses, on the loop; unblocks the sending threads."""
-        with self._room:
-            self._gone = True
+        with self._has_room:
+            self._abandoned = True
             self._items.clear()
-            self._room.notify_all()
+            self._has_room.notify_all()
 
 
 def _wake(reader: asyncio.Future[None]) -> None:
@@ -82,7 +82,7 @@ def _wake(reader: asyncio.Future[None]) -> None:
         reader.set_result(None)
 
 
-def _on_a_loop() -> bool:
+def _on_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -16,11 +16,11 @@ from triglot.backends.triton_python.errors import TritonModelException
 from triglot.core.call import Call, ModelCall, ModelTask, no_models
 from triglot.model.metrics import ModelMetrics
 
-MOST_CALLS = 64
+MAX_CALLS = 64
 """Limit on concurrent calls of `async_exec` to other models, per model."""
 
 
-class Home:
+class ModelContext:
     """One version of a model, shared by its instances.
 
     `calls`: the call that its code runs for outside of requests. `modules`: its own Python modules.
@@ -36,22 +36,22 @@ class Home:
         self.metrics = ModelMetrics()
         self._closers: list[Callable[[], object]] = []
         self._pool: ThreadPoolExecutor | None = None
-        self._making = threading.Lock()
+        self._lock = threading.Lock()
 
-    def begin(self, call: Call) -> None:
+    def start_serving(self, call: Call) -> None:
         """Sets the served name and version, and the way to other models, before the version serves."""
         if call.model_name:
             self.name, self.version = call.model_name, call.model_version
-        apart = call.apart()
-        apart.model_name, apart.model_version = self.name, self.version
-        self.calls = apart
+        own_call = call.apart()
+        own_call.model_name, own_call.model_version = self.name, self.version
+        self.calls = own_call
 
     @property
     def pool(self) -> ThreadPoolExecutor:
         """Threads that wait for other models while a coroutine continues."""
-        with self._making:
+        with self._lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(MOST_CALLS, f"{self.name}/{self.version} calls")
+                self._pool = ThreadPoolExecutor(MAX_CALLS, f"{self.name}/{self.version} calls")
                 self.on_close(partial(self._pool.shutdown, wait=False, cancel_futures=True))
             return self._pool
 
@@ -65,40 +65,40 @@ class Home:
             self._closers.pop()()
 
 
-_work: ContextVar[tuple[Home, Call] | None] = ContextVar("triton_python_work", default=None)
+_current: ContextVar[tuple[ModelContext, Call] | None] = ContextVar("triton_python_work", default=None)
 
 
 @contextmanager
-def working(home: Home, call: Call) -> Iterator[None]:
+def working_for(context: ModelContext, call: Call) -> Iterator[None]:
     """Sets the model and call that this thread, and what it starts on a loop, works for in the block."""
-    token, modules = _work.set((home, call)), running.set(home.modules)
+    token, modules = _current.set((context, call)), running.set(context.modules)
     try:
         yield
     finally:
         running.reset(modules)
-        _work.reset(token)
+        _current.reset(token)
 
 
-def here(home: Home | None) -> Home:
-    """Returns `home`, or else the model whose code is running. Raises `TritonModelException` without any."""
-    work = _work.get()
-    if home is None and work is not None:
-        home = work[0]
-    if home is None:
+def current_model(context: ModelContext | None) -> ModelContext:
+    """Returns `context`, or else the model whose code is running. Raises `TritonModelException` without any."""
+    current = _current.get()
+    if context is None and current is not None:
+        context = current[0]
+    if context is None:
         raise TritonModelException("can only be called from the code of a loaded Triton Python model")
-    return home
+    return context
 
 
-def call_of(home: Home | None) -> Call:
+def call_of(context: ModelContext | None) -> Call:
     """Returns the call that the model's code is running for; outside of requests the model's own one."""
-    work = _work.get()
-    found = here(home)
-    return work[1] if work is not None and work[0] is found else found.calls
+    current = _current.get()
+    model = current_model(context)
+    return current[1] if current is not None and current[0] is model else model.calls
 
 
-def reach(home: Home | None, wanted: ModelCall | ModelTask) -> Any:
+def reach(context: ModelContext | None, request: ModelCall | ModelTask) -> Any:
     """Returns what `Call.reach` does. Raises its errors, and `TritonModelException` before the model serves."""
-    call = call_of(home)
+    call = call_of(context)
     if call.reach is no_models:
         raise TritonModelException("cannot call other models before this model is served")
-    return call.reach(call, wanted)
+    return call.reach(call, request)
