@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kept_files import kept_files
 from triglot.core.errors import Code
 from triglot.core.permission import EVERYTHING
 from triglot.model.config import InstanceGroup, ModelConfig
@@ -27,7 +29,6 @@ if not hasattr(torch._inductor, "aoti_compile_and_package") or shutil.which("g++
 from torch_files import ON_CPU, VERSION, config, fp32, lists, load, refused
 from triton_served import serving
 
-ROWS = torch.export.Dim("rows", min=1, max=16)
 CONFIG = """
 platform: "torch_aoti"
 max_batch_size: 8
@@ -43,17 +44,21 @@ class SumAndDifference(torch.nn.Module):  # type: ignore[name-defined, misc]
         return {"total": a + more["b"], "less": a - more["b"]}
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled once: that takes a minute."""
+def compile_into(folder: Path) -> None:
+    """Takes a minute."""
     example = torch.rand(4, 2), {"b": torch.rand(4, 2)}
-    dims = ({0: ROWS}, {"b": {0: ROWS}})
-    file = tmp_path_factory.mktemp("compiled") / "model.pt2"
+    rows = torch.export.Dim("rows", min=1, max=16)
+    dims = ({0: rows}, {"b": {0: rows}})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of torch's own parts.
         program = torch.export.export(SumAndDifference(), example, dynamic_shapes=dims)
-        torch._inductor.aoti_compile_and_package(program, package_path=str(file))
-    return file
+        torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
+
+
+@pytest.fixture(scope="module")
+def package() -> Path:
+    source = torch.__version__ + inspect.getsource(SumAndDifference) + inspect.getsource(compile_into)
+    return kept_files(Path(sys.prefix), "compiled", source, compile_into) / "model.pt2"
 
 
 ONE, OTHER = fp32(1, 2).reshape(1, 2), fp32(3, 5).reshape(1, 2)

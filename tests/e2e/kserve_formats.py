@@ -12,6 +12,7 @@ from typing import Any
 
 import environments
 import saved_models
+from kept_files import kept_files
 from process import clean_environment
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -44,12 +45,16 @@ class Format:
 def _by(environment: str, code: str) -> Callable[[Path], object]:
     """Writes by code that runs in an environment, in the folder."""
 
-    def write(folder: Path) -> None:
+    def run(folder: Path) -> None:
         command = [str(environments.python(environment)), "-W", "ignore", "-c", code]
         done = subprocess.run(
             command, cwd=folder, env=clean_environment(), capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
+
+    def write(folder: Path) -> None:
+        prefix = environments.python(environment).parents[1]
+        shutil.copytree(kept_files(prefix, "formats", code, run), folder, dirs_exist_ok=True)
 
     return write
 
