@@ -23,15 +23,15 @@ from waiting import wait_until
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 STREAMING = "/grps.protos.v1.GrpsService/PredictStreaming"
-COUNT, SIZE = 10_000, 64 * 1024
-"""Of the messages of a long stream: 625 MiB."""
-STALLS = (1, 100, 1_000, 9_000)
+COUNT, SIZE = 3_000, 64 * 1024
+"""Of the messages of a long stream: 187 MiB."""
+STALLS = (1, 100, 1_000, 2_500)
 """How many messages the slow reader has read when it rests."""
 RECEIVE_BUFFER = 256 * 1024
 AHEAD = 200
 """How many messages the model may be ahead of the reader, 12.5 MiB: the kernel's buffers hold most of them."""
 MEMORY = 16 * 2**20
-"""How much larger the server may become in a long stream, in bytes: 16 MiB of the 625."""
+"""How much larger the server may become in a long stream, in bytes: 16 MiB of the 187."""
 QUIET_SECONDS = 0.3
 STOP_SECONDS = 0.1
 """How long a model may go on after its reader has left."""
