@@ -2,7 +2,9 @@
 
 Strategy: a file of tests, or several that share what is dear to start, go to one worker, so each server starts
 once. Tests with the mark `alone` measure, and the others would be measured too: all workers take turns at two
-locks, of which such a test holds the second one for itself. Without workers nothing here does anything.
+locks, of which such a test holds the second one for itself, and keeps it for the next test that has the mark. The
+files with such tests come first, and on one worker: later, each would wait for long tests of the other workers,
+and these for it.
 """
 
 from __future__ import annotations
@@ -22,15 +24,21 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 TOGETHER = {
+    "tests/repository/test_freed.py": "alone",
+    "tests/transports/test_large_json.py": "alone",
+    "tests/e2e/test_grps_streams.py": "alone",
     "tests/e2e/test_tensorflow_client.py": "tensorflow",
     "tests/e2e/test_tensorflow_warm_up.py": "tensorflow",
 }
-"""Files that share a server that is dear to start, and what their group is called."""
+"""Files that are one group: they have tests that run alone, or share a server that is dear to start; its name."""
 LONGEST = (
+    "alone",
     "tests/transports/test_h2_hostile_tls.py",
     "bench/test_load.py",
     "tests/e2e/test_request_states.py",
     "tests/e2e/test_request_ends.py",
+    "tests/e2e/test_kserve_runtime.py",
+    "tests/e2e/test_openapi_tools.py",
     "tensorflow",
     "tests/docs/test_pages.py",
     "tests/backends/test_foreign_missing.py",
@@ -49,7 +57,6 @@ LONGEST = (
     "tests/e2e/test_try_models.py",
     "tests/e2e/test_load_failures.py",
     "tests/e2e/test_process_instances.py",
-    "tests/e2e/test_grps_streams.py",
     "tests/repository/test_reconciler_machine.py",
 )
 """The groups that take longest: begun last, they would leave one worker alone at its work."""
@@ -88,17 +95,36 @@ class LoadLock:
         self._files.close()
 
 
+def runs_alone(item: pytest.Item) -> bool:
+    """Whether no other test may run meanwhile."""
+    return item.get_closest_marker("alone") is not None
+
+
 class Worker:
     """In each worker: its tests take their turns."""
 
     def __init__(self, folder: Path) -> None:
         self._load_lock = LoadLock(folder)
+        self._alone = ExitStack()
+        self._is_alone = False
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
         """One test, with the fixtures that are made for it and ended after it."""
-        with self._load_lock.turn(alone=item.get_closest_marker("alone") is not None):
+        if not runs_alone(item):
+            with self._load_lock.turn(alone=False):
+                return (yield)
+        if not self._is_alone:
+            self._alone.enter_context(self._load_lock.turn(alone=True))
+            self._is_alone = True
+        try:
             return (yield)
+        finally:
+            if nextitem is None or not runs_alone(nextitem):
+                self._is_alone = False
+                self._alone.close()
 
     def pytest_unconfigure(self) -> None:
         """The end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 import environments
 import parallel
-from parallel import LONGEST, TOGETHER, LoadLock, group_of
+from parallel import LONGEST, TOGETHER, LoadLock, Worker, group_of
 
 WORKERS, TURNS = 4, 50
 
@@ -37,9 +38,53 @@ def test_who_is_alone_is_alone_and_the_others_are_not(tmp_path: Path) -> None:
         list(pool.map(work, range(WORKERS)))
 
 
+def is_free(folder: Path) -> bool:
+    """Whether others may run."""
+    with (folder / "room").open() as room:
+        try:
+            fcntl.flock(room, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_a_worker_keeps_the_lock_for_the_next_test_that_runs_alone(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    item = request.node
+    worker = Worker(tmp_path)
+    try:
+        free = []
+        for marked, next_item in ((False, item), (True, item), (True, item), (True, None), (False, None)):
+            if marked:
+                item.add_marker(pytest.mark.alone)
+            running = worker.pytest_runtest_protocol(item, next_item)
+            next(running)
+            during = is_free(tmp_path)
+            with pytest.raises(StopIteration):
+                next(running)
+            free.append((during, is_free(tmp_path)))
+            item.own_markers[:] = [one for one in item.own_markers if one.name != "alone"]
+        assert free == [(True, True), (False, False), (False, False), (False, True), (True, True)]
+    finally:
+        worker.pytest_unconfigure()
+
+
 def test_a_file_is_a_group_unless_it_shares_a_server() -> None:
     assert group_of("tests/test_cli.py::test_help[a::b]") == "tests/test_cli.py"
-    assert {group_of(f"{file}::test_it") for file in TOGETHER} == {"tensorflow"}
+    assert {group_of(f"{file}::test_it") for file in TOGETHER} == {"alone", "tensorflow"}
+
+
+def test_all_files_with_tests_that_run_alone_are_in_their_group() -> None:
+    root = Path(parallel.__file__).parents[1]
+    marked = {
+        str(file.relative_to(root))
+        for folder in ("tests", "bench")
+        for file in (root / folder).rglob("test_*.py")
+        if "pytest.mark.alone" in file.read_text() and file != Path(__file__)
+    }
+    assert marked == {file for file, group in TOGETHER.items() if group == "alone"}
+    assert LONGEST[0] == "alone"
 
 
 def test_the_files_that_are_named_exist() -> None:
