@@ -17,7 +17,7 @@ from bench import report
 from triglot import backends
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
-from triglot.executors.process.loading import Loading
+from triglot.executors.loading import Loading
 from triglot.model.config import ModelConfig
 from triglot.scheduling.servable import Servable
 

@@ -18,7 +18,7 @@ from bench import engine, holding, losing, report, rounds
 from bench.holding import COMPUTES, GIVES_BACK, STEPS
 from bench.rounds import Measured, Plan, ratios
 from triglot import backends
-from triglot.executors.process.loading import Loading
+from triglot.executors.loading import Loading
 from triglot.executors.process.remote_model import RemoteModel
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model

@@ -25,6 +25,7 @@ MORE = {
     "connections": "[Connections](operations.md#connections-and-slow-clients)",
     "shutdown": "[Graceful shutdown](operations.md#graceful-shutdown)",
     "processes": "[Workers](operations.md#workers)",
+    "Ray": "[Instances on a Ray cluster](ray.md)",
     "performance": "[Performance](performance.md)",
     "logs": "[Logs](operations.md#logs)",
     "metrics": "[Metrics](metrics.md)",

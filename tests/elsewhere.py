@@ -11,8 +11,8 @@ from process import clean_environment
 RUN_SECONDS = 300
 
 
-def check_tests(environment: str, *files: Path) -> None:
-    """Run files of tests there, in one go: the libraries take seconds to import.
+def check_tests(environment: str, *files: Path, seconds: float = RUN_SECONDS) -> None:
+    """Run files of tests there, in one go: the libraries take seconds to import. They may take so many `seconds`.
 
     Raises `AssertionError` unless all of them hold, and none is skipped.
     """
@@ -20,7 +20,7 @@ def check_tests(environment: str, *files: Path) -> None:
         [str(environments.python(environment)), "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)],
         capture_output=True,
         text=True,
-        timeout=RUN_SECONDS,
+        timeout=seconds,
         env=clean_environment(),
         cwd=environments.ROOT,
         check=False,

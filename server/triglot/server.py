@@ -139,6 +139,7 @@ class Server:
             load_timeout=self.config.load_timeout,
             load_retries=self.config.load_retries,
             load_retry_interval=self.config.load_retry_interval,
+            ray_address=self.config.ray_address,
             load_ended=self._load_ended,
             labels_before_load=self.config.labels_before_load,
             wait=self.config.wait_for_models,

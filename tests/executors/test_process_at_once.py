@@ -81,17 +81,18 @@ async def test_all_calls_end_with_their_process(tmp_path: Path) -> None:
         waits = "(folder / f'in-{int(inputs[\"n\"])}').touch()\nawait asyncio.sleep(600)"
         running = [asyncio.ensure_future(one.say(waits, n=number)) for number in range(5)]
         await one.entered("in", 5)
-        with pytest.raises(Unavailable, match="exited with status 7"):
+        with pytest.raises(Unavailable, match=r"exited with status 7|ended on node"):
             await one.run("os._exit(7)")
         for call in await asyncio.gather(*running, return_exceptions=True):
             assert isinstance(call, Unavailable)
         assert await one.say("return 'next'") == "next"
-        assert one.readings() == {
+        wanted = {
             "processes": 1,
             "processes_wanted": 1,
             "processes_lost ended": 1,
             "processes_lost hung": 0,
         }
+        assert one.readings().items() >= wanted.items()
 
 
 async def test_a_call_that_leaves_leaves_the_others(tmp_path: Path) -> None:

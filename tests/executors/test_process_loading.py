@@ -14,7 +14,7 @@ from told_models import PLAIN, SECONDS, children, load, told, write_told
 
 from triglot import Model, ModelLoadError, TensorSpec, backends
 from triglot.core.errors import MissingDependency
-from triglot.executors.process.loading import Loading
+from triglot.executors.loading import Loading
 from triglot.model.config import ModelConfig
 from triglot.repository.manager.loader import Loader
 from triglot.repository.scan.source import ModelFiles

@@ -6,17 +6,19 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from triglot import Call, backends
-from triglot.executors.process.loading import Loading
+from triglot.executors.loading import Loading
 from triglot.executors.process.monitor import RestartPolicy
 from triglot.executors.process.remote_model import RemoteModel
 from triglot.model.config import NO_CONFIG, ModelConfig
 from triglot.model.configure import configure
+from triglot.model.ray_options import RayOptions
 from triglot.scheduling.servable import Servable
 from waiting import until
 
@@ -88,9 +90,19 @@ def write_told(folder: Path, infer: str = PLAIN, more: str = "") -> Path:
     return file
 
 
+CPUS, MAX_INFLIGHT = 0.1, 2
+"""Of each actor."""
+RAY: list[str] = []
+"""The address of the Ray cluster whose actors are the processes; none: they are this machine's."""
+
+
 def load(file: Path, config: ModelConfig = NO_CONFIG, policy: RestartPolicy = QUICK) -> RemoteModel:
     """The model of this file in its processes. Raises `ModelLoadError`."""
-    model = Loading(backends.load, policy)("told", "python", file, config)
+    if RAY:
+        # They leave files where the test looks for them.
+        options = RayOptions(num_cpus=CPUS, send_files=False, placement="spread", max_inflight=MAX_INFLIGHT)
+        config = replace(config, execution="ray", ray=options)
+    model = Loading(backends.load, policy, *RAY)("told", "python", file, config)
     try:
         configure(model, config)
         model.start()

@@ -134,6 +134,15 @@ async def test_threads_that_an_instance_computes_with_are_bounded_alike(
             {"parameters": {"EXECUTION_ENV_PATH": {"string_value": "$$TRITON_MODEL_DIRECTORY/../env"}}},
             "expected none, or the one in its ",
         ),
+        (
+            {
+                "parameters": {
+                    "execution": {"string_value": "ray"},
+                    "ray_runtime_env": {"string_value": '{"pip": ["hostile"]}'},
+                }
+            },
+            "parameters[ray_runtime_env]: expected none, or the one in its config.pbtxt",
+        ),
     ],
     ids=str,
 )

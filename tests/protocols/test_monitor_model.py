@@ -56,7 +56,7 @@ async def test_a_model_that_serves() -> None:
             "python",
             "serving_default",
         )
-        assert not any(serves[name] for name in ("decoupled", "sequences", "speaks_json"))
+        assert not any(serves[name] for name in ("decoupled", "sequences", "speaks_json", "nodes"))
         signature = serves["signatures"]["serving_default"]
         x, hostile, large = signature["inputs"]
         assert x == {

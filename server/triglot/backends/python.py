@@ -18,7 +18,7 @@ from triglot.backends import foreign_classes, missing_dependency
 from triglot.backends.foreign_classes import mentions
 from triglot.backends.model_modules import ModelModules, ModuleFinder
 from triglot.core.errors import ModelLoadError, NeedsProcess
-from triglot.model.config import ModelConfig
+from triglot.model.config import ELSEWHERE, ModelConfig
 from triglot.model.model import Model, is_async
 from triglot.model.reshaping import warn_of_reshapes
 
@@ -95,10 +95,10 @@ def _load(file: Path, config: ModelConfig, module: ModuleType, finder: ModuleFin
     try:
         model_class = _model_class(file, module)
         _check_plain(file, model_class)
-        if config.execution != "process":  # Otherwise each process would log it.
+        if config.execution not in ELSEWHERE:  # Otherwise each process would log it.
             _warn_of_misspelt(file, model_class)
-        if model_class.execution == "process" and not config.execution:
-            raise NeedsProcess(f"{file}: execution 'process': expected to be loaded by a server, in a process")
+        if (execution := model_class.execution) in ELSEWHERE and not config.execution:
+            raise NeedsProcess(f"{file}: execution {execution!r}: expected to be loaded by a server", execution)
         warn_of_reshapes(file, config)
         model = model_class()
         _remove_with(model, model_class, finder)

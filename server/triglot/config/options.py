@@ -24,7 +24,7 @@ class ConfigError(ValueError):
 
 NETWORK, TLS, ACCESS, PROTOCOL, GRPS = "network", "TLS", "access", "protocols", "grps"
 MODELS, SCHEDULING, LIMITS = "models", "scheduling", "limits of one request"
-CONNECTIONS, SHUTDOWN, PROCESSES = "connections", "shutdown", "processes"
+CONNECTIONS, SHUTDOWN, PROCESSES, RAY = "connections", "shutdown", "processes", "Ray"
 PERFORMANCE, LOGS, METRICS, TRACES, RECORDS = "performance", "logs", "metrics", "traces", "request records"
 REPEATED = (
     "load_model",
@@ -385,6 +385,13 @@ class Config:
         PROCESSES,
         15.0,
         "time that a worker may neither respond nor use CPU before it is killed and replaced; 0: no limit",
+    )
+    ray_address: str = option(
+        RAY,
+        "auto",
+        "Ray cluster of models with execution 'ray': HOST:PORT; auto: the one that this machine is a node of; "
+        "local: a new one, which ends with the server",
+        value="ADDRESS",
     )
     grpc_transport: str = option(
         PERFORMANCE,

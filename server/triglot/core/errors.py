@@ -162,7 +162,11 @@ class ModelLoadError(Exception):
 
 
 class NeedsProcess(ModelLoadError):
-    """The model's class requires instances in processes of their own, which load the model themselves."""
+    """The model's class requires instances in processes of their own, or actors, which load it themselves."""
+
+    def __init__(self, message: str, execution: str) -> None:
+        super().__init__(message)
+        self.execution = execution
 
 
 class MissingDependency(ModelLoadError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from triglot.core.readings import Reading
@@ -33,6 +33,8 @@ class HostedModel(Model):
     """
 
     looks_at_call = True
+    calls_per_instance = 1
+    """Calls of plain code that an instance has at the same time; all but one of them are on their way."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -44,6 +46,11 @@ class HostedModel(Model):
     @abstractmethod
     def alive(self) -> bool:
         """Whether something is there to run the next request."""
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        """The address of the machine of each instance, where that can be another one than the server's."""
+        return ()
 
     @property
     def orphaned(self) -> int:
@@ -61,3 +68,8 @@ class HostedModel(Model):
     @abstractmethod
     def readings(self) -> Iterator[Reading]:
         """What it counts."""
+
+
+def calls_per_instance(model: Model) -> int:
+    """How many threads call each instance of a model of plain code."""
+    return model.calls_per_instance if isinstance(model, HostedModel) else 1

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from triglot.model.ray_options import RayOptions
 from triglot.model.scheduling import DynamicBatching, SequenceBatching, Step
 
 MAX_INSTANCES = 1000
@@ -40,9 +41,12 @@ class VersionPolicy:
         return sorted((self.specific or frozenset()).difference(found))
 
 
-EXECUTIONS = ("thread", "process")
+EXECUTIONS = ("thread", "process", "ray")
 """Valid values of `execution`."""
-INLINE_REMOVED = "expected thread or process; 'inline' was removed: an async def infer runs on the event loop"
+ELSEWHERE = ("process", "ray")
+"""Those whose instances load the model themselves."""
+INLINE_REMOVED = "expected thread, process or ray; 'inline' was removed: an async def infer runs on the event loop"
+NO_RAY_OPTIONS = RayOptions()
 ALL = VersionPolicy()
 LATEST = VersionPolicy(latest=1)
 
@@ -132,6 +136,7 @@ class ModelConfig:
         hang_seconds, longest_run, inputs_in_place: As in `Model`.
         environment: Folder or archive with the Python that the model's processes run in; None: the server's
             Python.
+        ray: Options of instances that are actors of a Ray cluster.
         source: Name of the configuration (its file) in messages.
         text: The whole configuration in Triton's JSON (spec 3.7), zero values included; "" without a
             configuration.
@@ -163,6 +168,7 @@ class ModelConfig:
     longest_run: float | None = None
     inputs_in_place: bool | None = None
     environment: Path | None = None
+    ray: RayOptions = NO_RAY_OPTIONS
     source: str = field(default="", compare=False)
     text: str = field(default="", compare=False, repr=False)
     sign: str = field(default="", repr=False)

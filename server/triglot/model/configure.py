@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from triglot.core.types import TensorSpec
-from triglot.model.config import ModelConfig, TensorConfig
+from triglot.model.config import ELSEWHERE, ModelConfig, TensorConfig
 from triglot.model.declared_signatures import signatures_of
 from triglot.model.ensemble import Ensemble
 from triglot.model.model import Model, is_decoupled
@@ -92,7 +92,7 @@ def change_instances(model: Model, config: ModelConfig) -> tuple[int, int] | Non
     """
     if not config.instance_groups:
         return None  # The model decides.
-    if model.places_instances or model.execution == "process":
+    if model.places_instances or model.execution in ELSEWHERE:
         return model.change_instances(config)
     before, model.instances = model.instances, configured_instances(model, config)
     return max(0, model.instances - before), max(0, before - model.instances)

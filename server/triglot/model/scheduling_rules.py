@@ -7,7 +7,7 @@ from math import inf
 from types import MappingProxyType
 
 from triglot.core import checks
-from triglot.model.config import EXECUTIONS, INLINE_REMOVED
+from triglot.model.config import ELSEWHERE, EXECUTIONS, INLINE_REMOVED
 from triglot.model.model import Model, is_async, is_decoupled
 from triglot.model.scheduling import DynamicBatching, OldestStrategy, SequenceBatching
 from triglot.model.signature import Signature
@@ -52,7 +52,7 @@ def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({}
     checks.choice(named("execution"), model.execution, EXECUTIONS)
     check_cpus(named("cpus"), model.cpus)
     # The process attributes of the class may stay set when the configuration selects threads.
-    if model.cpus and "process" not in (model.execution, type(model).execution):
+    if model.cpus and not {model.execution, type(model).execution} & {*ELSEWHERE}:
         raise ValueError(f"{named('cpus')}: expected none without execution 'process', got {list(model.cpus)}")
     check_seconds(named("hang_seconds"), model.hang_seconds)
     check_seconds(named("longest_run"), model.longest_run)

@@ -7,18 +7,19 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from triglot.executors.executor import Executor
-from triglot.executors.hosted import HostedModel
+from triglot.executors.hosted import HostedModel, calls_per_instance
 from triglot.executors.loop import LoopExecutor
 from triglot.executors.loop_guard import LoopGuard, guarded_list
 from triglot.executors.thread import ThreadExecutor
 from triglot.executors.work import Explain, Function
+from triglot.model.config import EXECUTIONS
 from triglot.model.model import Model, is_async, is_decoupled
 from triglot.scheduling.batcher import Batcher
 from triglot.scheduling.queue import Queue
 from triglot.scheduling.schedule import Schedule
 from triglot.scheduling.sequences import SequenceSchedule
 
-EXECUTORS: Mapping[str, Callable[..., Executor]] = {"thread": ThreadExecutor, "process": ThreadExecutor}
+EXECUTORS: Mapping[str, Callable[..., Executor]] = dict.fromkeys(EXECUTIONS, ThreadExecutor)
 """What runs a plain `infer`, by `Model.execution`.
 
 A model in processes is called by threads that wait for them.
@@ -38,7 +39,8 @@ def executors_for(model: Model, name: str, function: Function, explain: Explain)
     names = (f"{name}#{number}" for number in itertools.count())
     make = EXECUTORS[model.execution]
     if model.sequence_batching is None:
-        return [make(names, model.instances, function, explain, loop, model.end_instance)]
+        threads = model.instances * calls_per_instance(model)
+        return [make(names, threads, function, explain, loop, model.end_instance)]
     return [make(names, 1, function, explain, loop, model.end_instance) for _ in range(model.instances)]
 
 

@@ -33,7 +33,7 @@ from triglot.executors.deadline import (
     seen_late,
 )
 from triglot.executors.declarations import check_declarations, looks_at_call
-from triglot.executors.hosted import HostedModel
+from triglot.executors.hosted import HostedModel, calls_per_instance
 from triglot.executors.loop import LoopExecutor
 from triglot.executors.loop_guard import guard_of, guarded_function
 from triglot.executors.stream import NOTHING, Stream, StreamEnd
@@ -210,6 +210,12 @@ class Servable:
     (`on_loop`). A request that is cancelled before it starts is never run.
     """
 
+    load_seconds = 0.0
+    half_changed = False
+    """Whether a change of the number of instances was abandoned half-way."""
+    companion: asyncio.Task[None] | None = None
+    """What goes on as long as it is there."""
+
     def __init__(self, name: str, version: int, model: Model, *, max_queue_size: int) -> None:
         self._leases = 0
         self._drained: asyncio.Event | None = None
@@ -256,9 +262,8 @@ class Servable:
         """Called with the model's function by each instance that is added later, on its thread, before it
         serves.
         """
-        self.load_seconds = 0.0
-        self.half_changed = False
-        """Whether a change of the number of instances was abandoned half-way."""
+        self.resizing = asyncio.Lock()
+        """Held by who changes its instances."""
         self.loaded_from: object = None
         """Keeps the files alive that it was loaded from, where these are temporary."""
         self._gate: Gate | None = None
@@ -287,13 +292,26 @@ class Servable:
         """Queued requests."""
         return len(self._schedule)
 
+    @property
+    def nodes(self) -> Sequence[str]:
+        """Where its instances run, one for each, where that can be another machine."""
+        return () if self._hosted is None else self._hosted.nodes
+
+    @property
+    def instances(self) -> int:
+        """How many there are."""
+        return sum([executor.capacity for executor in self._executors]) // calls_per_instance(self.model)
+
+    @property
+    def busy(self) -> int:
+        """How many of them execute a request or a batch."""
+        return min(self.instances, sum([executor.busy for executor in self._executors]))
+
     def readings(self) -> Iterator[Reading]:
         """Yield the metrics of its schedule, executors, limits and response cache."""
         if not self.direct:
-            instances = sum([executor.capacity for executor in self._executors])
-            yield Reading("instances", "Instances of the model.", instances)
-            busy = sum([executor.busy for executor in self._executors])
-            yield Reading("instances_busy", "Instances that execute a request or a batch.", busy)
+            yield Reading("instances", "Instances of the model.", self.instances)
+            yield Reading("instances_busy", "Instances that execute a request or a batch.", self.busy)
         yield from self._schedule.readings()
         for name, counts in self.model.own_batches.items():
             yield from counts.readings({"dag_model": name})
@@ -329,10 +347,11 @@ class Servable:
         if self.sequences is not None:
             return await self._resize_sequences(self.sequences, added, removed)
         (executor,) = self._executors
-        errors = await executor.add(added, self._prepare)
+        each = calls_per_instance(self.model)
+        errors = await executor.add(added * each, self._prepare)
         self._schedule.resized()
         if not errors:
-            await executor.remove(removed)
+            await executor.remove(removed * each)
         return errors
 
     async def _resize_sequences(
@@ -406,8 +425,9 @@ class Servable:
         """
         self._schedule.close()
         self.preparations.clear()  # They refer to this servable.
-        for retiring in self._retiring:
-            retiring.cancel()
+        for task in (*self._retiring, self.companion):
+            if task is not None:
+                task.cancel()
         if self.answers is not None:
             self.answers.close()
         self.end_leases(at_once=at_once)

@@ -32,6 +32,7 @@ SUMMED = frozenset(
         "triglot_in_flight",
         "triglot_instances",
         "triglot_instances_busy",
+        "triglot_node_instances",
         "triglot_processes",
         "triglot_processes_wanted",
         "triglot_queue_depth",

@@ -1,9 +1,10 @@
 """In the server: the calls of one process, and what becomes of each.
 
 Strategy: what a call does is written once, as a coroutine. Plain code is called on a thread, which writes its
-frames and reads the pipe itself until the call has ended: there nothing suspends (`SerialCalls`). `async def` code
-is called on the event loop, which never waits for the process: a thread reads what that says and hands it to the
-loop, another one writes (`LoopCalls`). What either asks for is answered on the loop.
+frames and reads the pipe itself until the call has ended: there nothing suspends (`SerialCalls`). Where several
+threads call one instance, another thread reads for all of them (`ThreadCalls`). `async def` code is called on the
+event loop, which never waits for the process: a thread reads what that says and hands it to the loop, another one
+writes (`LoopCalls`). What either asks for is answered on the loop.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +31,7 @@ from triglot.executors.process.arena import Placed, packed
 from triglot.executors.process.call_fields import call_fields, members_of
 from triglot.executors.process.callbacks import KINDS, CallbackHandler, refuse, refuse_late
 from triglot.executors.process.channel import Channel, Gone, Message
-from triglot.executors.process.control_block import ControlBlock
+from triglot.executors.process.control_block import Control
 from triglot.executors.process.failures import error_from, load_error
 from triglot.executors.process.frames import FrameError, Kind
 from triglot.executors.process.values import dumps, loads
@@ -52,11 +54,15 @@ class Owner(Protocol):
     lost: str
 
     @property
+    def kind(self) -> str:
+        """What messages call it."""
+
+    @property
     def channel(self) -> Channel:
         """Where it listens."""
 
     @property
-    def control(self) -> ControlBlock:
+    def control(self) -> Control:
         """What it looks at by itself."""
 
     def why_gone(self) -> str:
@@ -80,7 +86,7 @@ class CallState:
     ended: bool = False
     orphaned: bool = False
     messages: deque[Message | Exception] = field(default_factory=deque)
-    waiter: asyncio.Future[None] | None = None
+    waiter: asyncio.Future[None] | Future[None] | None = None
     on_cancel: Callable[[], object] | None = None
 
     def put(self, message: Message | Exception) -> None:
@@ -89,7 +95,7 @@ class CallState:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
-    def mark_cancelled(self, control: ControlBlock) -> None:
+    def mark_cancelled(self, control: Control) -> None:
         """Say whether it and its members, whose numbers follow, are cancelled."""
         if self.call.cancelled:
             control.cancel(self.number)
@@ -181,12 +187,17 @@ class Calls(ABC):
         self._write(partial(self._send, Kind.GO_ON if wanted else Kind.STOP, state.number))
 
     def _begin(self, kind: Kind, content: Content, call: Call) -> CallState:
+        state = self._enter(call)
+        self._write(partial(self._hand_over, state, kind, content))
+        return state
+
+    def _enter(self, call: Call) -> CallState:
+        """One more in the table. Raises `NotBegun`."""
         if self._over:
             raise NotBegun(self._owner.lost)
         number = self._last + 1
         self._last = number + len(members_of(call) or ())
         state = self._states[number] = CallState(number, call)
-        self._write(partial(self._hand_over, state, kind, content))
         return state
 
     async def _end(self, state: CallState) -> None:
@@ -282,7 +293,7 @@ class Calls(ABC):
         self._over = True
         for state in list(self._states.values()):
             self._ended(state)
-            text = f"{owner.name}: the process that ran the request {owner.lost}"
+            text = f"{owner.name}: the {owner.kind} that ran the request {owner.lost}"
             state.put(Unavailable(text) if state.sent else NotBegun(owner.lost))
 
     # --- what is written ---
@@ -290,9 +301,10 @@ class Calls(ABC):
     def _hand_over(self, state: CallState, kind: Kind, content: Content) -> None:
         try:
             text, placed = content()
+            state.sent = True  # Whoever finds the process gone meanwhile cannot know better.
             self._owner.channel.send(kind, call=state.number, text=text, placed=placed)
-            state.sent = True
         except Gone:
+            state.sent = False
             raise
         except Exception as error:
             self._hand(self._failed, state, error)
@@ -407,6 +419,54 @@ class SerialCalls(Calls):
 
     def _hand(self, work: Callable[..., object], *arguments: object) -> None:
         work(*arguments)
+
+
+class ThreadCalls(Calls):
+    """Of plain code: several threads call, and their coroutines are for `run_blocking`; one more reads for all."""
+
+    def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], **options: bool) -> None:
+        super().__init__(owner, loop, **options)
+        self._table = threading.Lock()
+        self._reader = threading.Thread(target=self._read, name=f"{owner.name} reads", daemon=True)
+        self._reader.start()
+
+    def _enter(self, call: Call) -> CallState:
+        with self._table:
+            return super()._enter(call)
+
+    async def _next(self, state: CallState) -> Message:
+        while not state.messages:
+            waiter = state.waiter = Future[None]()
+            if not state.messages:
+                waiter.result()
+        return _taken(state.messages.popleft())
+
+    def _read(self) -> None:
+        owner = self._owner
+        with suppress(Gone):
+            while True:
+                self._arrived(owner.channel.receive())
+        # First nothing can be sent any more: what is not sent by then never is, and may run elsewhere.
+        owner.kill(owner.why_gone())
+        with self._table:
+            self._gone()
+
+    async def _wait_for_end(self, state: CallState) -> None:
+        await self._drain(state)
+
+    def _write(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Gone:
+            self._owner.kill("closed its connection")  # So that who reads sees it, too.
+
+    def _hand(self, work: Callable[..., object], *arguments: object) -> None:
+        work(*arguments)
+
+    def close(self) -> None:
+        """See `Calls`."""
+        self._reader.join()
+        super().close()
 
 
 class LoopCalls(Calls):

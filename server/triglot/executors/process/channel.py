@@ -152,6 +152,10 @@ class Channel:
             raise Gone("the connection was closed")
         self._frames.extend(self._reader.feed(data))
 
+    def trim(self, now: float) -> None:
+        """Give back memory that has not been used for a while."""
+        self.arena.trim(now)
+
     def close(self) -> None:
         """Nothing is sent or received any more; not while another thread does."""
         self.socket.close()

@@ -93,7 +93,7 @@ class Child:
         try:
             if self._log is not None:
                 self._log.follow(self._session.control.log_switches)
-            self._session.channel.arena.trim(time.monotonic())
+            self._session.channel.trim(time.monotonic())
             if self._check is not None and (number := self._session.control.to_check) != self._checking:
                 self._checking = number
                 check = partial(self._run_check, self._check, number)
@@ -132,7 +132,7 @@ class Child:
     def _load(self, message: Message) -> tuple[Model, Path] | None:
         setup = loads(message.text)
         self._session.name = setup["name"]
-        self._log = ProcessLog(setup["log"], f"{setup['name']}: process {setup['instance']}")
+        self._log = ProcessLog(setup["log"], f"{setup['name']}: {setup['kind']} {setup['instance']}")
         file: Path = setup["file"]
         try:
             _run_on(setup["cpus"], setup["instance"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from typing import Protocol
 
 import numpy as np
 
@@ -17,9 +18,42 @@ _CALLS = SIZE // 8 - _CANCELLED
 """Calls that have a place of their own, of those that run at the same time; others share one."""
 
 
+class Control(Protocol):
+    """What both sides say at any time, apart from calls; see `ControlBlock`."""
+
+    clock_offset: float
+    """In the process: seconds by which its `time.monotonic` is ahead of the server's."""
+
+    @property
+    def beats(self) -> int: ...
+
+    def beat(self) -> None: ...
+
+    @property
+    def log_switches(self) -> int: ...
+
+    @log_switches.setter
+    def log_switches(self, switches: int) -> None: ...
+
+    def begin_check(self) -> int: ...
+
+    @property
+    def to_check(self) -> int: ...
+
+    def end_check(self, number: int, ready: bool) -> None: ...
+
+    def checked(self, number: int) -> bool | None: ...
+
+    def is_cancelled(self, call: int) -> bool: ...
+
+    def cancel(self, call: int) -> None: ...
+
+
 class ControlBlock:
     """How often the process's heart has beaten, what it is to log, whether its model says that it is ready, and
     which of its calls are cancelled."""
+
+    clock_offset = 0.0
 
     def __init__(self, descriptor: int) -> None:
         self._numbers = np.frombuffer(mapped(descriptor, SIZE, writable=True), np.uint64)

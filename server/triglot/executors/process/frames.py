@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from triglot.core.tensor import DATATYPES
 
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
 _HEAD = struct.Struct("<BBHHIQQI")
 _PLACE = struct.Struct("<HBBQQ")
 _NAMES = tuple(DATATYPES)
@@ -124,7 +124,7 @@ def pack(frame: Frame) -> bytes:
     length = sum(map(len, parts))
     if length > MAX_FRAME:
         raise FrameError(f"a frame of {length} bytes: expected at most {MAX_FRAME}")
-    parts[0] = _LENGTH.pack(length)
+    parts[0] = LENGTH.pack(length)
     return b"".join(parts)
 
 
@@ -173,20 +173,20 @@ class FrameReader:
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that are complete now. Raises `FrameError`."""
         if data and not self._data and _end(data) == len(data):
-            return [unpack(memoryview(data)[_LENGTH.size :])]  # As it is nearly always.
+            return [unpack(memoryview(data)[LENGTH.size :])]  # As it is nearly always.
         self._data += data
         frames = []
         while (end := _end(self._data)) and len(self._data) >= end:
-            frames.append(unpack(bytes(self._data[_LENGTH.size : end])))
+            frames.append(unpack(bytes(self._data[LENGTH.size : end])))
             del self._data[:end]
         return frames
 
 
 def _end(data: bytes | bytearray) -> int:
     """Where the first frame ends; 0 as long as nobody knows. Raises `FrameError`."""
-    if len(data) < _LENGTH.size:
+    if len(data) < LENGTH.size:
         return 0
-    (length,) = _LENGTH.unpack_from(data)
+    (length,) = LENGTH.unpack_from(data)
     if length > MAX_FRAME:
         raise FrameError(f"a frame of {length} bytes: expected at most {MAX_FRAME}")
-    return _LENGTH.size + int(length)
+    return LENGTH.size + int(length)

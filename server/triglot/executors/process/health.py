@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from triglot.executors.process.control_block import ControlBlock
+from triglot.executors.process.control_block import Control
 
 BEAT_SECONDS = 0.1
 """Between two beats, and between two looks."""
@@ -23,11 +23,12 @@ class Heartbeat:
     dead-locked, and while the model's code holds the interpreter's lock. The latter computes, most of the time.
     """
 
-    def __init__(self, control: ControlBlock, pid: int) -> None:
+    def __init__(self, control: Control, pid: int | None) -> None:
         self._control = control
         self._pid = pid
+        """None: of a process of another machine, of which nothing but its beats can be seen."""
         self._beats = 0
-        self._computed = cpu_seconds(pid)
+        self._computed = 0.0 if pid is None else cpu_seconds(pid)
         self._looked = time.monotonic()
         self.silence = 0.0
         """Seconds for which there was no sign of life, as far as somebody looked."""
@@ -47,6 +48,8 @@ class Heartbeat:
             self.silence += elapsed
 
     def _works(self, elapsed: float) -> bool:
+        if self._pid is None:
+            return False
         before, self._computed = self._computed, cpu_seconds(self._pid)
         return self._computed - before > _COMPUTING * elapsed or has_something_to_do(self._pid)
 

@@ -27,12 +27,15 @@ _KNOWN = _UTC << 1
 # --- in the server ---
 
 
-def log_setup() -> dict[str, Any]:
-    """How a process begins to log. Where the log is the business of others it has no handler, only switches."""
+def log_setup(*, remote: bool = False) -> dict[str, Any]:
+    """How a process begins to log; a `remote` one has no files of the server's.
+
+    Where the log is the business of others it has no handler, only switches.
+    """
     setup: dict[str, Any] = {"switches": switches()}
     if (handler := _handler()) is not None and (formatter := handler.formatter) is not None:
         setup["level"] = logging.getLogger().level
-        setup["file"] = handler.baseFilename if isinstance(handler, logging.FileHandler) else ""
+        setup["file"] = handler.baseFilename if isinstance(handler, logging.FileHandler) and not remote else ""
         if isinstance(formatter, JsonFormatter):
             setup["json"] = formatter.origin
         else:

@@ -53,12 +53,21 @@ class Outbox:
 class Inbox:
     """In the server. Each notice is given to `take`, in their order."""
 
-    def __init__(self, descriptor: int, take: Callable[[Notice], object]) -> None:
-        self._descriptor: int | None = descriptor
+    def __init__(self, descriptor: int | None, take: Callable[[Notice], object]) -> None:
+        self._descriptor: int | None = None
         self._take = take
         self._rest = b""
         self._lock = threading.Lock()
+        self.ended = False
+        """Whether nothing more can come."""
+        if descriptor is not None:
+            self.attach(descriptor)
+
+    def attach(self, descriptor: int) -> None:
+        """Read from here, where there was nothing to read from."""
         os.set_blocking(descriptor, False)
+        with self._lock:
+            self._descriptor = descriptor
 
     @classmethod
     def make(cls, take: Callable[[Notice], object]) -> tuple[Inbox, int]:
@@ -74,9 +83,12 @@ class Inbox:
             while self._descriptor is not None:
                 try:
                     data = os.read(self._descriptor, _CHUNK)
-                except OSError:
+                except BlockingIOError:
                     return
+                except OSError:
+                    data = b""
                 if not data:
+                    self.ended = True
                     return
                 *lines, self._rest = (self._rest + data).split(b"\n")
                 for line in lines:

@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from triglot.executors.process.affinity import ThreadAffinity
 from triglot.executors.process.calls import Calls, NotBegun
 from triglot.executors.process.health import BEAT_SECONDS
 from triglot.executors.process.monitor import DEFAULT_POLICY, ProcessMonitor, RestartPolicy
-from triglot.executors.process.notices import PoolMetrics
+from triglot.executors.process.notices import Notice, PoolMetrics
 from triglot.executors.process.process import Process, Program
 from triglot.executors.work import reason_to_skip
 
@@ -52,6 +53,10 @@ class Slot:
         return delay
 
 
+Start = Callable[[Program, int, Callable[[Notice], object]], Process]
+"""Starts a process, with its number among those of its model; see `Process.start`."""
+
+
 class Checkout:
     """A process that runs one call: a `with` block has its calls. One that was lost before it got the call leaves
     the block, for another one to run it."""
@@ -76,7 +81,10 @@ class Checkout:
 class Pool:
     """The processes of one model. `changed` is called, on any thread, when the model becomes alive or not."""
 
-    def __init__(self, program: Program, policy: RestartPolicy = DEFAULT_POLICY) -> None:
+    def __init__(
+        self, program: Program, policy: RestartPolicy = DEFAULT_POLICY, start: Start = Process.start
+    ) -> None:
+        self._start_process = start
         self.program = program
         self.changed: Callable[[], object] = lambda: None
         self.warm: Callable[[Process], object] = lambda _: None
@@ -163,14 +171,14 @@ class Pool:
         try:
             process = self._monitor.do(partial(self._start, slot))
         except OSError as error:
-            raise ModelLoadError(f"{self.program.file}: cannot start a process: {error}") from error
+            raise ModelLoadError(f"{self.program.file}: cannot start its {self.program.kind}: {error}") from error
         return self._loaded(slot, process, self.warm)
 
     def _start(self, slot: Slot) -> Process:
         """On the monitor's thread."""
         if self._closed:
             raise OSError("loading was cancelled")
-        process = Process.start(self.program, slot.number, self.metrics.apply)
+        process = self._start_process(self.program, slot.number, self.metrics.apply)
         with self._free:
             slot.loading, slot.begun = process, time.monotonic()
         if bool(self._closed):  # By now.
@@ -188,7 +196,7 @@ class Pool:
             slot.loading = None
             if process.lost:
                 self._gone.append(process)
-                raise ModelLoadError(f"{self.program.file}: its process {process.lost}")
+                raise ModelLoadError(f"{self.program.file}: its {process.kind} {process.lost}")
             slot.process, slot.begun = process, time.monotonic()
             self.live += 1
             self._failure = ""
@@ -220,7 +228,9 @@ class Pool:
         try:
             with self._free:
                 if self.sticky and self.affinity.is_stale:
-                    raise Unavailable(f"{self.program.name}: the process for the request's sequence was lost")
+                    raise Unavailable(
+                        f"{self.program.name}: the {self.program.kind} for the request's sequence was lost"
+                    )
                 process = self._free_one()
                 if process is None:
                     self._check(call)
@@ -343,17 +353,17 @@ class Pool:
         except BaseException as error:
             self._not_replaced(slot, error)
         else:
-            log.info("%s replaced the lost process", str(process))
+            log.info("%s replaced the lost %s", str(process), process.kind)
 
     def _not_replaced(self, slot: Slot, error: BaseException) -> None:
         with self._free:
             delay = slot.put_off(self._policy)
-            self._failure = f"its process was lost and could not be restarted: {error}"
+            self._failure = f"its {self.program.kind} was lost and could not be restarted: {error}"
             self._free.notify_all()
             if self._closed:
                 return
-        text = "%s: process %d could not be restarted, retrying in %.1f s: %s"
-        log.error(text, self.program.name, slot.number, delay, str(error))
+        text = "%s: %s %d could not be restarted, retrying in %.1f s: %s"
+        log.error(text, self.program.name, self.program.kind, slot.number, delay, str(error))
 
     # --- the end ---
 
@@ -380,7 +390,11 @@ class Pool:
 
     def check_ready(self) -> bool:
         """Whether the model of every process that runs says that it is ready. Blocks."""
-        return all(process.check_ready() for slot in self._slots if (process := slot.process) is not None)
+        return all(process.check_ready() for process in self.ready())
+
+    def ready(self) -> list[Process]:
+        """Those that take calls."""
+        return [process for slot in self._slots if (process := slot.process) is not None]
 
     def close(self) -> None:
         """Have every process close its model and end; nobody calls them any more. Blocks."""
@@ -413,6 +427,11 @@ class Pool:
         """The processes that live, how many there should be, and how many were replaced."""
         yield Reading("processes", "Ready processes of the model.", self.live)
         yield Reading("processes_wanted", "Processes of the model when all are ready.", len(self._slots))
+        for place, count in Counter(tuple(process.place.items()) for process in self.ready()).items():
+            if place:
+                yield Reading(
+                    "node_instances", "Ready instances of the model, by cluster node.", count, dict(place)
+                )
         text = "Lost processes of the model, by reason; each is restarted."
         for reason, count in self._restarts.items():
             yield Reading("processes_lost", text, count, {"reason": reason}, counter=True)

@@ -10,16 +10,16 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from triglot.core.errors import ModelLoadError
-from triglot.executors.process.calls import Calls, LoopCalls, SerialCalls
+from triglot.executors.process.calls import Calls, LoopCalls, SerialCalls, ThreadCalls
 from triglot.executors.process.channel import Channel, Gone
-from triglot.executors.process.control_block import ControlBlock
+from triglot.executors.process.control_block import Control, ControlBlock
 from triglot.executors.process.environment import Environment
 from triglot.executors.process.failures import load_error
 from triglot.executors.process.frames import FrameError, Kind
@@ -35,6 +35,28 @@ _LOOK_SECONDS = 0.02
 """Between two looks for what it leaves in its control block."""
 
 
+class Place(Protocol):
+    """Where the processes of a model run."""
+
+    def close(self) -> None:
+        """None runs there any more."""
+
+
+class Body(Protocol):
+    """A process as the system has it; as `subprocess.Popen`. Any thread may use it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def terminate(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """What a process is to load, and where: `load` is the import path of a function of backend, file and
@@ -45,23 +67,34 @@ class Program:
     backend: str
     file: Path
     config: ModelConfig = field(repr=False)
-    environment: Environment = field(repr=False, compare=False)
+    environment: Place = field(repr=False, compare=False)
+    execution: str = "process"
+
+    @property
+    def kind(self) -> str:
+        """What messages call one of its processes."""
+        return "actor" if self.execution == "ray" else self.execution
 
 
 class Process:
     """One process. Any thread may `kill` it. See `Owner`.
 
-    `number` is its own among the instances of its model. `calls` are there once it has loaded the model, until it
-    has ended. `reserved`: for how many calls, of `capacity`. `started`: whether it was to start its instance.
+    `kind` is what messages call it; `remote`: it may be on another machine. `number` is its own among its model's
+    instances. `calls` are there once it has loaded the model, until it has ended. `reserved`: for how many
+    calls, of `capacity`. `started`: whether it was to start its instance.
     """
+
+    kind: ClassVar[str] = "process"
+    remote: ClassVar[bool] = False
+    calls_of_threads: ClassVar[type[SerialCalls | ThreadCalls]] = SerialCalls
 
     def __init__(
         self,
         name: str,
         number: int,
-        popen: subprocess.Popen[bytes],
+        body: Body,
         channel: Channel,
-        control: ControlBlock,
+        control: Control,
         notices: Inbox,
     ) -> None:
         self.name = name
@@ -74,9 +107,9 @@ class Process:
         self.channel = channel
         self.control = control
         self.calls: Calls | None = None
-        self.heartbeat = Heartbeat(control, popen.pid)
+        self.heartbeat = Heartbeat(control, None if self.remote else body.pid)
         self.notices = notices
-        self._popen = popen
+        self._body = body
         self._killing = threading.Lock()
 
     @classmethod
@@ -99,24 +132,33 @@ class Process:
             return cls(program.name, number, popen, Channel(ours), control, notices)
 
     @property
+    def place(self) -> Mapping[str, str]:
+        """The machine that it runs on, as labels of metrics, where that can be another one."""
+        return {}
+
+    @property
     def pid(self) -> int:
         """The system's number of it."""
-        return self._popen.pid
+        return self._body.pid
 
     def __str__(self) -> str:
-        return f"{self.name}: process {self.number} (pid {self.pid})"
+        return f"{self.name}: {self.kind} {self.number} ({self._where()})"
+
+    def _where(self) -> str:
+        return f"pid {self.pid}"
 
     # --- what it loads ---
 
     def load(self, program: Program, loop: Callable[[], asyncio.AbstractEventLoop]) -> dict[str, Any]:
         """What its model declares, once it is loaded; `loop` is the server's. Raises `ModelLoadError`."""
-        log = log_setup()
+        log = log_setup(remote=self.remote)
         setup = {
             "name": self.name,
+            "kind": self.kind,
             "instance": self.number,
             "load": program.load,
             "backend": program.backend,
-            "file": program.file.absolute(),
+            "file": self._file(program),
             "config": program.config,
             "cpus": list(program.config.cpus),
             "log": log,
@@ -126,18 +168,26 @@ class Process:
             message = self.channel.receive()
         except Gone:
             raise ModelLoadError(
-                f"{program.file}: its process {self.why_gone()} while it loaded the model; the server's log has "
-                "its output"
+                f"{program.file}: its {self.kind} {self.why_gone()} while it loaded the model; the server's log "
+                "has its output"
             ) from None
         fields = loads(message.text)
         if message.kind is Kind.LOADED:
-            if on_loop := fields["on_loop"]:
-                self.capacity = math.inf
+            on_loop = fields["on_loop"]
+            self.capacity = math.inf if on_loop else self._capacity(program)
             options = {"with_call": fields["takes_call"], "log_ids": "json" in log}
-            self.calls = (LoopCalls if on_loop else SerialCalls)(self, loop, **options)
+            self.calls = (LoopCalls if on_loop else self.calls_of_threads)(self, loop, **options)
             declared: dict[str, Any] = fields
             return declared
         raise load_error(fields)
+
+    def _file(self, program: Program) -> Path:
+        """The model's file, as the process finds it."""
+        return program.file.absolute()
+
+    def _capacity(self, program: Program) -> float:
+        """How many calls of plain code it takes at the same time."""
+        return 1
 
     # --- calls ---
 
@@ -171,7 +221,7 @@ class Process:
             self.kill(why)
         if (calls := self.calls) is not None:
             calls.mark_cancelled()
-        self.channel.arena.trim(time.monotonic())
+        self.channel.trim(time.monotonic())
         self.notices.read()
         self._switch_log()
 
@@ -210,16 +260,20 @@ class Process:
         if self.lost:
             return self.lost
         try:
-            status = self._popen.wait(_STATUS_SECONDS)
+            status = self._body.wait(_STATUS_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill("closed its connection")
             return self.lost
-        return self._lost_or(_ended(status))
+        return self._lost_or(self._ended(status))
 
     def ended(self) -> str:
         """Why it has ended; "" while it runs."""
-        status = self._popen.poll()
-        return "" if status is None else self._lost_or(_ended(status))
+        status = self._body.poll()
+        return "" if status is None else self._lost_or(self._ended(status))
+
+    def _ended(self, status: int) -> str:
+        """What is said of one that has ended."""
+        return _ended(status)
 
     def _lost_or(self, why: str) -> str:
         return self.lost or why
@@ -229,7 +283,7 @@ class Process:
         with self._killing:
             self.lost = self.lost or why
             with suppress(OSError):
-                self._popen.kill()
+                self._body.kill()
             # Children of its own may have the connection, too.
             with suppress(OSError):
                 self.channel.socket.shutdown(socket.SHUT_RDWR)
@@ -242,13 +296,13 @@ class Process:
 
     def end(self, timeout: float, kill_timeout: float) -> None:
         """Wait for its end; after `timeout` it gets SIGTERM, and `kill_timeout` later SIGKILL."""
-        for wait, signal_it in ((timeout, self._popen.terminate), (kill_timeout, self._popen.kill)):
+        for wait, signal_it in ((timeout, self._body.terminate), (kill_timeout, self._body.kill)):
             try:
-                self._popen.wait(wait)
+                self._body.wait(wait)
                 break
             except subprocess.TimeoutExpired:
                 signal_it()
-        self._popen.wait()
+        self._body.wait()
         self._close()
 
     def _close(self) -> None:
@@ -264,19 +318,25 @@ class Process:
 
     def forget(self) -> bool:
         """Give back what belongs to it if it has ended and nobody calls it; whether it is so."""
-        if self.busy or self._popen.poll() is None:
+        if self.busy or self._body.poll() is None:
             return False
         self._close()
         return True
 
 
-def _spawned(program: Program, *passed: int) -> subprocess.Popen[bytes]:
+def log_descriptor() -> int:
+    """Where processes that the server starts write to."""
     try:
         os.fstat(2)
-        log: int = 2
     except OSError:
-        log = subprocess.DEVNULL
+        return subprocess.DEVNULL
+    return 2
+
+
+def _spawned(program: Program, *passed: int) -> subprocess.Popen[bytes]:
+    log = log_descriptor()
     environment = program.environment
+    assert isinstance(environment, Environment)
     return subprocess.Popen(
         environment.command(*map(str, passed), str(os.getpid()), program.name),
         env=environment.variables(),

@@ -19,7 +19,10 @@ class RemoteCall(Call):
     __slots__ = ("_fields", "_member", "_members", "_number", "_state")
 
     def __init__(self, state: CallState, fields: Mapping[str, Any], member: int | None = None) -> None:
-        super().__init__(fields.get("deadline"), partial(state.metadata, member))
+        deadline = fields.get("deadline")
+        super().__init__(
+            None if deadline is None else deadline + state.clock_offset, partial(state.metadata, member)
+        )
         self._state = state
         self._fields = fields
         self._member = member
@@ -67,7 +70,8 @@ class RemoteCall(Call):
 
     def child(self) -> Call:
         """A call of its own for one of several requests that came on this one."""
-        return RemoteCall(self._state, {**self._fields, "deadline": self.deadline}, self._member)
+        deadline = None if self.deadline is None else self.deadline - self._state.clock_offset
+        return RemoteCall(self._state, {**self._fields, "deadline": deadline}, self._member)
 
 
 class _Outlet:

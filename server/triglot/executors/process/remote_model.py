@@ -31,9 +31,12 @@ class RemoteModel(HostedModel):
         super().__init__()
         vars(self).update(declared["attributes"])
         self.looks_at_call = declared["takes_call"]
-        self.execution = "process"
+        self.execution = pool.program.execution
+        self.model_config = pool.program.config
         self.inputs_in_place = True  # Its process gets a copy.
         self._pool = pool
+        if self.execution == "ray" and not declared["streams"] and self.sequence_batching is None:
+            self.calls_per_instance = pool.program.config.ray.max_inflight
         self._start_call: Call | None = None
         if declared["checks_ready"]:
             self.check_ready = pool.check_ready
@@ -55,7 +58,9 @@ class RemoteModel(HostedModel):
     def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
         """See `Model`: the last ones come and go. Raises as `start`; then there are as many as before."""
         pool, before = self._pool, self.instances
-        if not self.places_instances:
+        if self.places_instances and self.execution == "ray":  # Each has the devices that Ray gives it.
+            after = sum(group.count for group in config.instance_groups)
+        elif not self.places_instances:
             after = configured_instances(self, config)
         elif (devices := self._devices(config)) and (former := self._devices(pool.program.config)):
             after = len(devices)
@@ -83,7 +88,7 @@ class RemoteModel(HostedModel):
         self.on_change()
 
     def _lost(self, number: int, losses: int) -> None:
-        self.on_lost(number, losses, f"{self._pool.program.name}: process {number}")
+        self.on_lost(number, losses, f"{self._pool.program.name}: {self._pool.program.kind} {number}")
 
     def runs_on(self, instance: int, losses: int) -> None:
         """See `HostedModel`."""
@@ -116,6 +121,11 @@ class RemoteModel(HostedModel):
     def alive(self) -> bool:
         """Whether there is a process."""
         return self._pool.live > 0
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        """See `HostedModel`."""
+        return [node for process in self._pool.ready() if (node := process.place.get("node"))]
 
     def abandon(self) -> None:
         """End the processes that still run a call."""

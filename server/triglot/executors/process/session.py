@@ -18,7 +18,7 @@ from triglot.executors.process.arena import Placed
 from triglot.executors.process.blocking import iterate, run_blocking
 from triglot.executors.process.call_fields import asked_fields, inputs_of, streams
 from triglot.executors.process.channel import Channel, Gone, Message
-from triglot.executors.process.control_block import ControlBlock
+from triglot.executors.process.control_block import Control
 from triglot.executors.process.failures import error_of
 from triglot.executors.process.frames import Kind
 from triglot.executors.process.values import dumps, loads
@@ -50,7 +50,7 @@ class Session:
     reads nothing while a call runs.
     """
 
-    def __init__(self, channel: Channel, control: ControlBlock) -> None:
+    def __init__(self, channel: Channel, control: Control) -> None:
         self.channel = channel
         self.control = control
         self.name = ""
@@ -212,6 +212,11 @@ class CallState:
         """It asks for nothing any more."""
         with self._lock:
             self._over = True
+
+    @property
+    def clock_offset(self) -> float:
+        """Seconds by which `time.monotonic` is ahead of the server's."""
+        return self._session.control.clock_offset
 
     def is_cancelled(self, number: int) -> bool:
         """Whether the server has said so of this call, or of the member with this number."""

@@ -1,4 +1,4 @@
-"""Archives of Python environments, each unpacked once for everybody who uses it, and kept for the next time.
+"""Archives of Python environments and models, each unpacked once for all who use it, and kept for the next time.
 
 Strategy: an archive's path, size and time name its folder in the user's cache. Who uses the folder holds a lock on
 it, shared; who unpacks or deletes it has the lock alone, so a server that ends half way leaves nothing that is
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -44,7 +45,23 @@ class Unpacked:
         Blocks. Raises `GivenUp`, `OSError`, `TarError`, and what `finish` raises.
         """
         source = _source_of(archive)
-        home = _home()
+        return cls._there(
+            "environments", source, lambda folder: _unpack(archive, folder, finish, cancelled), cancelled
+        )
+
+    @classmethod
+    def made(cls, kind: str, source: str, make: Callable[[Path], object]) -> Unpacked:
+        """The folder of this kind that has once been made of this source; `make` fills a new one, which it gets.
+
+        Blocks. Raises `OSError`, and what `make` raises.
+        """
+        return cls._there(kind, source, partial(_make, make), lambda: False)
+
+    @classmethod
+    def _there(
+        cls, kind: str, source: str, make: Callable[[Path], object], cancelled: Callable[[], bool]
+    ) -> Unpacked:
+        home = _home(kind)
         place = home / hashlib.sha256(source.encode()).hexdigest()[:32]
         place.mkdir(exist_ok=True)
         lock = (place / LOCK).open("a+")  # Read and write, as NFS asks for.
@@ -55,7 +72,7 @@ class Unpacked:
                 _wait_for(lock, fcntl.LOCK_EX, cancelled)
                 if not (place / WHOLE).exists():
                     _sweep(home)
-                    _unpack(archive, place / FOLDER, finish, cancelled)
+                    make(place / FOLDER)
                     (place / WHOLE).write_text(source)
                 # In between somebody may find that the archive has changed.
                 fcntl.flock(lock, fcntl.LOCK_UN)
@@ -75,14 +92,14 @@ def _source_of(archive: Path) -> str:
     return json.dumps([str(archive.resolve()), status.st_size, status.st_mtime_ns])
 
 
-def _home() -> Path:
-    """Where unpacked environments lie: this user's alone. Raises `OSError`."""
+def _home(kind: str) -> Path:
+    """Where unpacked ones of this kind lie: this user's alone. Raises `OSError`."""
     said = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         cache = said if said.is_absolute() else Path.home() / ".cache"
-        return _own(cache / "triglot" / "environments")
+        return _own(cache / "triglot" / kind)
     except (OSError, RuntimeError):  # A user without a home, or whose home is not to be written.
-        home = Path(tempfile.gettempdir()) / f"triglot-environments-{os.geteuid()}"
+        home = Path(tempfile.gettempdir()) / f"triglot-{kind}-{os.geteuid()}"
         if home.is_symlink():  # Anybody may have made it.
             raise PermissionError(f"{home}: expected a folder, got a link") from None
         return _own(home)
@@ -116,11 +133,18 @@ def _unpack(archive: Path, folder: Path, finish: Callable[[Path], object], cance
         # Root would give files to whoever has their owner's number here.
         return tar_filter(member, path).replace(uid=os.geteuid(), gid=os.getegid(), uname="", gname="", deep=False)
 
+    def unpacked(folder: Path) -> None:
+        unpack(archive, folder, keep=plain)
+        finish(folder)
+
+    _make(unpacked, folder)
+
+
+def _make(make: Callable[[Path], object], folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # Of who did not come to the end.
     folder.mkdir()
     try:
-        unpack(archive, folder, keep=plain)
-        finish(folder)
+        make(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -141,5 +165,5 @@ def _is_current(whole: Path) -> bool:
     try:
         source = whole.read_text()
         return source == _source_of(Path(json.loads(source)[0]))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # Of no archive on this machine.
         return False

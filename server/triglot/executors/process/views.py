@@ -47,7 +47,7 @@ class Views:
             self._held.append((number, weakref.ref(base)))
         else:
             base = np.frombuffer(memory[:end], np.uint8)
-        return [(place.name, _array(base, place)) for place in places], holds
+        return [(place.name, array_at(base, place)) for place in places], holds
 
     def _holds_many(self) -> bool:
         return len(self._held) >= MOST_HELD and sum(base() is not None for _, base in self._held) >= MOST_HELD
@@ -69,10 +69,11 @@ class Views:
 
 def no_region(places: Sequence[Place]) -> Named:
     """Tensors without any bytes. Raises `FrameError` for others."""
-    return [(place.name, _array(_NOTHING, place)) for place in places]
+    return [(place.name, array_at(_NOTHING, place)) for place in places]
 
 
-def _array(base: Array, place: Place) -> Array:
+def array_at(base: Array, place: Place) -> Array:
+    """The tensor that lies over the bytes of `base`. Raises `FrameError`."""
     count = element_count(place.shape)
     if place.datatype == "BYTES":
         packed = base[place.offset : place.offset + place.size].tobytes()

@@ -27,7 +27,7 @@ from triglot.executors.process.frames import FrameError, Kind
 from triglot.executors.process.remote_call import RemoteCall
 from triglot.executors.process.session import CallState, Session
 from triglot.executors.process.values import dumps
-from triglot.executors.work import function_of, takes_call
+from triglot.executors.work import function_of, reason_to_skip, takes_call
 from triglot.model.model import Model
 
 log = logging.getLogger(__name__)
@@ -122,6 +122,10 @@ class SerialWorker(Worker):
                 return self._started(message, call)
             fields = message.fields or {}
             remote = self._call(call, fields)
+            if call.is_cancelled(call.number):  # It may have waited here for the one before it.
+                raise reason_to_skip(remote) or Cancelled(
+                    "the request was cancelled while it waited for the model"
+                )
             with RunningFor(remote.members):
                 if "counts" in fields:
                     assert self._infer_batch is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +50,7 @@ def _served(servable: Servable) -> Document:
         "platform": servable.platform,
         "decoupled": servable.decoupled,
         "sequences": servable.sequences is not None,
+        "nodes": Counter(servable.nodes),
         "speaks_json": speaks_json,
         "default_signature": servable.default_signature,
         "signatures": {

@@ -33,6 +33,7 @@ from triglot.repository.config.as_json import json_text
 from triglot.repository.config.ensembles import ensemble_of
 from triglot.repository.config.metrics import first_response_buckets, other_metrics
 from triglot.repository.config.proto_text import parse_text
+from triglot.repository.config.ray_parameters import ray_options
 from triglot.repository.config.scheduling import dynamic_batching, response_cache, sequence_batching
 from triglot.repository.config.server_parameters import (
     ENVIRONMENT,
@@ -169,6 +170,7 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
             longest_run=own.longest_run,
             inputs_in_place=own.inputs_in_place,
             environment=environment_of(parameters, folder),
+            ray=ray_options(parameters),
             source=source,
             text=json_text(message),
             sign=_sign(message, "name", "version_policy", "instance_group"),
@@ -192,13 +194,19 @@ def in_its_environment(config: ModelConfig, own: ModelConfig) -> ModelConfig:
             f"{config.source}: parameters[{ENVIRONMENT}]: expected none, or the one in its {CONFIG_FILE}",
             Code.INVALID_ARGUMENT,
         )
+    if config.ray.runtime_env not in ({}, own.ray.runtime_env):
+        raise ModelLoadError(
+            f"{config.source}: parameters[ray_runtime_env]: expected none, or the one in its {CONFIG_FILE}",
+            Code.INVALID_ARGUMENT,
+        )
     if own.environment is not None and config.execution not in ("", "process"):
         raise ModelLoadError(
             f"{config.source}: parameters[execution]: expected 'process', as its {CONFIG_FILE} has {ENVIRONMENT}, "
             f"got {config.execution!r}",
             Code.INVALID_ARGUMENT,
         )
-    return replace(config, environment=own.environment)
+    ray = replace(config.ray, runtime_env=own.ray.runtime_env)
+    return replace(config, environment=own.environment, ray=ray)
 
 
 def bounded(config: ModelConfig, own: ModelConfig, most: int) -> ModelConfig:
@@ -225,7 +233,8 @@ def _starts(config: ModelConfig) -> dict[str, int]:
         for name in THREAD_COUNTS
         if config.parameters.get(name, "").isdecimal()
     }
-    return counts | {INSTANCES: sum(one.count * max(1, len(one.gpus)) for one in config.instance_groups)}
+    groups = sum(one.count * max(1, len(one.gpus)) for one in config.instance_groups)
+    return counts | {INSTANCES: max(groups, config.ray.max_instances)}
 
 
 def _sign(message: pb.ModelConfig, *without: str) -> str:

@@ -13,7 +13,18 @@ from triglot.model.scheduling import AUTO_REMOVED
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 """Triton's parameter for the Python environment of a model, a folder or an archive."""
-OWN = ("execution", "cpus", "hang_seconds", "longest_run_seconds", "inputs_in_place", ENVIRONMENT)
+RAY = (
+    "ray_num_cpus",
+    "ray_num_gpus",
+    "ray_resources",
+    "ray_placement",
+    "ray_runtime_env",
+    "ray_send_files",
+    "ray_max_inflight",
+    "ray_max_instances",
+    "ray_max_wait_ms",
+)
+OWN = ("execution", "cpus", "hang_seconds", "longest_run_seconds", "inputs_in_place", ENVIRONMENT, *RAY)
 REMOVED = ("max_queue_delay", "latency_objective_ms")
 MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 """Placeholder for the model's folder in that path."""
@@ -49,14 +60,14 @@ def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
     if execution == "inline":
         raise ValueError(f"parameters[execution]: {INLINE_REMOVED}")
     if "execution" in parameters and execution not in EXECUTIONS:
-        raise _wrong("execution", " or ".join(EXECUTIONS), execution, EXECUTIONS)
+        raise wrong("execution", " or ".join(EXECUTIONS), execution, EXECUTIONS)
     hang_seconds, longest_run = (_seconds(parameters, name) for name in ("hang_seconds", "longest_run_seconds"))
     return ServerParameters(
         execution,
         _cpus(parameters),
         hang_seconds,
         longest_run,
-        _flag(parameters, "inputs_in_place"),
+        flag(parameters, "inputs_in_place"),
     )
 
 
@@ -86,7 +97,8 @@ def misspelt(parameters: Mapping[str, str]) -> Iterator[str]:
             yield f"parameters[{name}]: passed to the model's own code; did you mean {near[0]!r}?"
 
 
-def _wrong(name: str, expected: str, text: str, known: Sequence[str] = ()) -> ValueError:
+def wrong(name: str, expected: str, text: str, known: Sequence[str] = ()) -> ValueError:
+    """The error of a parameter that is not as `expected`."""
     near = difflib.get_close_matches(text, known, n=1)
     hint = f", did you mean {near[0]!r}?" if near else ""
     return ValueError(f"parameters[{name}]: expected {expected}, got {text!r}{hint}")
@@ -95,14 +107,15 @@ def _wrong(name: str, expected: str, text: str, known: Sequence[str] = ()) -> Va
 def _seconds(parameters: Mapping[str, str], name: str) -> float | None:
     text = parameters.get(name)
     if text is not None and not _NUMBER.fullmatch(text):
-        raise _wrong(name, "a number of seconds, 0 for no limit", text)
+        raise wrong(name, "a number of seconds, 0 for no limit", text)
     return None if text is None else float(text)
 
 
-def _flag(parameters: Mapping[str, str], name: str) -> bool | None:
+def flag(parameters: Mapping[str, str], name: str) -> bool | None:
+    """true, false, or None where nothing is said. Raises `ValueError`."""
     text = parameters.get(name)
     if text not in (None, "true", "false"):
-        raise _wrong(name, "true or false", str(text), ("true", "false"))
+        raise wrong(name, "true or false", str(text), ("true", "false"))
     return None if text is None else text == "true"
 
 
@@ -111,11 +124,11 @@ def _cpus(parameters: Mapping[str, str]) -> tuple[int, ...]:
     if (text := parameters.get("cpus")) is None:
         return ()
     if not _LIST.fullmatch(text.strip()) or len(text) > 1000:
-        raise _wrong("cpus", "CPU numbers like 0,2-3", text)
+        raise wrong("cpus", "CPU numbers like 0,2-3", text)
     cpus: dict[int, None] = {}
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         if len(first) > 4 or len(last) > 4 or not int(first) <= int(last or first) <= MAX_CPU:
-            raise _wrong("cpus", f"numbers from 0 to {MAX_CPU}, and ascending ranges", text)
+            raise wrong("cpus", f"numbers from 0 to {MAX_CPU}, and ascending ranges", text)
         cpus |= dict.fromkeys(range(int(first), int(last or first) + 1))
     return tuple(cpus)

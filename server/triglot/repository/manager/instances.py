@@ -14,24 +14,31 @@ from triglot.repository.manager.thread import in_thread
 from triglot.scheduling.servable import Servable
 
 
-async def apply_instances(servable: Servable, config: ModelConfig, before: ModelConfig) -> bool:
+async def apply_instances(
+    servable: Servable, config: ModelConfig, before: ModelConfig, kept: ModelConfig | None = None
+) -> bool:
     """Starts and ends instances as `config` says; the other instances keep serving meanwhile.
 
     An instance that has sequences ends when these are over, without waiting for that. `before`: the configuration
     of the current instances, which differs in nothing else. Returns False if the version has to be reloaded
     instead: its model places instances while loading, its sequences are bound to them, or an earlier change was
-    cancelled. Raises `ModelLoadError` if an instance fails to start; the number of instances is then restored.
+    cancelled. `kept`: the model's configuration afterwards; None: `config`. Raises `ModelLoadError` if an instance
+    fails to start; the number of instances is then restored.
     """
     has_sequences = servable.sequences is not None
     if has_sequences and (isinstance(servable.model, HostedModel) or not _on_same_device(config, before)):
         return False
     if servable.half_changed:
         return False
-    try:
-        return await _change(servable, config, before)
-    except asyncio.CancelledError:
-        servable.half_changed = True
-        raise
+    async with servable.resizing:
+        try:
+            changed = await _change(servable, config, before)
+        except asyncio.CancelledError:
+            servable.half_changed = True
+            raise
+        if changed:
+            servable.model.model_config = kept or config
+        return changed
 
 
 async def _change(servable: Servable, config: ModelConfig, before: ModelConfig) -> bool:
@@ -48,7 +55,6 @@ async def _change(servable: Servable, config: ModelConfig, before: ModelConfig) 
         await servable.resize(0, min(added - len(errors), restored[1] if restored else 0))
         error = to_serving_error(errors[0])
         raise ModelLoadError(f"{servable}: {error.message}", error.code) from errors[0]
-    model.model_config = config
     return True
 
 

@@ -15,14 +15,15 @@ from types import TracebackType
 
 from triglot.core.errors import Code, ModelLoadError, NeedsProcess, ServingError
 from triglot.executors.hosted import HostedModel
+from triglot.executors.loading import ANY_CLUSTER, Loading
 from triglot.executors.process.failures import ModelFailure
-from triglot.executors.process.loading import Loading
 from triglot.executors.process.remote_model import RemoteModel
-from triglot.model.config import ModelConfig
+from triglot.model.config import ELSEWHERE, ModelConfig
 from triglot.model.configure import configure
 from triglot.model.model import Model
 from triglot.repository.config.labels import read_labels
 from triglot.repository.config.server_parameters import ENVIRONMENT
+from triglot.repository.manager.autoscaler import autoscale
 from triglot.repository.manager.thread import in_thread
 from triglot.repository.scan.source import ModelFiles
 from triglot.scheduling.servable import Servable
@@ -62,7 +63,9 @@ class Loader:
         max_queue_size: int,
         changed: Callable[[], object] = _nothing,
         adapt: Adapt | None = None,
+        ray_address: str = ANY_CLUSTER,
     ) -> None:
+        self._ray_address = ray_address
         self._load = load
         self._adapt = adapt
         self._changed = changed
@@ -74,7 +77,7 @@ class Loader:
 
         Raises `ModelLoadError` for any exception of the model's code.
         """
-        loading, began = Loading(self._load), time.monotonic()
+        loading, began = Loading(self._load, ray_address=self._ray_address), time.monotonic()
         try:
             model = await in_thread(partial(self._load_model, files, loading), late=_close)
         except asyncio.CancelledError:
@@ -102,6 +105,8 @@ class Loader:
                 raise ModelLoadError(error.message, error.code) from error
             raise ModelLoadError(f"{type(error).__name__}: {error}") from error
         servable.load_seconds = time.monotonic() - began
+        if files.config.ray.max_instances:
+            servable.companion = asyncio.create_task(autoscale(servable))
         return servable
 
     def _load_model(self, files: ModelFiles, loading: Loading) -> Model:
@@ -139,24 +144,26 @@ class Loader:
                 "%s: parameters[%s]: not supported by the %s backend, ignored", files, ENVIRONMENT, files.backend
             )
             config = replace(config, environment=None)
-        if config.execution != "process" and config.environment is None:
+        if config.execution not in ELSEWHERE and config.environment is None:
             try:
                 return self._load(files.backend, files.file, config)
-            except NeedsProcess:
-                pass
-        return loading(str(files), files.backend, files.file, config)
+            except NeedsProcess as needs:
+                config = replace(config, execution=needs.execution)
+        folder = None if files.alone else files.folder or files.file.parent
+        return loading(str(files), files.backend, files.file, config, folder)
 
 
 def _make(files: ModelFiles, make: Callable[[], Model]) -> Model:
     """Makes a model in this process. Raises `ModelLoadError` if it has to run in a process of its own."""
     execution = files.config.execution
-    model = None if execution == "process" else make()
-    if model is not None and (execution or model.execution) != "process":
+    model = None if execution in ELSEWHERE else make()
+    if model is not None and (execution or model.execution) not in ELSEWHERE:
         return model
     if model is not None:
+        execution = model.execution
         _close(model)
     raise ModelLoadError(
-        f"{files}: execution: expected 'thread' for a model object or a grps project, got 'process'",
+        f"{files}: execution: expected 'thread' for a model object or a grps project, got {execution!r}",
         Code.INVALID_ARGUMENT,
     )
 

@@ -23,6 +23,7 @@ from triglot.core.errors import (
     ServingError,
     Unavailable,
 )
+from triglot.executors.loading import ANY_CLUSTER
 from triglot.model.config import ALL, LATEST, MAX_INSTANCES, NO_CONFIG
 from triglot.repository.config.completed import Loaded
 from triglot.repository.config.model_config import parse_override
@@ -114,6 +115,7 @@ class Manager:
         load_timeout: float = 0.0,
         load_retries: int = 0,
         load_retry_interval: float = 0.0,
+        ray_address: str = ANY_CLUSTER,
         load_ended: LoadEnded = lambda *_: None,
         drain_seconds: float = DRAIN_SECONDS,
         adapt: Adapt | None = None,
@@ -129,6 +131,7 @@ class Manager:
             load_timeout=load_timeout,
             load_retries=load_retries,
             load_retry_interval=load_retry_interval,
+            ray_address=ray_address,
             load_ended=load_ended,
             drain_seconds=drain_seconds,
             adapt=adapt,

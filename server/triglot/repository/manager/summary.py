@@ -96,6 +96,8 @@ def _instances(servable: Servable) -> str:
         return ""
     if model.execution == "process":
         return _counted(model.instances, "process", "processes")
+    if model.execution == "ray":
+        return _counted(model.instances, "actor", "actors")
     return "event loop" if servable.on_loop else _counted(model.instances, "thread", "threads")
 
 

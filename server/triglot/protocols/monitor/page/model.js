@@ -367,6 +367,7 @@ class ModelView {
     const facts = serves ? [
       ["Answers", `version ${serves.version}`],
       ["Platform", serves.platform],
+      ...Object.keys(serves.nodes).length ? [["Runs on", Object.entries(serves.nodes).map(([node, count]) => `${node} (${count})`).join(", ")]] : [],
       ["Inputs", this.tensorText(serves, "inputs")],
       ["Outputs", this.tensorText(serves, "outputs")],
       ["Kind", [serves.decoupled && "decoupled: a stream of answers", serves.sequences && "sequences", serves.speaks_json && "JSON"].filter(Boolean).join(", ") || "one answer to a request"],

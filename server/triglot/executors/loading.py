@@ -1,0 +1,112 @@
+"""Loads a model into processes of its own, or into actors."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from triglot.core.errors import Code, ModelLoadError
+from triglot.executors.process.environment import Environment
+from triglot.executors.process.monitor import DEFAULT_POLICY, RestartPolicy
+from triglot.executors.process.pool import Pool, Start
+from triglot.executors.process.process import Process, Program
+from triglot.executors.process.remote_model import RemoteModel, remote_model
+from triglot.executors.ray.instance import RayPlace
+from triglot.model.config import ModelConfig
+from triglot.model.model import Model
+
+ANY_CLUSTER = "auto"
+"""The Ray cluster that this machine is a node of."""
+
+
+class Loading:
+    """Loads a model into processes of its own, or into actors of the Ray cluster at `ray_address`; `give_up` ends
+    that, on any thread."""
+
+    def __init__(
+        self,
+        load: Callable[[str, Path, ModelConfig], Model],
+        policy: RestartPolicy = DEFAULT_POLICY,
+        ray_address: str = ANY_CLUSTER,
+    ) -> None:
+        self._load = load
+        self._policy = policy
+        self._ray_address = ray_address
+        self._environment: Environment | RayPlace | None = None
+        self._pool: Pool | None = None
+        self._given_up = False
+
+    def __call__(
+        self, name: str, backend: str, file: Path, config: ModelConfig, folder: Path | None = None
+    ) -> RemoteModel:
+        """The model, with one process; `name` is what messages call it. Raises `ModelLoadError`.
+
+        `folder` has all that belongs to the model; None: nothing does but the file.
+        """
+        execution = config.execution or "process"
+        if not hasattr(socket, "send_fds"):
+            raise ModelLoadError(f"{file}: execution: expected 'thread' on {sys.platform}, got {execution!r}")
+        start: Start = Process.start
+        environment: Environment | RayPlace
+        if execution == "ray":
+            _check_groups(config)
+            place = (file.absolute().parent, file.name) if folder is None else (folder.absolute(), "")
+            environment = RayPlace(self._ray_address, *place)
+            start = environment.start
+        else:
+            environment = Environment(config.environment)
+        self._environment = environment
+        program = Program(name, self._path(file, execution), backend, file, config, environment, execution)
+        if self._given_up:
+            environment.give_up()
+        environment.open()
+        pool = self._pool = Pool(program, self._policy, start)
+        if self._given_up:
+            pool.give_up()
+        try:
+            declared = pool.open()
+        except BaseException:
+            pool.close()
+            raise
+        return remote_model(pool, declared)
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more."""
+        self._given_up = True
+        if self._environment is not None:
+            self._environment.give_up()
+        if self._pool is not None:
+            self._pool.give_up()
+
+    def _path(self, file: Path, execution: str) -> str:
+        load = self._load
+        module, name = getattr(load, "__module__", ""), getattr(load, "__qualname__", "")
+        with suppress(Exception):
+            if getattr(importlib.import_module(module), name) is load:
+                return f"{module}:{name}"
+        raise ModelLoadError(
+            f"{file}: execution: expected 'thread', got {execution!r}: processes cannot import {load!r} by its "
+            "name",
+            Code.INVALID_ARGUMENT,
+        )
+
+
+def _check_groups(config: ModelConfig) -> None:
+    """Raises `ModelLoadError` for GPUs of nodes that nobody knows yet, and groups that cannot grow."""
+    if config.ray.max_instances and len(config.instance_groups) > 1:
+        raise ModelLoadError(
+            f"{config.source}: instance_group: expected at most one with ray_max_instances, "
+            f"got {len(config.instance_groups)}",
+            Code.INVALID_ARGUMENT,
+        )
+    for at, group in enumerate(config.instance_groups):
+        if group.gpus:
+            raise ModelLoadError(
+                f"{config.source}: instance_group[{at}].gpus: expected none with execution 'ray', which chooses "
+                f"them (see ray_num_gpus), got {list(group.gpus)}",
+                Code.INVALID_ARGUMENT,
+            )

@@ -1,0 +1,181 @@
+"""Ray's driver, a process of its own: starts actors, ends them, and says what has become of them.
+
+Ray ends a driver that has lost its cluster, and blocks wherever it likes; here neither is the server's matter. The
+actors are detached: they do not end with the driver, but with their connection to the server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import tarfile
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+
+from triglot.executors.ray.actor import Instance
+
+NAMESPACE = "triglot"
+"""Ray's, of the actors."""
+_PART = 32 * 1024 * 1024
+"""Bytes of an archive that are one object of Ray's."""
+_PENDING_SECONDS = 10.0
+_LONGEST_REASON = 300
+_REACHABLE_SECONDS = 5.0
+
+
+def main() -> None:
+    """What the server runs, with the arguments SOCKET ADDRESS."""
+    server = socket.socket(fileno=int(sys.argv[1]))
+    address = sys.argv[2]
+    driver = Driver(server)
+    local = {"include_dashboard": False} if address == "local" else {}
+    try:
+        _check_reachable(address)
+        ray.init(address=address, namespace=NAMESPACE, logging_level="warning", **local)
+    except Exception as error:
+        driver.say({"failed": f"cannot connect to the Ray cluster at {address!r}: {reason_of(error)}"})
+        return
+    driver.say({"connected": True})
+    with suppress(OSError), server.makefile("rb") as orders:
+        for line in orders:
+            driver.obey(json.loads(line))
+    ray.shutdown()
+    os._exit(0)  # Threads may wait for actors.
+
+
+def _check_reachable(address: str) -> None:
+    """Raises `OSError` where nobody listens: Ray tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), _REACHABLE_SECONDS).close()
+
+
+class Driver:
+    """Carries out orders, each of which names an actor."""
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server = server
+        self._sending = threading.Lock()
+        self._files = Files()
+
+    def say(self, event: Mapping[str, Any]) -> None:
+        """On any thread."""
+        with self._sending, suppress(OSError):
+            self._server.sendall(json.dumps(event).encode() + b"\n")
+
+    def obey(self, order: dict[str, Any]) -> None:
+        """Begin it."""
+        work = self._start if "start" in order else self._kill
+        threading.Thread(target=work, args=(order,), daemon=True).start()
+
+    def _kill(self, order: dict[str, Any]) -> None:
+        with suppress(Exception):  # It has ended.
+            ray.kill(ray.get_actor(order["kill"], NAMESPACE))
+
+    def _start(self, order: dict[str, Any]) -> None:
+        name: str = order["start"]
+        try:
+            actor, opened = self._opened(name, order)
+        except BaseException as error:
+            self._kill({"kill": name})
+            self.say({"actor": name, "state": "ended", "why": f"could not be started: {reason_of(error)}"})
+            return
+        ended = actor.serve.remote()
+        self.say({"actor": name, "state": "placed", **opened})
+        self.say({"actor": name, "state": "ended", "why": _wait_for_end(actor, ended)})
+        self._kill({"kill": name})
+
+    def _opened(self, name: str, order: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "max_restarts": 0}
+        made = ray.remote(Instance).options(**options, **order["options"])
+        actor = made.remote(order["title"], order["version"], bytes.fromhex(order["secret"]))
+        digest, parts = self._files.put(order["files"]) if order["files"] else ("", [])
+        try:
+            opened = actor.open.remote(digest, parts)
+            while not ray.wait([opened], timeout=_PENDING_SECONDS)[0]:
+                self.say({"actor": name, "state": "pending"})
+            return actor, ray.get(opened)
+        finally:
+            self._files.drop(digest)
+
+
+def _wait_for_end(actor: Any, ended: Any) -> str:
+    """Why the actor has ended, as far as Ray knows."""
+    while True:
+        try:
+            ray.get(ended)
+        except ActorUnavailableError:
+            # It may have ended or not; whoever asks again is told, some time.
+            ended = actor.serve.remote()
+        except BaseException as error:
+            return reason_of(error)
+        else:
+            return "was shut down"
+
+
+def reason_of(error: BaseException) -> str:
+    """What one of Ray's errors says, in one line."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        error = error.cause
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ActorDiedError):
+        # Names and ids come first, and advice last.
+        text = text.rpartition("The actor is dead because ")[2].partition(" Some common causes include")[0]
+    return text[:_LONGEST_REASON]
+
+
+class Files:
+    """The files of models in Ray's object store, each as long as an actor that needs it is being started."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parts: dict[str, list[Any]] = {}
+        self._users: dict[str, int] = {}
+
+    def put(self, files: Mapping[str, str]) -> tuple[str, list[Any]]:
+        """What names them, and the parts of their archive."""
+        root, only = Path(files["root"]), files["only"]
+        digest = _digest(root, only)
+        with self._lock:
+            if digest not in self._parts:
+                self._parts[digest] = _put(root, only)
+            self._users[digest] = self._users.get(digest, 0) + 1
+            return digest, self._parts[digest]
+
+    def drop(self, digest: str) -> None:
+        """One needs them no more."""
+        with self._lock:
+            if digest and not self._release(digest):
+                del self._parts[digest], self._users[digest]
+
+    def _release(self, digest: str) -> int:
+        self._users[digest] -= 1
+        return self._users[digest]
+
+
+def _digest(root: Path, only: str) -> str:
+    """Changes with the files; nobody reads gigabytes for that."""
+    paths = [root / only] if only else sorted(path for path in root.rglob("*") if path.is_file())
+    known = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    return hashlib.sha256(json.dumps([socket.gethostname(), str(root), known]).encode()).hexdigest()
+
+
+def _put(root: Path, only: str) -> list[Any]:
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w", dereference=True) as archive:
+            archive.add(root / only if only else root, arcname=only or ".")
+        file.seek(0)
+        parts = []
+        while part := file.read(_PART):
+            parts.append(ray.put(part))
+        return parts

@@ -1,0 +1,177 @@
+"""The server's end of one actor of a model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from triglot.core.errors import Code, ModelLoadError
+from triglot.executors.process.calls import ThreadCalls
+from triglot.executors.process.notices import Inbox, Notice
+from triglot.executors.process.process import Process, Program
+from triglot.executors.ray.cluster import ActorBody, Cluster
+from triglot.executors.ray.connection import connect, watch
+from triglot.executors.ray.control import ServerControl
+from triglot.executors.ray.remote_channel import RemoteChannel
+from triglot.model.config import ModelConfig
+from triglot.version import __version__
+
+LEAST_SILENCE = 10.0
+"""Seconds that an actor may be silent, at least: a network may be, and nobody sees whether its code computes."""
+_REASON_SECONDS = 0.3
+"""How long calls that have failed wait for what Ray says of it."""
+
+
+class ActorProcess(Process):
+    """See `Process`. `body` is Ray's; the connection comes once that has found a node."""
+
+    kind = "actor"
+    remote = True
+    calls_of_threads = ThreadCalls
+
+    def __init__(
+        self,
+        program: Program,
+        number: int,
+        body: ActorBody,
+        secret: bytes,
+        root: Path,
+        take: Callable[[Notice], object],
+    ) -> None:
+        control = ServerControl(take)
+        super().__init__(
+            program.name, number, body, RemoteChannel(socket.socket()), control, Inbox(None, control.take)
+        )
+        self.body = body
+        self._server_control = control
+        self._secret = secret
+        self._root = root
+        body.closed = self._is_closed
+
+    @property
+    def place(self) -> Mapping[str, str]:
+        """See `Process`."""
+        node_id = str(self.body.placed.get("node_id", ""))
+        return {"node": self.body.node, "node_id": node_id[:8]} if node_id else {}
+
+    def _where(self) -> str:
+        return f"pid {self.pid} on node {self.body.node}" if self.body.placed else "not placed yet"
+
+    def load(self, program: Program, loop: Callable[[], asyncio.AbstractEventLoop]) -> dict[str, Any]:
+        """See `Process`, once Ray has placed it."""
+        self.body.settled.wait()
+        try:
+            if self.lost or self.body.ended.is_set():
+                raise ModelLoadError(f"{program.file}: its actor {self.why_gone()}", Code.UNAVAILABLE)
+            self._connect()
+        except OSError as error:
+            raise ModelLoadError(
+                f"{program.file}: cannot connect to its actor on node {self.body.node}: {error}", Code.UNAVAILABLE
+            ) from error
+        try:
+            return super().load(program, loop)
+        except ModelLoadError as error:
+            if (folder := self.body.placed["folder"]) and folder in str(error):  # Its name means nothing here.
+                text = str(error).replace(folder, str(self._root))
+                raise type(error)(text, error.code) from error.__cause__
+            raise
+
+    def _connect(self) -> None:
+        host, port = self.body.placed["address"]
+        frames, beside = connect((host, port), self._secret)
+        watch(beside)
+        unused, self.channel = self.channel, RemoteChannel(frames)
+        unused.close()
+        self.notices.attach(self._server_control.attach(beside))
+        if self.lost:  # By now.
+            self.kill(self.lost)
+
+    def _file(self, program: Program) -> Path:
+        folder, file = self.body.placed.get("folder", ""), super()._file(program)
+        return Path(folder) / file.relative_to(self._root) if folder else file
+
+    def _capacity(self, program: Program) -> float:
+        # The next call is on its way while one runs; what it waits for then is this actor.
+        return program.config.ray.max_inflight
+
+    # --- while it lives ---
+
+    def check(self, hang_seconds: float, longest_run: float) -> None:
+        """See `Process`."""
+        super().check(max(hang_seconds, LEAST_SILENCE) if hang_seconds else 0.0, longest_run)
+        if self.notices.ended and not self.lost:
+            self.kill(self.why_gone())
+
+    def check_loading(self, age: float, timeout: float) -> None:
+        """See `Process`. Until it has a node it takes as long as it takes."""
+        super().check_loading(time.monotonic() - self.body.placed_at if self.body.placed else 0.0, timeout)
+        self.notices.read()
+
+    def _is_closed(self) -> bool:
+        self.notices.read()
+        return self.notices.ended
+
+    def why_gone(self) -> str:
+        """See `Process`."""
+        if not self.lost:
+            self.body.ended.wait(_REASON_SECONDS)
+            self.kill(self._ended(1))
+        return self.lost
+
+    def _ended(self, status: int) -> str:
+        if not self.body.placed:
+            return self.body.why or "was not placed"
+        where = f"on node {self.body.node}"
+        return f"ended {where}: {self.body.why}" if self.body.why else f"closed its connection {where}"
+
+    def _close(self) -> None:
+        super()._close()
+        self._server_control.close()
+
+
+class RayPlace:
+    """Where the actors of one model run; see `Place`. `root` has its files; `only` one of them if not ""."""
+
+    def __init__(self, address: str, root: Path, only: str) -> None:
+        self._address = address
+        self._root = root
+        self._only = only
+        self._cluster: Cluster | None = None
+
+    def open(self) -> None:
+        """Raises `MissingDependency`."""
+        self._cluster = Cluster.open(self._address, self._root / self._only)
+
+    def give_up(self) -> None:
+        """See `Loading`: what is started there is ended by the pool."""
+
+    def close(self) -> None:
+        """See `Place`."""
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.close()
+
+    def start(self, program: Program, number: int, take: Callable[[Notice], object]) -> ActorProcess:
+        """An actor, which waits for `load`. Raises `OSError`."""
+        if self._cluster is None:
+            raise OSError("loading was cancelled")
+        secret = os.urandom(32)
+        options = program.config.ray
+        order = {
+            "version": __version__,
+            "secret": secret.hex(),
+            "options": options.of_actor(_gpus(program.config)),
+            "files": {"root": str(self._root), "only": self._only} if options.send_files else None,
+        }
+        title = f"{program.name}: actor {number}"
+        return ActorProcess(program, number, self._cluster.start(title, order), secret, self._root, take)
+
+
+def _gpus(config: ModelConfig) -> float:
+    """How many an instance has where nothing is said: one if its group is of GPUs."""
+    return float(any(group.kind == "GPU" for group in config.instance_groups))

@@ -1,0 +1,88 @@
+"""As many instances of a model as its requests need, between a least and a most number.
+
+Strategy: what counts is how long requests wait in the queue, not how busy a machine is. One instance more comes
+while they wait for longer than they may; one goes when for a while hardly any has waited and the others have room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import replace
+
+from triglot.core.errors import ModelLoadError, ServingError
+from triglot.model.config import InstanceGroup, ModelConfig
+from triglot.repository.manager.instances import apply_instances
+from triglot.scheduling.servable import Servable
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+CALM_LOOKS = 30
+"""Looks in a row after which an instance that nobody needs goes."""
+_ROOM = 0.7
+"""The most of the instances that stay that may have been busy."""
+_LITTLE = 0.5
+"""Of the longest wait, what is no reason to keep an instance."""
+
+
+class Load:
+    """How busy the instances of a servable have been, look by look."""
+
+    def __init__(self, servable: Servable, most_wait: float) -> None:
+        self._servable = servable
+        self._most_wait = most_wait
+        self._before = servable.statistics.queue
+        self._calm: deque[float] = deque(maxlen=CALM_LOOKS)
+        """How many instances were busy in each look of late in which hardly anybody has waited."""
+
+    def step(self) -> int:
+        """Once more: by how many instances there should be more, or fewer."""
+        before, now = self._before, self._servable.statistics.queue
+        self._before = now
+        served, depth = now.count - before.count, self._servable.queue_depth
+        wait = (now.seconds - before.seconds) / served if served else 0.0
+        if wait > self._most_wait or (depth and not served):
+            self._calm.clear()
+            return 1
+        if wait > _LITTLE * self._most_wait or depth:
+            self._calm.clear()
+            return 0
+        self._calm.append(self._servable.busy)
+        stay = self._servable.instances - 1
+        if len(self._calm) == CALM_LOOKS and max(self._calm) <= _ROOM * stay:
+            self._calm.clear()
+            return -1
+        return 0
+
+
+async def autoscale(servable: Servable, look_seconds: float = LOOK_SECONDS) -> None:
+    """Have the instances of a servable come and go, until this is cancelled."""
+    load = Load(servable, servable.model.model_config.ray.most_wait)
+    at_first = servable.instances
+    while True:
+        await asyncio.sleep(look_seconds)
+        config = servable.model.model_config
+        least = sum(group.count for group in config.instance_groups) or at_first
+        wanted = min(max(least, servable.instances + load.step()), config.ray.max_instances)
+        if wanted != servable.instances and not await _change(servable, wanted, config):
+            log.warning("%s: ray_max_instances: ignored, as its instances cannot be changed", servable)
+            return
+
+
+async def _change(servable: Servable, count: int, config: ModelConfig) -> bool:
+    """False if that is never possible."""
+    log.info("%s: %d instances, as its queue needs", servable, count)
+    try:
+        before = of_instances(config, servable.instances)
+        return await apply_instances(servable, of_instances(config, count), before, kept=config)
+    except (ModelLoadError, ServingError) as error:
+        log.warning("%s: %d instances could not be started: %s", servable, count, error)
+        return True
+
+
+def of_instances(config: ModelConfig, count: int) -> ModelConfig:
+    """The configuration with so many instances."""
+    (group,) = config.instance_groups or (InstanceGroup(),)
+    return replace(config, instance_groups=(replace(group, count=count),))

@@ -1,0 +1,225 @@
+"""The connection between a server and an actor, without either: frames, tensors, and who is let in."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_process_frames import arrays, raw
+
+from triglot.executors.joining import Stack
+from triglot.executors.process.channel import Gone, NotSent
+from triglot.executors.process.frames import Kind
+from triglot.executors.process.notices import Inbox, Notice
+from triglot.executors.ray.connection import CONNECTIONS, accept, connect
+from triglot.executors.ray.control import ActorControl, Recent, ServerControl
+from triglot.executors.ray.remote_channel import RemoteChannel
+
+SECRET = b"s" * 32
+SECONDS = 30.0
+Ends = tuple[RemoteChannel, RemoteChannel]
+
+
+@pytest.fixture(name="ends")
+def both_ends() -> Iterator[Ends]:
+    channels = tuple(map(RemoteChannel, socket.socketpair()))
+    yield channels[0], channels[1]
+    for channel in channels:
+        channel.close()
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.text(max_size=5), arrays(), max_size=3), st.binary(max_size=50))
+def test_any_tensors_arrive(ends: Ends, tensors: dict[str, np.ndarray], text: bytes) -> None:
+    ends[0].send(Kind.CALL, call=7, text=text, placed=ends[0].place(tensors))
+    message = ends[1].receive()
+    assert (message.kind, message.call, message.text) == (Kind.CALL, 7, text)
+    arrived = message.tensors
+    assert arrived is not None
+    assert {name: raw(array) for name, array in arrived.items()} == {
+        name: raw(array) for name, array in tensors.items()
+    }
+    assert not any(array.flags.writeable for array in arrived.values())
+
+
+def test_tensors_larger_than_what_the_network_holds(ends: Ends) -> None:
+    large = np.arange(10_000_000, dtype=np.int32)
+    parts = Stack([large[:6_000_000], large[6_000_000:]], len(large))
+    with ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(
+            ends[0].send, Kind.CALL, placed=ends[0].place({"x": large, "y": parts, "z": large[::2]})
+        )
+        tensors = ends[1].receive().tensors
+        sent.result(SECONDS)
+    assert tensors is not None
+    assert all((tensors[name] == wanted).all() for name, wanted in (("x", large), ("y", large), ("z", large[::2])))
+
+
+def test_frames_of_several_threads_do_not_mix(ends: Ends) -> None:
+    def send(number: int) -> None:
+        for _ in range(20):
+            ends[0].send(Kind.CALL, call=number, placed=ends[0].place({"x": np.full(100_000, number)}))
+
+    with ThreadPoolExecutor(4) as threads:
+        sent = [threads.submit(send, number) for number in range(4)]
+        for _ in range(80):
+            message = ends[1].receive()
+            assert message.tensors is not None
+            assert (message.tensors["x"] == message.call).all()
+        assert [one.result(SECONDS) for one in sent] == [None] * 4
+
+
+@pytest.mark.parametrize("cut", [0, 3, 30, 200])
+def test_a_connection_that_ends_in_a_frame_is_gone(cut: int) -> None:
+    ours, theirs = socket.socketpair()
+    whole, other = socket.socketpair()
+    with RemoteClosing(whole) as sends:
+        sends.send(Kind.CALL, placed=sends.place({"x": np.arange(1000)}))
+        data = other.recv(100_000)
+    other.close()
+    theirs.sendall(data[:cut])
+    theirs.close()
+    with RemoteClosing(ours) as channel, pytest.raises(Gone):
+        channel.receive()
+
+
+class RemoteClosing(RemoteChannel):
+    """One that is closed with its block."""
+
+    def __enter__(self) -> RemoteClosing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def test_what_cannot_be_sent_was_not_sent(ends: Ends) -> None:
+    ends[0].socket.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(NotSent):
+        ends[0].send(Kind.CALL)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff\xff\xff\xff", (40).to_bytes(4, "little") + bytes(40), (1).to_bytes(4, "little") + b"\x01"],
+)
+def test_what_is_no_frame_ends_the_connection(ends: Ends, data: bytes) -> None:
+    ends[0].socket.sendall(data)
+    ends[0].socket.shutdown(socket.SHUT_WR)
+    with pytest.raises(Gone):
+        ends[1].receive()
+
+
+# --- who is let in ---
+
+
+@pytest.fixture(name="listener")
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def test_each_side_proves_the_secret(listener: socket.socket) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        accepted = threads.submit(accept, listener, SECRET, SECONDS)
+        ours = connect(listener.getsockname()[:2], SECRET)
+        theirs = accepted.result(SECONDS)
+    assert len(ours) == len(theirs) == CONNECTIONS
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        one.sendall(bytes([number]))
+        assert other.recv(1) == bytes([number])
+        one.close()
+        other.close()
+
+
+def test_a_stranger_is_turned_away_and_the_server_comes_in(listener: socket.socket) -> None:
+    address = listener.getsockname()[:2]
+    with ThreadPoolExecutor(1) as threads:
+        accepted = threads.submit(accept, listener, SECRET, SECONDS)
+        with pytest.raises(OSError, match=r"hung up|does not know the secret|reset"):
+            connect(address, b"t" * 32)
+        with socket.create_connection(address) as scanner:
+            scanner.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
+            with suppress(ConnectionResetError):
+                while scanner.recv(1000):
+                    pass
+        for connection in connect(address, SECRET) + accepted.result(SECONDS):
+            connection.close()
+
+
+def test_a_server_tells_an_actor_that_is_none(listener: socket.socket) -> None:
+    def pretend() -> None:
+        with listener.accept()[0] as connection:
+            connection.sendall(connection.recv(32))  # Its own nonce: what it proves is then what it has to prove.
+            connection.sendall(connection.recv(32))
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    with pytest.raises(OSError, match="does not know the secret"):
+        connect(listener.getsockname()[:2], SECRET)
+    thread.join()
+
+
+def test_an_actor_does_not_wait_for_ever(listener: socket.socket) -> None:
+    with pytest.raises(TimeoutError):
+        accept(listener, SECRET, 0.05)
+
+
+# --- what is said apart from calls ---
+
+
+def wait_for(done: object, inbox: Inbox) -> None:
+    until = time.monotonic() + SECONDS
+    while not done():  # type: ignore[operator]
+        inbox.read()
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def test_what_both_sides_say_apart_from_calls() -> None:
+    ours, theirs = socket.socketpair()
+    notices: list[Notice] = []
+    server = ServerControl(notices.append)
+    server.cancel(4)  # Nobody is there to hear it.
+    inbox = Inbox(None, server.take)
+    inbox.attach(server.attach(ours))
+    ended = threading.Event()
+    actor = ActorControl(theirs, ended.set)
+    actor.beat()
+    actor.beat()
+    actor.outbox.put({"metric": 1})
+    wait_for(lambda: notices, inbox)
+    assert server.beats == 2
+    assert notices == [{"metric": 1}]
+    server.cancel(5)
+    number = server.begin_check()
+    server.log_switches = 77
+    wait_for(lambda: actor.to_check == number and actor.log_switches == 77, inbox)
+    assert actor.is_cancelled(5)
+    assert not actor.is_cancelled(6)
+    assert abs(actor.clock_offset) < SECONDS
+    assert server.checked(number) is None
+    actor.end_check(number, ready=True)
+    wait_for(lambda: server.checked(number) is not None, inbox)
+    assert server.checked(number)
+    inbox.close()
+    server.close()
+    assert ended.wait(SECONDS)
+    theirs.close()
+
+
+def test_only_the_last_cancelled_calls_are_remembered() -> None:
+    recent = Recent()
+    for number in range(10_000):
+        recent.add(number)
+    assert 9_999 in recent
+    assert 6_000 in recent
+    assert 5_000 not in recent

@@ -1,0 +1,175 @@
+"""Actors and nodes that are lost: what becomes of the calls there, of those that wait, and of the capacity."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import test_process_chaos
+import told_models
+from ray_nodes import Nodes, models_on
+from test_process_chaos import (
+    test_a_call_that_runs_for_too_long,
+    test_the_other_processes_go_on,
+)
+from told_models import Told, told
+
+from process import unused_ports
+from triglot import Unavailable
+from triglot.core.errors import ServingError
+from waiting import until
+
+pytest.importorskip("ray", reason="the ray environment has it")
+
+SHARED = [
+    test_a_call_that_runs_for_too_long,
+    test_the_other_processes_go_on,
+]
+"""Tests of processes that run here once more."""
+TWO_INSTANCES = "\nTold.instances = 2\n"
+ONCE = """
+name = inputs["name"].item().decode()
+(folder / f"run-{name}-{time.monotonic_ns()}").touch()
+time.sleep(0.01)
+answer = os.getpid()
+"""
+
+
+@pytest.fixture(name="nodes", scope="module", autouse=True)
+def all_nodes() -> Iterator[Nodes]:
+    nodes = Nodes(2)
+    with models_on(nodes):
+        yield nodes
+    nodes.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_an_actor_is_lost_in_a_call(tmp_path: Path, number: signal.Signals) -> None:
+    async with told(tmp_path) as one:
+        pid = await one.pid()
+        running = asyncio.ensure_future(one.run("(folder / 'in').touch()\ntime.sleep(600)"))
+        await one.entered("in")
+        os.kill(pid, number)
+        with pytest.raises(Unavailable, match=r"^told: the actor that ran the request ") as caught:
+            await running
+        why = {signal.SIGKILL: "ended on node", signal.SIGSTOP: "sent no heartbeat for 10."}[number]
+        assert why in str(caught.value)
+        assert await one.pid() != pid
+        assert one.readings()["processes"] == 1
+
+
+async def test_a_waiting_call_runs_in_the_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(told_models, "MAX_INFLIGHT", 1)  # Else it is on its way.
+    await test_process_chaos.test_a_waiting_call_is_run_by_the_replacement(tmp_path)
+
+
+async def test_an_actor_is_lost_while_nobody_calls(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        pid = await one.pid()
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: one.readings()["processes_lost ended"] == 1)
+        await until(lambda: one.readings()["processes"] == 1)
+        assert await one.pid() != pid
+
+
+class Callers:
+    """Call again and again, each request under a name of its own, and keep what became of it."""
+
+    def __init__(self, one: Told, count: int) -> None:
+        self.one = one
+        self.answers: list[str] = []
+        self.errors: list[tuple[float, str]] = []
+        self._ends = False
+        self._tasks = [asyncio.create_task(self._call(number)) for number in range(count)]
+
+    async def _call(self, number: int) -> None:
+        for turn in range(100_000):
+            if self._ends:
+                return
+            name = f"{number}.{turn}"
+            try:
+                await self.one.say(ONCE, name=name.encode())
+            except ServingError as error:
+                self.errors.append((time.monotonic(), str(error)))
+            else:
+                self.answers.append(name)
+
+    async def end(self) -> None:
+        """None of them hangs."""
+        self._ends = True
+        await asyncio.wait_for(asyncio.gather(*self._tasks), 60)
+
+
+async def test_a_node_is_killed_under_load(tmp_path: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(told_models, "CPUS", 4)  # One for each node.
+    async with told(tmp_path, more=TWO_INSTANCES) as one:
+        there = [name.split()[-1] for name in one.readings() if name.startswith("node_instances")]
+        assert len(there) == 2
+        callers = Callers(one, 12)
+        await until(lambda: len(callers.answers) > 50)
+        killed = time.monotonic()
+        nodes.kill(nodes.nodes[0])
+        await until(lambda: one.readings()["processes"] == 1)
+        known = time.monotonic()
+        before = len(callers.answers)
+        await until(lambda: len(callers.answers) > before + 50)  # The other one goes on.
+        added = time.monotonic()
+        assert one.readings()["processes"] == 1
+        nodes.add()
+        there_again = time.monotonic()
+        await until(lambda: one.readings()["processes"] == 2)
+        back = time.monotonic()
+        before = len(callers.answers)
+        await until(lambda: len(callers.answers) > before + 50)
+        await callers.end()
+        # Those that it had, one that ran and one on its way.
+        assert 1 <= len(callers.errors) <= 2
+        for when, text in callers.errors:
+            assert text.startswith("told: the actor that ran the request ")
+            assert when <= known + 1
+        runs = [name.rpartition("-")[0] for name in one.files("run-")]
+        assert len(runs) == len(set(runs))
+        assert {f"run-{name}" for name in callers.answers} <= set(runs)
+        print(
+            f"known {known - killed:.2f} s after the kill, node up in {there_again - added:.2f} s, "
+            f"instance back {back - there_again:.2f} s after that"
+        )
+        assert back - there_again < 60
+
+
+async def test_the_head_is_lost_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = unused_ports()[0]
+    first = Nodes(1, port)
+    second: Nodes | None = None
+    try:
+        monkeypatch.setattr(told_models, "RAY", [first.address])
+        async with told(tmp_path, more=TWO_INSTANCES) as one:
+            address = first.address
+            pids = {process.pid for process in one.model._pool.ready()}
+            first.kill_head()
+            callers = Callers(one, 4)
+            await until(lambda: len(callers.answers) > 200)
+            assert callers.errors == []
+            await callers.end()
+            os.kill(pids.pop(), signal.SIGKILL)
+            await until(lambda: one.readings()["processes"] == 1)
+            assert {await one.pid() for _ in range(10)} == pids
+            assert len(pids) == 1
+            await asyncio.to_thread(first.close)
+            await until(lambda: not one.servable.alive)
+            second = await asyncio.to_thread(Nodes, 1, port)
+            assert second.address == address
+            began = time.monotonic()
+            while not one.servable.alive:  # Until it has found the new one.
+                await asyncio.wait_for(one.changes.get(), 180)
+            print(f"serves again {time.monotonic() - began:.2f} s after the new head's node is there")
+            assert await one.pid() not in pids
+    finally:
+        first.close()
+        if second is not None:
+            second.close()

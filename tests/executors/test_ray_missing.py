@@ -1,0 +1,63 @@
+"""`execution` "ray" where Ray is not installed, and its tests where it is."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from test_process_loading import nothing_more
+from told_models import write_told
+
+from elsewhere import check_tests
+from triglot import backends
+from triglot.core.errors import MissingDependency, ModelLoadError
+from triglot.executors.loading import Loading
+from triglot.model.config import InstanceGroup, ModelConfig
+from triglot.model.ray_options import RayOptions
+from triglot.repository.manager.loader import Loader
+from triglot.repository.scan.source import ModelFiles
+
+FOLDER = Path(__file__).parent
+without_ray = pytest.mark.skipif(find_spec("ray") is not None, reason="this environment has Ray")
+
+
+@without_ray
+def test_the_error_says_what_to_install(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.touch()
+    for _ in range(2):
+        with pytest.raises(MissingDependency) as caught:
+            Loading(backends.load)("told", "python", file, ModelConfig(execution="ray"))
+        text = "execution 'ray' needs ray, which is not installed; run: pip install 'triglot[ray]'"
+        assert str(caught.value) == f"{file}: {text}"
+
+
+@without_ray
+async def test_a_class_can_ask_for_it(tmp_path: Path) -> None:
+    file = write_told(tmp_path, more='Told.execution = "ray"\n')
+    with pytest.raises(MissingDependency, match="execution 'ray' needs ray, which is not installed"):
+        await Loader(backends.load, None, 10).open(ModelFiles("told", 1, "python", file), nothing_more)
+
+
+@pytest.mark.parametrize(
+    ("groups", "text"),
+    [
+        ([InstanceGroup("GPU", 1, [1])], r"instance_group\[0\].gpus: expected none with execution 'ray'"),
+        ([InstanceGroup(), InstanceGroup()], "instance_group: expected at most one with ray_max_instances, got 2"),
+    ],
+)
+def test_groups_that_a_cluster_cannot_have(tmp_path: Path, groups: list[InstanceGroup], text: str) -> None:
+    config = ModelConfig(execution="ray", instance_groups=groups, ray=RayOptions(max_instances=4))
+    with pytest.raises(ModelLoadError, match=text):
+        Loading(backends.load)("told", "python", tmp_path / "model.py", config)
+
+
+@without_ray
+# It has libraries of its own: another environment of these tests changes nothing.
+@pytest.mark.newest
+# Each starts the nodes of a cluster.
+@pytest.mark.alone
+@pytest.mark.parametrize("file", ["test_ray_calls.py", "test_ray_faults.py", "test_ray_served.py"])
+def test_they_hold_with_ray(file: str) -> None:
+    check_tests("ray", FOLDER / file, seconds=1200)

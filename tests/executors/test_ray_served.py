@@ -1,0 +1,167 @@
+"""A server whose models are on a Ray cluster, through its protocols: what clients and operators see."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from ray_nodes import Nodes
+
+from process import FREE_PORTS, Triglot, write_model, write_whole
+from protocol_clients.channel import grpc_channel
+from protocol_clients.kserve import infer
+from protocol_clients.rest import Rest
+from waiting import wait_until
+
+pytest.importorskip("ray", reason="the ray environment has it")
+
+MODEL = """
+import os, time
+import numpy as np
+import triglot
+from .beside import ADDED
+
+class Adder(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "INT32", [1])]
+    outputs = [triglot.TensorSpec("y", "INT32", [1])]
+
+    def load(self, folder):
+        self.more = int((folder / "weights" / "more.txt").read_text())
+
+    def infer(self, inputs):
+        if inputs["x"][0] == 101:
+            os._exit(1)
+        if inputs["x"][0] == 103:
+            time.sleep(0.05)
+        if inputs["x"][0] == 102:
+            return {"y": np.array([os.getpid()], np.int32)}
+        return {"y": inputs["x"] + np.int32(ADDED + self.more)}
+"""
+CONFIG = """
+backend: "python"
+instance_group { count: COUNT }
+parameters { key: "execution" value { string_value: "ray" } }
+parameters { key: "ray_num_cpus" value { string_value: "0.5" } }
+parameters { key: "ray_placement" value { string_value: "spread" } }
+parameters { key: "ray_resources" value { string_value: "told=1" } }
+"""
+EXIT, PID, SLOW = 101, 102, 103
+
+
+@pytest.fixture(name="nodes", scope="module")
+def all_nodes() -> Iterator[Nodes]:
+    nodes = Nodes(0)
+    nodes.add(told=10)
+    nodes.add(told=10)
+    yield nodes
+    nodes.close()
+
+
+def write_adder(folder: Path, added: int, more: int, count: int = 2) -> None:
+    write_model(folder / "1", MODEL)
+    (folder / "1" / "beside.py").write_text(f"ADDED = {added}\n")
+    (folder / "1" / "weights").mkdir(exist_ok=True)
+    (folder / "1" / "weights" / "more.txt").write_text(str(more))
+    write_whole(folder / "config.pbtxt", CONFIG.replace("COUNT", str(count)))
+
+
+def serving(folder: Path, nodes: Nodes, *arguments: str) -> Triglot:
+    options = ["--host", "127.0.0.1", "--drain-delay", "0", "--grace", "20", "--ray-address", nodes.address]
+    return Triglot(*FREE_PORTS, *options, *arguments, str(folder))
+
+
+def metrics_of(port: int) -> str:
+    """The page, as Prometheus reads it."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://127.0.0.1:{port}/metrics") as response:
+        text: bytes = response.read()
+        return text.decode()
+
+
+def test_a_model_on_a_cluster_is_served_as_any_other(tmp_path: Path, nodes: Nodes) -> None:
+    write_adder(tmp_path / "adder", 10, 100)
+    with serving(tmp_path, nodes, "--model-control-mode", "poll", "--poll-interval", "0.2") as server:
+        grpc_port, rest_port = server.ports()
+        with grpc_channel(grpc_port) as channel:
+            assert infer(channel, "adder", 1) == 111
+            metrics = metrics_of(rest_port)
+            assert metrics.count("triglot_node_instances{") == 2
+            assert 'triglot_processes{model="adder",version="1"} 2' in metrics
+            # An actor is lost.
+            with pytest.raises(grpc.RpcError) as caught:
+                infer(channel, "adder", EXIT)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "adder version 1: the actor that ran the request ended on node " in caught.value.details()
+            assert infer(channel, "adder", 1) == 111
+            wait_until(lambda: 'triglot_processes{model="adder",version="1"} 2' in metrics_of(rest_port))
+            # One instance less, without a gap.
+            pids = {infer(channel, "adder", PID) for _ in range(30)}
+            write_whole(tmp_path / "adder" / "config.pbtxt", CONFIG.replace("COUNT", "1"))
+            wait_until(lambda: 'triglot_processes_wanted{model="adder",version="1"} 1' in metrics_of(rest_port))
+            assert infer(channel, "adder", PID) in pids
+            # Other files, on every node.
+            write_adder(tmp_path / "adder", 20, 200, count=2)
+            wait_until(lambda: infer(channel, "adder", 1) == 221)
+            # Files that do not load leave what is there.
+            write_whole(tmp_path / "adder" / "1" / "beside.py", "ADDED = 1 / 0\n")
+            server.stderr.wait_for(rf"{tmp_path}/adder/1/\S*: .*ZeroDivisionError")
+            assert infer(channel, "adder", 1) == 221
+        server.stop()
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process; a zombie is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_instances_come_with_a_burst_and_end_with_a_server_that_is_killed(tmp_path: Path, nodes: Nodes) -> None:
+    write_adder(tmp_path / "adder", 10, 100, count=1)
+    more = """
+parameters { key: "ray_max_instances" value { string_value: "3" } }
+parameters { key: "ray_max_wait_ms" value { string_value: "20" } }
+"""
+    config = tmp_path / "adder" / "config.pbtxt"
+    config.write_text(config.read_text() + more)
+    with serving(tmp_path, nodes) as server:
+        grpc_port, rest_port = server.ports()
+        ended = threading.Event()
+
+        def call() -> int:
+            calls = 0
+            with grpc_channel(grpc_port) as channel:
+                while not ended.is_set():
+                    assert infer(channel, "adder", SLOW) == SLOW + 110
+                    calls += 1
+            return calls
+
+        with ThreadPoolExecutor(16) as threads:
+            callers = [threads.submit(call) for _ in range(16)]
+            try:
+                wait_until(lambda: 'triglot_instances{model="adder",version="1"} 3' in metrics_of(rest_port))
+            finally:
+                ended.set()
+            assert all(caller.result() for caller in callers)  # None has failed.
+        with grpc_channel(grpc_port) as channel:
+            pid = infer(channel, "adder", PID)
+        assert alive(pid)
+        server.signal(signal.SIGKILL)
+        wait_until(lambda: not alive(pid))
+
+
+def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
+    write_adder(tmp_path / "adder", 10, 100)
+    arguments = ["--host", "127.0.0.1", "--ray-address", "127.0.0.1:1", "--no-exit-on-load-error"]
+    with Triglot(*FREE_PORTS, *arguments, str(tmp_path)) as server:
+        _, rest_port = server.ports()
+        assert Rest(rest_port).get("/v2/health/ready")[0] != 200
+        server.stderr.wait_for("cannot connect to the Ray cluster at '127.0.0.1:1'")
+        server.stop()

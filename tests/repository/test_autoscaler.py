@@ -1,0 +1,72 @@
+"""Instances that come and go with the queue: threads, whose number changes in the same way as that of actors."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from triglot import Call, Model, TensorSpec
+from triglot.model.config import InstanceGroup, ModelConfig
+from triglot.model.ray_options import RayOptions
+from triglot.repository.manager import autoscaler
+from triglot.repository.manager.autoscaler import autoscale
+from triglot.scheduling.servable import Servable
+from waiting import until
+
+LOOK = 0.02
+
+
+class Gated(Model):
+    """Each call waits for the gate, if that is closed."""
+
+    inputs = [TensorSpec("x", "FP32", [1])]
+    outputs = [TensorSpec("y", "FP32", [1])]
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+
+    def infer(self, inputs: Any) -> Any:
+        self.open.wait(30)
+        return {"y": inputs["x"]}
+
+
+def counted(servable: Servable) -> Call:
+    call = Call()
+    call.statistics = servable.statistics
+    return call
+
+
+async def test_instances_come_while_requests_wait_and_go_when_none_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autoscaler, "CALM_LOOKS", 5)
+    model = Gated()
+    model.model_config = ModelConfig(
+        instance_groups=(InstanceGroup(count=1),), ray=RayOptions(max_instances=3, most_wait=0.01)
+    )
+    servable = Servable("gated", 1, model, max_queue_size=100)
+    scaling = asyncio.create_task(autoscale(servable, LOOK))
+    try:
+        model.open.clear()
+        x = {"x": np.zeros(1, np.float32)}
+        calls = [asyncio.create_task(servable.infer(x, counted(servable))) for _ in range(20)]
+        await until(lambda: servable.instances == 3)
+        began = time.monotonic()
+        await until(lambda: time.monotonic() > began + 5 * LOOK)
+        assert servable.instances == 3  # No more than that.
+        model.open.set()
+        assert len(await asyncio.gather(*calls)) == 20
+        await until(lambda: servable.instances == 1)
+        began = time.monotonic()
+        await until(lambda: time.monotonic() > began + 10 * LOOK)
+        assert servable.instances == 1
+        # What is configured is the least number, still.
+        assert [group.count for group in model.model_config.instance_groups] == [1]
+        assert (await servable.infer(x, Call()))["y"] == 0
+    finally:
+        scaling.cancel()
+        await servable.close()
