@@ -75,7 +75,7 @@ class AccessControl:
                 raise ConfigError(f"access: {self._file}: issuer.{issuer}.jwks: {problem}")
 
     def permission(self, operation: Operation, transport: str, fields: Fields, certificate: Names) -> Permission:
-        """Return a call's permission.
+        """Returns a call's permission.
 
         `fields` are its header fields named in `self.fields`, repeated ones included.
 
@@ -156,7 +156,7 @@ class AccessControl:
         log.info("the new access file is in force, clients and issuers: %s", ", ".join(names))
 
     def _read(self, file: Path) -> bool:
-        """Read the file; return whether its content has changed. Raises `ConfigError` if it cannot be read."""
+        """Read the file; returns whether its content has changed. Raises `ConfigError` if it cannot be read."""
         before = self._text
         try:
             self._text = file.read_bytes()
@@ -166,7 +166,7 @@ class AccessControl:
         return self._text != before
 
     def _parsed(self, file: Path) -> AccessRules:
-        """Return the rules in the content. Raises `ConfigError`."""
+        """Returns the rules in the content. Raises `ConfigError`."""
         rules = read_access(file, self._text)
         _check_secrecy(self._config, rules)
         return rules
@@ -189,7 +189,7 @@ class AccessControl:
         return Holder(client.name, client, self._rules.anonymous, self._limits_of(client.name, client))
 
     def _limits_of(self, name: str, grant: Grant) -> CallLimits | None:
-        """Return a client's limits, which all its credentials share, and which survive changes of the file."""
+        """Returns a client's limits, which all its credentials share, and which survive changes of the file."""
         if not grant.rate and not grant.concurrent:
             return None
         limits = self._limits.get(name)
@@ -201,7 +201,7 @@ class AccessControl:
 
 
 def _renewed(before: Mapping[Key, Holder], after: Mapping[Key, Holder]) -> dict[Key, Holder]:
-    """Return `after`, but keep the holders of `before`, which calls refer to, and update or withdraw them."""
+    """Returns `after`, but keeps the holders of `before`, which calls refer to, and updates or withdraws them."""
     for key, holder in before.items():
         if key not in after:
             holder.withdraw()
@@ -212,7 +212,7 @@ def _renewed(before: Mapping[Key, Holder], after: Mapping[Key, Holder]) -> dict[
 
 
 def _check_secrecy(config: Config, rules: AccessRules) -> None:
-    """Raise `ConfigError` if clients would send tokens in clear text, or certificates are not verified."""
+    """Raises `ConfigError` if clients would send tokens in clear text, or certificates are not verified."""
     if rules.takes_tokens and not (config.tls_certificate or config.tls_in_front or config.on_loopback):
         raise ConfigError(
             f"access: clients would send their tokens without TLS to {config.host}; set tls_certificate and "
@@ -223,7 +223,7 @@ def _check_secrecy(config: Config, rules: AccessRules) -> None:
 
 
 def access_control(config: Config, tallies: Tallies = LocalTally) -> AccessControl | None:
-    """Return the access control, None if access is unrestricted. Raises `ConfigError` as `AccessControl`."""
+    """Returns the access control, None if access is unrestricted. Raises `ConfigError` as `AccessControl`."""
     if config.access or config.grpc_restricted_protocol or config.http_restricted_api:
         return AccessControl(config, tallies)
     return None

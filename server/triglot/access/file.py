@@ -86,7 +86,7 @@ class AccessRules:
 
 
 def read_access(path: Path, content: bytes) -> AccessRules:
-    """Return the rules of the file at `path` with this content.
+    """Returns the rules of the file at `path` with this content.
 
     Raises `ConfigError`, which names the file and the key, for invalid content.
     """
@@ -103,7 +103,7 @@ def read_access(path: Path, content: bytes) -> AccessRules:
 
 
 def access_rules(table: dict[str, Any], folder: Path) -> AccessRules:
-    """Return the rules of a parsed file in `folder`. Raises `ConfigError`, which names the key."""
+    """Returns the rules of a parsed file in `folder`. Raises `ConfigError`, which names the key."""
     _check_keys(table, ("client", "issuer", "anonymous"), "")
     clients = tuple(_client(name, one) for name, one in _tables(table, "client"))
     issuers = tuple(_issuer(name, one, folder) for name, one in _tables(table, "issuer"))
@@ -168,7 +168,7 @@ def _issuer(name: str, table: dict[str, Any], folder: Path) -> IssuerRule:
 
 
 def _check_url(url: str, where: str) -> None:
-    """Raise `ConfigError` unless keys from the URL are safe from replacement on the network."""
+    """Raises `ConfigError` unless keys from the URL are safe from replacement on the network."""
     try:
         parts = urlsplit(url)
         safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
@@ -217,7 +217,7 @@ def _operations(names: Any, where: str) -> frozenset[Operation]:
 
 
 def _check_unique(clients: Iterable[ClientRule], of: Callable[[ClientRule], Iterable[Any]], key: str) -> None:
-    """Raise `ConfigError` if two clients share a credential."""
+    """Raises `ConfigError` if two clients share a credential."""
     owners: dict[Any, str] = {}
     for client in clients:
         for credential in of(client):
@@ -252,7 +252,7 @@ def _list_of_texts(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _word(text: str) -> str:
-    """Return a text, unless its length or characters suggest a secret in the wrong place."""
+    """Returns a text, unless its length or characters suggest a secret in the wrong place."""
     return text if _WORD.fullmatch(text) else f"({len(text)} characters)"
 
 
@@ -261,7 +261,7 @@ def _number(value: Any) -> str:
 
 
 def _kind_of(value: Any) -> str:
-    """Return a value's type for an error, without its text, which may be a secret in the wrong place."""
+    """Returns a value's type for an error, without its text, which may be a secret in the wrong place."""
     return f"a list with {len(value)} entries" if isinstance(value, list) else type(value).__name__
 
 

@@ -66,7 +66,7 @@ class Issuers:
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()
 
     def holder(self, token: str, digest: bytes) -> Holder:
-        """Return the holder of a token; `digest` is its key in the cache.
+        """Returns the holder of a token; `digest` is its key in the cache.
 
         Raises `Unauthenticated`, and `Unavailable` while its key may be among those being fetched.
         """
@@ -191,7 +191,7 @@ class Issuers:
 
 
 def _identity(rule: IssuerRule) -> tuple[str, ...]:
-    """Return what a verified token depends on."""
+    """Returns what a verified token depends on."""
     return (rule.name, rule.issuer, rule.audience, rule.groups_claim, *_source_of(rule))
 
 
@@ -234,7 +234,7 @@ def _bytes(part: str) -> bytes:
 
 
 def _check_times(claims: dict[str, Any]) -> float:
-    """Return the expiry. Raises `Unauthenticated` if the token is not valid at this time."""
+    """Returns the expiry. Raises `Unauthenticated` if the token is not valid at this time."""
     end, start = claims.get("exp"), claims.get("nbf", 0)
     if not _is_number(end) or not _is_number(start):
         raise Unauthenticated("the token's exp and nbf: expected seconds since 1970, and an exp")
@@ -254,6 +254,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _texts(value: Any) -> list[str]:
-    """Return the strings of a claim that may be a string or a list."""
+    """Returns the strings of a claim that may be a string or a list."""
     values = value if isinstance(value, list) else [value]
     return [one for one in values if isinstance(one, str)]

@@ -57,7 +57,7 @@ class Key:
 
 
 def read_keys(content: bytes) -> tuple[Key, ...]:
-    """Return the keys that can verify signatures; other entries are ignored (RFC 7517 5).
+    """Returns the keys that can verify signatures; other entries are ignored (RFC 7517 5).
 
     Raises `KeySetError`.
     """
@@ -78,7 +78,7 @@ def read_keys(content: bytes) -> tuple[Key, ...]:
 
 
 def _key(jwk: dict[str, Any]) -> Key | None:
-    """Return the key of a JWK, None if it is for another use, or unsupported."""
+    """Returns the key of a JWK, None if it is for another use, or unsupported."""
     import jwt  # noqa: PLC0415 - only where there is an issuer.
 
     public = {name: value for name in _PUBLIC if isinstance(value := jwk.get(name), str)}
@@ -251,4 +251,4 @@ class _NoRedirection(urllib.request.HTTPRedirectHandler):
     """Refuses redirects, which could lead from https to anywhere."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Return None, so that the redirect's status becomes an error."""
+        """Returns None, so that the redirect's status becomes an error."""

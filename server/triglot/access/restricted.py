@@ -43,7 +43,7 @@ class Restricted:
         return frozenset(header for header, _ in self._needed.values())
 
     def check(self, operation: Operation, fields: Fields) -> None:
-        """Raise Triton's error for a call without the required header, or with a wrong value."""
+        """Raises Triton's error for a call without the required header, or with a wrong value."""
         needed = self._needed.get(operation)
         if needed is None:
             return

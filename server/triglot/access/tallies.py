@@ -31,11 +31,11 @@ class Tally(Protocol):
     def take(self, interval: int, burst: int) -> int:
         """Count a request if it is not too early, one being due every `interval`.
 
-        Return how early it is, else 0.
+        Returns how early it is, else 0.
         """
 
     def enter(self, most: int) -> bool:
-        """Count an open call, unless `most` are open; 0: no limit. Return whether it was counted."""
+        """Count an open call, unless `most` are open; 0: no limit. Returns whether it was counted."""
 
     def leave(self) -> None:
         """Count the end of a call."""
@@ -76,12 +76,12 @@ class LocalTally:
 
 
 def shared_size(workers: int) -> int:
-    """Return the size in bytes of the file shared by this number of workers."""
+    """Returns the size in bytes of the file shared by this number of workers."""
     return SLOTS * (_HEAD_BYTES + _COUNT_BYTES * _columns(workers))
 
 
 def _columns(workers: int) -> int:
-    """Return the number of columns: besides a worker, its successor and its predecessor may be running."""
+    """Returns the number of columns: besides a worker, its successor and its predecessor may be running."""
     return 3 * workers
 
 
@@ -99,7 +99,7 @@ class SharedTallies:
                 self._write_own(slot, 0)
 
     def __call__(self, client: str) -> Tally:
-        """Return the `Tally` of a client."""
+        """Returns the `Tally` of a client."""
         return _SharedTally(self, hashlib.sha256(client.encode()).digest()[: _KEY.size])
 
     def take(self, key: bytes, interval: int, burst: int) -> int:
@@ -134,7 +134,7 @@ class SharedTallies:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _slot(self, key: bytes, now: int) -> int:
-        """Return the offset of the client's slot: its own, or one that no other client needs now.
+        """Returns the offset of the client's slot: its own, or one that no other client needs now.
 
         If all are needed, by as many busy clients, it shares one.
         """

@@ -42,7 +42,7 @@ class Buffers:
         return len(self._buffers)
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """Return an uninitialised array that shares no memory with any other in use."""
+        """Returns an uninitialised array that shares no memory with any other in use."""
         size = element_count(shape) * dtype.itemsize
         return self._owner(size)[:size].view(dtype).reshape(shape)
 

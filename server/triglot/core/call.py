@@ -230,7 +230,7 @@ class Call:
         signature_name: str = "",
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> Any:
-        """Return the outputs of another model of this server as arrays by name; no `outputs` means all.
+        """Returns the outputs of another model of this server as arrays by name; no `outputs` means all.
 
         `async def` code awaits the result; other code blocks until it is there. The nested call has this call's
         deadline, is cancelled with it and, without `parameters`, has its parameters. Raises `ServingError` as a
@@ -246,7 +246,7 @@ class Call:
         return self.reach(self, ModelCall(model, inputs, stream=True, **options))
 
     def child(self) -> Call:
-        """Return a new call for one of several requests that arrived on this call."""
+        """Returns a new call for one of several requests that arrived on this call."""
         child = Call(self.deadline, self._read_metadata, self.peer)
         child._limited_by = self._limited_by
         child.operation, child.permission = self.operation, self.permission
@@ -254,7 +254,7 @@ class Call:
         return child
 
     def apart(self) -> Call:
-        """Return a call for the model's work outside any request, which may call models; nothing cancels it."""
+        """Returns a call for the model's work outside any request, which may call models; nothing cancels it."""
         call = Call()
         call.reach = getattr(self.reach, "apart", self.reach)
         call.model_name, call.model_version = self.model_name, self.model_version
@@ -267,7 +267,7 @@ class Call:
             self.deadline, self._limited_by = deadline, source
 
     def overdue(self, when: str) -> DeadlineExceeded:
-        """Return the error for a deadline that passed; `when` completes the text."""
+        """Returns the error for a deadline that passed; `when` completes the text."""
         return DeadlineExceeded(f"{self._limited_by or 'the deadline'} passed {when}")
 
     def cancel(self) -> None:

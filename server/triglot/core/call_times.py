@@ -52,7 +52,7 @@ class CallTimes:
         self.began += seconds
 
     def ended(self, joining: float = 0.0, splitting: float = 0.0) -> float:
-        """Record the end, of the model or by cancellation; return the seconds that the model ran.
+        """Record the end, of the model or by cancellation; returns the seconds that the model ran.
 
         Of the time since `started`, `joining` seconds went into making the input, and `splitting` into the output.
         """

@@ -28,7 +28,7 @@ class Duplex(ABC):
 
     @abstractmethod
     def take(self) -> bytes | None:
-        """Return the next request, or None if none has arrived. Raises `ServingError`."""
+        """Returns the next request, or None if none has arrived. Raises `ServingError`."""
 
     @abstractmethod
     def offer(self, answers: deque[bytes]) -> None:

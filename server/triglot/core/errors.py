@@ -113,7 +113,7 @@ class QuotaExceeded(QueueFull):
 
 
 def queue_full(what: str) -> QueueFull:
-    """Return the error for a request beyond a limit; `what` describes the requests that fill it."""
+    """Returns the error for a request beyond a limit; `what` describes the requests that fill it."""
     return QueueFull(f"Exceeds maximum queue size: {what}", retry_after=RETRY_AFTER_SECONDS)
 
 
@@ -174,7 +174,7 @@ class MissingDependency(ModelLoadError):
 
 
 def own_copy(error: ServingError) -> ServingError:
-    """Return an equal error without a traceback.
+    """Returns an equal error without a traceback.
 
     An exception belongs to one call: it collects the frames that it passes, and its text is completed on the way.
     """
@@ -191,7 +191,7 @@ def without_frames(error: E) -> E:
 
 
 def text_of(error: BaseException) -> str:
-    """Return `str(error)`, or a substitute if the class's own `__str__` raises."""
+    """Returns `str(error)`, or a substitute if the class's own `__str__` raises."""
     try:
         return str(error)
     except BaseException as failure:
@@ -215,19 +215,19 @@ def _is_finite(value: object) -> bool:
 
 
 def outcome(error: BaseException) -> Code:
-    """Return the status code that a client gets for an exception."""
+    """Returns the status code that a client gets for an exception."""
     if is_serving_error(error):
         return error.code
     return Code.INTERNAL if isinstance(error, Exception) else Code.CANCELLED
 
 
 def refusal_of(error: BaseException) -> str:
-    """Return the text of a refusal (`is_refusal`), "" for other errors."""
+    """Returns the text of a refusal (`is_refusal`), "" for other errors."""
     return error.message if isinstance(error, ServingError) and error.is_refusal else ""
 
 
 def as_serving_error(error: BaseException, what: str) -> ServingError:
-    """Return what a client gets for an exception: a `ServingError` as it is, any other as INTERNAL with an id.
+    """Returns what a client gets for an exception: a `ServingError` as it is, any other as INTERNAL with an id.
 
     The traceback of the latter is logged with that id and never sent.
     """

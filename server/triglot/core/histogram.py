@@ -64,5 +64,5 @@ def latest(exemplars: Iterable[Exemplar | None]) -> Exemplar | None:
 
 
 def rank(ordered: Sequence[float], share: int) -> float:
-    """Return the quantile `share`, in ten-thousandths, of ascending values, of which there is at least one."""
+    """Returns the quantile `share`, in ten-thousandths, of ascending values, of which there is at least one."""
     return ordered[max(0, -(-len(ordered) * share // 10_000) - 1)]

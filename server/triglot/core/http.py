@@ -38,7 +38,7 @@ class HttpResponse:
 
 
 def no_work(_: Any) -> int:
-    """Estimate the cost of encoding or decoding as 0."""
+    """Estimates the cost of encoding or decoding as 0."""
     return 0
 
 

@@ -71,21 +71,21 @@ class Permission:
         return known
 
     def covered(self, of_models: Mapping[str, Value]) -> dict[str, Value]:
-        """Return the items of the covered models; the keys are model names."""
+        """Returns the items of the covered models; the keys are model names."""
         return {model: value for model, value in of_models.items() if self.covers(model)}
 
     def check_model(self, model: str) -> None:
-        """Raise `PermissionDenied` if the model is not covered, whether it exists or not."""
+        """Raises `PermissionDenied` if the model is not covered, whether it exists or not."""
         if not (self.covers_all or self.covers(model)):
             raise PermissionDenied(f"{self.who} may not use model '{model}'")
 
     def check_all_models(self) -> None:
-        """Raise `PermissionDenied` unless all models are covered."""
+        """Raises `PermissionDenied` unless all models are covered."""
         if not self.covers_all:
             raise PermissionDenied(f"{self.who} may use some models only, and this is about all of them")
 
     def enter(self) -> ClientLimits | None:
-        """Count a call that begins; return the limits on which to call `leave` at its end. Raises `QueueFull`."""
+        """Count a call that begins; returns the limits on which to call `leave` at its end. Raises `QueueFull`."""
         if self.limits is not None:
             self.limits.enter()
         return self.limits

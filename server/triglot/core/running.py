@@ -24,7 +24,7 @@ class Running(Cancellable, Protocol):
     """A running call, with the methods of `asyncio.Task` that its owner needs."""
 
     def cancelling(self) -> int:
-        """Return the number of pending cancellations, as `asyncio.Task.cancelling` does."""
+        """Returns the number of pending cancellations, as `asyncio.Task.cancelling` does."""
 
     def done(self) -> bool:
         """Whether it has ended."""
@@ -68,7 +68,7 @@ Done = Callable[[Any], None]
 
 
 def raise_error(outcome: Outcome) -> None:
-    """Raise and remove the outcome's error, if there is one: the error's frames may refer to the outcome."""
+    """Raises and remove the outcome's error, if there is one: the error's frames may refer to the outcome."""
     if outcome.error is None:
         return
     error, outcome.error = outcome.error, None

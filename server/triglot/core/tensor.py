@@ -75,7 +75,7 @@ class Typed(Protocol):
 
 
 def datatype_of(array: Typed) -> str:
-    """Return the datatype name for an array's dtype; text, bytes and object arrays are BYTES.
+    """Returns the datatype name for an array's dtype; text, bytes and object arrays are BYTES.
 
     Raises `TypeError` for a dtype that no protocol has a name for (dates, structures).
     """
@@ -88,7 +88,7 @@ def datatype_of(array: Typed) -> str:
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """Return the product of the dims, 1 for a scalar. The dims are already known to be >= 0."""
+    """Returns the product of the dims, 1 for a scalar. The dims are already known to be >= 0."""
     return math.prod(shape)
 
 
@@ -98,7 +98,7 @@ def is_addressable(shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
 
 
 def array_over(data: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
-    """Return a read-only view of little-endian `data`, whose length already matches `shape`."""
+    """Returns a read-only view of little-endian `data`, whose length already matches `shape`."""
     array: Array = np.ndarray(shape, dtype, data)
     if array.flags.writeable:
         array.flags.writeable = False
@@ -110,7 +110,7 @@ class BytesFramingError(InvalidArgument):
 
 
 def unpack_bytes(data: Buffer, count: int) -> list[bytes]:
-    """Return the elements of a raw BYTES tensor: each a uint32 little-endian length, then its bytes (spec 2.1).
+    """Returns the elements of a raw BYTES tensor: each a uint32 little-endian length, then its bytes (spec 2.1).
 
     Raises `BytesFramingError` unless there are exactly `count` elements.
     """
@@ -136,7 +136,7 @@ def unpack_bytes(data: Buffer, count: int) -> list[bytes]:
 
 
 def bytes_elements(array: Array) -> list[bytes]:
-    """Return the elements of a BYTES array in row-major order; text becomes UTF-8, other objects their `str`."""
+    """Returns the elements of a BYTES array in row-major order; text becomes UTF-8, other objects their `str`."""
     return [
         item if type(item) is bytes else item.encode() if type(item) is str else _bytes_of(item)
         for item in array.ravel().tolist()
@@ -150,7 +150,7 @@ def _bytes_of(item: object) -> bytes:
 
 
 def pack_bytes(elements: Iterable[bytes]) -> bytes:
-    """Return the raw form of a BYTES tensor: the inverse of `unpack_bytes`."""
+    """Returns the raw form of a BYTES tensor: the inverse of `unpack_bytes`."""
     parts: list[bytes] = []
     for element in elements:
         parts.append(len(element).to_bytes(4, "little"))
@@ -159,21 +159,21 @@ def pack_bytes(elements: Iterable[bytes]) -> bytes:
 
 
 def object_array(elements: list[bytes], shape: Sequence[int]) -> Array:
-    """Return `elements` as an object array of `shape`, without letting numpy convert them."""
+    """Returns `elements` as an object array of `shape`, without letting numpy convert them."""
     array = np.empty(len(elements), dtype=object)
     array[:] = elements
     return array.reshape(shape)
 
 
 def native(array: Array) -> Array:
-    """Return the array in row-major layout and native byte order: itself if it already is."""
+    """Returns the array in row-major layout and native byte order: itself if it already is."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def raw_buffer(array: Array) -> Buffer | Array:
-    """Return an array's little-endian, row-major bytes: its own memory if it already has that layout."""
+    """Returns an array's little-endian, row-major bytes: its own memory if it already has that layout."""
     kind = array.dtype.kind
     if kind in "OSUT":
         return pack_bytes(bytes_elements(array))
@@ -183,5 +183,5 @@ def raw_buffer(array: Array) -> Buffer | Array:
 
 
 def byte_length(buffer: Buffer | Array) -> int:
-    """Return the length in bytes of what `raw_buffer` returns."""
+    """Returns the length in bytes of what `raw_buffer` returns."""
     return buffer.nbytes if isinstance(buffer, np.ndarray | memoryview) else len(buffer)

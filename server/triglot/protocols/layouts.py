@@ -25,7 +25,7 @@ Rules = Mapping[int, "Rules | None"]
 
 
 def length_tag(number: int) -> int:
-    """Return the tag of a length-delimited field, which is one byte for numbers below 16."""
+    """Returns the tag of a length-delimited field, which is one byte for numbers below 16."""
     return number << 3 | LENGTH
 
 
@@ -36,7 +36,7 @@ class Layouts(Generic[R]):
         self._known: dict[bytes, R] = {}
 
     def get(self, key: bytes) -> R | None:
-        """Return what is cached for this layout, if anything."""
+        """Returns what is cached for this layout, if anything."""
         return self._known.get(key)
 
     def put(self, key: bytes, layout: R) -> None:
@@ -65,7 +65,7 @@ class LayoutDecoder(Generic[R]):
         self._layouts: Layouts[Make[R]] = Layouts()
 
     def __call__(self, data: bytes) -> R:
-        """Return the request of `data`; raises as `decode`."""
+        """Returns the request of `data`; raises as `decode`."""
         if len(data) >= self._small or (parts := split(data, self._rules)) is None:
             return self._decode(data)
         key, values = parts
@@ -79,7 +79,7 @@ class LayoutDecoder(Generic[R]):
 
 
 def split(data: bytes, rules: Rules) -> tuple[bytes, list[bytes]] | None:
-    """Return a message without the values that `rules` cut, and these values; None if it is unusual or damaged.
+    """Returns a message without the values that `rules` cut, and these values; None if it is unusual or damaged.
 
     Two messages with equal layouts differ in these values only.
     """

@@ -67,7 +67,7 @@ def rows(
     regions: Regions | None = None,
     grpc_port: Callable[[], int] = int,
 ) -> Rows:
-    """Return the gRPC services and REST routes, including health, reflection, metrics and the OpenAPI document.
+    """Returns the gRPC services and REST routes, including health, reflection, metrics and the OpenAPI document.
 
     `about` is the text of grps' ServerMetadata; if empty, it is generated. Without `regions` shared memory is
     disabled. `grpc_port` returns the gRPC port once the server has started, 0 if there is none.
@@ -114,7 +114,7 @@ def rows(
 
 
 def _first_of_each(routes: list[Route]) -> list[Route]:
-    """Return the first route of each verb and path: paths of the configuration may equal built-in ones."""
+    """Returns the first route of each verb and path: paths of the configuration may equal built-in ones."""
     firsts: dict[tuple[str, str], Route] = {}
     for route in routes:
         firsts.setdefault((route.verb, route.path), route)
@@ -122,7 +122,7 @@ def _first_of_each(routes: list[Route]) -> list[Route]:
 
 
 def _extensions(dataplane: DataPlane, limits: JsonLimits, logs: LogSettings) -> list[Extension]:
-    """Return Triton's extensions of KServe V2."""
+    """Returns Triton's extensions of KServe V2."""
     return [
         ModelConfigs(dataplane),
         ModelStatistics(dataplane),
@@ -172,7 +172,7 @@ def _grps(dataplane: DataPlane, config: Config, about: str, limits: JsonLimits) 
 def _monitor(
     dataplane: DataPlane, telemetry: Telemetry, config: Config, grpc_port: Callable[[], int]
 ) -> list[Route]:
-    """Return the metrics routes and the page at `/`; TensorFlow Serving alone answers 404 there."""
+    """Returns the metrics routes and the page at `/`; TensorFlow Serving alone answers 404 there."""
     served = config.protocol_names
     about = About(
         config.server_name,
@@ -200,7 +200,7 @@ def _with_openapi(routes: list[Route], dataplane: DataPlane, config: Config) -> 
 
 
 def _rest_address(config: Config) -> str:
-    """Return the REST address for examples, as seen from this machine.
+    """Returns the REST address for examples, as seen from this machine.
 
     The default port if any free one is used.
     """
@@ -209,7 +209,7 @@ def _rest_address(config: Config) -> str:
 
 
 def _page_or_liveness(page: Route) -> Route:
-    """Return a route with the page for browsers, and KServe V1's liveness for all other clients."""
+    """Returns a route with the page for browsers, and KServe V1's liveness for all other clients."""
 
     read = page.call
     assert read is not None

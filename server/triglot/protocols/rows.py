@@ -42,10 +42,10 @@ class Inferring(Protocol):
         """Start the request; `done` gets its `Outcome`, maybe before this returns. Raises `ServingError`."""
 
     def answer(self, outcome: Any, request: Any, /) -> Any:
-        """Return what the row's `encode` takes, from an outcome without an error."""
+        """Returns what the row's `encode` takes, from an outcome without an error."""
 
     def map_error(self, error: ServingError, outcome: Any, request: Any, /) -> ServingError:
-        """Return an outcome's error as the protocol words it.
+        """Returns an outcome's error as the protocol words it.
 
         Returned, not raised: a traceback would keep it alive.
         """
@@ -102,7 +102,7 @@ class InflatedTooLarge(PayloadTooLarge):
 
 
 def content_coding(header: str) -> str:
-    """Return the coding named by a Content-Encoding header, in lower case, without HTTP's legacy prefix `x-`."""
+    """Returns the coding named by a Content-Encoding header, in lower case, without HTTP's legacy prefix `x-`."""
     return header.strip().lower().removeprefix("x-") or "identity"
 
 

@@ -65,7 +65,7 @@ class BinaryCall(NamedTuple):
 
 
 def element_fields(datatype: str) -> dict[str, str]:
-    """Return the fields for a datatype's elements in the messages of each protocol; empty without such a field.
+    """Returns the fields for a datatype's elements in the messages of each protocol; empty without such a field.
 
     The keys "kserve", "tfserving" and "grps" are for fields, "dtype" for TensorFlow's name of the datatype.
     """
@@ -88,7 +88,7 @@ def sample_calls(
     grps_customized_body: bool = False,
     largest: int = LARGEST_SAMPLE,
 ) -> list[SampleCall]:
-    """Return a call in each of the protocols that can express one.
+    """Returns a call in each of the protocols that can express one.
 
     Empty for a decoupled model, and for one whose inputs do not fit into `largest` elements.
     """
@@ -112,7 +112,7 @@ def sample_calls(
 
 
 def stream_call(model: ModelMetadata, largest: int = LARGEST_SAMPLE) -> SampleCall | None:
-    """Return a call of a decoupled model, by `generate_stream` and ModelStreamInfer; see `sample_calls`."""
+    """Returns a call of a decoupled model, by `generate_stream` and ModelStreamInfer; see `sample_calls`."""
     samples = _samples(model, largest)
     if samples is None or not _all_have_fields(samples):
         return None
@@ -126,7 +126,7 @@ def stream_call(model: ModelMetadata, largest: int = LARGEST_SAMPLE) -> SampleCa
 
 
 def binary_call(model: ModelMetadata) -> BinaryCall | None:
-    """Return a call whose inputs are zeros, or empty strings; they may be large, or have no JSON form."""
+    """Returns a call whose inputs are zeros, or empty strings; they may be large, or have no JSON form."""
     samples = _samples(model, LARGEST_BINARY)
     if samples is None:
         return None

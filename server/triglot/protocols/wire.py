@@ -50,7 +50,7 @@ class MessageRules:
 
 
 def limit_error(limit: Limit) -> InvalidArgument:
-    """Return the error for an exceeded limit."""
+    """Returns the error for an exceeded limit."""
     return InvalidArgument(f"the request has more than {limit.count} {limit.name}")
 
 
@@ -93,7 +93,7 @@ class _Budget:
 
 
 def _skip(data: memoryview, wire_type: int, number: int, at: int, end: int, budget: _Budget) -> int:
-    """Return the offset after a field that is not length-delimited. Raises `InvalidArgument`."""
+    """Returns the offset after a field that is not length-delimited. Raises `InvalidArgument`."""
     if wire_type == VARINT:
         after = read_varint(data, at, end)[1]
     elif wire_type == FIXED32:
@@ -133,7 +133,7 @@ def _skip_group(data: memoryview, number: int, at: int, end: int, budget: _Budge
 
 
 def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (number, wire type, start, end) for the value of each field of the message between `at` and `end`.
+    """Yields (number, wire type, start, end) for the value of each field of the message between `at` and `end`.
 
     The message must be valid.
     """
@@ -153,7 +153,7 @@ def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[i
 
 
 def rest_size(data: bytes, cut: int) -> int:
-    """Return a message's size without the given length-delimited field. Raises `InvalidArgument`."""
+    """Returns a message's size without the given length-delimited field. Raises `InvalidArgument`."""
     found = [end - start for number, kind, start, end in fields(data) if number == cut and kind == LENGTH]
     return len(data) - sum(found)
 
@@ -171,7 +171,7 @@ class Cut:
 def scan(
     data: bytes | memoryview, rules: MessageRules, max_fields: int = MAX_FIELDS
 ) -> tuple[bytes, list[tuple[int, memoryview]]]:
-    """Return the message without its cut fields, and the cut fields' numbers and payloads in order.
+    """Returns the message without its cut fields, and the cut fields' numbers and payloads in order.
 
     Raises `InvalidArgument` for invalid bytes, or counts beyond the rules' limits, and `TooManyFields`.
     """
@@ -242,18 +242,18 @@ def parse_control(message_class: Any, data: bytes) -> Any:
 
 
 def check_control_size(size: int, more: str = "") -> None:
-    """Raise `InvalidArgument` for a request without tensors that is too large; `more` completes the text."""
+    """Raises `InvalidArgument` for a request without tensors that is too large; `more` completes the text."""
     if size > MAX_CONTROL_BYTES:
         raise InvalidArgument(f"the request has {size} bytes, the limit is {MAX_CONTROL_BYTES}{more}")
 
 
 def serialize(message: Any) -> bytes:
-    """Return a message's bytes."""
+    """Returns a message's bytes."""
     encoded: bytes = message.SerializeToString()
     return encoded
 
 
 @lru_cache(maxsize=1024)
 def length_prefix(number: int, length: int) -> bytes:
-    """Return the tag and length that precede `length` bytes of field `number`."""
+    """Returns the tag and length that precede `length` bytes of field `number`."""
     return varint(number << 3 | LENGTH) + varint(length)

@@ -70,7 +70,7 @@ _MAP_DATA = MessageRules(repeats=dict.fromkeys(range(1, len(_MAPS) + 1), MAX_ENT
 
 
 def model_of(data: bytes) -> str:
-    """Return the model that a serialized GrpsMessage names, "" if none; other fields are skipped.
+    """Returns the model that a serialized GrpsMessage names, "" if none; other fields are skipped.
 
     Raises `InvalidArgument`.
     """
@@ -85,7 +85,7 @@ def is_failure(data: bytes) -> bool:
 
 
 def _payloads(data: bytes, number: int) -> list[bytes] | list[memoryview]:
-    """Return the payload of each occurrence of the field `status` or `model`."""
+    """Returns the payload of each occurrence of the field `status` or `model`."""
     wanted = number << 3 | LENGTH
     found: list[bytes] = []
     at, end = 0, len(data)
@@ -108,7 +108,7 @@ def _payloads(data: bytes, number: int) -> list[bytes] | list[memoryview]:
 
 
 def check_tensors(data: bytes) -> None:
-    """Raise `InvalidArgument` for a large message that has too many tensors, or is damaged."""
+    """Raises `InvalidArgument` for a large message that has too many tensors, or is damaged."""
     if len(data) <= TENSORS_FROM_BYTES:
         return
     tensors = 0
@@ -129,7 +129,7 @@ def _text(payload: bytes | memoryview, what: str) -> str:
 
 
 def decode_message(data: bytes | memoryview) -> Message:
-    """Return the message of `data`; packed floats of a large one are views of `data`.
+    """Returns the message of `data`; packed floats of a large one are views of `data`.
 
     Raises `InvalidArgument`.
     """
@@ -178,7 +178,7 @@ def _map_of(message: pb.GenericMapData) -> GrpsMap:
 
 
 def _merge(members: list[tuple[int, memoryview]]) -> Data:
-    """Return the oneof's final value: its last member, merged with the same member directly before it.
+    """Returns the oneof's final value: its last member, merged with the same member directly before it.
 
     The others are decoded as well, because protobuf would reject a damaged one.
     """
@@ -223,7 +223,7 @@ def _read_map(data: memoryview, into: GrpsMap) -> GrpsMap:
 
 
 def decoding_size(data: bytes) -> int:
-    """Estimate what `decode_message` processes besides packed floats, in bytes of text.
+    """Estimates what `decode_message` processes besides packed floats, in bytes of text.
 
     A message of many fields, or a damaged one, counts as text: the estimate must not read each of them.
     """
@@ -241,7 +241,7 @@ def _member_size(number: int, payload: memoryview) -> int:
 
 
 def encode_message(message: Message) -> bytes:
-    """Return a serialized GrpsMessage, copied once from the floats' memory.
+    """Returns a serialized GrpsMessage, copied once from the floats' memory.
 
     Raises `InvalidArgument` for a string that UTF-8 cannot encode.
     """
@@ -259,7 +259,7 @@ def _field(number: int, pieces: Sequence[Any]) -> list[Any]:
 
 
 def _member(data: Data) -> list[Any]:
-    """Return the oneof's member in pieces to join, even if it is empty."""
+    """Returns the oneof's member in pieces to join, even if it is empty."""
     if data is None:
         return []
     if isinstance(data, list):
@@ -293,7 +293,7 @@ def _encode_map(data: GrpsMap) -> bytes:
 
 
 def encoding_size(message: Message) -> int:
-    """Estimate what `encode_message` processes besides floats, in bytes of text."""
+    """Estimates what `encode_message` processes besides floats, in bytes of text."""
     data = message.data
     if isinstance(data, list):
         return writing_size(data[0]) if len(data) == 1 else sum([writing_size(tensor) for tensor in data])
@@ -311,7 +311,7 @@ SUCCESS_FIELD = _status_field(OK)
 
 
 def with_success(data: bytes) -> bytes:
-    """Return a serialized GrpsMessage with the status 200, "OK" and SUCCESS, whatever its status was.
+    """Returns a serialized GrpsMessage with the status 200, "OK" and SUCCESS, whatever its status was.
 
     Of repeated statuses the last one overrides the fields that it sets, and this one sets all three.
     """
@@ -319,5 +319,5 @@ def with_success(data: bytes) -> bytes:
 
 
 def failure(code: int, msg: str) -> bytes:
-    """Return a serialized GrpsMessage with just a status of FAILURE. Lone surrogates in `msg` are replaced."""
+    """Returns a serialized GrpsMessage with just a status of FAILURE. Lone surrogates in `msg` are replaced."""
     return _status_field(Status(code, msg.encode(errors="replace").decode(), FAILURE))

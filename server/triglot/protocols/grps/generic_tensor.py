@@ -42,7 +42,7 @@ _EMPTY = np.empty(0, np.float32)
 
 
 def read_tensor(data: memoryview) -> GrpsTensor:
-    """Return the tensor of a serialized GenericTensor; its packed floats are a view of `data`.
+    """Returns the tensor of a serialized GenericTensor; its packed floats are a view of `data`.
 
     Raises `InvalidArgument`.
     """
@@ -74,7 +74,7 @@ def _floats(payload: memoryview, dtype: np.dtype[Any]) -> Array:
 
 
 def tensor_of_message(message: pb.GenericTensor, *, limited: bool = True) -> GrpsTensor:
-    """Return the tensor of a parsed GenericTensor, with the list of its dtype.
+    """Returns the tensor of a parsed GenericTensor, with the list of its dtype.
 
     Raises `InvalidArgument` for more dims than `MAX_DIMS`, if `limited`.
     """
@@ -96,7 +96,7 @@ def _with_elements(message: pb.GenericTensor, elements: Array) -> GrpsTensor:
 
 
 def reading_size(data: memoryview) -> int:
-    """Return how many bytes `read_tensor` parses besides packed floats. Raises `InvalidArgument`."""
+    """Returns how many bytes `read_tensor` parses besides packed floats. Raises `InvalidArgument`."""
     try:
         return len(scan(data, _RULES, FEW_FIELDS)[0])
     except TooManyFields:
@@ -104,7 +104,7 @@ def reading_size(data: memoryview) -> int:
 
 
 def tensor_pieces(tensor: GrpsTensor) -> tuple[Any, ...]:
-    """Return a serialized GenericTensor as two pieces to join; the second is the memory of floats.
+    """Returns a serialized GenericTensor as two pieces to join; the second is the memory of floats.
 
     Raises `InvalidArgument` for a string that UTF-8 cannot encode.
     """
@@ -126,12 +126,12 @@ def _elements(elements: Array, row: FlatList) -> bytes:
 
 
 def _head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
-    """Return what `tensor_head` does, cached unless the name is very long."""
+    """Returns what `tensor_head` does, cached unless the name is very long."""
     return (_cached_head if len(name) <= LONGEST_CACHED else tensor_head)(name, dtype, shape, float_bytes)
 
 
 def tensor_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
-    """Return all of a tensor but its elements, with the prefix of packed floats."""
+    """Returns all of a tensor but its elements, with the prefix of packed floats."""
     encoded_name = utf8(name, "a tensor's name")
     pieces = [length_prefix(_NAME, len(encoded_name)), encoded_name] if encoded_name else []
     pieces.append(serialize(pb.GenericTensor(dtype=dtype, shape=shape)))  # type: ignore[arg-type]  # Any number.
@@ -144,6 +144,6 @@ _cached_head = lru_cache(maxsize=1024)(tensor_head)
 
 
 def writing_size(tensor: GrpsTensor) -> int:
-    """Estimate what `tensor_pieces` encodes element by element, in bytes of text."""
+    """Estimates what `tensor_pieces` encodes element by element, in bytes of text."""
     row = LISTS.get(tensor.dtype)
     return 0 if row is None or row.number in PACKED_FLOATS else tensor.elements.size * ELEMENT_WORK

@@ -26,7 +26,7 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 
 def read_text(value: Any, what: str) -> str:
-    """Return a string. Raises `InvalidArgument`."""
+    """Returns a string. Raises `InvalidArgument`."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{what} must be a string, got {type_name(value)}")
     if not _is_unicode(value):
@@ -45,7 +45,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def read_bytes(value: Any, what: str) -> bytes:
-    """Return the bytes of lenient base64: optional padding, both alphabets, other characters skipped (grps 2.2).
+    """Returns the bytes of lenient base64: optional padding, both alphabets, other characters skipped (grps 2.2).
 
     Raises `InvalidArgument`.
     """
@@ -58,7 +58,7 @@ def read_bytes(value: Any, what: str) -> bytes:
 
 
 def read_integer(value: Any, dtype: np.dtype[Any], what: str) -> int:
-    """Return an integer of `dtype`, from a whole number or a string of digits. Raises `InvalidArgument`."""
+    """Returns an integer of `dtype`, from a whole number or a string of digits. Raises `InvalidArgument`."""
     number = _integer(value, what)
     bounds = np.iinfo(dtype)
     if not bounds.min <= number <= bounds.max:
@@ -67,7 +67,7 @@ def read_integer(value: Any, dtype: np.dtype[Any], what: str) -> int:
 
 
 def read_float(value: Any, dtype: np.dtype[Any], what: str) -> float:
-    """Return a number rounded to `dtype`, from a JSON number, or a string with one, or "NaN" or "[-]Infinity".
+    """Returns a number rounded to `dtype`, from a JSON number, or a string with one, or "NaN" or "[-]Infinity".
 
     Raises `InvalidArgument`, also for a number beyond `dtype`'s range.
     """
@@ -75,7 +75,7 @@ def read_float(value: Any, dtype: np.dtype[Any], what: str) -> float:
 
 
 def read_list(values: Any, dtype: np.dtype[Any], what: str) -> Array:
-    """Return a list as a flat array of `dtype` (objects are `str`), by the rules for single values.
+    """Returns a list as a flat array of `dtype` (objects are `str`), by the rules for single values.
 
     Raises `InvalidArgument`; for a `LargeArray`, whose nesting is not checked, also `TypeError` and `ValueError`
     if it has to be read as a plain list.
@@ -167,7 +167,7 @@ def _narrowed(numbers: Array, dtype: np.dtype[Any], what: str) -> Array:
 
 
 def _float(value: Any, what: str) -> float:
-    """Return a number; booleans count as 1 and 0, as in protobuf."""
+    """Returns a number; booleans count as 1 and 0, as in protobuf."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value
@@ -196,7 +196,7 @@ def _type_error(value: Any, expected: str, what: str) -> InvalidArgument:
 
 
 def float_values(array: Array) -> list[float | str]:
-    """Return a flat float array's elements for JSON: FP32 as the shortest text that reads back to it."""
+    """Returns a flat float array's elements for JSON: FP32 as the shortest text that reads back to it."""
     if array.dtype == FLOAT32:
         # numpy and Python would print all digits of the double that it becomes.
         text = orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)
@@ -209,5 +209,5 @@ def float_values(array: Array) -> list[float | str]:
 
 
 def float_name(value: float) -> str:
-    """Return the name of a number that is not finite."""
+    """Returns the name of a number that is not finite."""
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -58,7 +58,7 @@ _NOT_STRUCTURE = all_but(_STRUCTURE)
 
 
 def read_message(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Message:
-    """Return the message of a predict body. A `status` in it is ignored; `ndarray` becomes one tensor.
+    """Returns the message of a predict body. A `status` in it is ignored; `ndarray` becomes one tensor.
 
     Raises `InvalidArgument`, also for more or fewer than one data member; `PayloadTooLarge` beyond `limits`.
     """
@@ -66,7 +66,7 @@ def read_message(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Message:
 
 
 def read_model_name(body: bytes) -> str | None:
-    """Return the `str_data` of a metadata/model body, the model's name, if any. Raises `InvalidArgument`."""
+    """Returns the `str_data` of a metadata/model body, the model's name, if any. Raises `InvalidArgument`."""
 
     def read(values: dict[str, Any]) -> str | None:
         name = _member(values, "str_data")
@@ -105,7 +105,7 @@ def _data(key: str, values: dict[str, Any], body: bytes) -> Data:
 
 
 def _member(owner: dict[str, Any], name: str) -> Any:
-    """Return the value under any spelling of a field's name; null counts as no value.
+    """Returns the value under any spelling of a field's name; null counts as no value.
 
     Raises `InvalidArgument` if two spellings have a value.
     """
@@ -160,7 +160,7 @@ def _tensors(owner: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tensor(tensor: dict[str, Any], at: int) -> GrpsTensor:
-    """Return a tensor with the list of its dtype; other lists are ignored."""
+    """Returns a tensor with the list of its dtype; other lists are ignored."""
     name = _member(tensor, "name")
     name = "" if name is None else read_text(name, f"'name' of tensor {at}")
     dtype = _dtype(_member(tensor, "dtype"), f"'dtype' of tensor {at}")
@@ -178,7 +178,7 @@ def _list(tensor: dict[str, Any], name: str, dtype: np.dtype[Any], at: int) -> A
 
 
 def _dtype(value: Any, what: str) -> int:
-    """Return a DataType's number, from its name, a number or digits; an undefined number is kept."""
+    """Returns a DataType's number, from its name, a number or digits; an undefined number is kept."""
     if value is None:
         return pb.DT_INVALID
     if isinstance(value, str) and not _DIGITS.fullmatch(value):
@@ -190,13 +190,13 @@ def _dtype(value: Any, what: str) -> int:
 
 
 def _check_flat(values: dict[str, Any], body: bytes) -> None:
-    """Raise `ValueError` if an array in the parser's memory may contain others."""
+    """Raises `ValueError` if an array in the parser's memory may contain others."""
     if count(b"[", body) != sum(1 for _ in _arrays(values)):
         raise ValueError("nested lists, or brackets in strings")
 
 
 def _arrays(value: Any) -> Iterator[Any]:
-    """Yield all arrays in a value, except those in a `LargeArray`."""
+    """Yields all arrays in a value, except those in a `LargeArray`."""
     if isinstance(value, LargeArray):
         yield value
     elif isinstance(value, list):
@@ -209,7 +209,7 @@ def _arrays(value: Any) -> Iterator[Any]:
 
 
 def _large_ndarray(array: LargeArray, values: dict[str, Any], body: bytes) -> GrpsTensor:
-    """Return the tensor.
+    """Returns the tensor.
 
     Raises `TypeError` or `ValueError` unless all lists of a level are proved equally long.
     """
@@ -245,7 +245,7 @@ def _structure_length(shape: tuple[int, ...]) -> int:
 
 
 def _structure(shape: tuple[int, ...]) -> bytes:
-    """Return the brackets and commas of nested lists; no dim is 0."""
+    """Returns the brackets and commas of nested lists; no dim is 0."""
     text = b""
     for size in reversed(shape):
         text = b"[" + (text + b",") * (size - 1) + text + b"]"
@@ -253,7 +253,7 @@ def _structure(shape: tuple[int, ...]) -> bytes:
 
 
 def _ndarray(value: Any) -> GrpsTensor:
-    """Return the tensor of nested lists of numbers, with bare NaN and Infinity, and booleans as 1 and 0."""
+    """Returns the tensor of nested lists of numbers, with bare NaN and Infinity, and booleans as 1 and 0."""
     items, dims = [value], []
     while any(isinstance(item, list) for item in items):
         if not all(isinstance(item, list) for item in items) or len(set(map(len, items))) > 1:

@@ -11,7 +11,7 @@ from triglot.scheduling.servable import Servable
 
 
 def find_servable(dataplane: DataPlane, permission: Permission, model_id: str, default_model: str) -> Servable:
-    """Return the version for a request, to be leased by `with`.
+    """Returns the version for a request, to be leased by `with`.
 
     Without an id that is the default model, or the only one. A model that is not a grps project's is found by its
     bare name, too. Models that the permission does not cover count as unknown; an id that can mean no other model
@@ -56,7 +56,7 @@ def _only_model(dataplane: DataPlane, permission: Permission) -> str:
 
 
 def _candidates(model_id: str) -> Iterator[tuple[str, str]]:
-    """Yield each (name, version) that an id may mean: both may contain dashes."""
+    """Yields each (name, version) that an id may mean: both may contain dashes."""
     name, dash, version = model_id.rpartition("-")
     while dash:
         if version:
@@ -66,7 +66,7 @@ def _candidates(model_id: str) -> Iterator[tuple[str, str]]:
 
 
 def _version(dataplane: DataPlane, permission: Permission, model: str, version: str) -> Servable:
-    """Return a version by its number, or by its label, which is the version's name in a project."""
+    """Returns a version by its number, or by its label, which is the version's name in a project."""
     if version.isdecimal():
         return dataplane.servable(permission, model, version)
     return dataplane.servable(permission, model, label=version)

@@ -15,7 +15,7 @@ from triglot.scheduling.servable import Servable
 
 
 def model_text(servable: Servable) -> str:
-    """Return the description in the model's own configuration, or else what it declares."""
+    """Returns the description in the model's own configuration, or else what it declares."""
     description = servable.model.description
     if description is None:
         signature = servable.signature
@@ -42,7 +42,7 @@ def _tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
 
 
 def server_text(server_name: str, dataplane: DataPlane, permission: Permission) -> str:
-    """Return the server's name, and the models that the client may use: loaded ones, and failed ones."""
+    """Returns the server's name, and the models that the client may use: loaded ones, and failed ones."""
     models = [
         {"name": version.files.name, "version": str(version.files.version), "state": version.state.value}
         for version in dataplane.versions(permission)

@@ -35,7 +35,7 @@ from triglot.protocols.rows import Route
 PREFIX = "/grps/v1"
 PREDICT = f"{PREFIX}/infer/predict"
 TEXT_PER_BYTE = 8
-"""Estimate of the text per byte of a serialized message: many small tensors are much text."""
+"""Estimates of the text per byte of a serialized message: many small tensors are much text."""
 READ = ("GET", "HEAD", "POST")
 JSON, BYTES, TEXT = "application/json", "application/octet-stream", "text/plain; charset=utf-8"
 
@@ -113,7 +113,7 @@ class Http:
             return False
 
     def body_limit(self, headers: Mapping[str, str]) -> int | None:
-        """Return the largest body in bytes. None: the server's limit."""
+        """Returns the largest body in bytes. None: the server's limit."""
         is_json = not self._rules.customized_body and headers.get("content-type", "").lower().startswith(JSON)
         return self._limits.size if is_json else None
 
@@ -129,7 +129,7 @@ class Http:
         )
 
     def example_of(self, model: ModelMetadata, _: str) -> ApiOperation | None:
-        """Return an example for a model; none for customised HTTP, which a project parses itself."""
+        """Returns an example for a model; none for customised HTTP, which a project parses itself."""
         return None if self._rules.customized_body else openapi.predict_of(model)
 
     async def predict(self, decoded: DecodedPredict, call: Call) -> Reply:
@@ -141,7 +141,7 @@ class Http:
         return Reply(answer, response=None if exchange is None else exchange.http_response)
 
     async def _answers(self, decoded: DecodedPredict, call: Call) -> AsyncGenerator[Message | bytes, None]:
-        """Yield the answers of a stream; an error is the last one (grps 3.5, 3.6)."""
+        """Yields the answers of a stream; an error is the last one (grps 3.5, 3.6)."""
         try:
             async with aclosing(self._service.predict_stream(decoded.request, call)) as answers:
                 async for answer in answers:
@@ -151,7 +151,7 @@ class Http:
             yield self._encode_error(error)
 
     def _encode_error(self, error: Exception) -> Message | HttpChunk:
-        """Return an error as the last answer of a stream."""
+        """Returns an error as the last answer of a stream."""
         failure = as_serving_error(error, "a grps call")
         if self._rules.customized_body:
             return HttpChunk(failure.message.encode())
@@ -186,7 +186,7 @@ class Http:
 
 
 def grps_routes(service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LIMITS) -> list[Route]:
-    """Return the rows of grps' HTTP interface, except those of its monitor."""
+    """Returns the rows of grps' HTTP interface, except those of its monitor."""
     http, plain = Http(service, rules, limits), Http(service, HttpRules(always_200=rules.always_200))
     health, described = Operation.HEALTH, Operation.METADATA
 
@@ -229,7 +229,7 @@ def grps_routes(service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LI
 
 
 def _options_row(path: str, verbs: list[str]) -> Route:
-    """Return the row that lists a path's methods (grps 3.1)."""
+    """Returns the row that lists a path's methods (grps 3.1)."""
     answer = HttpResponse(b"", content_type=TEXT, headers={"Allow": ", ".join(verbs)})
     return Route(
         "OPTIONS",
@@ -268,13 +268,13 @@ def _predict_row(http: Http, path: str) -> Callable[[str], Route]:
 
 
 def _query(http: HttpRequest) -> dict[str, str]:
-    """Return the query's parameters; the first of a repeated one counts."""
+    """Returns the query's parameters; the first of a repeated one counts."""
     parameters = parse_qs(http.target.partition("?")[2], keep_blank_values=True, errors="replace")
     return {name: values[0] for name, values in parameters.items()}
 
 
 def _media_type(http: HttpRequest) -> str:
-    """Return the content type, JSON or bytes, without its parameters (grps 3.3). Raises `BadRequest`."""
+    """Returns the content type, JSON or bytes, without its parameters (grps 3.3). Raises `BadRequest`."""
     header = http.headers.get("content-type")
     if header is None:
         raise BadRequest("No content type in headers.")
@@ -285,7 +285,7 @@ def _media_type(http: HttpRequest) -> str:
 
 
 def _text_size(http: HttpRequest) -> int:
-    """Return how many bytes of the body are parsed as text."""
+    """Returns how many bytes of the body are parsed as text."""
     return 0 if http.headers.get("content-type", "").lower().startswith(BYTES) else len(http.body)
 
 
@@ -331,7 +331,7 @@ def _answer_size(reply: Reply) -> int:
 
 
 def _printing_size(answer: Answer) -> int:
-    """Estimate how much text is printed, in bytes; a project's message is not decoded for it."""
+    """Estimates how much text is printed, in bytes; a project's message is not decoded for it."""
     if isinstance(answer, HttpChunk):
         return 0
     return answer_size(answer) if isinstance(answer, Message) else len(answer or b"") * TEXT_PER_BYTE

@@ -105,19 +105,19 @@ class Grps:
         log.info("%s: grps health is now %sready", now, "" if self.online else "not ")
 
     async def live(self, _: Any, __: Call) -> Status:
-        """Return that the server is live: it answers."""
+        """Returns that the server is live: it answers."""
         return OK
 
     async def ready(self, _: Any, __: Call) -> Status:
-        """Return readiness: online, and all models ready (grps 3.2)."""
+        """Returns readiness: online, and all models ready (grps 3.2)."""
         return OK if self.online and self._dataplane.ready else NOT_READY
 
     async def server_metadata(self, _: Any, call: Call) -> Message:
-        """Return the configured or generated description of the server."""
+        """Returns the configured or generated description of the server."""
         return Message(data=self._server_text(call.permission), status=OK)
 
     async def model_metadata(self, name: str | None, call: Call) -> Message:
-        """Return a model's description; the model is found by its name or its id.
+        """Returns a model's description; the model is found by its name or its id.
 
         Raises `BadRequest` without a name, `NoSuchModel`, and `PermissionDenied` for a model that the client may
         not use.
@@ -141,7 +141,7 @@ class Grps:
     # --- predict ---
 
     def decode(self, encoded: bytes) -> Request:
-        """Return the request of a serialized GrpsMessage; errors in its content are kept for the response.
+        """Returns the request of a serialized GrpsMessage; errors in its content are kept for the response.
 
         Raises `Undecodable`.
         """
@@ -164,7 +164,7 @@ class Grps:
         return request
 
     def request_of(self, message: Message, model: str) -> Request:
-        """Return the request of a message that was not sent as protobuf.
+        """Returns the request of a message that was not sent as protobuf.
 
         Models that take messages get it serialized.
 
@@ -180,7 +180,7 @@ class Grps:
         return request
 
     async def predict(self, request: Request, call: Call, convert: Convert = answer_message) -> Any:
-        """Return the answer; `convert` makes it from a tensor model's outputs. Raises `ServingError`."""
+        """Returns the answer; `convert` makes it from a tensor model's outputs. Raises `ServingError`."""
         return await run(GrpsInference(self, convert), request, call)
 
     def submit(self, request: Request, call: Call, done: Done, defer: Defer | None = None) -> Inference:
@@ -210,7 +210,7 @@ class Grps:
                     yield convert(response, request.message)
 
     def _lease(self, request: Request, call: Call) -> Servable:
-        """Return the version for a request, to be leased by `with`, and record its model in the call.
+        """Returns the version for a request, to be leased by `with`, and records its model in the call.
 
         Raises `ServingError`, also for errors in the request's content.
         """
@@ -228,13 +228,13 @@ class Grps:
     # --- gRPC ---
 
     async def grpc_model_metadata(self, request: pb.GrpsMessage, call: Call) -> Message:
-        """Return what `model_metadata` does; for an empty name, gRPC has another error text than HTTP."""
+        """Returns what `model_metadata` does; for an empty name, gRPC has another error text than HTTP."""
         if request.HasField("str_data") and not request.str_data:
             raise BadRequest("The model name is empty.")
         return await self.model_metadata(request.str_data if request.HasField("str_data") else None, call)
 
     def grpc_service(self) -> Service:
-        """Return the rows of GrpsService."""
+        """Returns the rows of GrpsService."""
         health, metadata, infer = Operation.HEALTH, Operation.METADATA, Operation.INFER
         return Service(
             SERVICE,
@@ -307,7 +307,7 @@ def _parse(data: bytes) -> pb.GrpsMessage:
 
 
 def _encoded(request: Request) -> bytes:
-    """Return the request's bytes for a project's model."""
+    """Returns the request's bytes for a project's model."""
     if request.encoded is None and request.message is not None:
         # The model was replaced by one that takes messages after the request was decoded.
         return encode_message(request.message)

@@ -21,12 +21,12 @@ DTYPES: dict[str, int] = {row.datatype: row.dtype for row in LISTS.values()}
 
 
 def dtype_text(dtype: int) -> str:
-    """Return a DataType's name, or its number if it is unknown."""
+    """Returns a DataType's name, or its number if it is unknown."""
     return pb.DataType.Name(dtype) if dtype in pb.DataType.values() else f"DataType {dtype}"
 
 
 def input_tensor(tensor: GrpsTensor, name: str) -> InputTensor:
-    """Return the tensor as input `name`.
+    """Returns the tensor as input `name`.
 
     Its data is a flat array, `tensor.elements` itself if nothing has to change.
 
@@ -67,7 +67,7 @@ def _narrowed(elements: Array, row: FlatList, name: str) -> Array:
 
 
 def utf8(text: str, what: str) -> bytes:
-    """Return the text's bytes. Raises `InvalidArgument` if UTF-8 cannot encode it."""
+    """Returns the text's bytes. Raises `InvalidArgument` if UTF-8 cannot encode it."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -75,7 +75,7 @@ def utf8(text: str, what: str) -> bytes:
 
 
 def lossless(array: Array, datatype: str) -> Array | None:
-    """Return `array` cast to `datatype`, or None if a value would change, or there is no such cast.
+    """Returns `array` cast to `datatype`, or None if a value would change, or there is no such cast.
 
     NaN stays NaN, and 0.0 equals -0.0.
     """
@@ -111,7 +111,7 @@ def _as_integers(array: Array, dtype: np.dtype[Any]) -> Array | None:
 
 
 def tensor_of(name: str, datatype: str, array: Array) -> GrpsTensor:
-    """Return an output as a tensor; a datatype that grps lacks is widened.
+    """Returns an output as a tensor; a datatype that grps lacks is widened.
 
     Raises `InvalidArgument` for BYTES that are not UTF-8, `Internal` for a UINT64 beyond INT64's range, and
     `Unimplemented` for complex numbers.

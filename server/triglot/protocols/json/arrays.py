@@ -76,7 +76,7 @@ class LargeArray:
         return tuple(dims)
 
     def lists(self, most: int) -> int | None:
-        """Return how many lists there are, including itself, if those of each level are equally long.
+        """Returns how many lists there are, including itself, if those of each level are equally long.
 
         None: they are not, or there are more than `most`, or it is unknown. The items of the innermost lists are
         not checked.
@@ -98,7 +98,7 @@ class LargeArray:
         return count
 
     def _single(self) -> int | None:
-        """Return how many lists there are if each contains only the next one, else None."""
+        """Returns how many lists there are if each contains only the next one, else None."""
         text, start, stop = self._place
         beginning = text[start : start + MAX_RANK]
         brackets = len(beginning) - len(beginning.lstrip(b"[ \t\r\n"))
@@ -108,7 +108,7 @@ class LargeArray:
         return rank if closed == rank and text.find(b"[", start + brackets, stop) < 0 else None
 
     def numbers(self, kind: str) -> Array:
-        """Return all elements flattened: "d" as float64, "i" as int64, "u" as uint64."""
+        """Returns all elements flattened: "d" as float64, "i" as int64, "u" as uint64."""
         if self._parsed is not None:
             return _buffer(self._parsed, kind)
         parser = simdjson.Parser()
@@ -122,7 +122,7 @@ class LargeArray:
         return numbers
 
     def __repr__(self) -> str:
-        """Return the list's text for an error; only its beginning if it is long."""
+        """Returns the list's text for an error; only its beginning if it is long."""
         text, start, stop = self._place
         return repr(json.loads(text[start:stop])) if stop - start <= WHOLE else repr(text[start : start + COUNTED])
 
@@ -134,7 +134,7 @@ class LargeArray:
             self._is_json = True
 
     def commas(self) -> int:
-        """Return the number of commas."""
+        """Returns the number of commas."""
         return count(b",", *self._place)
 
 
@@ -167,7 +167,7 @@ def _has_token(text: bytes) -> bool:
 
 
 def _pieces(text: bytes, at: int, end: int, rank: int | None) -> Iterator[tuple[bytes, int | None, int | None]]:
-    """Yield JSON lists that together have the elements from `at` to `end`, each with the slice that counts.
+    """Yields JSON lists that together have the elements from `at` to `end`, each with the slice that counts.
 
     `rank`: how many lists there are if each contains only the next one.
 
@@ -194,7 +194,7 @@ def _pieces(text: bytes, at: int, end: int, rank: int | None) -> Iterator[tuple[
 
 
 def _shape_of(skeleton: bytes) -> tuple[int, ...]:
-    """Return a list's shape if it is regular; else some shape, whose skeleton differs from the list's."""
+    """Returns a list's shape if it is regular; else some shape, whose skeleton differs from the list's."""
     beginning = skeleton[: MAX_RANK + 1]
     rank = len(beginning) - len(beginning.lstrip(b"["))
     if rank > MAX_RANK:
@@ -213,12 +213,12 @@ def _shape_of(skeleton: bytes) -> tuple[int, ...]:
 
 
 def all_but(kept: bytes) -> bytes:
-    """Return all other bytes, once each."""
+    """Returns all other bytes, once each."""
     return bytes(set(range(256)) - set(kept))
 
 
 def skeleton_of(dropped: bytes, text: bytes, start: int = 0, stop: int | None = None) -> bytes:
-    """Return a text without these bytes."""
+    """Returns a text without these bytes."""
     end = len(text) if stop is None else stop
     if end - start <= COUNTED:
         return text[start:end].translate(None, dropped)
@@ -230,7 +230,7 @@ _NO_STRUCTURE = all_but(b"[],")
 
 
 def count(char: bytes, text: bytes, start: int = 0, stop: int | None = None) -> int:
-    """Return what `bytes.count` does, five times as fast for frequent bytes."""
+    """Returns what `bytes.count` does, five times as fast for frequent bytes."""
     codes = np.frombuffer(text, np.uint8)[start:stop]
     return sum(
         [int(np.count_nonzero(codes[at : at + COUNTED] == ord(char))) for at in range(0, len(codes), COUNTED)]
@@ -238,7 +238,7 @@ def count(char: bytes, text: bytes, start: int = 0, stop: int | None = None) -> 
 
 
 def _cut_lists(text: bytes, key: str | None) -> tuple[bytes, dict[str, LargeArray]]:
-    """Return the text with markers in place of its lists of numbers, and these lists by marker.
+    """Returns the text with markers in place of its lists of numbers, and these lists by marker.
 
     `key`: only lists that are members of this name. Raises as `LargeArray`.
     """
@@ -276,7 +276,7 @@ def _cut_lists(text: bytes, key: str | None) -> tuple[bytes, dict[str, LargeArra
 
 
 def parse_large(text: bytes, limits: JsonLimits, key: str | None = None) -> tuple[Any, list[LargeArray]]:
-    """Return the values of a text, and its lists of numbers, which are members named `key`, or of any name.
+    """Returns the values of a text, and its lists of numbers, which are members named `key`, or of any name.
 
     Callers must `check` the lists whose numbers they do not read.
 

@@ -60,7 +60,7 @@ class Scanner:
         self._in_string = False
 
     def commas(self) -> Iterator[int]:
-        """Yield offsets where the text can be split: the last comma of each chunk that has one.
+        """Yields offsets where the text can be split: the last comma of each chunk that has one.
 
         Raises `InvalidArgument` for a text nested too deep, or long without a comma, and `PayloadTooLarge`.
         """
@@ -98,13 +98,13 @@ class Scanner:
             at += len(chunk)
 
     def _chunk(self, at: int) -> bytes:
-        """Return the next bytes, without splitting an escape."""
+        """Returns the next bytes, without splitting an escape."""
         chunk = self._text[at : at + self._size]
         backslashes = len(chunk) - len(chunk.rstrip(b"\\"))
         return self._text[at : at + self._size + 1] if backslashes % 2 else chunk
 
     def _structure(self, chunk: bytes) -> tuple[Array, Array]:
-        """Return offsets and codes of the structural characters outside of strings."""
+        """Returns offsets and codes of the structural characters outside of strings."""
         if b"\\" in chunk:
             # Only the last backslash of a row is unpaired.
             chunk = chunk.replace(rb"\\", b"__").replace(rb"\"", b"__")
@@ -122,7 +122,7 @@ class Scanner:
 
 
 def _open_after(opened: bytes, kinds: Array, depths: Array) -> bytes:
-    """Return the brackets and braces that are open after `kinds`; `depths` are the depths after each of them."""
+    """Returns the brackets and braces that are open after `kinds`; `depths` are the depths after each of them."""
     if not depths.size:
         return opened
     lowest_from = np.minimum.accumulate(depths[::-1])[::-1]
@@ -132,13 +132,13 @@ def _open_after(opened: bytes, kinds: Array, depths: Array) -> bytes:
 
 
 def check_values(text: bytes, limits: JsonLimits) -> None:
-    """Raise `PayloadTooLarge` for a text with too many values, and as `Scanner`, without parsing it."""
+    """Raises `PayloadTooLarge` for a text with too many values, and as `Scanner`, without parsing it."""
     for _ in Scanner(text, limits).commas():
         pass
 
 
 def parse_in_pieces(text: bytes, limits: JsonLimits, *, tail: bool = False, chunk: int = CHUNK) -> Any:
-    """Return the values of a text, of which `chunk` bytes are parsed at once.
+    """Returns the values of a text, of which `chunk` bytes are parsed at once.
 
     `tail`: text after the first value is ignored.
 
@@ -184,7 +184,7 @@ class _Tree:
 
 
 def _completed(piece: bytes, before: bytes, after: bytes) -> bytes:
-    """Return the piece as a complete JSON text, with markers for what is in other pieces."""
+    """Returns the piece as a complete JSON text, with markers for what is in other pieces."""
     parts = [_OPENING[kind] for kind in before[:-1]]
     parts += [_FIRST_ITEM[kind] for kind in before[-1:]]
     parts.append(piece)
@@ -212,7 +212,7 @@ def _parse(text: bytes, at: int) -> Any:
 
 
 def _continued(root: Any, count: int) -> list[Any]:
-    """Return a piece's containers that continue those of earlier pieces."""
+    """Returns a piece's containers that continue those of earlier pieces."""
     containers = []
     for _ in range(count):
         containers.append(root)
@@ -221,7 +221,7 @@ def _continued(root: Any, count: int) -> list[Any]:
 
 
 def _unfinished(root: Any, count: int, at: int) -> list[Any]:
-    """Return a piece's containers that continue in later ones, and remove the last marker.
+    """Returns a piece's containers that continue in later ones, and removes the last marker.
 
     Raises `InvalidArgument` if a repeated key hides which they are.
     """

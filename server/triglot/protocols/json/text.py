@@ -37,7 +37,7 @@ QUICK_COST = 40_000 * VALUE_COST
 def read_body(
     body: bytes, large_key: str | None, read: Callable[[dict[str, Any]], T], limits: JsonLimits = DEFAULT_LIMITS
 ) -> T:
-    """Return what `read` makes of the body's JSON object.
+    """Returns what `read` makes of the body's JSON object.
 
     `read` gets plain Python values, except that lists of numbers under `large_key` (None: any key) may be a
     `LargeArray`. If that raises `TypeError` or `ValueError`, because it is not a list of numbers after all, `read`
@@ -75,7 +75,7 @@ def is_quick(body: bytes, limits: JsonLimits) -> bool:
 
 
 def parse_plain(body: bytes, limits: JsonLimits) -> Any:
-    """Return the body's values, without arrays. Raises `ValueError`; for a long text as `parse_in_pieces`."""
+    """Returns the body's values, without arrays. Raises `ValueError`; for a long text as `parse_in_pieces`."""
     return orjson.loads(body) if is_quick(body, limits) else parse_in_pieces(body, limits)
 
 
@@ -105,7 +105,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def type_name(value: object) -> str:
-    """Return JSON's name for the type of a value."""
+    """Returns JSON's name for the type of a value."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -118,7 +118,7 @@ def type_name(value: object) -> str:
 
 
 def flatten(values: list[Any]) -> list[Any]:
-    """Return the elements of arbitrarily nested lists, in order."""
+    """Returns the elements of arbitrarily nested lists, in order."""
     while (types := set(map(type, values))) == {list}:
         values = list(chain.from_iterable(values))
     if list not in types:
@@ -137,7 +137,7 @@ def flatten(values: list[Any]) -> list[Any]:
 
 
 def float32_array(values: list[Any]) -> Array:
-    """Return a flat FP32 array of ints and floats; a number beyond FP32's range becomes infinite.
+    """Returns a flat FP32 array of ints and floats; a number beyond FP32's range becomes infinite.
 
     Raises `OverflowError` for an int beyond FP64's range.
     """
@@ -146,7 +146,7 @@ def float32_array(values: list[Any]) -> Array:
 
 
 def print_array(array: Array) -> list[Buffer]:
-    """Return a JSON array of the elements in row-major order, in pieces; NaN and Infinity are bare tokens.
+    """Returns a JSON array of the elements in row-major order, in pieces; NaN and Infinity are bare tokens.
 
     BYTES elements become strings. Raises `UnicodeDecodeError` for one that is not UTF-8.
     """
@@ -157,7 +157,7 @@ def print_array(array: Array) -> list[Buffer]:
 
 
 def print_nested(array: Array) -> list[Buffer]:
-    """Return a numeric array of at least one dim as nested JSON arrays, in pieces, with bare NaN and Infinity."""
+    """Returns a numeric array of at least one dim as nested JSON arrays, in pieces, with bare NaN and Infinity."""
     if array.ndim == 1:
         return print_array(array)
     items = max(1, CHUNK // max(1, array[:1].size))
@@ -173,7 +173,7 @@ def print_nested(array: Array) -> list[Buffer]:
 
 
 def _joined_lists(texts: Iterable[bytes]) -> list[Buffer]:
-    """Return one list of the items of several non-empty ones, without copies."""
+    """Returns one list of the items of several non-empty ones, without copies."""
     pieces: list[Buffer] = []
     for text in texts:
         pieces += b"," if pieces else b"[", memoryview(text)[1:-1]

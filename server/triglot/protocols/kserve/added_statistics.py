@@ -13,7 +13,7 @@ LATEST = "last_inference"
 
 
 def merged(replies: Iterable[pb.ModelStatisticsResponse]) -> pb.ModelStatisticsResponse:
-    """Return one entry per version, in the order of the first reply that has it."""
+    """Returns one entry per version, in the order of the first reply that has it."""
     found: dict[tuple[str, str], pb.ModelStatistics] = {}
     for reply in replies:
         for stats in reply.model_stats:

@@ -110,7 +110,7 @@ _DATATYPE_OF_CONTENTS = {
 
 
 def decode_infer(data: bytes) -> InferenceRequest:
-    """Return the request of a serialized ModelInferRequest; raw tensors of a large one are views of `data`.
+    """Returns the request of a serialized ModelInferRequest; raw tensors of a large one are views of `data`.
 
     Raises `InvalidArgument`.
     """
@@ -127,7 +127,7 @@ def decode_infer(data: bytes) -> InferenceRequest:
 
 
 def identify(data: bytes) -> InferenceRequest:
-    """Return model and id, as far as they can be decoded, of a request that `decode_infer` rejects."""
+    """Returns model and id, as far as they can be decoded, of a request that `decode_infer` rejects."""
     try:
         message = parse(pb.ModelInferRequest, data if len(data) < SCAN_FROM_BYTES else scan(data, _INFER_RULES)[0])
     except InvalidArgument:
@@ -216,13 +216,13 @@ def _own_parameters(inputs: Iterable[pb.ModelInferRequest.InferInputTensor]) -> 
 
 
 def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
-    """Return a tensor's parameters; one without a value is ""."""
+    """Returns a tensor's parameters; one without a value is ""."""
     choices = ((key, one, one.WhichOneof("parameter_choice")) for key, one in parameters.items())
     return {key: getattr(one, choice) if choice else "" for key, one, choice in choices}
 
 
 def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
-    """Return a request's parameters. Raises `InvalidArgument` for one without a value."""
+    """Returns a request's parameters. Raises `InvalidArgument` for one without a value."""
     values: dict[str, ParameterValue] = {}
     for key, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -236,7 +236,7 @@ def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, 
 
 
 def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) -> Array:
-    """Return the elements of typed contents as a flat array, checked against the datatype's range."""
+    """Returns the elements of typed contents as a flat array, checked against the datatype's range."""
     datatype = DATATYPES.get(tensor.datatype)
     wanted = _CONTENTS_FIELD.get(tensor.datatype)
     contents = tensor.contents
@@ -266,7 +266,7 @@ def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) 
 
 
 def encode_infer(response: InferenceResponse) -> bytes:
-    """Return a serialized ModelInferResponse: all outputs are raw (spec 0.1), copied once from the arrays' memory.
+    """Returns a serialized ModelInferResponse: all outputs are raw (spec 0.1), copied once from the arrays.
 
     In a `typed` response all outputs are `contents`, unless a datatype has no field there.
     """
@@ -274,14 +274,14 @@ def encode_infer(response: InferenceResponse) -> bytes:
 
 
 def scatter_infer(response: InferenceResponse) -> bytes | Scattered:
-    """Return what `encode_infer` does, but with large arrays sent in place."""
+    """Returns what `encode_infer` does, but with large arrays sent in place."""
     if (small := small_answer(response)) is not None:
         return small
     return Scattered(infer_pieces(response)) if may_scatter(response) else encode_infer(response)
 
 
 def packing_size(response: InferenceResponse | StreamError) -> int:
-    """Estimate what `encode_infer` packs element by element, in bytes of text."""
+    """Estimates what `encode_infer` packs element by element, in bytes of text."""
     if isinstance(response, StreamError):
         return 0
     size = 0
@@ -292,7 +292,7 @@ def packing_size(response: InferenceResponse | StreamError) -> int:
 
 
 def encode_stream_infer(answer: InferenceResponse | StreamError) -> bytes:
-    """Return a serialized ModelStreamInferResponse."""
+    """Returns a serialized ModelStreamInferResponse."""
     if isinstance(answer, StreamError):
         request = answer.request
         message = pb.ModelStreamInferResponse(error_message=answer.error.message)
@@ -384,7 +384,7 @@ def encode_parameters(values: Mapping[str, ParameterValue], into: Any) -> None:
 
 
 def small_answer(response: InferenceResponse, *, final: bool | None = None) -> bytes | None:
-    """Return a small response's ModelInferResponse or, with `final`, its ModelStreamInferResponse with that flag.
+    """Returns a small response's ModelInferResponse or, with `final`, its ModelStreamInferResponse with that flag.
 
     Returns None for one with parameters of its own, with BYTES or typed outputs, without tensors, or of more than
     `SMALL_BYTES`.
@@ -403,7 +403,7 @@ def small_answer(response: InferenceResponse, *, final: bool | None = None) -> b
 
 
 def _framing_of(response: InferenceResponse, final: bool | None) -> tuple[int, bytes, tuple[bytes, ...]] | None:
-    """Return the response's `_framing`, None if it is not a small response."""
+    """Returns the response's `_framing`, None if it is not a small response."""
     if response.parameters or response.placed or response.typed:
         return None
     layout = []
@@ -421,7 +421,7 @@ def _framing_of(response: InferenceResponse, final: bool | None) -> tuple[int, b
 def _framing(
     model_name: str, model_version: str, final: bool | None, layout: Layout
 ) -> tuple[int, bytes, tuple[bytes, ...]]:
-    """Return the size of the ModelInferResponse, its prefix, and the bytes before the data of each output.
+    """Returns the size of the ModelInferResponse, its prefix, and the bytes before the data of each output.
 
     The size is 0 if there are no outputs.
     """
@@ -441,5 +441,5 @@ def _framing(
 
 
 def _head(final: bool | None, size: int) -> bytes:
-    """Return the prefix of a ModelInferResponse of `size` bytes: that of the stream message around it, if any."""
+    """Returns the prefix of a ModelInferResponse of `size` bytes: that of the stream message around it, if any."""
     return b"" if final is None else length_prefix(_INFER_RESPONSE, size)

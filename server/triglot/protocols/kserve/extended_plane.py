@@ -88,7 +88,7 @@ class ExtendedPlane:
                     yield await self._finished(servable, targets, response)
 
     def _targets(self, request: InferenceRequest) -> Targets:
-        """Return the destinations of outputs with options, by name. Raises as `Regions.find`."""
+        """Returns the destinations of outputs with options, by name. Raises as `Regions.find`."""
         assert request.options is not None  # Callers pass only requests with options.
         return {
             name: _Target(options, None if options.region is None else self._regions.find(options.region))
@@ -96,7 +96,7 @@ class ExtendedPlane:
         }
 
     def _sources(self, request: InferenceRequest) -> Sources:
-        """Return inputs in shared memory: position, region and slice.
+        """Returns inputs in shared memory: position, region and slice.
 
         The regions stay open as long as this exists.
         """
@@ -142,7 +142,7 @@ class ExtendedPlane:
     async def _finished(
         self, servable: Servable, targets: Targets, response: InferenceResponse, checkouts: Sequence[Checkout] = ()
     ) -> InferenceResponse:
-        """Return the response with its outputs converted, and moved, as requested."""
+        """Returns the response with its outputs converted, and moved, as requested."""
         work = sum(_work(output, targets.get(output.name), checkouts) for output in response.outputs)
         await self._run(work, partial(_finish, servable, targets, response, checkouts))
         return response
@@ -188,7 +188,7 @@ def _run_all(functions: Iterable[Callable[[], None]]) -> None:
 
 
 def _work(output: OutputTensor, target: _Target | None, checkouts: Iterable[Checkout]) -> int:
-    """Estimate the work for an output, in bytes to copy."""
+    """Estimates the work for an output, in bytes to copy."""
     if target is None:
         return output.array.nbytes if _is_lent(output.array, checkouts) else 0
     by_element = target.region is None or output.datatype == "BYTES"

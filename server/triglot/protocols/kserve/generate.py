@@ -64,11 +64,11 @@ class Generate:
         self._limits = limits
 
     def methods(self) -> Sequence[Method]:
-        """Return no rows: the calls are REST only."""
+        """Returns no rows: the calls are REST only."""
         return ()
 
     def routes(self) -> Sequence[Route]:
-        """Return the rows, each with and without a version."""
+        """Returns the rows, each with and without a version."""
         return [
             row(path)
             for path in MODEL_PATHS
@@ -138,7 +138,7 @@ class Generate:
         return rest
 
     async def generate(self, request: InferenceRequest, call: Call) -> InferenceResponse:
-        """Return the only response. Raises `NotOneResponse`, and `ServingError` as `DataPlane.infer`."""
+        """Returns the only response. Raises `NotOneResponse`, and `ServingError` as `DataPlane.infer`."""
         only: InferenceResponse | None = None
         async with aclosing(self._answers(request, call)) as answers:
             async for response in answers:
@@ -150,7 +150,7 @@ class Generate:
         return only
 
     async def stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[Any, None]:
-        """Return the response iterator, not started yet; an error during execution is its last item."""
+        """Returns the response iterator, not started yet; an error during execution is its last item."""
         return self._responses_then_error(request, call)
 
     async def _stream_infer(self, rest: RestInfer, call: Call) -> AsyncGenerator[Any, None]:
@@ -170,7 +170,7 @@ class Generate:
             yield as_serving_error(error, "generate_stream")
 
     async def _answers(self, request: InferenceRequest, call: Call) -> Answers:
-        """Yield the responses of the model, decoupled or not."""
+        """Yields the responses of the model, decoupled or not."""
         call.model_name, call.request_id = request.model_name, request.id
         try:
             with self._dataplane.servable_of(call.permission, request) as servable:
@@ -185,7 +185,7 @@ class Generate:
 
 
 def _signature(servable: Servable, name: str) -> Signature:
-    """Return a signature by name. Raises `InvalidRequest`."""
+    """Returns a signature by name. Raises `InvalidRequest`."""
     found = servable.signatures.get(name or servable.default_signature)
     if found is None:
         raise InvalidRequest(
@@ -195,7 +195,7 @@ def _signature(servable: Servable, name: str) -> Signature:
 
 
 def identity_only(header: str) -> str:
-    """Return the coding of a body that must not be compressed (spec 3.8). Raises `InvalidArgument`."""
+    """Returns the coding of a body that must not be compressed (spec 3.8). Raises `InvalidArgument`."""
     coding = content_coding(header)
     if coding != "identity":
         raise InvalidArgument(f"Content-Encoding '{coding}' is not supported by generate, expected identity")
@@ -210,7 +210,7 @@ class _Events:
     begun: bool = False
 
     def __call__(self, answer: InferenceResponse | ServingError) -> bytes:
-        """Return an event. Raises as `encode` for the first response."""
+        """Returns an event. Raises as `encode` for the first response."""
         if isinstance(answer, ServingError):
             return encode_event(encode_error(answer.message))
         try:

@@ -37,7 +37,7 @@ def decode_generate(
     signature_of: Callable[[str], Signature],
     limits: JsonLimits = DEFAULT_LIMITS,
 ) -> InferenceRequest:
-    """Return the request of a body: a member with the name of an input is that input, any other a parameter.
+    """Returns the request of a body: a member with the name of an input is that input, any other a parameter.
 
     The members of `parameters` count like those around it. `signature_of` returns the signature of a name, ""
     being the default one. Raises `InvalidArgument`, `PayloadTooLarge` beyond `limits`, and as `signature_of`.
@@ -78,7 +78,7 @@ def _check_inputs(signature: Signature, model_name: str) -> None:
 
 
 def _check_duplicates(body: bytes, members: int, signature: Signature) -> None:
-    """Raise `InvalidArgument` for a repeated key, of which parsers keep the last.
+    """Raises `InvalidArgument` for a repeated key, of which parsers keep the last.
 
     `members` is how many they kept.
     """
@@ -161,7 +161,7 @@ def _input(name: str, datatype: str, declared: Any, value: Any) -> InputTensor:
 
 
 def shape_for(count: int, declared: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """Return the shape of `count` elements: the innermost -1 is what the fixed dims leave, any other -1 is 1.
+    """Returns the shape of `count` elements: the innermost -1 is what the fixed dims leave, any other -1 is 1.
 
     Raises `InvalidArgument` if no such shape has that many elements.
     """
@@ -179,7 +179,7 @@ def shape_for(count: int, declared: tuple[int, ...], name: str) -> tuple[int, ..
 
 
 def encode_generate(response: InferenceResponse) -> bytes:
-    """Return an object with the response's parameters and outputs by name; an output of one element is a scalar.
+    """Returns an object with the response's parameters and outputs by name; an output of one element is a scalar.
 
     Raises `InvalidArgument` for an output that has no JSON form.
     """
@@ -203,10 +203,10 @@ def _value(output: OutputTensor) -> Sequence[Buffer]:
 
 
 def encode_error(text: str) -> bytes:
-    """Return the data of an error event."""
+    """Returns the data of an error event."""
     return orjson.dumps({"error": text})
 
 
 def encode_event(data: bytes) -> bytes:
-    """Return a server-sent event with JSON on one line."""
+    """Returns a server-sent event with JSON on one line."""
     return b"data: " + data + b"\n\n"

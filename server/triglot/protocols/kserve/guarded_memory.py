@@ -43,7 +43,7 @@ class GuardedMemory:
         return not self.lost and self._errors.in_place()
 
     def view(self, at: int, size: int) -> memoryview:
-        """Return the bytes at `at`, read-only, valid as long as anything refers to them.
+        """Returns the bytes at `at`, read-only, valid as long as anything refers to them.
 
         Missing parts read as zeros.
 

@@ -20,7 +20,7 @@ NO_JSON = ("FP16", "BF16", "COMPLEX64", "COMPLEX128")
 def elements_of_json(
     data: Any, datatype_name: str, shape: tuple[int, ...], what: str, key: str = "'data' of "
 ) -> Array:
-    """Return the elements of a JSON `data` array as a flat array; nesting is not compared with the shape.
+    """Returns the elements of a JSON `data` array as a flat array; nesting is not compared with the shape.
 
     `key` and `what` name the data's place in the request in error texts.
 
@@ -46,7 +46,7 @@ def elements_of_json(
 
 
 def _convert_large(data: LargeArray, datatype: DataType, what: str) -> Array:
-    """Raise `TypeError` or `ValueError` for anything but numbers of 64 bits: `read_body` then parses in full."""
+    """Raises `TypeError` or `ValueError` for anything but numbers of 64 bits: `read_body` then parses in full."""
     kind = datatype.dtype.kind
     if kind == "f":
         return _narrowed_floats(data.numbers("d"), datatype)
@@ -117,7 +117,7 @@ def _element_error(
 
 
 def json_of_elements(output: OutputTensor) -> list[Buffer]:
-    """Return the pieces of an output's JSON `data`, a flat array.
+    """Returns the pieces of an output's JSON `data`, a flat array.
 
     Raises `InvalidArgument` if it has no JSON form.
     """
@@ -134,7 +134,7 @@ def json_of_elements(output: OutputTensor) -> list[Buffer]:
 
 
 def print_json(value: object) -> bytes:
-    """Return the JSON of a part of a response. Raises `Internal` if it has none."""
+    """Returns the JSON of a part of a response. Raises `Internal` if it has none."""
     try:
         return orjson.dumps(value)
     except (TypeError, ValueError) as error:

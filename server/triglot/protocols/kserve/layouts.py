@@ -50,7 +50,7 @@ class InferDecoder:
         self._layouts: Layouts[_Layout] = Layouts()
 
     def __call__(self, data: bytes) -> InferenceRequest:
-        """Return the request of a serialized ModelInferRequest. Raises `InvalidArgument`."""
+        """Returns the request of a serialized ModelInferRequest. Raises `InvalidArgument`."""
         try:
             key, request_id, parameters, raw = _cut(data)
         except (IndexError, ValueError):
@@ -86,7 +86,7 @@ class InferDecoder:
 
 
 def _cut(data: bytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
-    """Return the layout's key, the id, the fields that hold parameters, and the raw tensors.
+    """Returns the layout's key, the id, the fields that hold parameters, and the raw tensors.
 
     Raises `IndexError` or `ValueError` for an unusual or damaged message.
     """
@@ -126,7 +126,7 @@ def _cut(data: bytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
 
 
 def _layout_of(request: InferenceRequest, raw_count: int) -> _Layout | None:
-    """Return the layout, None if it cannot be cached: with typed contents, or parameters of single inputs."""
+    """Returns the layout, None if it cannot be cached: with typed contents, or parameters of single inputs."""
     in_regions = {} if request.options is None else request.options.inputs
     if request.input_parameters is not None or len(request.inputs) - len(in_regions) != raw_count:
         return None

@@ -36,7 +36,7 @@ class LogSetting:
         control.register_action(LOG_SETTINGS, self._change)
 
     async def change(self, changes: Changes, call: Call) -> dict[str, Value]:
-        """Change settings, for all models, and return all settings as they are then (spec 3.11).
+        """Change settings, for all models; returns all settings as they are then (spec 3.11).
 
         Raises as `LogSettings.update`.
         """

@@ -30,7 +30,7 @@ class ModelConfigs:
         self._dataplane = dataplane
 
     async def model_config(self, request: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
-        """Return a model's configuration.
+        """Returns a model's configuration.
 
         Raises `ModelNotFound`, `InvalidArgument` for a bad version, `Unavailable`.
         """

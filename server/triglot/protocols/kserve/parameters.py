@@ -29,7 +29,7 @@ _OF_INPUTS = (REGION, REGION_SIZE, REGION_OFFSET, BINARY_SIZE)
 
 
 def model_parameters_of(parameters: Mapping[str, ParameterValue]) -> dict[str, ParameterValue]:
-    """Return those of an input's parameters that the server does not interpret: they are the model's."""
+    """Returns those of an input's parameters that the server does not interpret: they are the model's."""
     return {key: value for key, value in parameters.items() if key not in _OF_INPUTS}
 
 
@@ -61,7 +61,7 @@ def wants_typed(request: InferenceRequest, default: bool) -> bool:
 
 
 def region_of(parameters: Mapping[str, ParameterValue], what: str) -> RegionSlice | None:
-    """Return the shared-memory slice that a tensor's parameters name, if any; error texts call the tensor `what`.
+    """Returns the shared-memory slice that a tensor's parameters name, if any; error texts call the tensor `what`.
 
     Raises `InvalidArgument` for one without a size, and for a value of the wrong type.
     """
@@ -80,7 +80,7 @@ def region_of(parameters: Mapping[str, ParameterValue], what: str) -> RegionSlic
 
 
 def output_options_of(parameters: Mapping[str, ParameterValue], what: str, *, least: int = 0) -> OutputWish | None:
-    """Return the options in a requested output's parameters, if any; `least` is the smallest count of classes.
+    """Returns the options in a requested output's parameters, if any; `least` is the smallest count of classes.
 
     Raises `InvalidArgument` as `region_of`.
     """

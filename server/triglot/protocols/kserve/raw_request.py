@@ -18,7 +18,7 @@ def is_raw(http: HttpRequest) -> bool:
 
 
 def decode_raw(http: HttpRequest, signature: Signature) -> RestInfer:
-    """Return the request whose body is the model's only input, as a batch of one; all outputs are binary data.
+    """Returns the request whose body is the model's only input, as a batch of one; all outputs are binary data.
 
     Raises `InvalidArgument` unless the signature has one input whose shape follows from the number of bytes.
     """
@@ -47,7 +47,7 @@ def decode_raw(http: HttpRequest, signature: Signature) -> RestInfer:
 
 
 def _concrete(dims: Sequence[int], elements: int, what: str) -> tuple[int, ...]:
-    """Return the dims with the size of the dynamic one derived; whether the data fits is checked later."""
+    """Returns the dims with the size of the dynamic one derived; whether the data fits is checked later."""
     unknown = [at for at, dim in enumerate(dims) if dim < 0]
     if not unknown:
         return tuple(dims)

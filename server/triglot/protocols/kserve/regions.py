@@ -73,7 +73,7 @@ class Region:
         self._lends = True
 
     def _mapping_for(self, size: int) -> GuardedMemory | None:
-        """Return the mapping if it copies this size faster than a system call does, else None."""
+        """Returns the mapping if it copies this size faster than a system call does, else None."""
         if size < QUICK_BYTES:
             return None
         if self._memory is None or self._memory.lost:
@@ -83,7 +83,7 @@ class Region:
         return self._memory
 
     def check(self, offset: int, size: int) -> None:
-        """Raise `InvalidArgument` for a slice that is not within the region."""
+        """Raises `InvalidArgument` for a slice that is not within the region."""
         if offset >= self.size:
             raise InvalidArgument(
                 f"Invalid offset for shared memory region: '{self.name}': it has {self.size} bytes, got "
@@ -101,7 +101,7 @@ class Region:
             )
 
     def lend(self, offset: int, size: int) -> Checkout | None:
-        """Return the checked slice in place, or None if it has to be read."""
+        """Returns the checked slice in place, or None if it has to be read."""
         memory = self._mapping_for(size) if self._lends else None
         if memory is None or not memory.usable:
             return None
@@ -231,7 +231,7 @@ class Regions:
         return SHARED_MEMORY / slashed[1:]
 
     def find(self, part: RegionSlice) -> Region:
-        """Return the region of a slice. Raises `NotFound`, and `InvalidArgument` for a slice not within it."""
+        """Returns the region of a slice. Raises `NotFound`, and `InvalidArgument` for a slice not within it."""
         # As in Triton, an unregistered region can be used as long as other requests use it.
         region = self._regions.get(part.region) or self._unregistered.get(part.region)
         if region is None:
@@ -240,7 +240,7 @@ class Regions:
         return region
 
     def check_total(self, size: int) -> None:
-        """Raise `PayloadTooLarge` for inputs that together exceed a request's limit."""
+        """Raises `PayloadTooLarge` for inputs that together exceed a request's limit."""
         if size > self.most_bytes:
             raise PayloadTooLarge(
                 f"the request's inputs in shared memory have {size} bytes, the limit is {self.most_bytes}; see "
@@ -248,7 +248,7 @@ class Regions:
             )
 
     def registered(self, name: str = "") -> list[Region]:
-        """Return the region of this name, or all, including those that requests still use. Raises `NotFound`."""
+        """Returns the region of this name, or all, including those that requests still use. Raises `NotFound`."""
         there = {**self._unregistered, **self._regions}
         if not name:
             return list(there.values())
@@ -265,14 +265,14 @@ class Regions:
             self._buffers = Buffers()
 
     def memory(self, size: int) -> memoryview:
-        """Return `size` uninitialised bytes to read into; the pool is kept as long as there are regions."""
+        """Returns `size` uninitialised bytes to read into; the pool is kept as long as there are regions."""
         if LONG_BYTES <= size <= REUSED_BYTES:
             return self._buffers.empty((size,), _BYTE).data
         return np.empty(size, _BYTE).data
 
 
 def _check(descriptor: int, name: str, key: str, offset: int, size: int) -> None:
-    """Raise `ServingError` for a file that is not shared memory, or too small."""
+    """Raises `ServingError` for a file that is not shared memory, or too small."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise _refusal(name, f"Unable to open shared memory region: '{key}'")

@@ -59,7 +59,7 @@ class RestInfer:
 
 
 def decode_infer(http: HttpRequest, limits: JsonLimits = DEFAULT_LIMITS) -> RestInfer:
-    """Return the request of an infer body. Binary tensors are views of the body.
+    """Returns the request of an infer body. Binary tensors are views of the body.
 
     Raises `InvalidArgument`, and `PayloadTooLarge` for JSON beyond `limits`.
     """
@@ -70,12 +70,12 @@ def decode_infer(http: HttpRequest, limits: JsonLimits = DEFAULT_LIMITS) -> Rest
 
 
 def body_limit(limits: JsonLimits, headers: Mapping[str, str]) -> int | None:
-    """Return the largest body in bytes: without binary tensors, that of JSON. None: the server's limit."""
+    """Returns the largest body in bytes: without binary tensors, that of JSON. None: the server's limit."""
     return None if HEADER_LENGTH in headers else limits.size
 
 
 def json_length(http: HttpRequest) -> int:
-    """Return how many bytes of the body are JSON; 0 only in a raw binary request.
+    """Returns how many bytes of the body are JSON; 0 only in a raw binary request.
 
     Raises `InvalidArgument` for an invalid header.
     """
@@ -122,7 +122,7 @@ class _Reader:
         return RestInfer(request, frozenset(self._binary_outputs), default)
 
     def _parameters(self, request: InferenceRequest, body: dict[str, Any]) -> bool:
-        """Set the request's parameters; return whether outputs are binary by default."""
+        """Set the request's parameters; returns whether outputs are binary by default."""
         set_parameters(request, _parameters(body, "the request"))
         if "triton_enable_empty_final_response" in request.parameters:
             raise InvalidArgument("parameter 'triton_enable_empty_final_response' is not allowed over HTTP")
@@ -244,7 +244,7 @@ def _parameters(owner: Mapping[str, Any], what: str) -> dict[str, ParameterValue
 
 
 def text_size(response: InferenceResponse, wanted: RestInfer) -> int:
-    """Estimate how many bytes of the outputs have to be printed, or packed element by element."""
+    """Estimates how many bytes of the outputs have to be printed, or packed element by element."""
     size = packing_size(response)
     for output in response.outputs:
         if output.name not in response.placed and not wanted.wants_binary(output.name):
@@ -253,7 +253,7 @@ def text_size(response: InferenceResponse, wanted: RestInfer) -> int:
 
 
 def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse:
-    """Return the response: JSON, followed by the outputs requested as binary (spec 3.3).
+    """Returns the response: JSON, followed by the outputs requested as binary (spec 3.3).
 
     Large parts are not copied.
 
@@ -292,11 +292,11 @@ def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse
 
 @lru_cache(maxsize=256)
 def _response_head(model_name: str, model_version: str) -> bytes:
-    """Return the start of the JSON object, without its closing brace."""
+    """Returns the start of the JSON object, without its closing brace."""
     return print_json({"model_name": model_name, "model_version": model_version})[:-1]
 
 
 @lru_cache(maxsize=1024)
 def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    """Return the start of an output's JSON object, without its closing brace."""
+    """Returns the start of an output's JSON object, without its closing brace."""
     return print_json({"name": name, "datatype": datatype, "shape": shape})[:-1]

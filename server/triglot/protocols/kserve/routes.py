@@ -38,7 +38,7 @@ _Answered = tuple[InferenceResponse, RestInfer]
 
 
 def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[Route]:
-    """Return the rows of the REST interface."""
+    """Returns the rows of the REST interface."""
 
     def decode(http: HttpRequest) -> RestInfer:
         # The model is looked up first: the body may be wrong because the model's name is.

@@ -80,15 +80,15 @@ class KServe:
         self._streamed = telemetry.endpoint(PROTOCOL, "GRPC", "ModelStreamInfer", inference=True)
 
     async def server_live(self, _: pb.ServerLiveRequest, __: Call) -> pb.ServerLiveResponse:
-        """Return that the server is live: it answers."""
+        """Returns that the server is live: it answers."""
         return pb.ServerLiveResponse(live=True)
 
     async def server_ready(self, _: pb.ServerReadyRequest, __: Call) -> pb.ServerReadyResponse:
-        """Return whether the server and its models are ready."""
+        """Returns whether the server and its models are ready."""
         return pb.ServerReadyResponse(ready=self._dataplane.ready)
 
     async def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
-        """Return whether the model is ready; an unknown one is not, without an error (spec 0.11).
+        """Returns whether the model is ready; an unknown one is not, without an error (spec 0.11).
 
         Raises `InvalidArgument`.
         """
@@ -99,29 +99,29 @@ class KServe:
             return pb.ModelReadyResponse(ready=False)
 
     async def require_model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyRequest:
-        """Return the request of a ready model, for REST (spec 3.6). Raises `ModelNotFound`, or `Unavailable`."""
+        """Returns the request of a ready model, for REST (spec 3.6). Raises `ModelNotFound`, or `Unavailable`."""
         if not await self._dataplane.check_ready(call.permission, request.name, request.version):
             raise Unavailable(f"model '{request.name}' is not ready")
         return request
 
     def require_model(self, permission: Permission, name: str, version: str) -> Signature:
-        """Return a model's signature.
+        """Returns a model's signature.
 
         Raises `ModelNotFound`, `InvalidArgument` or `Unavailable` if it has none ready.
         """
         return self._dataplane.servable(permission, name, version).signature
 
     async def model_names(self, _: None, call: Call) -> list[str]:
-        """Return the names of the served models that the client may use, ready or not."""
+        """Returns the names of the served models that the client may use, ready or not."""
         return self._dataplane.model_names(call.permission)
 
     async def server_metadata(self, _: pb.ServerMetadataRequest, __: Call) -> pb.ServerMetadataResponse:
-        """Return the server's metadata, with the extensions that are enabled: clients rely on them (spec 3.2)."""
+        """Returns the server's metadata, with the extensions that are enabled: clients rely on them (spec 3.2)."""
         names = [*EXTENSIONS, *(name for extension in self.extensions for name in extension.names)]
         return pb.ServerMetadataResponse(name=self._server_name, version=__version__, extensions=names)
 
     async def model_metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
-        """Return a model's metadata. Raises `ModelNotFound`, `InvalidArgument` or `Unavailable`."""
+        """Returns a model's metadata. Raises `ModelNotFound`, `InvalidArgument` or `Unavailable`."""
         model = self._dataplane.metadata(call.permission, request.name, request.version)
         return pb.ModelMetadataResponse(
             name=model.name,
@@ -132,7 +132,7 @@ class KServe:
         )
 
     def inference(self, endpoint: str) -> UnaryInference:
-        """Return the runner of a route's requests; `endpoint` names the route in a decoupled model's error."""
+        """Returns the runner of a route's requests; `endpoint` names the route in a decoupled model's error."""
         return UnaryInference(self._dataplane, self._extended, endpoint, typed=self._typed)
 
     def infer_stream(self, requests: Duplex, call: Call) -> AsyncGenerator[bytes, None]:
@@ -153,7 +153,7 @@ class KServe:
         return InferStream(handler).run(requests)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
-        """Return all versions of the configured models with their states, and other loadable models (spec 3.9).
+        """Returns all versions of the configured models with their states, and other loadable models (spec 3.9).
 
         A configured model of which no version is known is listed without one, with a reason.
         """
@@ -173,7 +173,7 @@ class KServe:
         return response
 
     async def load_model(self, request: pb.RepositoryModelLoadRequest, call: Call) -> str:
-        """Load a model; return its name once it serves (spec 3.9).
+        """Load a model; returns its name once it serves (spec 3.9).
 
         Raises `ServingError` as `Manager.load_model`.
         """
@@ -192,14 +192,14 @@ class KServe:
         return name
 
     async def unload_model(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> str:
-        """Unload a model; return its name once it takes no calls (spec 3.9). Raises as `Manager.unload_model`."""
+        """Unload a model; returns its name once it takes no calls (spec 3.9). Raises as `Manager.unload_model`."""
         name = call.subject = _model_to_change(request)
         dependents = _parameter(request.parameters, UNLOAD_DEPENDENTS, "bool_param")
         await self._dataplane.unload_model(call.permission, name, dependents=bool(dependents))
         return name
 
     def grpc_service(self) -> Service:
-        """Return the rows of GRPCInferenceService; an RPC without a row answers UNIMPLEMENTED."""
+        """Returns the rows of GRPCInferenceService; an RPC without a row answers UNIMPLEMENTED."""
         health, metadata, infer = Operation.HEALTH, Operation.METADATA, Operation.INFER
         return Service(
             SERVICE,
@@ -239,7 +239,7 @@ class KServe:
 
 
 def _model_to_change(request: RepositoryChange) -> str:
-    """Return the model to load or unload. Raises `InvalidArgument` or `Unimplemented`."""
+    """Returns the model to load or unload. Raises `InvalidArgument` or `Unimplemented`."""
     if request.model_name:
         _refuse_repository(request.repository_name)
         return request.model_name
@@ -250,7 +250,7 @@ def _model_to_change(request: RepositoryChange) -> str:
 
 
 def _parameter(parameters: Mapping[str, pb.ModelRepositoryParameter], key: str, field: str) -> Any:
-    """Return the value of the only parameter allowed, or None.
+    """Returns the value of the only parameter allowed, or None.
 
     Raises `InvalidArgument` for another or another type.
     """

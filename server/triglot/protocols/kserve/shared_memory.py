@@ -50,7 +50,7 @@ class SystemSharedMemory:
         self.names: Sequence[str] = ("system_shared_memory",) if regions.prefix else ()
 
     async def status(self, name: str, _: Call) -> list[Region]:
-        """Return the region of this name, or all regions. Raises `NotFound`."""
+        """Returns the region of this name, or all regions. Raises `NotFound`."""
         return self._regions.registered(name)
 
     async def register(self, region: Registration, _: Call) -> None:
@@ -98,13 +98,13 @@ class CudaSharedMemory:
     names: Sequence[str] = ()
 
     async def status(self, name: str, _: Call) -> list[Region]:
-        """Return no regions. Raises `NotFound` for a name."""
+        """Returns no regions. Raises `NotFound` for a name."""
         if name:
             raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
         return []
 
     async def register(self, name: str, _: Call) -> None:
-        """Raise `InvalidArgument`: GPUs are not supported."""
+        """Raises `InvalidArgument`: GPUs are not supported."""
         raise InvalidArgument(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
 
     async def unregister(self, name: str, _: Call) -> None:

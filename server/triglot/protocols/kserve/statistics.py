@@ -40,7 +40,7 @@ class ModelStatistics:
         dataplane.control.register_report(STATISTICS, self._report)
 
     async def statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
-        """Return the statistics of one version, of a model's versions, or of all models that the client may use.
+        """Returns the statistics of one version, of a model's versions, or of all models that the client may use.
 
         Raises `ModelNotFound`, `InvalidArgument` for a version that is not an integer and for a model without a
         ready version, and `Unavailable` for a version that is not ready while others are.
@@ -56,7 +56,7 @@ class ModelStatistics:
         return pb.ModelStatisticsResponse(model_stats=covered)
 
     async def _report(self, arguments: Arguments) -> str:
-        """Return this process's statistics for other workers; empty for a model that it does not have."""
+        """Returns this process's statistics for other workers; empty for a model that it does not have."""
         try:
             servables = self._servables(EVERYTHING, arguments["name"], arguments["version"])
         except ServingError:

@@ -44,7 +44,7 @@ class InferStream:
         self._all_ended: asyncio.Future[None] | None = None
 
     async def run(self, requests: Duplex) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded responses that `requests` does not take. Closing it cancels all running requests."""
+        """Yields the encoded responses that `requests` does not take. Closing it cancels all running requests."""
         self._requests = requests
         try:
             requests.listen(self._start_requests)

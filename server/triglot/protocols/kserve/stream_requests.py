@@ -212,7 +212,7 @@ class StreamRequests:
     def failed(
         self, error: Exception, request: InferenceRequest, call: Call, observed: Observation
     ) -> bytes | ServingError:
-        """Return the encoded response for an error, or the error that ends the call."""
+        """Returns the encoded response for an error, or the error that ends the call."""
         # A separate function: in the frame that the error passed, a variable for it would be a reference cycle.
         code, refusal = outcome(error), refusal_of(error)
         call.model_name, call.request_id = request.model_name, request.id

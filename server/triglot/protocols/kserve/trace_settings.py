@@ -50,7 +50,7 @@ class TraceSetting:
         dataplane.control.register_action(TRACE_SETTINGS, self._change)
 
     async def change(self, change: TraceChange, call: Call) -> Settings:
-        """Change settings, and return all settings as they are then (spec 3.11). The server's apply to all models.
+        """Change settings; returns all settings as they are then (spec 3.11). The server's apply to all models.
 
         Raises `ModelNotFound`, and `InvalidArgument` and `Unimplemented` for settings that cannot be changed.
         """
@@ -108,7 +108,7 @@ def _decode_post(http: HttpRequest) -> TraceChange:
 
 
 def read_settings(http: HttpRequest, read: Any) -> dict[str, Any]:
-    """Return the settings in a body, each converted by `read(key, value)`, or None if it is null.
+    """Returns the settings in a body, each converted by `read(key, value)`, or None if it is null.
 
     Raises `InvalidArgument` for a body that is not a JSON object, including an empty one.
     """

@@ -28,7 +28,7 @@ ADDED = (
 
 
 def overview_report(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
-    """Return this process's counts as JSON values. May run on another thread."""
+    """Returns this process's counts as JSON values. May run on another thread."""
     report = collect(telemetry, versions)
     for row in report["models"]:
         row["latencies"] = points_of([seconds for seconds, _ in row["latencies"]])
@@ -41,7 +41,7 @@ def overview_report(telemetry: Telemetry, versions: Sequence[Version]) -> Docume
 
 
 def added_overview(reports: Sequence[Document]) -> Document:
-    """Return what `overview` does, for all workers together."""
+    """Returns what `overview` does, for all workers together."""
     protocols: Document = {}
     for report in reports:
         for protocol, counts in report["protocols"].items():

@@ -24,7 +24,7 @@ JSON_TEXT = "{}"
 
 
 def model_details(dataplane: DataPlane, permission: Permission, name: str, version: str) -> Document:
-    """Return the model's `labels`, and in `serves` the version, or the default one for ""; None with an `error`.
+    """Returns the model's `labels`, and in `serves` the version, or the default one for ""; None with an `error`.
 
     On the event loop. Raises `PermissionDenied`.
     """
@@ -39,7 +39,7 @@ def model_details(dataplane: DataPlane, permission: Permission, name: str, versi
 
 
 def encode_details(document: Document) -> bytes:
-    """Return the document as JSON; lone surrogates in names are escaped."""
+    """Returns the document as JSON; lone surrogates in names are escaped."""
     return json.dumps(document).encode()
 
 
@@ -82,7 +82,7 @@ def _tensor(spec: TensorSpec) -> Document:
 
 
 def _sample(spec: TensorSpec, *, speaks_json: bool) -> Document:
-    """Return a sample's `shape`, of one dim if the rank is free, and its nested `data`.
+    """Returns a sample's `shape`, of one dim if the rank is free, and its nested `data`.
 
     None if too large or unknown.
     """

@@ -32,7 +32,7 @@ def add_histogram(
 
 
 def printed(exemplar: Exemplar | None, unit: float = 1.0) -> samples.Exemplar | None:
-    """Return the exemplar to print, with its value divided by `unit`."""
+    """Returns the exemplar to print, with its value divided by `unit`."""
     if exemplar is None:
         return None
     time, value, span = exemplar
@@ -41,5 +41,5 @@ def printed(exemplar: Exemplar | None, unit: float = 1.0) -> samples.Exemplar | 
 
 
 def number(value: float) -> str:
-    """Return a number as a label's value."""
+    """Returns a number as a label's value."""
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]  # It has no types.

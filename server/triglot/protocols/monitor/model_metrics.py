@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def own_families(versions: Sequence[Version]) -> list[Family]:
-    """Return the metric families of loaded versions.
+    """Returns the metric families of loaded versions.
 
     Those of the same name are one family, as in Triton: for equal labels, counters and histograms are added, and
     of gauges the last one is taken.
@@ -51,7 +51,7 @@ def _merge(total: Family, other: Family) -> None:
 
 
 def printed_families(families: Sequence[Family]) -> Iterator[Metric]:
-    """Yield Prometheus families.
+    """Yields Prometheus families.
 
     OpenMetrics has no counters without `_total`: see `triton_metrics.with_counter_types`.
     """
@@ -69,5 +69,5 @@ def printed_families(families: Sequence[Family]) -> Iterator[Metric]:
 
 
 def plain_counters(families: Sequence[Family]) -> list[str]:
-    """Return the names of counters that do not end in `_total`, as OpenMetrics requires."""
+    """Returns the names of counters that do not end in `_total`, as OpenMetrics requires."""
     return [one.name for one in families if one.kind == "counter" and not one.name.endswith("_total")]

@@ -20,7 +20,7 @@ Document = dict[str, Any]
 
 
 def overview(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
-    """Return the document without the server's part. Numbers are None if nothing was measured.
+    """Returns the document without the server's part. Numbers are None if nothing was measured.
 
     May run on another thread.
     """
@@ -30,7 +30,7 @@ def overview(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
 
 
 def collect(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
-    """Return what can be added: the totals, the protocols, and a row for each version."""
+    """Returns what can be added: the totals, the protocols, and a row for each version."""
     traffic = telemetry.traffic()
     return {
         "totals": {
@@ -47,7 +47,7 @@ def collect(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
 
 
 def finished(counted: Document, values: dict[str, float | None], seconds: Sequence[Second]) -> Document:
-    """Return the document, with the latest values of the metrics and the last minutes."""
+    """Returns the document, with the latest values of the metrics and the last minutes."""
     return {
         "metrics": [{"name": printable(name), "value": _rounded(value)} for name, value in values.items()],
         "totals": counted["totals"],
@@ -124,7 +124,7 @@ def _finished_row(row: Document) -> Document:
 
 
 def milliseconds(points: Points, share: int) -> float | None:
-    """Return the quantile `share`, in ten-thousandths, in milliseconds; points are in seconds."""
+    """Returns the quantile `share`, in ten-thousandths, in milliseconds; points are in seconds."""
     seconds = point(points, share)
     return None if seconds is None else seconds * 1e3
 

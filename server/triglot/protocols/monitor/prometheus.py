@@ -41,7 +41,7 @@ from triglot.version import __version__
 BATCH_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 OPEN_METRICS = "application/openmetrics-text"
 KIND_BYTES = 2048
-"""Estimate of the text that one kind of call adds, in bytes."""
+"""Estimates of the text that one kind of call adds, in bytes."""
 BY_METHOD = ("protocol", "entrypoint", "method", "model", "version")
 BY_MODEL = ("model", "version")
 BUILD = {"version": __version__, "python": platform.python_version()}
@@ -64,17 +64,17 @@ class PrometheusText:
 
     @property
     def size(self) -> int:
-        """Estimate of the text's length, in bytes."""
+        """Estimates of the text's length, in bytes."""
         return self._telemetry.kinds * KIND_BYTES
 
     def render(self, versions: Sequence[Version], accept: str) -> tuple[bytes, str]:
-        """Return the text in the format that an Accept header asks for, and its content type."""
+        """Returns the text in the format that an Accept header asks for, and its content type."""
         own = own_families(versions)
         registry = _TelemetryRegistry(self._telemetry, versions, self._process, self._machine, own)
         return _printed(registry, plain_counters(own), accept)
 
     def page(self, versions: Sequence[Version]) -> Page:
-        """Return all metrics as JSON values, to be merged with those of other workers."""
+        """Returns all metrics as JSON values, to be merged with those of other workers."""
         own = own_families(versions)
         registry = _TelemetryRegistry(self._telemetry, versions, self._process, self._machine, own)
         families = [
@@ -90,7 +90,7 @@ class PrometheusText:
 
 
 def _spans(exporter: Exporter | None) -> Iterator[Metric]:
-    """Yield counts of exported spans, if the server exports any."""
+    """Yields counts of exported spans, if the server exports any."""
     if exporter is None:
         return
     counts = exporter.counts
@@ -102,18 +102,18 @@ def _spans(exporter: Exporter | None) -> Iterator[Metric]:
 
 
 def _as_json(sample: Sample) -> list[Any]:
-    """Return a sample in the form of a `Page`."""
+    """Returns a sample in the form of a `Page`."""
     return [sample.name, sample.labels, sample.value, *(sample.exemplar or ())]
 
 
 def render_reports(reports: Reports, accept: str) -> tuple[bytes, str]:
-    """Return the merged pages of all workers, with the workers' states; see `PrometheusText.render`."""
+    """Returns the merged pages of all workers, with the workers' states; see `PrometheusText.render`."""
     page = merged_pages(reports.workers, reports.past)
     return _printed(_MergedRegistry(page, reports), page["plain"], accept)
 
 
 def _printed(registry: CollectorRegistry, plain: Sequence[str], accept: str) -> tuple[bytes, str]:
-    """Return the registry's text, with the `plain` counters' types, and its content type."""
+    """Returns the registry's text, with the `plain` counters' types, and its content type."""
     encode, content_type = choose_encoder(accept)
     text = without_exponents(encode(registry))
     return text if content_type.startswith(OPEN_METRICS) else with_counter_types(text, plain), content_type
@@ -128,7 +128,7 @@ class _MergedRegistry(CollectorRegistry):
         self._reports = reports
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metric families."""
+        """Yields all metric families."""
         for family in self._page["families"]:
             metric = Metric(family["name"], family["help"], family["type"])
             for name, labels, value, *exemplar in family["samples"]:
@@ -162,7 +162,7 @@ class _TelemetryRegistry(CollectorRegistry):
         self._process = process
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metric families."""
+        """Yields all metric families."""
         calls = list(self._telemetry.calls())
         yield from _requests(calls)
         yield from _executions(calls)
@@ -220,7 +220,7 @@ class _TelemetryRegistry(CollectorRegistry):
         yield waiting
 
     def _metrics(self) -> Iterator[Metric]:
-        """Yield the metrics that models' code keeps; the built-in ones would repeat metrics above."""
+        """Yields the metrics that models' code keeps; the built-in ones would repeat metrics above."""
         gauge = GaugeMetricFamily(
             "triglot_user_metric", "A model's own metric over the last second.", labels=("name", "aggregation")
         )
@@ -247,7 +247,7 @@ class _TelemetryRegistry(CollectorRegistry):
 
 
 def _reason(code: Code) -> str:
-    """Return the reason of a failed request in Triton's terms."""
+    """Returns the reason of a failed request in Triton's terms."""
     if code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE):
         return "REJECTED"
     if code in (Code.CANCELLED, Code.DEADLINE_EXCEEDED):
@@ -256,7 +256,7 @@ def _reason(code: Code) -> str:
 
 
 def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Metric]:
-    """Yield the metrics by method."""
+    """Yields the metrics by method."""
     requests = CounterMetricFamily("triglot_requests", "Finished calls.", labels=(*BY_METHOD, "code"))
     failures = CounterMetricFamily(
         "triglot_request_failures", "Failed calls.", labels=(*BY_METHOD, "code", "reason")
@@ -287,7 +287,7 @@ def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Met
 
 
 def _clients(endpoints: Sequence[Endpoint]) -> Iterator[Metric]:
-    """Yield the metrics by client of access control."""
+    """Yields the metrics by client of access control."""
     labels = ("client", "protocol", "operation", "code")
     for name, about, counts in (
         ("triglot_client_requests", "Finished calls, where there is an access file.", attrgetter("clients")),
@@ -304,7 +304,7 @@ def _clients(endpoints: Sequence[Endpoint]) -> Iterator[Metric]:
 
 
 def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Metric]:
-    """Yield the metrics by model, over all methods: they share executions."""
+    """Yields the metrics by model, over all methods: they share executions."""
     queue: dict[Labels, Histogram] = {}
     compute: dict[Labels, Histogram] = {}
     batches: dict[Labels, Histogram] = {}
@@ -335,7 +335,7 @@ def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[M
 
 
 def _readings(versions: Sequence[Version]) -> Iterator[Metric]:
-    """Yield the counters and gauges of the parts of the server that schedule a version's requests."""
+    """Yields the counters and gauges of the parts of the server that schedule a version's requests."""
     families: dict[str, Metric] = {}
     for version in versions:
         if version.servable is None:

@@ -70,7 +70,7 @@ class About:
     is_open: bool = True
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Returns it as JSON values."""
         return {
             "name": self.name,
             "version": __version__,
@@ -83,7 +83,7 @@ class About:
 
 
 def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> list[Route]:
-    """Return `/metrics`, and grps' routes below `/grps/v1/monitor` and `/grps/v1/js`.
+    """Returns `/metrics`, and grps' routes below `/grps/v1/monitor` and `/grps/v1/js`.
 
     All but the route of one model are about all models, and need permission for all.
     """
@@ -146,7 +146,7 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
 
 
 def readable(route: Route) -> list[Route]:
-    """Return a path's rows: GET, HEAD, and OPTIONS (grps 3.1)."""
+    """Returns a path's rows: GET, HEAD, and OPTIONS (grps 3.1)."""
     allowed = HttpResponse(b"", content_type=TEXT, headers={"Allow": "GET, HEAD, OPTIONS"})
 
     async def allow(*_: object) -> None:
@@ -166,7 +166,7 @@ def readable(route: Route) -> list[Route]:
 
 
 def page_route(telemetry: Telemetry, control: Control, path: str, about: About) -> Route:
-    """Return the page at `path`. It is public: only its script requests restricted data."""
+    """Returns the page at `path`. It is public: only its script requests restricted data."""
     first, *scripts = [PAGE_FOLDER / name for name in SCRIPTS]
     text = page_text(PAGE_FOLDER / "page.html", [PAGE_FOLDER / "page.css"], [first, TOKEN_SCRIPT, *scripts])
     before, _, after = text.partition(NAMES_MARKER)
@@ -232,7 +232,7 @@ def _route(
     answer_size: Callable[[Any], int] = no_work,
     operation: Operation = Operation.METRICS,
 ) -> Route:
-    """Return a GET row; the telemetry is read where it is printed: on a thread, if there is much of it."""
+    """Returns a GET row; the telemetry is read where it is printed: on a thread, if there is much of it."""
     return Route(
         "GET",
         path,
@@ -247,7 +247,7 @@ def _route(
 
 
 def _series_route(telemetry: Telemetry, control: Control) -> Route:
-    """Return the route of one metric's points (grps 7)."""
+    """Returns the route of one metric's points (grps 7)."""
 
     async def read(http: HttpRequest, call: Call) -> dict[str, Any] | None:
         call.permission.check_all_models()
@@ -267,7 +267,7 @@ def _series_route(telemetry: Telemetry, control: Control) -> Route:
 
 
 def _model_route(dataplane: DataPlane, about: About) -> Route:
-    """Return the route of one version, as this process has it.
+    """Returns the route of one version, as this process has it.
 
     Its document includes the server's part, for clients that may use some models only.
     """
@@ -283,5 +283,5 @@ def _model_route(dataplane: DataPlane, about: About) -> Route:
 
 
 def _parameter(http: HttpRequest, name: str) -> str:
-    """Return a query parameter, "" if it is missing."""
+    """Returns a query parameter, "" if it is missing."""
     return parse_qs(http.target.partition("?")[2]).get(name, [""])[0]

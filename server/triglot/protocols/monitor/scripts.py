@@ -17,7 +17,7 @@ LAST_MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 
 def script_routes() -> list[Route]:
-    """Return an empty script for each library: this server's page draws its charts itself."""
+    """Returns an empty script for each library: this server's page draws its charts itself."""
     routes = []
     for library, path in PATHS.items():
         script = (

@@ -21,33 +21,33 @@ AI_PLATFORM = "AI Platform and Vertex AI"
 
 
 def ref(name: str) -> Schema:
-    """Return a reference to one of the document's named schemas."""
+    """Returns a reference to one of the document's named schemas."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def json_body(schema: Schema) -> Content:
-    """Return a JSON body."""
+    """Returns a JSON body."""
     return {JSON: schema}
 
 
 def array(items: Schema) -> Schema:
-    """Return the schema of an array."""
+    """Returns the schema of an array."""
     return {"type": "array", "items": items}
 
 
 def record(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    """Return the schema of an object with these members; others are allowed."""
+    """Returns the schema of an object with these members; others are allowed."""
     members = {"type": "object", "properties": {**required, **(optional or {})}}
     return members | {"required": list(required)} if required else members
 
 
 def query(name: str, schema: Schema, description: str) -> Mapping[str, Any]:
-    """Return a query parameter."""
+    """Returns a query parameter."""
     return {"name": name, "in": "query", "schema": schema, "description": description}
 
 
 def header(name: str, schema: Schema, description: str) -> Mapping[str, Any]:
-    """Return a header parameter of the request."""
+    """Returns a header parameter of the request."""
     return {"name": name, "in": "header", "schema": schema, "description": description}
 
 

@@ -24,7 +24,7 @@ from triglot.version import __version__
 DOCUMENT, PAGE = "/openapi.json", "/docs"
 PAGE_FILE = Path(__file__).with_name("page.html")
 MODEL_BYTES = 4096
-"""Estimate of a model's text in the document, in bytes."""
+"""Estimates of a model's text in the document, in bytes."""
 COMPRESS_FROM_BYTES = 1024
 Models = Sequence[ModelMetadata]
 
@@ -36,7 +36,7 @@ def openapi_routes(
     server_name: str,
     address: str,
 ) -> list[Route]:
-    """Return `/openapi.json`, which covers these routes and its own, and `/docs`.
+    """Returns `/openapi.json`, which covers these routes and its own, and `/docs`.
 
     `models` returns the ready models that a client may use. `address` is the server's address in sample code.
     """
@@ -90,11 +90,11 @@ class _Document:
         self._cached: tuple[Models, bytes, str] | None = None
 
     def text_size(self, models: Models) -> int:
-        """Estimate how many bytes of text are printed."""
+        """Estimates how many bytes of text are printed."""
         return 0 if self._cached_for(models) else (len(self.routes) + len(models)) * MODEL_BYTES
 
     def encode(self, models: Models, http: HttpRequest) -> HttpResponse:
-        """Return the document, or 304 if the client has it. May run off the event loop."""
+        """Returns the document, or 304 if the client has it. May run off the event loop."""
         cached = self._cached_for(models)
         if cached is None:
             content = document(self.routes, models, self._schemas, self._info, self._address)

@@ -12,7 +12,7 @@ from triglot.protocols.openapi.operation import BOOLEAN, COUNT, STRING, Schema
 
 
 def element_schema(datatype: str) -> Schema:
-    """Return the schema of an element in KServe V2's JSON; null is NaN."""
+    """Returns the schema of an element in KServe V2's JSON; null is NaN."""
     kind = DATATYPES[datatype].dtype.kind
     if kind in "iu":
         bits = 8 * DATATYPES[datatype].itemsize
@@ -22,13 +22,13 @@ def element_schema(datatype: str) -> Schema:
 
 
 def shape_schema(shape: Sequence[int] | None) -> Schema:
-    """Return the schema of a shape with this number of dims; not all tools support tuples."""
+    """Returns the schema of a shape with this number of dims; not all tools support tuples."""
     dims = {} if shape is None else {"minItems": len(shape), "maxItems": len(shape)}
     return {"type": "array", "items": COUNT, **dims, "description": shape_text(shape)}
 
 
 def described(model: ModelMetadata) -> str:
-    """Return a description of the model's versions and tensors."""
+    """Returns a description of the model's versions and tensors."""
     versions = f"Version{'s' if len(model.versions) > 1 else ''} {', '.join(model.versions)} ({model.platform})."
     signature = model.signature
     if signature.any_tensors and not signature.inputs:

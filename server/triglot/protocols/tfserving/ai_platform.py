@@ -136,7 +136,7 @@ class AIPlatform:
         return self._dataplane.servable(permission, names[0])
 
     def _find(self, permission: Permission, name: str, version: str) -> Servable:
-        """Return a model's version, which is named by a label, or else by its number. Raises `UnknownResource`."""
+        """Returns a model's version, named by a label, or else by its number. Raises `UnknownResource`."""
         resource = f"models/{name}" + (f"/versions/{version}" if version else "")
         try:
             if version:
@@ -170,7 +170,7 @@ class AIPlatform:
                 raise
 
     async def require_ready(self, _: HttpRequest, __: Call) -> None:
-        """Raise `Unavailable` unless the server is ready."""
+        """Raises `Unavailable` unless the server is ready."""
         if not self._dataplane.ready:
             raise Unavailable("the server is not ready")
 
@@ -210,7 +210,7 @@ def _decode(
 
 
 def _unwrapped(body: bytes, limits: JsonLimits) -> bytes:
-    """Return the request in a body, which generated clients of the API send in an HttpBody.
+    """Returns the request in a body, which generated clients of the API send in an HttpBody.
 
     Its `data` are base64, or plain JSON; without `data` the HttpBody is the request. Raises `InvalidArgument`.
     """
@@ -242,7 +242,7 @@ def _json_call(servable: Servable, values: dict[str, Any], *, of_vertex: bool) -
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """Return parameters as a dict. Raises `InvalidArgument` if they are not an object."""
+    """Returns parameters as a dict. Raises `InvalidArgument` if they are not an object."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -251,7 +251,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _parameters(body: bytes, limits: JsonLimits, *, of_vertex: bool) -> dict[str, ParameterValue]:
-    """Return the model's keyword arguments: from `parameters` for Vertex AI, else from beside `instances`."""
+    """Returns the model's keyword arguments: from `parameters` for Vertex AI, else from beside `instances`."""
     try:
         values, _ = parse_large(body, limits)  # The body was already read and checked.
     except (ValueError, RuntimeError):
@@ -261,7 +261,7 @@ def _parameters(body: bytes, limits: JsonLimits, *, of_vertex: bool) -> dict[str
 
 
 def _check_names(body: bytes, limits: JsonLimits, signature: Signature) -> None:
-    """Raise `InvalidArgument` with AI Platform's text if names are wrong (tfs 7.3)."""
+    """Raises `InvalidArgument` with AI Platform's text if names are wrong (tfs 7.3)."""
     names = set(signature.input_rules)
     required = {spec.name for spec in signature.inputs if not spec.optional}
     try:
@@ -280,7 +280,7 @@ def _check_names(body: bytes, limits: JsonLimits, signature: Signature) -> None:
 
 
 def ai_platform_routes(platform: AIPlatform) -> list[Route]:
-    """Return `projects.predict`, with and without a version."""
+    """Returns `projects.predict`, with and without a version."""
     return [
         _route(path, platform.decode_project, platform, encode_platform_error, api.PROJECT, "projects.predict")
         for path in (f"{PROJECT_MODEL}:predict", f"{PROJECT_MODEL}/versions/{{version:[^/:]+}}:predict")
@@ -288,7 +288,7 @@ def ai_platform_routes(platform: AIPlatform) -> list[Route]:
 
 
 def vertex_routes(platform: AIPlatform, predict_route: str, health_route: str) -> list[Route]:
-    """Return the routes that Vertex AI names in the container's environment; none for an empty path."""
+    """Returns the routes that Vertex AI names in the container's environment; none for an empty path."""
     routes = []
     if predict_route:
         routes.append(_route(predict_route, platform.decode_vertex, platform, encode_detail, api.VERTEX))

@@ -30,7 +30,7 @@ class Parameters:
 
 
 def parameters_of(message: BatchingParameters, source: str) -> Parameters:
-    """Return a message's parameters. Raises `InvalidArgument`, which names the `source` and the field."""
+    """Returns a message's parameters. Raises `InvalidArgument`, which names the `source` and the field."""
     try:
         return Parameters(_batching(message), _number(message, "num_batch_threads", 0, 1, MAX_THREADS))
     except ValueError as error:
@@ -108,7 +108,7 @@ def batch(model: Model, parameters: Parameters) -> list[str]:
 
 
 def _model_reason(model: Model) -> str:
-    """Return why none of this model's requests can be batched, or ""."""
+    """Returns why none of this model's requests can be batched, or ""."""
     if is_decoupled(model.infer):
         return "the model returns streams"
     if model.any_tensors or model.takes_messages or model.speaks_json:
@@ -117,7 +117,7 @@ def _model_reason(model: Model) -> str:
 
 
 def _signature_reason(signature: Signature) -> str:
-    """Return which of its tensors cannot be batched, or ""."""
+    """Returns which of its tensors cannot be batched, or ""."""
     no_inputs = "" if signature.inputs else "the signature has no inputs"
     return next(_fixed("input", signature), "") or next(_fixed("output", signature), "") or no_inputs
 
@@ -129,7 +129,7 @@ def _fixed(kind: str, signature: Signature) -> Iterator[str]:
 
 
 def _within(batching: DynamicBatching, largest: int) -> DynamicBatching:
-    """Return the batching for a model of at most `largest` rows; 0: any number."""
+    """Returns the batching for a model of at most `largest` rows; 0: any number."""
     if not largest or largest >= batching.max_batch_size:
         return batching
     execution = min(batching.max_execution_size, largest)

@@ -13,19 +13,19 @@ from triglot.protocols.tfserving.tensor import dtype_name
 
 
 def listed(names: Collection[str]) -> str:
-    """Return a set of names in the form of some messages."""
+    """Returns a set of names in the form of some messages."""
     return ",".join(sorted(names))
 
 
 def braced(names: Collection[str]) -> str:
-    """Return a set of names in the form of the other messages."""
+    """Returns a set of names in the form of the other messages."""
     return f"{{{listed(names)}}}"
 
 
 def check_predict(
     request: PredictRequest, signature: Signature, define: Callable[[], signature_pb2.SignatureDef]
 ) -> None:
-    """Raise `InvalidArgument` for the first mismatch with the signature; shapes are not checked.
+    """Raises `InvalidArgument` for the first mismatch with the signature; shapes are not checked.
 
     `define` returns the signature's definition, for texts that name its tensors.
     """
@@ -39,7 +39,7 @@ def check_predict(
 
 
 def check_datatypes(inputs: Iterable[InputTensor], signature: Signature) -> None:
-    """Raise `InvalidArgument` for the first of the signature's inputs that has a wrong datatype."""
+    """Raises `InvalidArgument` for the first of the signature's inputs that has a wrong datatype."""
     rules = signature.input_rules
     wrong = {tensor.name: tensor for tensor in inputs if tensor.datatype != rules[tensor.name].spec.datatype}
     if wrong:

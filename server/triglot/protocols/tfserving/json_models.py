@@ -17,7 +17,7 @@ INSTANCES, PARAMETERS, SIGNATURE_NAME = "instances", "parameters", "signature_na
 
 
 def read_object(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
-    """Return the JSON object of a body.
+    """Returns the JSON object of a body.
 
     NaN and Infinity are numbers, and text after the object is ignored (tfs 4.3).
 
@@ -37,7 +37,7 @@ def read_object(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, A
 
 
 def instances_of(values: dict[str, Any]) -> list[Any]:
-    """Return the instances of a request. Raises `InvalidArgument`."""
+    """Returns the instances of a request. Raises `InvalidArgument`."""
     instances = values.get(INSTANCES)
     if not isinstance(instances, list):
         got = type_name(instances) if INSTANCES in values else "nothing"
@@ -46,13 +46,13 @@ def instances_of(values: dict[str, Any]) -> list[Any]:
 
 
 def split_keywords(values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the instances, and the members beside them as keyword arguments. Raises `InvalidArgument`."""
+    """Returns the instances, and the members beside them as keyword arguments. Raises `InvalidArgument`."""
     keywords = {key: value for key, value in values.items() if key not in (INSTANCES, SIGNATURE_NAME)}
     return instances_of(values), keywords
 
 
 def json_inputs(instances: list[Any], keywords: dict[str, Any]) -> list[InputTensor]:
-    """Return the inputs of a model that takes JSON: a string for each instance, one for the keyword arguments."""
+    """Returns the inputs of a model that takes JSON: a string for each instance, one for the keyword arguments."""
     return [_texts(INSTANCES, instances), _texts(PARAMETERS, [keywords])]
 
 
@@ -63,5 +63,5 @@ def _texts(name: str, values: list[Any]) -> InputTensor:
 
 
 def encode_json(response: InferenceResponse) -> bytes:
-    """Return `{"predictions": …}` with the model's JSON, unchanged."""
+    """Returns `{"predictions": …}` with the model's JSON, unchanged."""
     return b'{"predictions": %b}' % b"".join(bytes_elements(response.outputs[0].array))

@@ -53,7 +53,7 @@ MISSING_EXPONENT = "Miss exponent in number."
 
 
 def parse_object(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Object:
-    """Return the object at the beginning of a body; the rest is ignored.
+    """Returns the object at the beginning of a body; the rest is ignored.
 
     Raises `InvalidArgument` for invalid JSON, with the offset in bytes, and for another type of value;
     `PayloadTooLarge` for text beyond `limits`.
@@ -65,7 +65,7 @@ def parse_object(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Object:
 
 
 def parse(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Value:
-    """Return the value at the beginning of a text. Raises `InvalidArgument`, `PayloadTooLarge` beyond `limits`."""
+    """Returns the value at the start of a text. Raises `InvalidArgument`, `PayloadTooLarge` beyond `limits`."""
     if not text:
         raise InvalidArgument("JSON Parse error: The document is empty")
     limits.check_size(len(text))
@@ -75,7 +75,7 @@ def parse(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Value:
 
 
 def signature_name_of(body: Object) -> str:
-    """Return a request's `signature_name`, "" if it has none. Raises `InvalidArgument` if it is not a string."""
+    """Returns a request's `signature_name`, "" if it has none. Raises `InvalidArgument` if it is not a string."""
     name = body.first().get(b"signature_name", b"")
     if not isinstance(name, bytes):
         raise InvalidArgument(
@@ -126,7 +126,7 @@ class _Parser:
     def _value(self, names: list[bytes]) -> tuple[Value, bool]:
         """Read a value.
 
-        Return it, and whether it is a container with items, whose first name is put on `names`.
+        Returns it, and whether it is a container with items, whose first name is put on `names`.
         """
         text, at = self._text, self._at
         byte = text[at]
@@ -148,7 +148,7 @@ class _Parser:
         return self._number(), False
 
     def _has_next(self, closing: bytes, missing: str) -> bool:
-        """Return whether another item follows; otherwise the container was closed."""
+        """Returns whether another item follows; otherwise the container was closed."""
         self._skip_space()
         if self._take(b","):
             self._skip_space()
@@ -235,7 +235,7 @@ class _Parser:
         return b"".join(pieces)
 
     def _escaped(self) -> bytes:
-        """Return the decoded text from an escape on; as a whole run if the run is valid."""
+        """Returns the decoded text from an escape on; as a whole run if the run is valid."""
         run = _ESCAPED.match(self._text, self._at)
         if run is not None:
             try:
@@ -248,7 +248,7 @@ class _Parser:
         return self._escape()
 
     def _escape(self) -> bytes:
-        """Return a single decoded escape. All errors are reported at its backslash."""
+        """Returns a single decoded escape. All errors are reported at its backslash."""
         start = self._at
         byte = self._text[start + 1]
         if byte in _ESCAPES:

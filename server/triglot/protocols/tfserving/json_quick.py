@@ -36,7 +36,7 @@ TEXT_PER_LIST = 64
 
 
 def read_quickly(body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits) -> PredictBody | None:
-    """Return the request of a body; None for one that needs the exact reader."""
+    """Returns the request of a body; None for one that needs the exact reader."""
     if b"\\" in body:
         return None
     parsers: list[Callable[[bytes, JsonLimits], Any]] = [parse_plain]
@@ -74,7 +74,7 @@ class _Elements:
 
 
 def _read(values: Any, body: bytes, signature_of: Callable[[str], Signature]) -> PredictBody:
-    """Return the request. Raises `_Irregular`, and as the parsers for values that are not numbers."""
+    """Returns the request. Raises `_Irregular`, and as the parsers for values that are not numbers."""
     if not isinstance(values, dict):
         raise _Irregular
     row = "instances" in values
@@ -96,7 +96,7 @@ def _read(values: Any, body: bytes, signature_of: Callable[[str], Signature]) ->
 
 
 def _lists(value: Any, most: int) -> int | None:
-    """Return how many lists simdjson's values have, all of them regular.
+    """Returns how many lists simdjson's values have, all of them regular.
 
     None if that takes a skeleton to prove.
     """
@@ -121,7 +121,7 @@ class _Reader:
         self._specs = specs
 
     def read(self, value: Any, row: bool) -> tuple[list[InputTensor], bytes]:
-        """Return the tensors under `instances` (`row`) or `inputs`, and their skeleton."""
+        """Returns the tensors under `instances` (`row`) or `inputs`, and their skeleton."""
         if not row and _names_inputs(value):
             return self._named(value)
         if row and isinstance(value, list) and value and _names_inputs(value[0]):
@@ -154,7 +154,7 @@ class _Reader:
         return [columns[spec.name].tensor(spec) for spec in self._specs], _list_text(items)
 
     def _texts(self, elements: _Elements, skip: int = 0) -> list[bytes]:
-        """Return the skeletons of the subarrays behind the first `skip` dims; with 0, that of the whole array."""
+        """Returns the skeletons of the subarrays behind the first `skip` dims; with 0, that of the whole array."""
         arrays, shape = math.prod(elements.shape[:skip]), elements.shape[skip:]
         if self._room is None:
             return [b""] * arrays
@@ -180,7 +180,7 @@ def _list_text(items: list[bytes]) -> bytes:
 
 
 def _object_text(values: Mapping[str, Any], texts: Mapping[str, bytes]) -> bytes:
-    """Return the skeleton of an object; `texts` has those of its members with structure."""
+    """Returns the skeleton of an object; `texts` has those of its members with structure."""
     items = [texts[key] if key in texts else _scalar_text(value) for key, value in values.items()]
     return _members_text([_head(key) for key in values], items)
 
@@ -257,7 +257,7 @@ def _large_numbers(value: LargeArray, datatype: str) -> Array:
 
 
 def _converted(values: list[Any], datatype: str) -> tuple[Array, list[bytes] | None]:
-    """Return the elements and, for strings, their skeletons."""
+    """Returns the elements and, for strings, their skeletons."""
     if datatype != "BYTES":
         if not RULES[datatype].takes(values):
             raise _Irregular

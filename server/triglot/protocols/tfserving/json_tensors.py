@@ -75,7 +75,7 @@ RULES: dict[str, ElementRule] = {
 
 
 def to_array(values: list[Any], datatype: str) -> Array:
-    """Return a flat array of values that passed the datatype's rule.
+    """Returns a flat array of values that passed the datatype's rule.
 
     A number beyond FP32's range becomes infinite.
     """
@@ -92,7 +92,7 @@ def to_array(values: list[Any], datatype: str) -> Array:
 
 
 def narrowed(numbers: Array, datatype: str) -> Array:
-    """Return numbers converted to a datatype."""
+    """Returns numbers converted to a datatype."""
     with np.errstate(over="ignore"):
         return numbers.astype(DATATYPES[datatype].dtype, copy=False)
 
@@ -128,14 +128,14 @@ class Column:
             self._values += values
 
     def tensor(self, *leading: int) -> InputTensor:
-        """Return the tensor of all that was added, with `leading` dims in front."""
+        """Returns the tensor of all that was added, with `leading` dims in front."""
         shape = (*leading, *(self._shape or ()))
         _check_rank(shape)
         return InputTensor(self._name, self._datatype, shape, to_array(self._values, self._datatype))
 
 
 def _shape(value: Value) -> tuple[int, ...]:
-    """Return the dims by the first item of each level.
+    """Returns the dims by the first item of each level.
 
     Raises `InvalidArgument` for more than an array can have.
     """

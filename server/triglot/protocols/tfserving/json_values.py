@@ -36,7 +36,7 @@ class Object:
     members: list[tuple[bytes, Value]]
 
     def first(self) -> dict[bytes, Value]:
-        """Return the members by key; the first of equal keys counts."""
+        """Returns the members by key; the first of equal keys counts."""
         return dict(reversed(self.members))
 
 
@@ -45,7 +45,7 @@ Value = None | bool | int | float | bytes | list[Any] | Object
 
 
 def json_type(value: Value) -> str:
-    """Return the type of a value as error texts name it."""
+    """Returns the type of a value as error texts name it."""
     if value is None:
         return "Null"
     if isinstance(value, bool):
@@ -58,17 +58,17 @@ def json_type(value: Value) -> str:
 
 
 def quote(text: bytes) -> bytes:
-    """Return a JSON string; bytes from 0x7f on are kept as they are, UTF-8 or not."""
+    """Returns a JSON string; bytes from 0x7f on are kept as they are, UTF-8 or not."""
     return b'"' + _CONTROL.sub(lambda match: _ESCAPES[match[0]], text) + b'"'
 
 
 def text_of(text: bytes) -> str:
-    """Return a name or string for an error text; bytes that are not UTF-8 become U+FFFD."""
+    """Returns a name or string for an error text; bytes that are not UTF-8 become U+FFFD."""
     return text.decode(errors="replace")
 
 
 def debug_text(value: Value) -> str:
-    """Return a value as error texts quote it: indented by four, arrays on one line, cut after `QUOTED_BYTES`.
+    """Returns a value as error texts quote it: indented by four, arrays on one line, cut after `QUOTED_BYTES`.
 
     The text ends before the first NaN or infinity.
     """
@@ -83,7 +83,7 @@ def debug_text(value: Value) -> str:
 
 
 def _tokens(value: Value) -> Iterator[bytes]:
-    """Yield the text of a value token by token, without recursion."""
+    """Yields the text of a value token by token, without recursion."""
     containers: list[tuple[Iterator[Any], bytes]] = []
     prefix, is_first = b"", True
     while True:
@@ -117,7 +117,7 @@ def _tokens(value: Value) -> Iterator[bytes]:
 
 
 def _opening(value: Value) -> bytes:
-    """Return the text of a scalar, or a container's opening bracket."""
+    """Returns the text of a scalar, or a container's opening bracket."""
     if isinstance(value, Object):
         return b"{"
     if isinstance(value, list):
@@ -136,7 +136,7 @@ def _new_line(depth: int) -> bytes:
 
 
 def base64_text(value: Value) -> bytes | None:
-    """Return the text of an object whose only member is a string named `b64`, else None."""
+    """Returns the text of an object whose only member is a string named `b64`, else None."""
     if isinstance(value, Object) and len(value.members) == 1:
         key, text = value.members[0]
         if key == b"b64" and isinstance(text, bytes):
@@ -150,7 +150,7 @@ def is_plain_object(value: Value) -> TypeGuard[Object]:
 
 
 def body_error(body: Object, what: str) -> InvalidArgument:
-    """Return the error for a body that is not formatted correctly."""
+    """Returns the error for a body that is not formatted correctly."""
     return InvalidArgument(f"JSON Value: {debug_text(body)} {what}")
 
 

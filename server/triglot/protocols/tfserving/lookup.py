@@ -14,14 +14,14 @@ from triglot.scheduling.servable import Servable
 
 
 def require_spec(spec: ModelSpec | None) -> ModelSpec:
-    """Return the ModelSpec. Raises `InvalidArgument` for a request without one."""
+    """Returns the ModelSpec. Raises `InvalidArgument` for a request without one."""
     if spec is None:
         raise InvalidArgument("Missing ModelSpec")
     return spec
 
 
 def find_called(dataplane: DataPlane, spec: ModelSpec | None, call: Call) -> Servable:
-    """Return what `find_servable` does, and record model and version in the call."""
+    """Returns what `find_servable` does, and records model and version in the call."""
     call.model_name = require_spec(spec).name
     servable = find_servable(dataplane, call.permission, spec)
     call.model_version = servable.version
@@ -29,7 +29,7 @@ def find_called(dataplane: DataPlane, spec: ModelSpec | None, call: Call) -> Ser
 
 
 def find_servable(dataplane: DataPlane, permission: Permission, spec: ModelSpec | None) -> Servable:
-    """Return the version for a call, to be leased by `with`.
+    """Returns the version for a call, to be leased by `with`.
 
     Raises `InvalidArgument` or `NotFound`, and `PermissionDenied` for a model that the client may not use.
     """
@@ -52,5 +52,5 @@ def find_servable(dataplane: DataPlane, permission: Permission, spec: ModelSpec 
 
 
 def define(servable: Servable, name: str) -> signature_pb2.SignatureDef:
-    """Return the SignatureDef of one of the version's signatures."""
+    """Returns the SignatureDef of one of the version's signatures."""
     return signature_def(name, servable.signatures[name], servable.model.signature_defs)

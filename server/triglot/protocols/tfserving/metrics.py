@@ -33,11 +33,11 @@ API_OF = {
 }
 """Methods that TensorFlow Serving counts, by entrypoint, with its names for them."""
 KIND_BYTES = 4096
-"""Estimate of the text that one kind of call takes on the page, in bytes."""
+"""Estimates of the text that one kind of call takes on the page, in bytes."""
 
 
 def metrics_route(telemetry: Telemetry, control: Control, path: str) -> Route:
-    """Return the route at `path` with the metrics of all models; with a query the path does not match."""
+    """Returns the route at `path` with the metrics of all models; with a query the path does not match."""
 
     async def report(_: Arguments) -> str:
         return print_metrics(telemetry)
@@ -74,7 +74,7 @@ def _text(text: str, status: int) -> HttpResponse:
 
 
 def print_metrics(telemetry: Telemetry) -> str:
-    """Return counts of requests by model and status, and latencies of successful ones, in microseconds.
+    """Returns counts of requests by model and status, and latencies of successful ones, in microseconds.
 
     Under the names of TensorFlow's own metrics it adds how often and how long models ran, for any protocol, and
     how versions were loaded.

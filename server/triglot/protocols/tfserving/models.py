@@ -36,7 +36,7 @@ class Models:
     async def metadata(
         self, request: metadata_pb2.GetModelMetadataRequest, call: Call
     ) -> metadata_pb2.GetModelMetadataResponse:
-        """Return all signatures of the model, callable or not (tfs 3.5). Raises `ServingError`."""
+        """Returns all signatures of the model, callable or not (tfs 3.5). Raises `ServingError`."""
         spec = require_spec(decode_spec(request))
         if not request.metadata_field:
             raise InvalidArgument("GetModelMetadataRequest must specify at least one metadata_field")
@@ -54,7 +54,7 @@ class Models:
     async def status(
         self, request: management_pb2.GetModelStatusRequest, call: Call
     ) -> management_pb2.GetModelStatusResponse:
-        """Return the state of every known version, highest first, or of the requested one only (tfs 3.6).
+        """Returns the state of every known version, highest first, or of the requested one only (tfs 3.6).
 
         Raises `NotFound` for a model without any, with the reason.
         """

@@ -25,7 +25,7 @@ _LOGS = {"predict": 6, "classify": 2, "regress": 3}
 
 
 def encode_record(record: Record) -> bytes:
-    """Return a record of a TFRecord file.
+    """Returns a record of a TFRecord file.
 
     Requests of Classify and Regress become such logs, all others a Predict log. The logged request names no
     version, so that it can be replayed on any; the response names it. Raises `InvalidArgument` for outputs that

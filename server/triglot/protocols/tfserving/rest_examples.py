@@ -42,7 +42,7 @@ class ExamplesBody:
 
 
 def decode_examples(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> ExamplesBody:
-    """Return the request of a body. All of it is read before the model is looked up (unlike `:predict`).
+    """Returns the request of a body. All of it is read before the model is looked up (unlike `:predict`).
 
     Raises `InvalidArgument`.
     """
@@ -64,7 +64,7 @@ def decode_examples(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Example
 
 
 def _example(value: Value) -> bytes:
-    """Return a serialized `tensorflow.Example`. Of equal feature names the last one counts."""
+    """Returns a serialized `tensorflow.Example`. Of equal feature names the last one counts."""
     if not isinstance(value, Object):
         raise InvalidArgument(f"Example must be JSON object but got JSON {json_type(value)}")
     example = Example()
@@ -79,7 +79,7 @@ def _example(value: Value) -> bytes:
 
 
 def _feature(name: str, contents: list[Value]) -> Feature:
-    """Return a feature with the type of its first element; an empty one has no type."""
+    """Returns a feature with the type of its first element; an empty one has no type."""
     kind = ""
     values: list[Any] = []
     for content in contents:
@@ -101,7 +101,7 @@ def _feature(name: str, contents: list[Value]) -> Feature:
 
 
 def encode_classifications(results: Sequence[Sequence[tuple[bytes, float]]]) -> bytes:
-    """Return the body for `:classify`: labels and FP32 scores of each example.
+    """Returns the body for `:classify`: labels and FP32 scores of each example.
 
     Raises `InvalidArgument` for none.
     """
@@ -113,7 +113,7 @@ def encode_classifications(results: Sequence[Sequence[tuple[bytes, float]]]) -> 
 
 
 def encode_regressions(values: Sequence[float] | Array) -> bytes:
-    """Return the body for `:regress`: an FP32 value for each example. Raises `InvalidArgument` for none."""
+    """Returns the body for `:regress`: an FP32 value for each example. Raises `InvalidArgument` for none."""
     if not len(values):
         raise InvalidArgument("Cannot convert empty RegressionResults to JSON")
     return print_answer("results", print_line(print_floats(values)))

@@ -20,13 +20,13 @@ _WITH_DEFAULTS: dict[str, Any] = (
 
 
 def _print(message: Any) -> str:
-    """Return a message as JSON: all fields, protocol names, 64-bit numbers as strings, indented by one space."""
+    """Returns a message as JSON: all fields, protocol names, 64-bit numbers as strings, indented by one space."""
     values = json_format.MessageToDict(message, preserving_proto_field_name=True, **_WITH_DEFAULTS)
     return json.dumps(_ordered(values, message.DESCRIPTOR), indent=1, ensure_ascii=False) + "\n"
 
 
 def _ordered(values: dict[str, Any], descriptor: Any) -> dict[str, Any]:
-    """Return the fields in the order of their numbers; Python's printer puts defaults last."""
+    """Returns the fields in the order of their numbers; Python's printer puts defaults last."""
     ordered: dict[str, Any] = {}
     for field in sorted(descriptor.fields, key=lambda field: field.number):
         if field.name in values:
@@ -44,12 +44,12 @@ def _ordered_value(value: Any, message: Any) -> Any:
 
 
 def encode_status(response: management_pb2.GetModelStatusResponse) -> bytes:
-    """Return the response to GET /v1/models/MODEL."""
+    """Returns the response to GET /v1/models/MODEL."""
     return _print(response).encode()
 
 
 def encode_metadata(response: metadata_pb2.GetModelMetadataResponse) -> bytes:
-    """Return the response to GET /v1/models/MODEL/metadata; the value nests twice, as clients expect."""
+    """Returns the response to GET /v1/models/MODEL/metadata; the value nests twice, as clients expect."""
     spec = response.model_spec
     described = {"name": spec.name, "version": str(spec.version.value), "signature_name": spec.signature_name}
     definitions = metadata_pb2.SignatureDefMap()

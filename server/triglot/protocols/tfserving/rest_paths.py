@@ -29,7 +29,7 @@ class VersionTooLarge(InvalidArgument):
 
 
 def path_of(http: HttpRequest) -> str:
-    """Return the path as sent; unlike in TensorFlow Serving, a query is allowed (tfs 0.20)."""
+    """Returns the path as sent; unlike in TensorFlow Serving, a query is allowed (tfs 0.20)."""
     path = http.target.partition("?")[0]
     return path if path.startswith("/") else _SERVER.sub("", path)
 
@@ -42,14 +42,14 @@ def _cached(read: Callable[[str], T]) -> Callable[[str], T]:
 
 @_cached
 def model_of_path(path: str) -> str:
-    """Return the model in a path, "" if it names none."""
+    """Returns the model in a path, "" if it names none."""
     match = _NAMED.match(path)
     return unquote(match["model"]) if match else ""
 
 
 @_cached
 def parse_call(path: str) -> tuple[str, ModelSpec] | None:
-    """Return which of `CALLS` a path names, and its model; None if it matches neither.
+    """Returns which of `CALLS` a path names, and its model; None if it matches neither.
 
     Raises `VersionTooLarge`.
     """
@@ -65,7 +65,7 @@ def match_get(path: str) -> re.Match[str] | None:
 
 
 def spec_of_match(match: re.Match[str]) -> ModelSpec:
-    """Return the ModelSpec of a matched path. Raises `VersionTooLarge`."""
+    """Returns the ModelSpec of a matched path. Raises `VersionTooLarge`."""
     version = None if match["version"] is None else int(match["version"].lstrip("0")[:20] or "0")
     if version is not None and version > MAX_INT64:
         raise VersionTooLarge(f"Failed to parse version: {version}")

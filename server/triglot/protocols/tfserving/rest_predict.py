@@ -51,7 +51,7 @@ _ROWS_END = b"\n    ]"
 def decode_predict(
     body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits = DEFAULT_LIMITS
 ) -> PredictBody:
-    """Return the request of a body. `signature_of` returns the signature of a name, "" being the default one.
+    """Returns the request of a body. `signature_of` returns the signature of a name, "" being the default one.
 
     It may be called twice. Its errors come before any about the values, and after those about the JSON.
 
@@ -88,7 +88,7 @@ def _read_exactly(body: bytes, signature_of: Callable[[str], Signature], limits:
 
 
 def _guessed_specs(members: dict[bytes, Value], known: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Return specs guessed from a body, for a model that takes any inputs.
+    """Returns specs guessed from a body, for a model that takes any inputs.
 
     Numbers are FP32, as in grps' ndarray, unless the input is `known`. A bare tensor has no name.
     """
@@ -108,7 +108,7 @@ def _guessed_specs(members: dict[bytes, Value], known: Sequence[TensorSpec]) -> 
 
 
 def _datatype_of(value: Value | None) -> str:
-    """Return the datatype by the first element."""
+    """Returns the datatype by the first element."""
     while isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, bool):
@@ -132,12 +132,12 @@ def _read_inputs(value: Value, specs: Sequence[TensorSpec]) -> list[InputTensor]
 
 
 def _required(specs: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
-    """Return the inputs that bare values can be for."""
+    """Returns the inputs that bare values can be for."""
     return [spec for spec in specs if not spec.optional] or specs
 
 
 def _expected(given: Object, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Return the specs without the optional inputs that are not given."""
+    """Returns the specs without the optional inputs that are not given."""
     names = {key for key, _ in given.members}
     return [spec for spec in specs if not spec.optional or spec.name.encode() in names]
 
@@ -203,7 +203,7 @@ def _element_error(which: str, error: ServingError) -> InvalidArgument:
 
 
 def encode_predict(outputs: Sequence[OutputTensor], row: bool, *, named: bool = False) -> bytes:
-    """Return the response to a request of the row or the columnar form.
+    """Returns the response to a request of the row or the columnar form.
 
     A single output is bare values, unless `named`. Raises `InvalidArgument` for no outputs, for a datatype without
     a JSON form and, in row form, for outputs without a common first dim.
@@ -221,7 +221,7 @@ def encode_predict(outputs: Sequence[OutputTensor], row: bool, *, named: bool = 
 
 
 def scatter_predict(outputs: Sequence[OutputTensor], row: bool) -> bytes | Scattered:
-    """Return what `encode_predict` does, but do not join the text of one large tensor."""
+    """Returns what `encode_predict` does, but do not join the text of one large tensor."""
     if len(outputs) != 1 or not _is_large(outputs[0]):
         return encode_predict(outputs, row)
     if row:
@@ -234,7 +234,7 @@ def scatter_predict(outputs: Sequence[OutputTensor], row: bool) -> bytes | Scatt
 
 
 def text_size(outputs: Sequence[OutputTensor]) -> int:
-    """Estimate how many bytes of text are printed: if many, this runs off the event loop."""
+    """Estimates how many bytes of text are printed: if many, this runs off the event loop."""
     if len(outputs) == 1 and _is_large(outputs[0]):
         # 0.3 ms for 16,000 numbers, as in KServe V2.
         return outputs[0].array.nbytes
@@ -242,7 +242,7 @@ def text_size(outputs: Sequence[OutputTensor]) -> int:
 
 
 def encode_error(text: str) -> bytes:
-    """Return the body of an error."""
+    """Returns the body of an error."""
     return print_answer("error", quote(text.encode(errors="replace")))
 
 
@@ -277,7 +277,7 @@ def _is_large(output: OutputTensor) -> bool:
 
 
 def _rows(output: OutputTensor, level: int) -> list[bytes]:
-    """Return the text of each item of the first dim, on one line, at `level`."""
+    """Returns the text of each item of the first dim, on one line, at `level`."""
     array = output.array
     texts = _element_texts(output, level + array.ndim - 1)
     for depth in range(array.ndim - 1, 0, -1):
@@ -286,7 +286,7 @@ def _rows(output: OutputTensor, level: int) -> list[bytes]:
 
 
 def _column(output: OutputTensor, level: int) -> bytes:
-    """Return the text of a tensor at `level`, an item a line."""
+    """Returns the text of a tensor at `level`, an item a line."""
     array = output.array
     if _is_large(output):
         return b"".join(print_nested(array))
@@ -297,13 +297,13 @@ def _column(output: OutputTensor, level: int) -> bytes:
 
 
 def _lists(texts: list[bytes], shape: tuple[int, ...], depth: int) -> list[list[bytes]]:
-    """Return the items of each list at nesting depth `depth`."""
+    """Returns the items of each list at nesting depth `depth`."""
     size = shape[depth]
     return [texts[at * size : (at + 1) * size] for at in range(math.prod(shape[:depth]))]
 
 
 def _element_texts(output: OutputTensor, level: int) -> list[bytes]:
-    """Return the text of each element, at `level`."""
+    """Returns the text of each element, at `level`."""
     array: Array = output.array
     if not array.size:
         return []

@@ -102,11 +102,11 @@ class PredictCall:
     signature: Signature
 
     def encode(self, prediction: Prediction) -> bytes | Scattered:
-        """Return the response's body."""
+        """Returns the response's body."""
         return scatter_predict(prediction.response.outputs, self.decoded.row)
 
     def request(self) -> PredictRequest:
-        """Return the request as gRPC has it."""
+        """Returns the request as gRPC has it."""
         name = self.decoded.signature_name
         return PredictRequest(replace(self.spec, signature_name=name) if name else self.spec, self.decoded.inputs)
 
@@ -241,7 +241,7 @@ def _inputs_differ(signature: Signature, than: Signature) -> bool:
 
 
 def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
-    """Return the rows of all paths below /v1/."""
+    """Returns the rows of all paths below /v1/."""
     infer, metadata, public = Operation.INFER, Operation.METADATA, Operation.PUBLIC
     headers = _CORS if cors else {}
 
@@ -299,7 +299,7 @@ def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
 
 
 def not_found_route() -> Route:
-    """Return a route for all unmatched paths that answers as TensorFlow Serving's HTTP library does."""
+    """Returns a route for all unmatched paths that answers as TensorFlow Serving's HTTP library does."""
     return Route("*", ANY_PATH, Operation.PUBLIC, lambda _: True, _allow, _encode_not_found)
 
 
@@ -316,7 +316,7 @@ def _encode(answer: Any, rest: RestCall | PredictCall) -> HttpResponse:
 
 
 def _coding(header: str) -> str:
-    """Return the coding: only gzip is recognised, anywhere in the header (tfs 4.1)."""
+    """Returns the coding: only gzip is recognised, anywhere in the header (tfs 4.1)."""
     return "gzip" if "gzip" in header.lower() else "identity"
 
 
@@ -383,5 +383,5 @@ def encode_failure(error: ServingError) -> HttpResponse:
 
 
 def status_of(error: ServingError) -> int:
-    """Return the HTTP status of an error (tfs 4.1)."""
+    """Returns the HTTP status of an error (tfs 4.1)."""
     return 413 if isinstance(error, PayloadTooLarge) else STATUS.get(error.code, 500)

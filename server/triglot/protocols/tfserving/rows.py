@@ -37,7 +37,7 @@ TRUNCATED = "...TRUNCATED"
 
 
 def tfserving_services(predictions: Predictions, models: Models, *, tensor_content: bool) -> list[Service]:
-    """Return PredictionService and ModelService. `tensor_content`: Predict's outputs have that field (tfs 0.2)."""
+    """Returns both services. `tensor_content`: Predict's outputs are in that field (tfs 0.2)."""
     infer, described = Operation.INFER, Operation.METADATA
     classify = partial(decode_examples, inference_pb2.ClassificationRequest)
     regress = partial(decode_examples, inference_pb2.RegressionRequest)
@@ -92,7 +92,7 @@ def _control_row(name: str, operation: Operation, decode: Callable[[bytes], Any]
 
 
 def _truncated(text: str) -> str:
-    """Return an error's text, truncated as TensorFlow Serving does over gRPC (tfs 0.22)."""
+    """Returns an error's text, truncated as TensorFlow Serving does over gRPC (tfs 0.22)."""
     encoded = text.encode()
     if len(encoded) <= MAX_ERROR_BYTES:
         return text

@@ -216,12 +216,12 @@ def _streams(servable: Servable) -> Unimplemented:
 
 
 def _signature_name(spec: ModelSpec | None) -> str:
-    """Return the name of the signature to call: the requested or the default one."""
+    """Returns the name of the signature to call: the requested or the default one."""
     return (spec.signature_name if spec else "") or DEFAULT_SIGNATURE
 
 
 def _check_tasks(servable: Servable, request: MultiRequest) -> None:
-    """Raise `InvalidArgument`, or `Unimplemented` for a method that takes no examples (tfs 3.4)."""
+    """Raises `InvalidArgument`, or `Unimplemented` for a method that takes no examples (tfs 3.4)."""
     seen: set[str] = set()
     for spec, method in request.tasks:
         if not spec.name:

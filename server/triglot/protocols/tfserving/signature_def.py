@@ -18,7 +18,7 @@ METHOD_NAMES = {
 
 
 def signature_def(name: str, signature: Signature, given: Mapping[str, bytes]) -> signature_pb2.SignatureDef:
-    """Return a signature's SignatureDef: the one in the model's file (`given`), or one made of the signature."""
+    """Returns a signature's SignatureDef: the one in the model's file (`given`), or one made of the signature."""
     if name in given:
         return signature_pb2.SignatureDef.FromString(given[name])
     message = signature_pb2.SignatureDef(method_name=METHOD_NAMES[signature.method])
@@ -43,7 +43,7 @@ def _fill_infos(infos: Any, specs: Sequence[TensorSpec]) -> None:
 
 
 def signature_def_map(signatures: Mapping[str, Signature], given: Mapping[str, bytes]) -> Any:
-    """Return all signatures of a model, including those of its file that cannot be called."""
+    """Returns all signatures of a model, including those of its file that cannot be called."""
     message = metadata_pb2.SignatureDefMap()
     for name, signature in signatures.items():
         message.signature_def[name].CopyFrom(signature_def(name, signature, given))

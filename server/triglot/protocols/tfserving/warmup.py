@@ -21,7 +21,7 @@ MAX_RECORDS = 1000
 
 
 def read_warm_up(folder: Path) -> list[prediction_log_pb2.PredictionLog]:
-    """Return the recorded requests in a version's folder; none without a file. Raises `ModelLoadError`."""
+    """Returns the recorded requests in a version's folder; none without a file. Raises `ModelLoadError`."""
     file = folder / WARM_UP_FILE
     if not file.is_file():
         return []
