@@ -96,7 +96,7 @@ def split(data: bytes, rules: Rules) -> tuple[bytes, list[bytes]] | None:
 def _split(
     data: bytes, at: int, end: int, rules: Rules, kept: list[bytes], values: list[bytes], since: int
 ) -> int:
-    """Append the parts of the message between `at` and `end`; return the offset up to which all were appended."""
+    """Append the parts of the message between `at` and `end`; returns the offset up to which all were appended."""
     while at < end:
         tag = data[at]
         kind = tag & 0x87

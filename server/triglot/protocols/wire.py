@@ -59,7 +59,7 @@ def _malformed(what: str, at: int) -> InvalidArgument:
 
 
 def read_varint(data: bytes | memoryview, at: int, end: int, longest: int = 10) -> tuple[int, int]:
-    """Read the varint of at most `longest` bytes at `at`; return its value and the offset after it.
+    """Read the varint of at most `longest` bytes at `at`; returns its value and the offset after it.
 
     Raises `InvalidArgument`.
     """

@@ -52,11 +52,11 @@ class GuardedMemory:
         return np.asarray(_Part(self, self._guarded.address + at, size)).data
 
     def read(self, into: memoryview, at: int) -> bool:
-        """Fill `into` from `at`; return whether all was there. The file's last page counts as whole."""
+        """Fill `into` from `at`; returns whether all was there. The file's last page counts as whole."""
         return self._copy(_address(into), self._guarded.address + at, len(into))
 
     def write(self, data: memoryview, at: int) -> bool:
-        """Write `data` at `at`; return whether all was there."""
+        """Write `data` at `at`; returns whether all was there."""
         return self._copy(self._guarded.address + at, _address(data), len(data))
 
     def _copy(self, to: int, source: int, size: int) -> bool:
