@@ -64,9 +64,9 @@ class BatchQueue:
         self.closed = False
         self.keys = BatchKeys(model, batching)
         self._batching = batching
-        limit = max(1, self.keys.max_rows)
-        preferred = tuple(size for size in batching.preferred_sizes if size <= limit)
-        self._rules = Rules(limit, preferred, batching.max_queue_delay)
+        max_rows = max(1, self.keys.max_rows)
+        preferred = tuple(size for size in batching.preferred_sizes if size <= max_rows)
+        self._rules = Rules(max_rows, preferred, batching.max_queue_delay)
         self._levels: dict[int, Level] = {}
         self._lanes: list[Level] = []
         self._queued: dict[Work, tuple[Level, Waiting]] = {}
