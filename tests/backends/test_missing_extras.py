@@ -23,7 +23,7 @@ def requirements() -> dict[str, list[str]]:
     return {
         extra: [re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in names]
         for extra, names in extras.items()
-        if extra not in ("jwt", "storage")
+        if extra not in ("jwt", "ray", "storage")
     }
 
 

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _DRIVER = "import sys; sys.path[:] = {path!r}; from triglot.executors.ray.driver import main; main()"
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_COLOR_PREFIX": "0",
     # A driver that has lost its cluster for so long ends, and the next one looks for that anew.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
