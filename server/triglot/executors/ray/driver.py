@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ _PART = 32 * 1024 * 1024
 _PENDING_SECONDS = 10.0
 _LONGEST_REASON = 300
 _REACHABLE_SECONDS = 5.0
+_LOOK_SECONDS = 2.0
 
 
 def main() -> None:
@@ -45,12 +47,21 @@ def main() -> None:
     except Exception as error:
         driver.say({"failed": f"cannot connect to the Ray cluster at {address!r}: {reason_of(error)}"})
         return
-    driver.say({"connected": True})
+    threading.Thread(
+        target=_end_without_node, args=(ray.get_runtime_context().get_node_id(),), daemon=True
+    ).start()
     with suppress(OSError), server.makefile("rb") as orders:
         for line in orders:
             driver.obey(json.loads(line))
     ray.shutdown()
     os._exit(0)  # Threads may wait for actors.
+
+
+def _end_without_node(node_id: str) -> None:
+    """End once the cluster does not know this driver's node: it is another one, at the address of the former."""
+    while any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes()):
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)
 
 
 def _check_reachable(address: str) -> None:
@@ -116,6 +127,7 @@ def _wait_for_end(actor: Any, ended: Any) -> str:
             ray.get(ended)
         except ActorUnavailableError:
             # It may have ended or not; whoever asks again is told, some time.
+            time.sleep(_LOOK_SECONDS)
             ended = actor.serve.remote()
         except BaseException as error:
             return reason_of(error)
