@@ -56,8 +56,6 @@ def test_groups_that_a_cluster_cannot_have(tmp_path: Path, groups: list[Instance
 @without_ray
 # It has libraries of its own: another environment of these tests changes nothing.
 @pytest.mark.newest
-# Each starts the nodes of a cluster.
-@pytest.mark.alone
 @pytest.mark.parametrize("file", ["test_ray_calls.py", "test_ray_faults.py", "test_ray_served.py"])
 def test_they_hold_with_ray(file: str) -> None:
     check_tests("ray", FOLDER / file, seconds=1200)
