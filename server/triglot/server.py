@@ -315,7 +315,7 @@ class Server:
                 buckets if wanted.histograms else None,
                 wanted.quantiles if wanted.summaries else (),
                 decoupled=servable.decoupled,
-                cached=servable.answers is not None,
+                cached=servable.response_cache is not None,
             )
 
     async def _warm_up(self, servable: Servable, files: ModelFiles) -> None:

@@ -17,13 +17,13 @@ from kserve_served import Served
 from protocol_clients.kserve_async import SERVICE, STATUS_OF
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, Array, datatype_of
-from triglot.core.types import OutputWish, RegionSlice
+from triglot.core.types import OutputOptions, RegionSlice
 from triglot.pb.kserve import inference_pb2 as pb
 
 PREFIX = "/triglot-test-"
 DOORS = ("grpc", "stream", "rest")
 SHM = Path("/dev/shm")
-Wishes = Mapping[str, OutputWish | None]
+Wishes = Mapping[str, OutputOptions | None]
 """What becomes of the outputs that are requested."""
 LENGTH = "Inference-Header-Content-Length"
 
@@ -147,7 +147,7 @@ def message_of(model: str, inputs: Sequence[In], outputs: Wishes, request_id: st
     for one in inputs:
         tensor = message.inputs.add(name=one.name, datatype=one.kind, shape=one.dims)
         if isinstance(one.data, RegionSlice):
-            _set(tensor.parameters, options(OutputWish(region=one.data)))
+            _set(tensor.parameters, options(OutputOptions(region=one.data)))
         else:
             message.raw_input_contents.append(one.data if isinstance(one.data, bytes) else one.data.tobytes())
     for name, wish in outputs.items():
@@ -163,7 +163,7 @@ def _set(parameters: Any, values: dict[str, Any]) -> None:
             parameters[key].int64_param = value
 
 
-def options(wish: OutputWish | None) -> dict[str, Any]:
+def options(wish: OutputOptions | None) -> dict[str, Any]:
     """The parameters of a tensor; an offset of 0 is left out, as clients do."""
     if wish is None:
         return {}
@@ -178,7 +178,7 @@ async def _rest(served: Served, model: str, inputs: Sequence[In], outputs: Wishe
     for one in inputs:
         tensor: dict[str, Any] = {"name": one.name, "datatype": one.kind, "shape": one.dims}
         if isinstance(one.data, RegionSlice):
-            tensor["parameters"] = options(OutputWish(region=one.data))
+            tensor["parameters"] = options(OutputOptions(region=one.data))
         else:
             raw = one.data if isinstance(one.data, bytes) else one.data.tobytes()
             tensor["parameters"] = {"binary_data_size": len(raw)}

@@ -22,7 +22,7 @@ from tensor_places import DOORS, In, Said, ask
 import triglot
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError
 from triglot.core.tensor import DATATYPES, Array, datatype_of, object_array, unpack_bytes
-from triglot.core.types import OutputTensor, OutputWish
+from triglot.core.types import OutputOptions, OutputTensor
 from triglot.protocols.kserve.classification import MAX_ELEMENTS, classify
 from triglot.repository.config.labels import MAX_LABEL_BYTES
 
@@ -189,25 +189,25 @@ def elements(said: Said) -> tuple[str, list[int], list[bytes]]:
 @in_module
 @EVERY
 async def test_a_model_with_labels(door: str, served: Served) -> None:
-    said = await ask(served, door, "labelled", [In("x", ROW)], {"y": OutputWish(3)})
+    said = await ask(served, door, "labelled", [In("x", ROW)], {"y": OutputOptions(3)})
     assert elements(said) == ("BYTES", [3], FIRST)
-    said = await ask(served, door, "labelled", [In("x", ROW)], {"y": OutputWish(2**40), "z": None})
+    said = await ask(served, door, "labelled", [In("x", ROW)], {"y": OutputOptions(2**40), "z": None})
     assert elements(said) == ("BYTES", [4], [*FIRST, b"1.000000:0:cat"])
     assert said.raw("z") == ROW.astype("f2").tobytes()
-    said = await ask(served, door, "plain", [In("x", ROW)], {"y": OutputWish(1)})
+    said = await ask(served, door, "plain", [In("x", ROW)], {"y": OutputOptions(1)})
     assert elements(said) == ("BYTES", [1], [b"4.000000:1"])
 
 
 @in_module
 @EVERY
 async def test_a_model_that_batches(door: str, served: Served) -> None:
-    said = await ask(served, door, "batched", [In("x", np.stack([ROW, -ROW]))], {"y": OutputWish(1)})
+    said = await ask(served, door, "batched", [In("x", np.stack([ROW, -ROW]))], {"y": OutputOptions(1)})
     assert elements(said) == ("BYTES", [2, 1], [b"4.000000:1:dog", b"-1.000000:0:cat"])
 
 
 @in_module
 async def test_a_stream_of_answers(served: Served) -> None:
-    said = await ask(served, "stream", "decoupled", [In("x", ROW)], {"y": OutputWish(1)})
+    said = await ask(served, "stream", "decoupled", [In("x", ROW)], {"y": OutputOptions(1)})
     assert elements(said) == ("BYTES", [1], FIRST[:1])
 
 
@@ -230,9 +230,9 @@ async def test_texts_of_json(served: Served) -> None:
 async def test_many_values(door: str, served: Served) -> None:
     """Looked at elsewhere than on the loop."""
     many = np.arange(MAX_ELEMENTS, dtype="f4")
-    said = await ask(served, door, "plain", [In("x", many)], {"y": OutputWish(2)})
+    said = await ask(served, door, "plain", [In("x", many)], {"y": OutputOptions(2)})
     assert elements(said)[2] == [b"999999.000000:999999", b"999998.000000:999998"]
-    said = await ask(served, door, "plain", [In("x", np.append(many, many[:1]))], {"y": OutputWish(2)})
+    said = await ask(served, door, "plain", [In("x", np.append(many, many[:1]))], {"y": OutputOptions(2)})
     code = Code.UNKNOWN if door == "stream" else Code.INVALID_ARGUMENT
     assert (said.code, said.text.endswith("it has 1000001 elements, the limit is 1000000")) == (code, True)
 
@@ -240,7 +240,7 @@ async def test_many_values(door: str, served: Served) -> None:
 @in_module
 @EVERY
 async def test_an_output_that_has_no_classes(door: str, served: Served) -> None:
-    said = await ask(served, door, "plain", [In("x", ROW)], {"z": OutputWish(2)})
+    said = await ask(served, door, "plain", [In("x", ROW)], {"z": OutputOptions(2)})
     code = Code.UNKNOWN if door == "stream" else Code.INVALID_ARGUMENT
     assert said == Said(code, "class result not available for output 'z' due to unsupported type 'FP16'")
 
@@ -315,4 +315,4 @@ async def test_labels_of_an_ensemble(tmp_path: Path) -> None:
 
 
 async def first(served: Served, model: str = "m") -> bytes:
-    return elements(await ask(served, "grpc", model, [In("x", ROW)], {"y": OutputWish(1)}))[2][0]
+    return elements(await ask(served, "grpc", model, [In("x", ROW)], {"y": OutputOptions(1)}))[2][0]

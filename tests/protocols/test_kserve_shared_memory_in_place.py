@@ -33,14 +33,14 @@ from tensor_places import (
 import triglot
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, Array
-from triglot.core.types import InferenceResponse, OutputWish, RegionSlice
+from triglot.core.types import InferenceResponse, OutputOptions, RegionSlice
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from waiting import until
 
 EVERY = pytest.mark.parametrize("door", DOORS)
 BEFORE, AFTER = 3, 5
 INTO = RegionSlice("into", 0, SIZE)
-PLACED: Wishes = {"y": OutputWish(region=INTO)}
+PLACED: Wishes = {"y": OutputOptions(region=INTO)}
 WELL = Said(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
 MEANWHILE = (
     f"shared memory region 'r': expected {SIZE} bytes, got fewer: its object was truncated, or the "
@@ -119,7 +119,7 @@ async def changed(
     made.put(filled(datatype, BEFORE, SIZE))
     itemsize = DATATYPES[datatype].itemsize
     inputs = [In("x", RegionSlice("r", 0, wish.size), datatype, [1, wish.size // itemsize])]
-    one = await asked(served, door, inputs, {"y": OutputWish(region=wish)})
+    one = await asked(served, door, inputs, {"y": OutputOptions(region=wish)})
     assert await asyncio.to_thread(model.runs.wait, 60)
     made.put(filled(datatype, AFTER, SIZE))
     model.go.set()

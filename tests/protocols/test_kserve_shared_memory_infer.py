@@ -12,7 +12,7 @@ from tensor_places import DOORS, PREFIX, In, Memory, Said, ask, memory, message_
 
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, object_array, pack_bytes
-from triglot.core.types import OutputWish, RegionSlice
+from triglot.core.types import OutputOptions, RegionSlice
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 EVERY = pytest.mark.parametrize("door", DOORS)
@@ -46,8 +46,8 @@ async def region(served: Served, made: Memory) -> AsyncIterator[None]:
     assert await unregister(served) == (Code.OK, "")
 
 
-def into(size: int, offset: int = 0, region: str = "all") -> OutputWish:
-    return OutputWish(region=RegionSlice(region, offset, size))
+def into(size: int, offset: int = 0, region: str = "all") -> OutputOptions:
+    return OutputOptions(region=RegionSlice(region, offset, size))
 
 
 def expected(door: str, code: Code, text: str) -> Said:
@@ -181,7 +181,7 @@ async def test_places_that_are_not_there(
     door: str, place: RegionSlice, code: Code, text: str, served: Served
 ) -> None:
     assert await ask(served, door, "identity_fp32", x(place, 1, 2)) == expected(door, code, text)
-    said = await ask(served, door, "identity_fp32", [In("x", PAIR)], {"y": OutputWish(region=place)})
+    said = await ask(served, door, "identity_fp32", [In("x", PAIR)], {"y": OutputOptions(region=place)})
     assert said == expected(door, code, text)
 
 

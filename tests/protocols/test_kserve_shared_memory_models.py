@@ -12,11 +12,11 @@ from kserve_served import Served, serve_models
 from tensor_places import PREFIX, SIZE, Memory, Wishes, X, ask, filled, memory, message_of, register
 
 from triglot.core.errors import Code
-from triglot.core.types import OutputWish, RegionSlice
+from triglot.core.types import OutputOptions, RegionSlice
 from triglot.protocols.kserve.regions import Checkout, Region
 
 BEFORE, AFTER = 3, 5
-PLACED: Wishes = {"y": OutputWish(region=RegionSlice("into", 0, SIZE))}
+PLACED: Wishes = {"y": OutputOptions(region=RegionSlice("into", 0, SIZE))}
 
 
 @asynccontextmanager

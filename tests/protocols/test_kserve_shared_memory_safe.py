@@ -34,12 +34,12 @@ from tensor_places import (
 
 import triglot
 from triglot.core.errors import Code
-from triglot.core.types import OutputWish, RegionSlice
+from triglot.core.types import OutputOptions, RegionSlice
 from triglot.protocols.kserve.regions import Region
 from waiting import until
 
 EVERY = pytest.mark.parametrize("door", DOORS)
-INTO: Wishes = {"y": OutputWish(region=WHOLE)}
+INTO: Wishes = {"y": OutputOptions(region=WHOLE)}
 FINE = (Code.OK, "")
 PAIR = np.array([[1, 2]], "f4")
 
@@ -239,7 +239,7 @@ async def test_the_response_cache(door: str, made: Memory) -> None:
     async with serving_memory(made, model, response_cache_bytes=SIZE) as served:
         for value, calls in ((1, 1), (1, 1), (5, 2), (1, 2)):
             made.put(PAIR * value)
-            for wish in (OutputWish(region=RegionSlice("r", 64, 8)), OutputWish(1), None):
+            for wish in (OutputOptions(region=RegionSlice("r", 64, 8)), OutputOptions(1), None):
                 said = await ask(served, door, "scalar", inputs, {"y": wish})
                 assert model.calls == calls
                 if wish is None:
@@ -277,7 +277,7 @@ async def test_a_batch(door: str, made: Memory) -> None:
         for at in range(2):
             place = RegionSlice("r", at * half, half)
             inputs = [In("x", place, "FP32", [1, SIZE // 8])]
-            tasks.append(ask(served, door, "scalar", inputs, {"y": OutputWish(region=place)}))
+            tasks.append(ask(served, door, "scalar", inputs, {"y": OutputOptions(region=place)}))
         assert all(said.raw() == b"" for said in await asyncio.gather(*tasks))
     assert model.sizes == [2]
     assert made.get(SIZE) == np.repeat(np.array([2, 3], "f4"), half // 4).tobytes()
@@ -305,7 +305,7 @@ async def test_requests_of_a_sequence_keep_their_order(made: Memory) -> None:
     messages = []
     for at, length in enumerate(shapes):
         tensor = In("x", WHOLE, "FP32", [1, length]) if length > 2 else In("x", PAIR)
-        message = message_of("scalar", [tensor], {"y": OutputWish(region=WHOLE)})
+        message = message_of("scalar", [tensor], {"y": OutputOptions(region=WHOLE)})
         message.parameters["sequence_id"].int64_param = 5
         message.parameters["sequence_start"].bool_param = at == 0
         message.parameters["sequence_end"].bool_param = at == len(shapes) - 1

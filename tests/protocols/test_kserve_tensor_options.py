@@ -11,7 +11,7 @@ from wire_bytes import PADDING
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest
-from triglot.core.types import InferenceResponse, OutputTensor, OutputWish, RegionSlice, TensorOptions
+from triglot.core.types import InferenceResponse, OutputOptions, OutputTensor, RegionSlice, TensorOptions
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import rest
 from triglot.protocols.kserve.codec import decode_infer, encode_infer, packing_size
@@ -55,7 +55,7 @@ def test_tensors_in_shared_memory() -> None:
             assert request.options == TensorOptions({0: place}, {})
             assert request.inputs[0].data == b""
         request = decode_infer(with_options("outputs", **REGION, **more))
-        assert request.options == TensorOptions({}, {"y": OutputWish(region=place)})
+        assert request.options == TensorOptions({}, {"y": OutputOptions(region=place)})
 
 
 def test_an_input_in_shared_memory_takes_no_raw_entry() -> None:
@@ -78,7 +78,7 @@ def test_an_input_in_shared_memory_has_no_contents() -> None:
 
 def test_classification() -> None:
     request = decode_infer(with_options("outputs", classification=Parameter(int64_param=3)))
-    assert request.options == TensorOptions({}, {"y": OutputWish(3)})
+    assert request.options == TensorOptions({}, {"y": OutputOptions(3)})
     assert decode_infer(with_options("inputs", **REGION, classification=Parameter())).outputs == ["y"]
 
 
@@ -151,7 +151,7 @@ def test_a_message_that_was_seen_before() -> None:
         raw_input_contents=[bytes(4)],
     )
     for _ in range(5):
-        assert decode(message.SerializeToString()).options == TensorOptions({}, {"y": OutputWish(3)})
+        assert decode(message.SerializeToString()).options == TensorOptions({}, {"y": OutputOptions(3)})
 
 
 def test_outputs_that_are_in_their_region_have_an_empty_entry() -> None:
@@ -191,14 +191,14 @@ def test_tensors_in_shared_memory_over_rest() -> None:
     assert found.options == TensorOptions({1: RegionSlice("r", 2**70, 8)}, {})
     assert found.inputs[1].data == b""
     found = read(with_output(**PLACE, binary_data=False)).request
-    assert found.options == TensorOptions({}, {"y": OutputWish(region=RegionSlice("r", 0, 8))})
+    assert found.options == TensorOptions({}, {"y": OutputOptions(region=RegionSlice("r", 0, 8))})
     assert read({"inputs": [{**X, "data": [1]}]}).request.options is None
 
 
 @pytest.mark.parametrize("binary", [False, True])
 def test_classification_over_rest(binary: bool) -> None:
     found = read(with_output(classification=2, binary_data=binary))
-    assert found.request.options == TensorOptions({}, {"y": OutputWish(2)})
+    assert found.request.options == TensorOptions({}, {"y": OutputOptions(2)})
     assert found.wants_binary("y") is binary
     assert read(with_output(classification=0, binary_data=binary)).request.options is None
 

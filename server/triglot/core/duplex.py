@@ -23,8 +23,8 @@ class Duplex(ABC):
         """Iterate over the requests. Raises `ServingError`."""
 
     @abstractmethod
-    def listen(self, came: Callable[[], None]) -> None:
-        """Call `came` when `take` has something, or at the end: once for all requests that arrived together."""
+    def listen(self, on_ready: Callable[[], None]) -> None:
+        """Call `on_ready` when `take` has something, once for requests that arrive together, and at the end."""
 
     @abstractmethod
     def take(self) -> bytes | None:

@@ -68,7 +68,7 @@ class RegionSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputWish:
+class OutputOptions:
     """Options of a requested output.
 
     `classes`: how many of its highest values are wanted, in text form; 0: the tensor. `region`: where it is to be
@@ -84,7 +84,7 @@ class TensorOptions:
     """Shared-memory regions of inputs, by position in the request, and options of outputs, by name (spec 2.6)."""
 
     inputs: Mapping[int, RegionSlice]
-    outputs: Mapping[str, OutputWish]
+    outputs: Mapping[str, OutputOptions]
 
 
 @dataclass(slots=True)

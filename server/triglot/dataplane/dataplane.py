@@ -139,11 +139,11 @@ class DataPlane:
                 began = perf_counter()
                 inference.inputs = bind_inputs(signature, request)
                 call.times.input_seconds += perf_counter() - began
-                if servable.answers is not None:
-                    if call.size > OFF_LOOP_BYTES or servable.answers.digests_long(inference.inputs):
+                if servable.response_cache is not None:
+                    if call.size > OFF_LOOP_BYTES or servable.response_cache.digests_long(inference.inputs):
                         self._submit_later(inference, request)
                         return inference
-                    if self._find_cached(inference, servable.answers, request):
+                    if self._find_cached(inference, servable.response_cache, request):
                         return inference
         except Exception as error:
             inference.reject(as_serving_error(error, str(servable)))
@@ -170,7 +170,7 @@ class DataPlane:
                 began = perf_counter()
                 inference.inputs = await self._bound(servable, inference.signature, request, inference.call)
                 inference.call.times.input_seconds += perf_counter() - began
-            if (cache := servable.answers) is not None:
+            if (cache := servable.response_cache) is not None:
                 began = perf_counter()
                 key = await asyncio.to_thread(cache.key, inference.inputs, inference.call, request)
                 if self._find_cached(inference, cache, request, key, began):

@@ -165,7 +165,7 @@ class Inference(Submission):
                 check_shapes(self.signature, self.request)
             except ServingError as error:
                 self.error = without_frames(error)
-        key, cache = self.cache_key, self.servable.answers
+        key, cache = self.cache_key, self.servable.response_cache
         if key is not None and cache is not None and self.error is None and not self.answer.parameters:
             if cache.takes_long(self.answer.outputs):
                 self.task = asyncio.get_running_loop().create_task(self._store_copy())
@@ -180,7 +180,7 @@ class Inference(Submission):
 
         It is reported after that, as the model may reuse its memory.
         """
-        key, cache = self.cache_key, self.servable.answers
+        key, cache = self.cache_key, self.servable.response_cache
         assert key is not None
         assert cache is not None
         began = perf_counter()

@@ -267,7 +267,7 @@ class Servable:
         self.loaded_from: object = None
         """Keeps the files alive that it was loaded from, where these are temporary."""
         self._gate: Gate | None = None
-        self.answers: ModelCache | None = None
+        self.response_cache: ModelCache | None = None
         self._readiness = None if model.check_ready is None else Readiness(str(self), model.check_ready)
         self.labels: Mapping[str, Sequence[bytes]] = {}
         """Class names per output, for outputs that have labels."""
@@ -320,8 +320,8 @@ class Servable:
             yield from self._hosted.readings()
         if self._gate is not None:
             yield from self._gate.readings()
-        if self.answers is not None:
-            yield from self.answers.readings()
+        if self.response_cache is not None:
+            yield from self.response_cache.readings()
         yield from self.guard.readings()
 
     def stream_from(self, function: Function) -> None:
@@ -337,7 +337,7 @@ class Servable:
         if self.decoupled or self.model.sequence_batching is not None:
             log.warning("%s: response_cache: ignored for decoupled models and sequences", self)
         else:
-            self.answers = cache.for_model(ordered=self.model.any_tensors)
+            self.response_cache = cache.for_model(ordered=self.model.any_tensors)
 
     async def resize(self, added: int, removed: int) -> Sequence[BaseException]:
         """Add `added` instances, prepared by `preparations`, then remove `removed` instances once these are idle.
@@ -428,8 +428,8 @@ class Servable:
         for task in (*self._retiring, self.companion):
             if task is not None:
                 task.cancel()
-        if self.answers is not None:
-            self.answers.close()
+        if self.response_cache is not None:
+            self.response_cache.close()
         self.end_leases(at_once=at_once)
         await unload(self.model, str(self), self._wait_until_idle)
 

@@ -27,21 +27,21 @@ class Iterated(Duplex):
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self._requests
 
-    def listen(self, came: Callable[[], None]) -> None:
-        self._reading = asyncio.ensure_future(self._read(came))
+    def listen(self, on_ready: Callable[[], None]) -> None:
+        self._reading = asyncio.ensure_future(self._read(on_ready))
 
-    async def _read(self, came: Callable[[], None]) -> None:
+    async def _read(self, on_ready: Callable[[], None]) -> None:
         try:
             async for request in self._requests:
                 self._next = request
-                came()
+                on_ready()
                 while self._next is not None:
                     self._taken.clear()
                     await self._taken.wait()
         except Exception as error:
             self._error = error
         self._over = True
-        came()
+        on_ready()
 
     def take(self) -> bytes | None:
         request, self._next = self._next, None

@@ -27,7 +27,7 @@ from triglot.core.types import (
     InferenceResponse,
     InputParameters,
     InputTensor,
-    OutputWish,
+    OutputOptions,
     ParameterValue,
     RegionSlice,
     TensorOptions,
@@ -184,7 +184,7 @@ def _request_of(message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Inferen
             f"the request has {len(raw)} raw_input_contents for {next_raw} inputs that take one, "
             f"for model '{message.model_name}'"
         )
-    output_options: dict[str, OutputWish] = {}
+    output_options: dict[str, OutputOptions] = {}
     if message.outputs:
         request.outputs = [output.name for output in message.outputs]
         for output in message.outputs:
@@ -206,7 +206,7 @@ def _decode_region(tensor: pb.ModelInferRequest.InferInputTensor, model: str) ->
     return region
 
 
-def _decode_output_options(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> OutputWish | None:
+def _decode_output_options(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> OutputOptions | None:
     return output_options_of(_values(output.parameters), f"output '{output.name}'", least=1)
 
 

@@ -22,8 +22,8 @@ from triglot.core.types import (
     InferenceRequest,
     InferenceResponse,
     InputTensor,
+    OutputOptions,
     OutputTensor,
-    OutputWish,
     RegionSlice,
 )
 from triglot.dataplane.dataplane import DataPlane
@@ -46,7 +46,7 @@ _LENT = ("FP16", "FP32", "FP64", "BF16")
 class _Target:
     """Destination of an output; keeps the region open while the request runs."""
 
-    options: OutputWish
+    options: OutputOptions
     region: Region | None
 
 
@@ -156,7 +156,7 @@ class ExtendedPlane:
 
 def _may_borrow(servable: Servable) -> bool:
     """Whether nothing reads the inputs once the response exists, or compares them with other requests' inputs."""
-    return servable.model.inputs_in_place and servable.sequences is None and servable.answers is None
+    return servable.model.inputs_in_place and servable.sequences is None and servable.response_cache is None
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.types import InferenceRequest, OutputWish, ParameterValue, RegionSlice
+from triglot.core.types import InferenceRequest, OutputOptions, ParameterValue, RegionSlice
 
 TYPED = "typed_contents"
 _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
@@ -79,7 +79,9 @@ def region_of(parameters: Mapping[str, ParameterValue], what: str) -> RegionSlic
     )
 
 
-def output_options_of(parameters: Mapping[str, ParameterValue], what: str, *, least: int = 0) -> OutputWish | None:
+def output_options_of(
+    parameters: Mapping[str, ParameterValue], what: str, *, least: int = 0
+) -> OutputOptions | None:
     """Returns the options in a requested output's parameters, if any; `least` is the smallest count of classes.
 
     Raises `InvalidArgument` as `region_of`.
@@ -90,7 +92,7 @@ def output_options_of(parameters: Mapping[str, ParameterValue], what: str, *, le
         return None
     if region is not None and classes:
         raise InvalidArgument(f"{what}: '{CLASSIFICATION}' and '{REGION}' are mutually exclusive, got both")
-    return OutputWish(classes, region)
+    return OutputOptions(classes, region)
 
 
 def _unsigned(parameters: Mapping[str, ParameterValue], key: str, what: str, least: int = 0) -> int:

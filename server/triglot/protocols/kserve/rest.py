@@ -19,7 +19,7 @@ from triglot.core.types import (
     InferenceRequest,
     InferenceResponse,
     InputTensor,
-    OutputWish,
+    OutputOptions,
     ParameterValue,
     RegionSlice,
     TensorOptions,
@@ -98,7 +98,7 @@ class _Reader:
         self._body = http.body
         self._at = json_length
         self._regions: dict[int, RegionSlice] = {}
-        self._output_options: dict[str, OutputWish] = {}
+        self._output_options: dict[str, OutputOptions] = {}
         self._own_parameters: dict[str, dict[str, ParameterValue]] = {}
         self._binary_outputs: list[str] = []
 

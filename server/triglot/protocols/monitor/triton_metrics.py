@@ -101,7 +101,7 @@ def triton_metrics(
             for reason in REASONS
         ],
     )
-    cached = [(labels, one) for labels, one in labelled if one.answers is not None]
+    cached = [(labels, one) for labels, one in labelled if one.response_cache is not None]
     for name, (about, value) in CACHE_COUNTERS.items() if cached and latency_counters else ():
         yield _family(name, about, [(labels, value(one.statistics)) for labels, one in cached])
     measured = [(labels, one.statistics.latencies) for labels, one in labelled]

@@ -49,8 +49,8 @@ class AioRequests(Duplex):
     def __aiter__(self) -> AsyncIterator[bytes]:
         return aiter(self._requests)
 
-    def listen(self, came: Callable[[], None]) -> None:
-        self._notify = came
+    def listen(self, on_ready: Callable[[], None]) -> None:
+        self._notify = on_ready
         self._reading = self._loop.create_task(self._read_all())
 
     async def _read_all(self) -> None:

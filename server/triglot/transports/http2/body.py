@@ -119,11 +119,11 @@ class Body:
         """As `iterate`; requests without compression can also be taken without waiting."""
         return Requests(self, self._rpc) if self._rpc.head.encoding == "identity" else self.iterate()
 
-    def listen(self, came: Callable[[], None] | None) -> None:
+    def listen(self, on_ready: Callable[[], None] | None) -> None:
         """Call `received` after each burst that brings something for `take`, or the end; None: call nothing."""
-        self._listener = came
-        if came is not None and (self._inbox or self.ended):
-            came()
+        self._listener = on_ready
+        if on_ready is not None and (self._inbox or self.ended):
+            on_ready()
 
     @property
     def all_taken(self) -> bool:
@@ -191,8 +191,8 @@ class Requests(Duplex):
     def __aiter__(self) -> AsyncIterator[bytes]:
         return cast("AsyncIterator[bytes]", self._body.iterate())
 
-    def listen(self, came: Callable[[], None]) -> None:
-        self._body.listen(came)
+    def listen(self, on_ready: Callable[[], None]) -> None:
+        self._body.listen(on_ready)
 
     def take(self) -> bytes | None:
         message = self._body.take()
