@@ -1,10 +1,10 @@
-"""Processes of `triglot` that are forked from one that has imported it: the import is most of what a start costs.
+"""Processes of Python that are forked from one that has imported a library: for some that is most of what they do.
 
-Each of them is as `python -m triglot` would make it: its arguments, environment, working directory, standard
-streams and signals are its own. Only what Python and its libraries do before the first line of code is not done
-again: who sets variables that they look at then has to start a process of another kind.
+Each of them is as `python ARGUMENTS` would make it: its arguments, environment, working directory, standard
+streams and signals are its own. Only what Python and the library do when they are started and imported is not done
+again: variables that they look at then need a process of another kind.
 
-    python forked.py FD     # forks one for each request that comes over this socket, until the socket is closed
+    python forked.py FD MODULE...   # forks one for each request that comes over this socket, until it is closed
 """
 
 from __future__ import annotations
@@ -23,25 +23,46 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import IO, NoReturn
 
 STREAMS = 3
 LARGEST_REQUEST = 1 << 20
-_IMPORTED = ("cli.main", "server", "transports.http2.server", "transports.http1.server")
+TRIGLOT = tuple(
+    f"triglot.{name}" for name in ("cli.main", "server", "transports.http2.server", "transports.http1.server")
+)
+CLIENTS = {
+    "kserve": ("kserve",),
+    "tensorflow": ("tensorflow", "tensorflow_serving.apis.prediction_service_pb2_grpc"),
+}
+"""What takes seconds to import, and starts no threads, by the environment that has it."""
 
 
 class Forked:
-    """`triglot ARGUMENTS`, as much like a `subprocess.Popen` with pipes for text as tests need."""
+    """`python ARGUMENTS`, as much like a `subprocess.Popen` with pipes for text as tests need.
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+    The arguments are `-m MODULE`, `-c CODE` or a script, and those of the program; `imported` names modules.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        python: str = sys.executable,
+        imported: tuple[str, ...] = TRIGLOT,
+    ) -> None:
+        self.args = [python, *arguments]
         self.returncode: int | None = None
         self._status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         (stdout, their_stdout), (stderr, their_stderr) = os.pipe(), os.pipe()
-        self.stdout: IO[str] = os.fdopen(stdout)
-        self.stderr: IO[str] = os.fdopen(stderr)
+        self.stdout: IO[str] = os.fdopen(stdout, errors="replace")
+        self.stderr: IO[str] = os.fdopen(stderr, errors="replace")
         try:
             request = json.dumps([arguments, dict(environment), str(folder)]).encode()
-            socket.send_fds(_server()[0], [request], [0, their_stdout, their_stderr, status.fileno()])
+            socket.send_fds(
+                _server(python, imported)[0], [request], [0, their_stdout, their_stderr, status.fileno()]
+            )
         finally:
             status.close()
             os.close(their_stdout)
@@ -58,7 +79,7 @@ class Forked:
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 assert timeout is not None
-                raise subprocess.TimeoutExpired(["triglot"], timeout)
+                raise subprocess.TimeoutExpired(self.args, timeout)
             self.returncode = int(self._told())
             self._status.close()
         return self.returncode
@@ -81,20 +102,20 @@ class Forked:
 
 
 @cache
-def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _server(python: str, imported: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """What forks, and the socket to it; it is started when it is first needed, and ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        command = [sys.executable, __file__, str(theirs.fileno())]
+        command = [python, __file__, str(theirs.fileno()), *imported]
         return ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
 
 
 def main() -> None:
     """Fork what is asked for."""
     gc.disable()
-    for name in _IMPORTED:
-        importlib.import_module(f"triglot.{name}")
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
     gc.enable()
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         while True:
@@ -127,8 +148,8 @@ def _attend(request: bytes, files: Sequence[int]) -> NoReturn:
     os._exit(0)
 
 
-def _run(request: bytes, streams: Sequence[int]) -> None:
-    """Be `python -m triglot ARGUMENTS`."""
+def _run(request: bytes, streams: Sequence[int]) -> NoReturn:
+    """Be `python ARGUMENTS`."""
     arguments, environment, folder = json.loads(request)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -136,9 +157,21 @@ def _run(request: bytes, streams: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.path[0] = folder
-    sys.argv[1:] = arguments
-    runpy.run_module("triglot", run_name="__main__", alter_sys=True)
+    match arguments:
+        case ["-m", module, *rest]:
+            sys.path[0] = folder
+            sys.argv[1:] = rest
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        case ["-c", code, *rest]:
+            sys.path[0] = ""
+            sys.argv[:] = ["-c", *rest]
+            main_module = sys.modules["__main__"] = ModuleType("__main__")
+            exec(compile(code, "<string>", "exec"), vars(main_module))
+        case [script, *_]:
+            sys.path[0] = str(Path(script).parent)
+            sys.argv[:] = arguments
+            runpy.run_path(script, run_name="__main__")
+    sys.exit()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from typing import IO, Self
 
 import grpc_transport
 
-from forked import Forked
+import environments
+from forked import CLIENTS, Forked
 
 SECONDS = 60
 """How long anything may take; only a test that fails waits so long."""
@@ -65,7 +66,8 @@ def _start(
     extra = environment or {}
     plain = not before and python == sys.executable and all(name.startswith("TRIGLOT_") for name in extra)
     if plain and "COVERAGE_PROCESS_CONFIG" not in os.environ:  # Coverage is measured from the start on.
-        return Forked([str(one) for one in arguments], clean_environment(**extra), folder or Path.cwd())
+        command = triglot_command(arguments)[1:]
+        return Forked(command, clean_environment(**extra), folder or Path.cwd())
     return subprocess.Popen(
         triglot_command(arguments, before, python),
         cwd=folder,
@@ -73,6 +75,24 @@ def _start(
         stderr=subprocess.PIPE,
         text=True,
         env=clean_environment(**extra),
+    )
+
+
+def python_in(
+    environment: str, *arguments: str, folder: Path | None = None, **variables: str
+) -> subprocess.Popen[str] | Forked:
+    """`python ARGUMENTS` in one of the tests' environments: forked where its library takes seconds to import."""
+    python, folder = str(environments.python(environment)), folder or Path.cwd()
+    if imported := CLIENTS.get(environment):
+        return Forked(arguments, clean_environment(**variables), folder, python, imported)
+    return subprocess.Popen(
+        [python, *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=clean_environment(**variables),
     )
 
 
@@ -184,16 +204,20 @@ def run_triglot(
     *arguments: str | Path, environment: Mapping[str, str] | None = None, before: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """`triglot ARGUMENTS`, to its end."""
-    process = _start(arguments, environment, before)
+    return outcome(_start(arguments, environment, before))
+
+
+def outcome(process: subprocess.Popen[str] | Forked, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
+    """What it wrote, and its exit status: that of SIGKILL when it ran for longer than this."""
     assert process.stdout is not None
     assert process.stderr is not None
     stdout, stderr = Lines(process.stdout), Lines(process.stderr)
     try:
-        status = process.wait(SECONDS)
-    finally:
+        status = process.wait(seconds)
+    except subprocess.TimeoutExpired:
         process.kill()
-        texts = stdout.close(), stderr.close()
-    return subprocess.CompletedProcess(arguments, status, *texts)
+        status = process.wait()
+    return subprocess.CompletedProcess(process.args, status, stdout.close(), stderr.close())
 
 
 @contextmanager

@@ -28,7 +28,8 @@ import yaml
 from google.protobuf import text_format
 
 import environments
-from process import Triglot, clean_environment
+from forked import Forked
+from process import Triglot, clean_environment, outcome, python_in
 from triglot.cli.main import command_line
 from triglot.cli.serve import start
 from triglot.pb.kserve import model_config_pb2
@@ -142,7 +143,16 @@ class Reader:
         if command[:1] == ["triglot"] and command[1:2] and command[1] in SERVES:
             self._serve(command[1], command[2:], variables)
         else:
-            self._printed = self._output(["bash", "-ec", self._ported(text)])
+            self._printed = _printed(
+                subprocess.Popen(
+                    ["bash", "-ec", self._ported(text)],
+                    cwd=self._folder,
+                    env=clean_environment(**self._variables()),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
 
     def _serve(self, command: str, arguments: list[str], variables: dict[str, str]) -> None:
         self._server.close()
@@ -177,7 +187,8 @@ class Reader:
             )
         }
         other = next((OTHER_LIBRARIES[name] for name in sorted(imported) if name in OTHER_LIBRARIES), "dev")
-        self._printed = self._output([str(environments.python(other)), "-c", self._ported(text)])
+        arguments = "-c", self._ported(text)
+        self._printed = _printed(python_in(other, *arguments, folder=self._folder, **self._variables()))
 
     def _ported(self, text: str) -> str:
         for known, port in self._ports.items():
@@ -186,19 +197,15 @@ class Reader:
                 text = text.replace("triglot infer ", f"triglot infer --url 127.0.0.1:{port} ")
         return text
 
-    def _output(self, command: list[str]) -> str:
+    def _variables(self) -> dict[str, str]:
         scripts = Path(sys.executable).parent
-        done = subprocess.run(
-            command,
-            cwd=self._folder,
-            env=clean_environment(PATH=f"{scripts}{os.pathsep}{os.environ['PATH']}", **self._changed),
-            capture_output=True,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", **self._changed}
+
+
+def _printed(process: subprocess.Popen[str] | Forked) -> str:
+    done = outcome(process, RUN_SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 QUICK = {

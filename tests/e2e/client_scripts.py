@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import json
 import runpy
-import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,7 @@ from pathlib import Path
 import pytest
 from server_process import ServerProcess
 
-import environments
-from process import clean_environment
+from process import outcome, python_in
 
 CLIENTS = Path(__file__).parent / "clients"
 RUN_SECONDS = 300
@@ -46,13 +44,7 @@ class ClientScript:
 
     def run_with(self, *arguments: str) -> Report:
         """Run it in its environment."""
-        command = [str(environments.python(self.environment)), str(CLIENTS / self.file), *arguments]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, timeout=RUN_SECONDS, env=clean_environment(), check=False
-            )
-        except subprocess.TimeoutExpired as late:
-            return _report(late.stdout or b"", late.stderr or b"", f"not done after {RUN_SECONDS} s")
+        done = outcome(python_in(self.environment, str(CLIENTS / self.file), *arguments), RUN_SECONDS)
         return _report(done.stdout, done.stderr, f"exit status {done.returncode}")
 
 
@@ -85,11 +77,11 @@ def cases(scripts: Iterable[ClientScript]) -> list[object]:
     ]
 
 
-def _report(stdout: bytes, stderr: bytes, end: str) -> Report:
-    results = [json.loads(line) for line in stdout.decode().splitlines()]
+def _report(stdout: str, stderr: str, end: str) -> Report:
+    results = [json.loads(line) for line in stdout.splitlines()]
     findings = {result["name"]: "" if result["ok"] else result["detail"] for result in results}
     assert len(findings) == len(results), "a check was reported twice"
-    return Report(findings, f"{end}\n{stderr.decode(errors='replace')[-4000:]}")
+    return Report(findings, f"{end}\n{stderr[-4000:]}")
 
 
 def _names_in(file: Path) -> Iterator[str]:
