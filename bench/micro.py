@@ -33,7 +33,7 @@ from bench.payloads import Floats, infer_request, infer_response, tensor
 from bench.scenarios import IMAGE, KEEP_MEMORY, MIB, THREAD
 from triglot.access.control import GRPC, AccessControl
 from triglot.access.credentials import digest
-from triglot.access.issuers import MOST_VERIFIED
+from triglot.access.issuers import MAX_VERIFIED
 from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.errors import Code
@@ -164,7 +164,7 @@ def credential_lines(repeats: int) -> list[list[str]]:
     pod = {kind: {"name": f"client-{kind}", "uid": "0" * 36} for kind in ("node", "pod", "serviceaccount")}
     claims = {"iss": "https://issuer", "aud": ["triglot"], "exp": now + 3600, "iat": now, "nbf": now}
     claims |= {"kubernetes.io": {"namespace": "ml", **pod}, "sub": "system:serviceaccount:ml:client"}
-    jwts = [jwt.encode({**claims, "jti": f"{number:036}"}, key, "RS256") for number in range(MOST_VERIFIED + 1)]
+    jwts = [jwt.encode({**claims, "jti": f"{number:036}"}, key, "RS256") for number in range(MAX_VERIFIED + 1)]
     with TemporaryDirectory() as folder:
         (Path(folder) / "jwks.json").write_text(f'{{"keys": [{RSAAlgorithm.to_jwk(key.public_key())}]}}')
         (Path(folder) / "access.toml").write_text(

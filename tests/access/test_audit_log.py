@@ -30,7 +30,7 @@ from triglot.core.errors import Code, PermissionDenied
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.telemetry.audit_log import AuditLog
 from triglot.telemetry.file_writer import MAX_WAITING
-from triglot.telemetry.log_fields import LONGEST_TEXT
+from triglot.telemetry.log_fields import MAX_TEXT
 from waiting import until, wait_until
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
@@ -159,7 +159,7 @@ async def test_refusals_have_a_line_with_their_text(tmp_path: Path) -> None:
     assert origin in origin_line.pop("error")
     assert origin_line == line_of(method="infer", model="twice", **infer)
     assert model_line["error"] == "not for you"
-    assert model_line["request_id"] == "x" * LONGEST_TEXT
+    assert model_line["request_id"] == "x" * MAX_TEXT
     assert stream_line["error"] == "not for you"
     assert (stream_line["method"], stream_line["request_id"], stream_line["peer"]) == (
         "ModelStreamInfer",

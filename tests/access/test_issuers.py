@@ -21,8 +21,8 @@ from signed_tokens import AUDIENCE, ISSUER, Signer, claims_of, hmac_token, issue
 
 import triglot
 from triglot.access.control import REST, AccessControl
-from triglot.access.credentials import LONGEST_TOKEN
-from triglot.access.issuers import LEEWAY_SECONDS, MOST_VERIFIED
+from triglot.access.credentials import MAX_TOKEN
+from triglot.access.issuers import LEEWAY_SECONDS, MAX_VERIFIED
 from triglot.config.options import ConfigError
 from triglot.core.errors import PermissionDenied, ServingError, Unauthenticated
 from triglot.core.operation import Operation
@@ -202,7 +202,7 @@ BAD: dict[str, tuple[Callable[[], str], str]] = {
         "no valid JWT",
     ),
     "16 KiB of claims": (lambda: ONE.token(sub="s" * 11_000), "sub is not"),
-    "too long": (lambda: ONE.token(more="s" * LONGEST_TOKEN), f"at most {LONGEST_TOKEN} characters"),
+    "too long": (lambda: ONE.token(more="s" * MAX_TOKEN), f"at most {MAX_TOKEN} characters"),
 }
 
 
@@ -398,7 +398,7 @@ def test_only_so_many_are_kept(tmp_path: Path) -> None:
     followed, first, second = (signer.token(jti=name) for name in ("followed", "first", "second"))
     before = {token: access.permission(token) for token in (followed, first, second)}
     before[followed].follow(lambda: None)
-    for number in range(MOST_VERIFIED - 3):
+    for number in range(MAX_VERIFIED - 3):
         access.permission(signer.token(jti=number))
     access.control.renew()  # What a header's text stands for is remembered until then.
     assert access.permission(first) is before[first]

@@ -21,7 +21,7 @@ from signed_tokens import Signer, issuer, key_server, keyset
 
 import triglot
 from triglot.access.control import REST, AccessControl
-from triglot.access.jwks import MOST_BYTES, KeySetError, KeyUrl, read_keys
+from triglot.access.jwks import MAX_BYTES, KeySetError, KeyUrl, read_keys
 from triglot.core.errors import Code, ServingError, Unavailable
 from triglot.core.operation import Operation
 from waiting import wait_until
@@ -175,7 +175,7 @@ def test_an_unknown_key_is_asked_for_soon() -> None:
         (b"no keys", 200, {}, "/openid/v1/jwks is not JSON"),
         (b"", 200, {}, "/openid/v1/jwks is not JSON"),
         (b"{}", 200, {}, "has no list 'keys'"),
-        (b" " * (MOST_BYTES + 1), 200, {}, f"has more than {MOST_BYTES} bytes"),
+        (b" " * (MAX_BYTES + 1), 200, {}, f"has more than {MAX_BYTES} bytes"),
         (keyset(ONE), 404, {}, "answers with HTTP status 404"),
         (keyset(ONE), 500, {}, "answers with HTTP status 500"),
         (keyset(ONE), 302, {"location": "http://localhost:1/"}, "answers with HTTP status 302"),

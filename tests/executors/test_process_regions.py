@@ -21,7 +21,7 @@ from triglot.executors.process.arena import Arena, packed
 from triglot.executors.process.channel import Channel, Gone
 from triglot.executors.process.frames import FrameError, Kind, Place
 from triglot.executors.process.mirror import Mirror
-from triglot.executors.process.views import COPIED, MOST_HELD
+from triglot.executors.process.views import COPIED, MAX_HELD
 
 
 @pytest.fixture(name="ends")
@@ -108,17 +108,17 @@ def test_what_somebody_still_reads_is_not_written(ends: tuple[Channel, Channel])
 
 def test_however_many_are_kept_the_regions_are_few(ends: tuple[Channel, Channel]) -> None:
     kept = []
-    for value in range(3 * MOST_HELD):
+    for value in range(3 * MAX_HELD):
         kept.append(echo(ends, value))
         acknowledge(ends)
     assert all((one == value).all() for value, one in enumerate(kept))
-    assert regions(ends[0]) == MOST_HELD + 1
+    assert regions(ends[0]) == MAX_HELD + 1
     del kept[:]
     for value in range(3):
         echo(ends, value)
         acknowledge(ends)
-    assert regions(ends[0]) == MOST_HELD + 1
-    assert sum(not region.busy for region in ends[0].arena._regions.values()) >= MOST_HELD
+    assert regions(ends[0]) == MAX_HELD + 1
+    assert sum(not region.busy for region in ends[0].arena._regions.values()) >= MAX_HELD
 
 
 def test_a_memoryview_keeps_the_region_too(ends: tuple[Channel, Channel]) -> None:

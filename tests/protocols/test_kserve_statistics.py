@@ -12,7 +12,7 @@ from kserve_served import Served, serve_models
 
 from triglot.core.errors import Code
 from triglot.core.permission import EVERYTHING
-from triglot.core.statistics import MOST_RESPONSES, Statistics
+from triglot.core.statistics import MAX_RESPONSES, Statistics
 from triglot.pb.kserve import inference_pb2 as pb
 
 ALL = "version_policy { all {} }"
@@ -136,8 +136,8 @@ async def test_every_key_is_there_and_every_number_an_integer(tmp_path: Path, ca
 
 def test_endless_streams_are_told_apart_up_to_some_index() -> None:
     statistics = Statistics()
-    for index in range(MOST_RESPONSES + 100):
+    for index in range(MAX_RESPONSES + 100):
         statistics.response(index).success.add(1.0)
-    assert len(statistics.responses) == MOST_RESPONSES + 1
-    last = statistics.responses[MOST_RESPONSES].success
+    assert len(statistics.responses) == MAX_RESPONSES + 1
+    last = statistics.responses[MAX_RESPONSES].success
     assert (last.count, last.seconds) == (100, 100.0)

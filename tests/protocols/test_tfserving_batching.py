@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import triglot
 from triglot.core.errors import InvalidArgument
-from triglot.model.scheduling import LONGEST_SECONDS, DynamicBatching, SequenceBatching
+from triglot.model.scheduling import MAX_SECONDS, DynamicBatching, SequenceBatching
 from triglot.model.scheduling_rules import check_scheduling
 from triglot.model.signature import Signature
 from triglot.pb.tfserving.option_files_pb2 import BatchingParameters
@@ -114,7 +114,7 @@ def test_wrong_parameters(text: str, message: str) -> None:
 
 def test_a_time_longer_than_a_wait_can_be() -> None:
     batching = read("batch_timeout_micros { value: 9223372036854775807 }").batching
-    assert batching.max_queue_delay == LONGEST_SECONDS
+    assert batching.max_queue_delay == MAX_SECONDS
 
 
 # --- models ---

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
 from triglot.protocols.json.limits import DEFAULT_LIMITS, MAX_DEPTH, VALUE_COST
-from triglot.protocols.tfserving.json_parser import LONGEST_RUN, parse, parse_object, signature_name_of
+from triglot.protocols.tfserving.json_parser import MAX_RUN, parse, parse_object, signature_name_of
 from triglot.protocols.tfserving.json_values import Object, Value
 
 
@@ -206,7 +206,7 @@ def test_too_many_values_are_refused_before_any_is_read() -> None:
         parse(b" " * (DEFAULT_LIMITS.size + 1))
 
 
-@pytest.mark.parametrize("length", [LONGEST_RUN - 1, LONGEST_RUN, LONGEST_RUN + 1, 5 * LONGEST_RUN])
+@pytest.mark.parametrize("length", [MAX_RUN - 1, MAX_RUN, MAX_RUN + 1, 5 * MAX_RUN])
 def test_long_strings_are_few_values(length: int) -> None:
     text = b"," * length
     assert parse(b'["%b\\n%b"]' % (text, text)) == [text + b"\n" + text]

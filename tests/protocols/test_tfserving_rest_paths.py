@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from triglot.protocols.tfserving.codec import ModelSpec
-from triglot.protocols.tfserving.rest_paths import LONGEST_CACHED, VersionTooLarge, model_of_path, parse_call
+from triglot.protocols.tfserving.rest_paths import MAX_CACHED, VersionTooLarge, model_of_path, parse_call
 
-LONG = "m" * LONGEST_CACHED
+LONG = "m" * MAX_CACHED
 TOO_LARGE = "9" * 20
 
 

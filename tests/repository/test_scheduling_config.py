@@ -15,7 +15,7 @@ from triglot.core.errors import ModelLoadError
 from triglot.model.config import INLINE_REMOVED
 from triglot.model.configure import configure
 from triglot.model.model import Model
-from triglot.model.scheduling import AUTO_REMOVED, LONGEST_SECONDS, DynamicBatching, QueuePolicy
+from triglot.model.scheduling import AUTO_REMOVED, MAX_SECONDS, DynamicBatching, QueuePolicy
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.config.model_config import config_of
 
@@ -63,7 +63,7 @@ def test_times_longer_than_a_wait_can_be(tmp_path: Path) -> None:
         "default_queue_policy { default_timeout_microseconds: 18446744073709551615 } }",
     ).dynamic_batching
     assert batching is not None
-    assert (batching.max_queue_delay, batching.policy.timeout) == (LONGEST_SECONDS, LONGEST_SECONDS)
+    assert (batching.max_queue_delay, batching.policy.timeout) == (MAX_SECONDS, MAX_SECONDS)
 
 
 def test_as_many_priority_levels_as_a_request_can_name(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_any_dynamic_batching_is_taken_as_it_is_said_or_refused(
     batching = config_of(message, Path(), "config", []).dynamic_batching
     assert batching is not None
     assert batching.preferred_sizes == tuple(sorted(set(sizes)))
-    assert batching.max_queue_delay == min(delay / 1e6, LONGEST_SECONDS)
+    assert batching.max_queue_delay == min(delay / 1e6, MAX_SECONDS)
     assert {level: policy.max_queue_size for level, policy in batching.policies.items()} == {
         level: most for level, (_, _, most) in policies.items()
     }

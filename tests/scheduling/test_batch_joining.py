@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from triglot.core.buffers import IDLE_TURNS, MOST_BUFFERS, Buffers
+from triglot.core.buffers import IDLE_TURNS, MAX_BUFFERS, Buffers
 from triglot.core.errors import Internal
 from triglot.core.tensor import DATATYPES, array_over
 from triglot.executors.joining import NoBatchDim, append, join, layout_of, rows_of, split
@@ -198,11 +198,11 @@ def test_whatever_keeps_a_part_of_a_buffer_keeps_it_from_being_used_again(keep: 
 def test_no_two_batches_have_the_same_memory() -> None:
     buffers = Buffers()
     held = []
-    for at in range(3 * MOST_BUFFERS):
+    for at in range(3 * MAX_BUFFERS):
         held.append(buffers.empty((5, at + 1), FLOAT))
         held[-1][:] = at
     assert all((array == at).all() for at, array in enumerate(held))
-    assert len(buffers) <= MOST_BUFFERS
+    assert len(buffers) <= MAX_BUFFERS
 
 
 def test_large_buffers_are_not_kept_for_small_tensors() -> None:

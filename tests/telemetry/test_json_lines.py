@@ -19,7 +19,7 @@ from triglot.core.errors import Code
 from triglot.core.permission import Permission
 from triglot.telemetry.access_log import AccessLine
 from triglot.telemetry.json_lines import JsonFormatter, utc_time
-from triglot.telemetry.log_fields import LONGEST_TEXT, MAX_IDS, call_fields
+from triglot.telemetry.log_fields import MAX_IDS, MAX_TEXT, call_fields
 from triglot.telemetry.log_handlers import MAX_LINE, MAX_TRACE
 
 FORMATTER = JsonFormatter({"worker": 3})
@@ -87,7 +87,7 @@ def test_long_texts_are_cut() -> None:
     assert fields["message"] == f"{'x' * MAX_LINE}... (10000000 characters)"
     assert fields["exception"].endswith("the end")
     assert max(len(fields["exception"]), len(fields["stack"])) < MAX_TRACE + 100
-    assert [len(fields[name]) for name in ("request_id", "model", "logger")] == [LONGEST_TEXT] * 3
+    assert [len(fields[name]) for name in ("request_id", "model", "logger")] == [MAX_TEXT] * 3
 
 
 def test_requests_of_a_batch_have_lists() -> None:

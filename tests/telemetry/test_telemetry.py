@@ -13,7 +13,7 @@ from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.protocols.tfserving.metrics import print_metrics
 from triglot.telemetry import calls as calls_kept
-from triglot.telemetry.calls import LONGEST_NAME, MAX_MODEL_NAMES, RECENT_CALLS, RECENT_SECONDS, Endpoint
+from triglot.telemetry.calls import MAX_MODEL_NAMES, MAX_NAME, RECENT_CALLS, RECENT_SECONDS, Endpoint
 from triglot.telemetry.monitor import Monitor
 from triglot.telemetry.store import Telemetry
 
@@ -91,12 +91,12 @@ def test_recent_calls_are_few() -> None:
 def test_made_up_names_are_bounded() -> None:
     telemetry = Telemetry()
     endpoint = predict(telemetry)
-    endpoint.record(call_of("x" * (LONGEST_NAME + 1)), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
+    endpoint.record(call_of("x" * (MAX_NAME + 1)), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
     for number in range(MAX_MODEL_NAMES + 100):
         endpoint.record(call_of(f"made-up-{number}"), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
     names = {kind.model for _, kind, _ in telemetry.calls()}
     assert len(names) <= MAX_MODEL_NAMES + 1
-    assert max(map(len, names)) <= LONGEST_NAME
+    assert max(map(len, names)) <= MAX_NAME
     assert sum(stats.latency.count for _, _, stats in telemetry.calls()) == MAX_MODEL_NAMES + 101
     # A version that was found is no invention.
     endpoint.record(call_of("real", 1), Code.OK, 1.0, 0.0, 0, 0)

@@ -13,7 +13,7 @@ from triglot.core.errors import Unauthenticated
 
 AUTHORIZATION, API_KEY = "authorization", "x-api-key"
 CREDENTIAL_FIELDS = frozenset((AUTHORIZATION, API_KEY))
-LONGEST_TOKEN = 16 * 1024
+MAX_TOKEN = 16 * 1024
 """Longest token in characters; those of large organisations have a few thousand."""
 TOKEN_BYTES = 32
 Fields = Sequence[tuple[str, str]]
@@ -40,8 +40,8 @@ def token_of(fields: Fields) -> Token | None:
         names = " and ".join(sorted({name for name, _ in found}))
         raise Unauthenticated(f"{names}: expected one credential, got {len(found)}")
     name, value = found[0]
-    if len(value) > LONGEST_TOKEN:
-        raise Unauthenticated(f"{name}: expected at most {LONGEST_TOKEN} characters, got {len(value)}")
+    if len(value) > MAX_TOKEN:
+        raise Unauthenticated(f"{name}: expected at most {MAX_TOKEN} characters, got {len(value)}")
     if name == API_KEY:
         return Token(value)
     scheme, _, rest = value.partition(" ")

@@ -21,7 +21,7 @@ _WORD = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
 """The hash that a shell command gives for an unset variable."""
-LEAST_RATE, INF = 0.001, float("inf")
+MIN_RATE, INF = 0.001, float("inf")
 """Lowest rate in requests per second, and the exclusive upper bound."""
 NO_OPERATIONS: frozenset[Operation] = frozenset()
 
@@ -194,8 +194,8 @@ def _grant(table: dict[str, Any], where: str, *, needs_operations: bool = True) 
     if needs_operations and "operations" not in table:
         raise ConfigError(f"{where}operations: missing")
     rate = table.get("rate", 0.0)
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not (rate == 0 or LEAST_RATE <= rate < INF):
-        raise ConfigError(f"{where}rate: expected requests a second, {LEAST_RATE} or more, got {_number(rate)}")
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not (rate == 0 or MIN_RATE <= rate < INF):
+        raise ConfigError(f"{where}rate: expected requests a second, {MIN_RATE} or more, got {_number(rate)}")
     concurrent = table.get("concurrent", 0)
     if isinstance(concurrent, bool) or not isinstance(concurrent, int) or concurrent < 0:
         raise ConfigError(f"{where}concurrent: expected a number of calls, got {_number(concurrent)}")

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 LEEWAY_SECONDS = 30
 """Tolerated difference between the clocks of an issuer and this machine."""
-MOST_VERIFIED = 4096
+MAX_VERIFIED = 4096
 """Cached tokens, not counting those with open streams."""
-LONGEST_SUBJECT = 256
+MAX_SUBJECT = 256
 _PART = r"([A-Za-z0-9_-]+)"
 _JWT = re.compile(rf"({_PART}\.{_PART})\.{_PART}")
 LimitsOf = Callable[[str, Grant], CallLimits | None]
@@ -81,7 +81,7 @@ class Issuers:
         return verified.holder
 
     def _keep(self, digest: bytes, verified: _Verified) -> None:
-        if len(self._verified) >= MOST_VERIFIED:
+        if len(self._verified) >= MAX_VERIFIED:
             unused = (kept for kept, other in self._verified.items() if not other.holder.has_streams)
             if (oldest := next(unused, None)) is not None:
                 del self._verified[oldest]
@@ -102,8 +102,8 @@ class Issuers:
             raise Unauthenticated("the token's signature is wrong")
         end = _check_times(claims)
         subject = claims.get("sub")
-        if not isinstance(subject, str) or not 0 < len(subject) <= LONGEST_SUBJECT or not subject.isprintable():
-            raise Unauthenticated(f"the token's sub is not a text of up to {LONGEST_SUBJECT} printable characters")
+        if not isinstance(subject, str) or not 0 < len(subject) <= MAX_SUBJECT or not subject.isprintable():
+            raise Unauthenticated(f"the token's sub is not a text of up to {MAX_SUBJECT} printable characters")
         values = frozenset(_texts(claims.get(rule.groups_claim))) if rule.groups_claim else frozenset()
         return _Verified(rule, key, subject, values, end, self._make_holder(rule, subject, values))
 

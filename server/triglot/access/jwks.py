@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import orjson
 
-MOST_BYTES = 256 * 1024
+MAX_BYTES = 256 * 1024
 """Largest key set, in bytes; large providers have some 20 KiB."""
 REFRESH_SECONDS = 300.0
 """Interval of fetches, in seconds."""
@@ -61,8 +61,8 @@ def read_keys(content: bytes) -> tuple[Key, ...]:
 
     Raises `KeySetError`.
     """
-    if len(content) > MOST_BYTES:
-        raise KeySetError(f"has more than {MOST_BYTES} bytes")
+    if len(content) > MAX_BYTES:
+        raise KeySetError(f"has more than {MAX_BYTES} bytes")
     try:
         keyset = orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -153,7 +153,7 @@ class KeyFile:
 
 def _start_of(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(MOST_BYTES + 1)
+        return file.read(MAX_BYTES + 1)
 
 
 class KeyUrl:
@@ -231,7 +231,7 @@ class KeyUrl:
         )
         end, content = monotonic() + self._timeout, b""
         with opener.open(request, timeout=self._timeout) as response:
-            while len(content) <= MOST_BYTES and (more := response.read1(MOST_BYTES)):
+            while len(content) <= MAX_BYTES and (more := response.read1(MAX_BYTES)):
                 content += more
                 if monotonic() > end:
                     raise TimeoutError

@@ -26,7 +26,7 @@ from triglot.protocols.wire import parse
 SERVICE = "tensorflow.serving.PredictionService"
 MAX_SHOWN = 10
 """Limit on the differing records that are listed."""
-LONGEST_TEXT = 200
+MAX_TEXT = 200
 """Limit on the characters of a value that are printed."""
 Values = Mapping[str, tuple[str, Array]]
 """Datatype and elements of each output, by name."""
@@ -245,7 +245,7 @@ def _kind(value: tuple[str, Array] | None) -> str:
 
 def _text(element: Any) -> str:
     text = json.dumps(element.decode(errors="replace")) if isinstance(element, bytes) else str(element)
-    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…"
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
 
 
 def _table(results: Results) -> str:

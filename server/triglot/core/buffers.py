@@ -16,7 +16,7 @@ import numpy as np
 
 from triglot.core.tensor import Array, element_count
 
-MOST_BUFFERS = 16
+MAX_BUFFERS = 16
 """Most buffers that a pool keeps; when all are in use, further ones serve one batch only."""
 IDLE_TURNS = 64
 """Allocations after which an unused buffer is freed."""
@@ -62,7 +62,7 @@ class Buffers:
     def _make(self, size: int) -> _Buffer:
         self._buffers = [one for one in self._buffers if self._turn - one.used <= IDLE_TURNS]
         made = _Buffer(np.empty(max(SMALLEST, 1 << max(0, size - 1).bit_length()), np.uint8), self._turn)
-        if len(self._buffers) < MOST_BUFFERS:
+        if len(self._buffers) < MAX_BUFFERS:
             self._buffers.append(made)
         return made
 

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from triglot.core.errors import PermissionDenied
 from triglot.core.operation import Operation
 
-MOST_KNOWN_MODELS = 1024
+MAX_KNOWN_MODELS = 1024
 """Matched model names that one permission caches."""
 ALL_MODELS = ("*",)
 WITHDRAWN = "the client's permission was withdrawn"
@@ -65,7 +65,7 @@ class Permission:
             return True
         known = self._known.get(model)
         if known is None:
-            if len(self._known) >= MOST_KNOWN_MODELS:
+            if len(self._known) >= MAX_KNOWN_MODELS:
                 self._known.clear()
             known = self._known[model] = any(fnmatchcase(model, pattern) for pattern in self._models)
         return known

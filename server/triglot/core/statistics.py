@@ -10,7 +10,7 @@ from triglot.core.latencies import Latencies
 from triglot.core.tensor import Array
 from triglot.core.trace_context import Span
 
-MOST_RESPONSES = 1000
+MAX_RESPONSES = 1000
 """Responses of a stream that are counted by their index; further ones are counted with this index."""
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
@@ -179,7 +179,7 @@ class Statistics:
 
     def response(self, index: int) -> Responses:
         """Returns the counters of the responses with this index."""
-        index = min(index, MOST_RESPONSES)
+        index = min(index, MAX_RESPONSES)
         responses = self.responses.get(index)
         if responses is None:
             responses = self.responses[index] = Responses()

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 TICKS = 256
 """Ticks per second."""
-LEAST_SECONDS = 0.001
+MIN_SECONDS = 0.001
 """Shortest delay of the loop's timers, in seconds: their resolution."""
 STALE_TICKS = 1024
 """Stale ticks that the heap may hold, besides twice the number of ticks with entries, before it is rebuilt."""
@@ -73,7 +73,7 @@ class TimerWheel:
 
     def _arm(self, tick: int) -> None:
         self._armed = tick
-        self._loop.call_later(max(LEAST_SECONDS, tick / TICKS - monotonic()), self._fire, tick)
+        self._loop.call_later(max(MIN_SECONDS, tick / TICKS - monotonic()), self._fire, tick)
 
     def _fire(self, tick: int) -> None:
         if tick != self._armed:

@@ -13,7 +13,7 @@ from triglot.core.tensor import DATATYPES
 
 AUTO_REMOVED = "the automatic delay was removed: expected seconds, 0 (the default) or more"
 MAX_PRIORITY_LEVELS = 2**64 - 1
-LONGEST_SECONDS = 365 * 24 * 3600.0
+MAX_SECONDS = 365 * 24 * 3600.0
 """Limit on a configured delay or timeout; the system's wait functions have one, too."""
 
 
@@ -43,7 +43,7 @@ class QueuePolicy:
 
 
 def _check_seconds(name: str, value: object) -> None:
-    checks.number(name, value, 0, LONGEST_SECONDS, "seconds")
+    checks.number(name, value, 0, MAX_SECONDS, "seconds")
 
 
 @dataclass(frozen=True, slots=True)

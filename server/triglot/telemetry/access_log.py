@@ -12,7 +12,7 @@ from triglot.core.operation import Operation
 from triglot.telemetry.log_fields import call_fields
 
 LOGGER = "triglot.access"
-LONGEST_NAME = 128
+MAX_NAME = 128
 PROBES = (Operation.HEALTH, Operation.METRICS)
 """Operations that monitoring systems call every few seconds."""
 log = logging.getLogger(LOGGER)
@@ -83,5 +83,5 @@ class AccessLog:
 
 def _printable(name: str) -> str:
     """Returns a client's text, shortened and escaped so that it cannot break the line."""
-    cut = name[:LONGEST_NAME]
+    cut = name[:MAX_NAME]
     return cut if cut.isprintable() and " " not in cut else ascii(cut)

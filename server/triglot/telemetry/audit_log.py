@@ -15,7 +15,7 @@ from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.telemetry.file_writer import MAX_WAITING, TOO_SLOW, FileWriter
 from triglot.telemetry.json_lines import json_line, utc_time
-from triglot.telemetry.log_fields import LONGEST_TEXT
+from triglot.telemetry.log_fields import MAX_TEXT
 
 
 class AuditLog:
@@ -55,12 +55,12 @@ class AuditLog:
             "client": call.client,
             "peer": call.peer,
             "operation": call.operation.value,
-            "model": (call.model_name or call.subject)[:LONGEST_TEXT],
+            "model": (call.model_name or call.subject)[:MAX_TEXT],
             "protocol": protocol,
             "door": "gRPC" if entrypoint == "GRPC" else entrypoint,
             "method": method,
             "outcome": code.name,
-            "request_id": call.log_ids[0][:LONGEST_TEXT],
+            "request_id": call.log_ids[0][:MAX_TEXT],
         }
         if refusal:
             fields["error"] = refusal

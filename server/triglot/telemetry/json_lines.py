@@ -10,7 +10,7 @@ from typing import Any
 
 from triglot.core.current_calls import CURRENT_CALLS
 from triglot.telemetry.access_log import AccessLine
-from triglot.telemetry.log_fields import LONGEST_TEXT, call_fields
+from triglot.telemetry.log_fields import MAX_TEXT, call_fields
 from triglot.telemetry.log_handlers import OWN_LOGGER, message_of, stack_of, traceback_of
 
 
@@ -42,8 +42,8 @@ class JsonFormatter(logging.Formatter):
         line = record.msg if isinstance(record.msg, AccessLine) else None
         fields: dict[str, Any] = {
             "time": utc_time(record.created),
-            "level": record.levelname[:LONGEST_TEXT],
-            "logger": record.name[:LONGEST_TEXT],
+            "level": record.levelname[:MAX_TEXT],
+            "logger": record.name[:MAX_TEXT],
             "message": message_of(record) if line is None else line.summary,
             **self.origin,
         }

@@ -9,7 +9,7 @@ from triglot.core.call import Call
 
 MAX_IDS = 32
 """Limit on the requests of a batch whose ids are logged in one line."""
-LONGEST_TEXT = 256
+MAX_TEXT = 256
 """Limit on the characters of a text that clients choose."""
 
 
@@ -25,9 +25,9 @@ def call_fields(calls: Sequence[Call]) -> dict[str, Any]:
     first = calls[0]
     fields: dict[str, Any] = _ids(first) if len(calls) == 1 else _ids_of_many(calls)
     if first.client and all(call.client == first.client for call in calls):
-        fields["client"] = first.client[:LONGEST_TEXT]
+        fields["client"] = first.client[:MAX_TEXT]
     if first.model_name:
-        fields["model"] = first.model_name[:LONGEST_TEXT]
+        fields["model"] = first.model_name[:MAX_TEXT]
     if first.model_version:
         fields["version"] = first.model_version
     return fields
@@ -35,7 +35,7 @@ def call_fields(calls: Sequence[Call]) -> dict[str, Any]:
 
 def _ids(call: Call) -> dict[str, Any]:
     request_id, traceparent = call.log_ids
-    fields = {"request_id": request_id[:LONGEST_TEXT]} if request_id else {}
+    fields = {"request_id": request_id[:MAX_TEXT]} if request_id else {}
     if traceparent:
         _, fields["trace_id"], fields["span_id"], *_ = traceparent.split("-")
     return fields

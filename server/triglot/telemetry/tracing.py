@@ -52,7 +52,7 @@ MAX_RESPONSES = 1024
 """Limit on the responses of a stream in a trace."""
 MAX_STEPS = 256
 """Limit on the calls between models in the trace of one request."""
-LONGEST_ID = 1024
+MAX_ID = 1024
 
 
 class Trace:
@@ -232,7 +232,7 @@ class Tracer:
             before.root.begun += 1
         head: dict[str, Any] = {"id": next(self._ids), "model_name": model, "model_version": version}
         if request is not None and request.id:
-            head["request_id"] = request.id[:LONGEST_ID]
+            head["request_id"] = request.id[:MAX_ID]
         if before is not None:
             head["parent_id"] = before.head["id"]
         trace = call.trace = Trace(self, head, level, call, before and before.root)

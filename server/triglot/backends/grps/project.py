@@ -17,7 +17,7 @@ from triglot.backends.grps.runner import Failures, ModelRunner, Pool
 from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, Batching, ProjectSettings
 from triglot.backends.grps.surface import GlobalConf, Registers, import_names
 from triglot.core.errors import ModelLoadError
-from triglot.model.scheduling import LONGEST_SECONDS
+from triglot.model.scheduling import MAX_SECONDS
 from triglot.telemetry.monitor import Monitor
 
 MODULES = ("src.customized_converter", "src.customized_inferer")
@@ -88,7 +88,7 @@ class GrpsProject:
         """Limits the batching: each request of a batch takes a slot of the pool, and delays must be finite."""
         if batching is None:
             return None
-        longest = int(LONGEST_SECONDS * 1e6)
+        longest = int(MAX_SECONDS * 1e6)
         return Batching(min(batching.max_batch_size, self._pool.size), min(batching.timeout_us, longest))
 
     def _open(self, model_ids: Sequence[str], model_id: str, description: Mapping[str, Any]) -> GrpsModel:

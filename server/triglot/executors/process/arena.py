@@ -28,8 +28,8 @@ from triglot.executors.joining import Stack
 from triglot.executors.process.frames import FrameError, Place
 
 ALIGNMENT = 64
-LEAST_REGION = 64 * 1024
-MOST_BYTES = 1 << 34
+MIN_REGION = 64 * 1024
+MAX_BYTES = 1 << 34
 """Of the tensors of one frame, however much memory there is."""
 _LARGE = 1 << 28
 """For fewer bytes nobody asks how much memory there is."""
@@ -59,18 +59,18 @@ def shared_memory(size: int) -> int:
 
 def _check_room(size: int) -> None:
     """Raises `MemoryError`: the system ends some process when more memory is written than there is."""
-    room = min(MOST_BYTES, _available())
+    room = min(MAX_BYTES, _available())
     if size > room:
         raise MemoryError(f"tensors of {size} bytes do not fit into shared memory: {room} bytes are available")
 
 
 def _available() -> int:
-    """Bytes of memory that could be had; `MOST_BYTES` where the system does not say."""
+    """Bytes of memory that could be had; `MAX_BYTES` where the system does not say."""
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return 1024 * int(line.split()[1])
-    return MOST_BYTES
+    return MAX_BYTES
 
 
 def mapped(descriptor: int, size: int, *, writable: bool) -> mmap.mmap:
@@ -178,7 +178,7 @@ class Arena:
             number = self._last
         if size >= _LARGE:
             _check_room(size)
-        size = max(LEAST_REGION, 1 << (size - 1).bit_length())
+        size = max(MIN_REGION, 1 << (size - 1).bit_length())
         descriptor = shared_memory(size)
         try:
             region = _Region(number, size, mapped(descriptor, size, writable=True))

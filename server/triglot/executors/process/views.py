@@ -18,7 +18,7 @@ from triglot.executors.process.frames import FrameError, Place
 
 COPIED = 16 * 1024
 """Tensors of one frame that are copied out: fewer bytes than a region's books cost."""
-MOST_HELD = 16
+MAX_HELD = 16
 """Regions that are read at the same time; each has a file descriptor. Of any more the tensors are copied out."""
 _NOTHING = np.frombuffer(b"", np.uint8)
 
@@ -50,7 +50,7 @@ class Views:
         return [(place.name, array_at(base, place)) for place in places], holds
 
     def _holds_many(self) -> bool:
-        return len(self._held) >= MOST_HELD and sum(base() is not None for _, base in self._held) >= MOST_HELD
+        return len(self._held) >= MAX_HELD and sum(base() is not None for _, base in self._held) >= MAX_HELD
 
     def ended(self) -> list[int]:
         """The regions that nobody reads any more, since this was asked last."""

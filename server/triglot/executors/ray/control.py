@@ -21,7 +21,7 @@ SILENCE_SECONDS = 60
 """After which an actor that has heard nothing ends."""
 _KEPT = 4096
 """Cancelled calls that are remembered."""
-_MOST_UNSENT = 1 << 20
+_MAX_UNSENT = 1 << 20
 _SAMPLES = 50
 CONTROL = "control"
 """What a notice is called that is no metric of the model's."""
@@ -87,7 +87,7 @@ class ServerControl:
     def _say(self, said: Mapping[str, Any]) -> None:
         line = json.dumps(said).encode() + b"\n"
         with self._lock:
-            if self._connection is None or len(self._unsent) > _MOST_UNSENT:
+            if self._connection is None or len(self._unsent) > _MAX_UNSENT:
                 return
             self._unsent += line
             try:

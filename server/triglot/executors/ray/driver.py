@@ -30,7 +30,7 @@ NAMESPACE = "triglot"
 _PART = 32 * 1024 * 1024
 """Bytes of an archive that are one object of Ray's."""
 _PENDING_SECONDS = 10.0
-_LONGEST_REASON = 300
+_MAX_REASON = 300
 _REACHABLE_SECONDS = 5.0
 _LOOK_SECONDS = 2.0
 
@@ -143,7 +143,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, ActorDiedError):
         # Names and ids come first, and advice last.
         text = text.rpartition("The actor is dead because ")[2].partition(" Some common causes include")[0]
-    return text[:_LONGEST_REASON]
+    return text[:_MAX_REASON]
 
 
 class Files:

@@ -21,7 +21,7 @@ from triglot.executors.ray.remote_channel import RemoteChannel
 from triglot.model.config import ModelConfig
 from triglot.version import __version__
 
-LEAST_SILENCE = 10.0
+MIN_SILENCE = 10.0
 """Seconds that an actor may be silent, at least: a network may be, and nobody sees whether its code computes."""
 _REASON_SECONDS = 0.3
 """How long calls that have failed wait for what Ray says of it."""
@@ -103,7 +103,7 @@ class ActorProcess(Process):
 
     def check(self, hang_seconds: float, longest_run: float) -> None:
         """See `Process`."""
-        super().check(max(hang_seconds, LEAST_SILENCE) if hang_seconds else 0.0, longest_run)
+        super().check(max(hang_seconds, MIN_SILENCE) if hang_seconds else 0.0, longest_run)
         if self.notices.ended and not self.lost:
             self.kill(self.why_gone())
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from triglot.core.tensor import DATATYPES
 from triglot.executors.joining import Stack
-from triglot.executors.process.arena import ALIGNMENT, MOST_BYTES, Placed, Row
+from triglot.executors.process.arena import ALIGNMENT, MAX_BYTES, Placed, Row
 from triglot.executors.process.channel import Channel, Gone, Message, NotSent
 from triglot.executors.process.frames import LENGTH, MAX_FRAME, Frame, Kind, Place, pack, unpack
 from triglot.executors.process.views import array_at, no_region
 
 _BUFFER = 64 * 1024
-_MOST_PARTS = 512
+_MAX_PARTS = 512
 """Buffers of one system call; the system takes 1024."""
 _PADDING = bytes(ALIGNMENT)
 _BEHIND = 1
@@ -78,7 +78,7 @@ class RemoteChannel(Channel):
         left = [memoryview(part) for part in parts]
         at = 0
         while at < len(left):
-            sent = self.socket.sendmsg(left[at : at + _MOST_PARTS])
+            sent = self.socket.sendmsg(left[at : at + _MAX_PARTS])
             while at < len(left) and sent >= len(left[at]):
                 sent -= len(left[at])
                 at += 1
@@ -103,7 +103,7 @@ class RemoteChannel(Channel):
         """Raises `OSError`, and `ValueError` for what cannot be there."""
         if not (size := frame.region_size):
             return no_region(places)
-        if size > MOST_BYTES or max(place.offset + place.size for place in places) > size:
+        if size > MAX_BYTES or max(place.offset + place.size for place in places) > size:
             raise ValueError(f"tensors of {size} bytes")
         base = np.empty(size, np.uint8)
         self._fill_up(base.data)

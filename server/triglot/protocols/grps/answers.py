@@ -20,7 +20,7 @@ from triglot.protocols.grps.codec import (
     is_failure,
     with_success,
 )
-from triglot.protocols.grps.generic_tensor import LONGEST_CACHED, tensor_head
+from triglot.protocols.grps.generic_tensor import MAX_CACHED, tensor_head
 from triglot.protocols.grps.mapping import answer_message
 from triglot.protocols.grps.message import Message
 from triglot.protocols.grps.tensors import FLOATS
@@ -56,7 +56,7 @@ def _output_pieces(outputs: Sequence[OutputTensor]) -> list[Any] | None:
         return None
     output = outputs[0]
     array, row = output.array, FLOATS.get(output.datatype)
-    if row is None or array.dtype is not row.wire or len(output.name) > LONGEST_CACHED:
+    if row is None or array.dtype is not row.wire or len(output.name) > MAX_CACHED:
         return None
     if not (array.size and array.flags.c_contiguous):
         return None

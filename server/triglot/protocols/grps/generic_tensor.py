@@ -32,7 +32,7 @@ FEW_FIELDS = 64
 """A tensor with more fields than this has its elements one by one, and nothing to cut."""
 ELEMENT_WORK = 8
 """Cost of encoding an integer or a string, in bytes of text."""
-LONGEST_CACHED = 256
+MAX_CACHED = 256
 """Longest tensor name whose head is cached, in characters: clients may send any."""
 MAX_DIMS = Limit("dims in a shape", 32)
 """numpy's own limit (before version 2)."""
@@ -127,7 +127,7 @@ def _elements(elements: Array, row: FlatList) -> bytes:
 
 def _head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
     """Returns what `tensor_head` does, cached unless the name is very long."""
-    return (_cached_head if len(name) <= LONGEST_CACHED else tensor_head)(name, dtype, shape, float_bytes)
+    return (_cached_head if len(name) <= MAX_CACHED else tensor_head)(name, dtype, shape, float_bytes)
 
 
 def tensor_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:

@@ -31,7 +31,7 @@ RESERVED = ("/triton_python_backend_shm_region_", "/sem.")
 """Prefixes of keys that are in use otherwise: Triton's own regions, and POSIX semaphores."""
 MAX_REGIONS = 512
 """Each region is a file descriptor, of which many systems allow a process 1024."""
-LONGEST_NAME = 255
+MAX_NAME = 255
 LARGEST = 2**64 - 1
 """Largest value of Triton's uint64 fields."""
 QUICK_BYTES = 128 * 1024
@@ -194,8 +194,8 @@ class Regions:
         """Register a region. Raises `ServingError` for a name in use, and for an object that may not be used."""
         if name in self._regions:
             raise ServingError(f"shared memory region '{name}' already in manager", code=Code.ALREADY_EXISTS)
-        if not 0 < len(name) <= LONGEST_NAME:
-            raise _refusal(name[:LONGEST_NAME], f"expected a name of 1 to {LONGEST_NAME} characters")
+        if not 0 < len(name) <= MAX_NAME:
+            raise _refusal(name[:MAX_NAME], f"expected a name of 1 to {MAX_NAME} characters")
         if len(self._regions) >= MAX_REGIONS:
             text = f"{MAX_REGIONS} regions are registered, which is the limit"
             raise _refusal(name, text, Code.RESOURCE_EXHAUSTED)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from triglot.core.errors import InvalidArgument
 from triglot.model.declared_signatures import signatures_of
 from triglot.model.model import Model, is_decoupled
-from triglot.model.scheduling import LONGEST_SECONDS, DynamicBatching
+from triglot.model.scheduling import MAX_SECONDS, DynamicBatching
 from triglot.model.signature import Signature, shape_text
 from triglot.pb.tfserving.option_files_pb2 import BatchingParameters
 
@@ -59,7 +59,7 @@ def _batching(message: BatchingParameters) -> DynamicBatching:
         _check_allowed(allowed, largest, execution if splits else 0)
     return DynamicBatching(
         max_batch_size=largest,
-        max_queue_delay=min(timeout / 1e6, LONGEST_SECONDS),
+        max_queue_delay=min(timeout / 1e6, MAX_SECONDS),
         max_waiting_batches=_number(message, "max_enqueued_batches", MAX_ENQUEUED_BATCHES, 1),
         allowed_sizes=allowed,
         max_execution_size=execution if splits else 0,

@@ -21,10 +21,10 @@ from triglot.protocols.tfserving.json_values import Object, Value, debug_text, t
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _TOKEN = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
-LONGEST_RUN = 64 * 1024
+MAX_RUN = 64 * 1024
 """Most bytes of a string that are matched at once."""
-_PLAIN = re.compile(rb'[^"\\\x00-\x1f]{0,%d}' % LONGEST_RUN)
-_ESCAPED = re.compile(rb'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})){1,%d}' % (LONGEST_RUN // 4))
+_PLAIN = re.compile(rb'[^"\\\x00-\x1f]{0,%d}' % MAX_RUN)
+_ESCAPED = re.compile(rb'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})){1,%d}' % (MAX_RUN // 4))
 _HEX = re.compile(rb"[0-9A-Fa-f]{4}")
 _WORDS: dict[int, tuple[bytes, Value]] = {
     ord("n"): (b"null", None),
@@ -35,7 +35,7 @@ _ESCAPES = {
     ord(name): char
     for name, char in zip('"\\/bfnrt', (b'"', b"\\", b"/", b"\b", b"\f", b"\n", b"\r", b"\t"), strict=True)
 }
-_LONGEST_INTEGER = len(str(2**64))
+_MAX_INTEGER = len(str(2**64))
 
 BAD_VALUE = "Invalid value."
 MISSING_NAME = "Missing a name for object member."
@@ -186,7 +186,7 @@ class _Parser:
         digits, fraction, exponent = match.group(0, 1, 2)
         self._at = match.end()
         value: int | float
-        if fraction is None and exponent is None and len(digits) <= _LONGEST_INTEGER:
+        if fraction is None and exponent is None and len(digits) <= _MAX_INTEGER:
             value = int(digits)
             if not -(2**63) <= value < 2**64:
                 value = float(value)
@@ -226,7 +226,7 @@ class _Parser:
             self._at = end
             if text[end] == 0x5C:
                 pieces.append(self._escaped())
-            elif end - start < LONGEST_RUN:
+            elif end - start < MAX_RUN:
                 self._fail(BAD_ESCAPE if text[end] else MISSING_QUOTE, end)
             start = self._at
             end = _PLAIN.match(text, start).end()  # type: ignore[union-attr]  # Matches the empty text, too.

@@ -11,8 +11,8 @@ from triglot.model.config import MAX_INSTANCES, NO_RAY_OPTIONS
 from triglot.model.ray_options import PLACEMENTS, RayOptions
 from triglot.repository.config.server_parameters import RAY, flag, wrong
 
-MOST_INFLIGHT = 64
-MOST_WAIT_MS = 60_000
+MAX_INFLIGHT = 64
+MAX_WAIT_MS = 60_000
 _AMOUNT = re.compile(r"[0-9]{1,6}(\.[0-9]{1,4})?")
 
 
@@ -30,9 +30,9 @@ def ray_options(parameters: Mapping[str, str]) -> RayOptions:
         placement=_placement(parameters.get("ray_placement", NO_RAY_OPTIONS.placement)),
         runtime_env=_environment(parameters.get("ray_runtime_env", "{}")),
         send_files=NO_RAY_OPTIONS.send_files if sends is None else sends,
-        max_inflight=_count("ray_max_inflight", parameters, NO_RAY_OPTIONS.max_inflight, MOST_INFLIGHT),
+        max_inflight=_count("ray_max_inflight", parameters, NO_RAY_OPTIONS.max_inflight, MAX_INFLIGHT),
         max_instances=_count("ray_max_instances", parameters, NO_RAY_OPTIONS.max_instances, MAX_INSTANCES),
-        most_wait=_count("ray_max_wait_ms", parameters, round(1000 * NO_RAY_OPTIONS.most_wait), MOST_WAIT_MS)
+        most_wait=_count("ray_max_wait_ms", parameters, round(1000 * NO_RAY_OPTIONS.most_wait), MAX_WAIT_MS)
         / 1000,
     )
 

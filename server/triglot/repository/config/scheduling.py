@@ -16,7 +16,7 @@ from pathlib import Path
 from triglot.core.tensor import DATATYPES, element_count
 from triglot.model.scheduling import (
     CONTROL_DATATYPES,
-    LONGEST_SECONDS,
+    MAX_SECONDS,
     ControlInput,
     ControlKind,
     DirectStrategy,
@@ -62,7 +62,7 @@ def _said_of(key: str) -> Iterator[None]:
 
 
 def _seconds(microseconds: int) -> float:
-    return min(microseconds / 1e6, LONGEST_SECONDS)
+    return min(microseconds / 1e6, MAX_SECONDS)
 
 
 def _check_sizes(key: str, sizes: Iterable[int], largest: int) -> None:

@@ -15,7 +15,7 @@ from triglot.repository.scan.source import ModelFiles
 from triglot.scheduling.servable import Servable
 
 FAILED, SKIPPED = "FAILED", "SKIPPED"
-LONGEST_CELL = 40
+MAX_CELL = 40
 """Limit on the characters of a table cell."""
 NOTHING = "-"
 
@@ -117,7 +117,7 @@ def table(summaries: Sequence[VersionSummary]) -> list[str]:
 
 def _cells(one: VersionSummary) -> Mapping[str, str]:
     return {
-        title: f"{text[: LONGEST_CELL - 1]}…" if len(text) > LONGEST_CELL else text or NOTHING
+        title: f"{text[: MAX_CELL - 1]}…" if len(text) > MAX_CELL else text or NOTHING
         for title, text in _texts_of(one)
     }
 

@@ -36,7 +36,7 @@ RETRYABLE_CODES = (
     "RESOURCE_EXHAUSTED",
 )
 """OTLP 1.7, "Failures"."""
-MOST_BYTES = 2**21
+MAX_BYTES = 2**21
 """Of spans in one request: collectors take 4 MiB."""
 CLOSE_SECONDS = 5.0
 """For what waits when the server stops."""
@@ -171,7 +171,7 @@ class Exporter:
 
     def _encode_and_send(self, sender: Sender, rows: Sequence[Row]) -> None:
         spans = encode(rows, time.time_ns() - int(time.perf_counter() * 1e9))
-        if len(spans) > MOST_BYTES and len(rows) > 1:
+        if len(spans) > MAX_BYTES and len(rows) > 1:
             self._encode_and_send(sender, rows[: len(rows) // 2])
             self._encode_and_send(sender, rows[len(rows) // 2 :])
         else:

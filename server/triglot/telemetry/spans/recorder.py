@@ -43,9 +43,9 @@ ERRORS = frozenset(
     )
 )
 """Codes that are the server's errors (semantic conventions for gRPC)."""
-LONGEST_NAME, LONGEST_ID, LONGEST_PATH = 128, 256, 256
+MAX_NAME, MAX_ID, MAX_PATH = 128, 256, 256
 """Characters of a model's name, a request's id and a path, which may be a client's inventions."""
-MOST_LINKS = 128
+MAX_LINKS = 128
 """Members that a batch's span links to (OTEL_SPAN_LINK_COUNT_LIMIT's default)."""
 
 _REMOTE = SAMPLED | HAS_IS_REMOTE | IS_REMOTE
@@ -150,7 +150,7 @@ class BatchSpan:
     def __init__(self, recorder: SpanRecorder, first: CallSpan, spans: Sequence[CallSpan]) -> None:
         self._recorder = recorder
         self._parent = f"{first.id:016x}"
-        self._links = b"".join([link(one.trace, one.id) for one in spans[:MOST_LINKS]])
+        self._links = b"".join([link(one.trace, one.id) for one in spans[:MAX_LINKS]])
         self.trace = first.trace
         self.state = first.state
         self.id = _random_bits(62) << 2 | CALL
@@ -238,8 +238,8 @@ class SpanRecorder:
         batch, queued, began = own.batch, times.queued, times.began
         row = (
             self._described(call, own, endpoint, code),
-            request_id[:LONGEST_ID].encode(errors="replace") if request_id else b"",
-            _on_model("compute", call.model_name[:LONGEST_NAME], call.model_version) if began else b"",
+            request_id[:MAX_ID].encode(errors="replace") if request_id else b"",
+            _on_model("compute", call.model_name[:MAX_NAME], call.model_version) if began else b"",
             batch.link if batch is not None and began else b"",
             own.trace,
             own.parent,
@@ -259,13 +259,13 @@ class SpanRecorder:
 
     def _described(self, call: Call, own: CallSpan, endpoint: Endpoint, code: Code) -> bytes:
         """Name, kind, attributes, status and state of the call's span."""
-        who = call.model_name[:LONGEST_NAME], call.model_version, call.peer, call.client
+        who = call.model_name[:MAX_NAME], call.model_version, call.peer, call.client
         http = own.http
         if endpoint.internal:
             described = _of_model_call(endpoint.method, code, *who)
         elif http is not None:
             described = _of_http(http.verb, http.route, http.status, self._scheme, endpoint.protocol, code, *who)
-            described += _path(http.path[:LONGEST_PATH])
+            described += _path(http.path[:MAX_PATH])
         else:
             described = _of_rpc(endpoint.rpc, endpoint.protocol, code, *who)
         return described + text_field(3, own.state) if own.state else described
