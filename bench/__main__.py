@@ -32,6 +32,7 @@ BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("hostile_json", ()),
     ("access", ()),
     ("spans", ()),
+    ("ray", ()),
 )
 USUAL = ("micro", "lifecycle", "leaks", PAGE)
 ALL = "all"

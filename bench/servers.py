@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -143,14 +143,7 @@ class Server:
         """CPU time of all threads, ended ones too, of the process and its children."""
         if sys.platform != "linux":
             return None
-        # The kernel's id of another process's CPU clock, as clock_getcpuclockid(3) computes it;
-        # /proc/PID/stat holds the same sum, but in steps of 10 ms.
-        clocks = [(~pid << 3) | 2 for pid in self._tree()]
-        total = 0.0
-        for clock in clocks:
-            with contextlib.suppress(OSError):  # a child that ended meanwhile
-                total += time.clock_gettime(clock)
-        return total
+        return sum(cpu_of(tree(self.process.pid)).values())
 
     def peak_bytes(self) -> int | None:
         """The largest resident size so far (VmHWM), summed over the process and its children."""
@@ -164,7 +157,7 @@ class Server:
         if sys.platform != "linux":
             return None
         total = 0
-        for pid in self._tree():
+        for pid in tree(self.process.pid):
             with contextlib.suppress(OSError):
                 for line in Path(f"/proc/{pid}/status").read_text().splitlines():
                     if line.startswith(key):
@@ -179,18 +172,31 @@ class Server:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def _tree(self) -> list[int]:
-        children: dict[int, list[int]] = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    # the second field is the program's name in brackets and may hold anything
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    children.setdefault(int(fields[1]), []).append(int(entry.name))
-        tree = [self.process.pid]
-        for pid in tree:  # grows while it is walked
-            tree += children.get(pid, [])
-        return tree
+
+def tree(root: int) -> list[int]:
+    """A process, and all that come from it."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # the second field is the program's name in brackets and may hold anything
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found = [root]
+    for pid in found:  # grows while it is walked
+        found += children.get(pid, [])
+    return found
+
+
+def cpu_of(pids: Iterable[int]) -> dict[int, float]:
+    """The CPU seconds of each process that is still there, of all its threads, ended ones too."""
+    # The kernel's id of another process's CPU clock, as clock_getcpuclockid(3) computes it;
+    # /proc/PID/stat holds the same sum, but in steps of 10 ms.
+    seconds = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # a child that ended meanwhile
+            seconds[pid] = time.clock_gettime((~pid << 3) | 2)
+    return seconds
 
 
 @contextlib.contextmanager

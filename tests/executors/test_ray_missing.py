@@ -56,6 +56,8 @@ def test_groups_that_a_cluster_cannot_have(tmp_path: Path, groups: list[Instance
 @without_ray
 # It has libraries of its own: another environment of these tests changes nothing.
 @pytest.mark.newest
-@pytest.mark.parametrize("file", ["test_ray_calls.py", "test_ray_faults.py", "test_ray_served.py"])
+@pytest.mark.parametrize(
+    "file", ["test_ray_calls.py", "test_ray_faults.py", "test_ray_served.py", "../../bench/test_ray.py"]
+)
 def test_they_hold_with_ray(file: str) -> None:
     check_tests("ray", FOLDER / file, seconds=1200)

@@ -1,0 +1,290 @@
+"""What instances on other nodes of a Ray cluster give, what the way there costs, and what becomes of lost ones.
+
+From the repository's root: `python -m bench.ray --help`. The nodes are real ones, a raylet each with processes of
+its own, but all on this machine: no network and no core more. As many processes of one server are loaded in turn.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from bench import h2client, measure, raychanges, report, rounds, servers
+from bench.measure import Round, Subject
+from bench.payloads import framed, grpc_exchange
+from bench.raymodel import AT_ONCE, COMPUTES, ROWS, SLEEPS
+from bench.raynodes import Nodes, cluster, on_ray, serving, values
+from bench.rounds import Plan
+from bench.servers import ROOT, Server
+from bench.tally import BenchError, Request, close, drive
+
+NODES = 3
+SERVE = "Ray Serve"
+ELEMENTS = 64
+"""Of a row."""
+IN_FLIGHT = 12
+SIZES = (64, 2**20)
+"""Bytes of a tensor that goes in and comes out."""
+KINDS = {
+    SLEEPS: "sleeps 2 ms, as for a device: what the instances have to do is no matter of this machine's cores",
+    COMPUTES: "uses 2 ms of CPU: all instances share this machine's cores with server and client",
+}
+RATE_COLUMNS = ("instances", "calls/s", "x process", "(min-max)")
+COLUMNS = (*RATE_COLUMNS, "CPU µs: server", "instances", "Ray", "calls/CPU s", "x process", "(min-max)")
+LEGEND = """\
+Medians over rounds, in turn, one at a time; "x process" is the median of the rounds' own ratios to the line of
+processes, "more" that of the rounds' own differences to the thread. CPU of a call: of the server's own process; of
+the processes that run the model; of Ray's (driver, raylets, head). "calls/CPU s": for each second of the CPU that
+these use, so throughput per core used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Round):
+    """The CPU seconds of a call: of the server, of the instances, and of Ray, which is there all the time."""
+
+    server: float = 0.0
+    instances: float = 0.0
+    ray: float = 0.0
+
+    def per_core(self, *, on_ray: bool) -> float:
+        """Calls for each second of CPU; Ray's counts where the instances are there."""
+        return 1 / (self.server + self.instances + (self.ray if on_ray else 0.0))
+
+
+@dataclass(slots=True)
+class Line:
+    """What is compared, and what was measured of it."""
+
+    subject: Subject
+    on_ray: bool = True
+    rounds: list[Split] = field(default_factory=list)
+
+    def per_core(self) -> list[float]:
+        """Of each round."""
+        return [one.per_core(on_ray=self.on_ray) for one in self.rounds]
+
+
+# --- throughput ---
+
+
+async def _loaded(nodes: Nodes, subject: Subject, settle: float, seconds: float) -> Split:
+    requests = [Request(subject.exchange.body)]
+    connections = await h2client.connect(subject.port, subject.exchange.path, requests, IN_FLIGHT)
+    try:
+        await drive(connections, settle, subject.expected)
+        before = _cpu(nodes, subject.server)
+        outcome = await drive(connections, seconds, subject.expected)
+        after = _cpu(nodes, subject.server)
+    finally:
+        await close(*connections)
+    whole = measure.round_of(outcome, None, None, 0.0)
+    used = {"server": 0.0, "instances": 0.0, "ray": 0.0}
+    for pid, (whose, cpu) in after.items():
+        used[whose] += (cpu - before.get(pid, ("", 0.0))[1]) / outcome.calls
+    return Split(whole.rate, whole.p50, whole.p99, **used)
+
+
+def _cpu(nodes: Nodes, server: Server) -> dict[int, tuple[str, float]]:
+    """Whose each process is, and its CPU seconds."""
+    own, *children = servers.tree(server.process.pid)
+    whose = {own: "server"}
+    for pid in children:
+        whose[pid] = "ray" if b"executors.ray.driver" in _command(pid) else "instances"
+    for pid in nodes.processes():
+        whose[pid] = "instances" if b"ray::Instance" in _command(pid) else "ray"
+    return {pid: (whose[pid], cpu) for pid, cpu in servers.cpu_of(whose).items()}
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # It has ended.
+        return b""
+
+
+def throughput(nodes: Nodes, plan: Plan, kinds: Sequence[float] = tuple(KINDS)) -> dict[float, list[Line]]:
+    """Processes, and actors with one and with two batches each."""
+    settle = min(0.3, plan.seconds)
+    count = len(nodes.nodes)
+    ways: dict[str, Mapping[str, object]] = {
+        f"{count} processes, 1 machine": {"execution": "process"},
+        f"{count} nodes, 1 batch each": on_ray(ray_max_inflight=1),
+        f"{count} nodes, 2 batches each": on_ray(ray_max_inflight=2),
+    }
+    measured: dict[float, list[Line]] = {}
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name, ExitStack() as stack:
+        started = [
+            stack.enter_context(serving(nodes, f"works_{number}", parameters, count, Path(name)))
+            for number, parameters in enumerate(ways.values())
+        ]
+        for kind in kinds:
+            lines = measured[kind] = []
+            for number, (way, (server, port, _)) in enumerate(zip(ways, started, strict=True)):
+                exchange = grpc_exchange(f"works_{number}", values(kind, ROWS, ELEMENTS))
+                subject = Subject(way, server, port, exchange, framed([exchange.reply]))
+                lines.append(Line(subject, ways[way]["execution"] == "ray"))
+                measure.call_once(lines[-1].subject)
+            for turn in range(plan.rounds + 1):
+                for line in lines:
+                    taken = asyncio.run(_loaded(nodes, line.subject, settle, plan.seconds if turn else settle))
+                    if turn:  # The first round finds a cold start.
+                        line.rounds.append(taken)
+    return measured
+
+
+def throughput_lines(lines: Sequence[Line]) -> Iterator[str]:
+    """The table, and what it comes to."""
+    first = lines[0]
+    rows = []
+    for line in lines:
+        rates = [one.rate / other.rate for one, other in zip(line.rounds, first.rounds, strict=True)]
+        per_core = [one / other for one, other in zip(line.per_core(), first.per_core(), strict=True)]
+        split = [(one.server, one.instances, one.ray) for one in line.rounds]
+        rows.append(
+            (
+                line.subject.name,
+                f"{statistics.median(one.rate for one in line.rounds):,.0f}",
+                rounds.middle(rates),
+                rounds.span(rates),
+                *(f"{statistics.median(part) * 1e6:,.0f}" for part in zip(*split, strict=True)),
+                f"{statistics.median(line.per_core()):,.0f}",
+                rounds.middle(per_core),
+                rounds.span(per_core),
+            )
+        )
+    yield report.plain(COLUMNS, rows)
+    rest = statistics.median(one.ray * one.rate for one in first.rounds)
+    yield f"Ray's own processes while none of its instances runs: {rest:.0%} of a core, not counted for processes"
+    one, two = lines[-2:]
+    overlap = [mine.rate / its.rate for mine, its in zip(two.rounds, one.rounds, strict=True)]
+    yield f"a batch that travels while another one runs: {rounds.middle(overlap)} of the calls/s without"
+    yield f"{two.subject.name}: {rows[-1][-2]} of the processes' throughput per core used, goal 0.8"
+
+
+# --- the way there ---
+
+
+@contextmanager
+def _serve(nodes: Nodes, folder: Path) -> Iterator[tuple[Server, int]]:
+    """Ray Serve, and its gRPC port."""
+    port = servers.free_port()
+    exchange = grpc_exchange("works", values(AT_ONCE))
+
+    def answers() -> bool:
+        if not servers.accepts(port):
+            return False
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            try:
+                channel.unary_unary(exchange.path)(exchange.body, timeout=measure.CALL_LIMIT)
+            except grpc.RpcError:  # The model is not there yet.
+                return False
+        return True
+
+    command = [sys.executable, "-m", "bench.rayserve", nodes.address, str(port)]
+    log = folder / "log-serve"
+    with servers.started(SERVE, command, answers, core=None, log=log, environment={}) as started:
+        yield started, port
+
+
+def hop(nodes: Nodes, plan: Plan, sizes: Sequence[int] = SIZES) -> dict[str, list[list[Round]]]:
+    """One call after the other of a model that does nothing, by instance and by size."""
+    settle = min(0.3, plan.seconds)
+    ways = {way: {"execution": way} for way in ("thread", "process")} | {"ray": on_ray()}
+    measured: dict[str, list[list[Round]]] = {name: [[] for _ in sizes] for name in (*ways, SERVE)}
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name, ExitStack() as stack:
+        folder = Path(name)
+        started = {
+            way: stack.enter_context(serving(nodes, way, parameters, 1, folder))[:2]
+            for way, parameters in ways.items()
+        }
+        started[SERVE] = stack.enter_context(_serve(nodes, folder))
+        for at, size in enumerate(sizes):
+            subjects = []
+            for way, (server, port) in started.items():
+                exchange = grpc_exchange(way, values(AT_ONCE, 1, size // 4))
+                subjects.append(Subject(way, server, port, exchange))
+                subjects[-1].expected = measure.call_once(subjects[-1])
+            for turn in range(plan.rounds + 1):
+                for subject in subjects:
+                    taken = asyncio.run(_one_by_one(subject, settle, plan.seconds if turn else settle))
+                    if turn:  # As above.
+                        measured[subject.name][at].append(taken)
+    return measured
+
+
+async def _one_by_one(subject: Subject, settle: float, seconds: float) -> Round:
+    requests = [Request(subject.exchange.body)]
+    connections = await h2client.connect(subject.port, subject.exchange.path, requests, 1)
+    return await measure.load_on(connections, subject, settle, seconds)
+
+
+def hop_lines(measured: Mapping[str, Sequence[Sequence[Round]]], sizes: Sequence[int] = SIZES) -> Iterator[str]:
+    """The table."""
+    header = ["instance"]
+    for size in sizes:
+        header += [f"{size:,} bytes: p50 µs", "p99 µs", "more µs than a thread", "(min-max)"]
+    rows = []
+    for way, by_size in measured.items():
+        row = [way]
+        for found, threads in zip(by_size, measured["thread"], strict=True):
+            more = [(one.p50 - thread.p50) * 1e6 for one, thread in zip(found, threads, strict=True)]
+            row += [f"{statistics.median(one.p50 for one in found) * 1e6:,.0f}"]
+            row += [f"{statistics.median(one.p99 for one in found) * 1e6:,.0f}"]
+            row += [f"{statistics.median(more):,.0f}", f"({min(more):,.0f}-{max(more):,.0f})"]
+        rows.append(row)
+    yield report.plain(header, rows)
+
+
+# --- all of it ---
+
+
+def _in_its_environment() -> None:
+    """Go on in the environment that has Ray, which is made first where it is missing."""
+    made = subprocess.run(
+        [sys.executable, "tests/environments.py", "ray"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    python = made.stdout.strip()
+    os.execv(python, [python, "-m", "bench.ray", *sys.argv[1:]])
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 when something went wrong."""
+    parser = argparse.ArgumentParser(prog="python -m bench.ray", description=__doc__.splitlines()[0])
+    rounds.add_arguments(parser, 5, 0.6)
+    parser.add_argument("--losses", type=int, default=2, help="nodes that are killed (default: %(default)s)")
+    arguments = parser.parse_args(words)
+    if importlib.util.find_spec("ray") is None:
+        _in_its_environment()
+    plan = Plan(arguments.rounds, arguments.seconds)
+    began = time.monotonic()
+    print(*report.machine(), f"{plan.rounds} rounds of {plan.seconds:g} s, nothing pinned", sep="\n", flush=True)
+    try:
+        with servers.ended_by_sigterm(), cluster(NODES) as nodes:
+            for kind, lines in throughput(nodes, plan).items():
+                print(f"\ncalls of {ROWS} rows, {IN_FLIGHT} in flight; the model {KINDS[kind]}")
+                print(*throughput_lines(lines), sep="\n", flush=True)
+            print(*raychanges.measured(nodes, arguments.losses, plan.seconds), sep="\n", flush=True)
+            # The last one, as Ray Serve leaves the cluster some time.
+            print("\na model that does nothing, ModelInfer over gRPC, 1 in flight, nodes on this machine")
+            print(f"{SERVE}: the same model as one replica, behind its own gRPC ingress")
+            print(*hop_lines(hop(nodes, plan)), sep="\n", flush=True)
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"\n{LEGEND}\n{time.monotonic() - began:.0f} s in all")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,307 @@
+"""Nodes that are lost under load, and instances that come with a burst and go again: what callers see of it."""
+
+import http.client
+import itertools
+import re
+import statistics
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from bench import report
+from bench.payloads import grpc_exchange
+from bench.raymodel import RECORDS, begun
+from bench.raynodes import CPUS, Nodes, on_ray, serving, values
+from bench.tally import BenchError
+
+CALLERS, MAX_INFLIGHT, MOST_INSTANCES = 24, 2, 3
+CALL_SECONDS = 30.0
+"""A call that takes longer hangs, or is lost."""
+PATIENCE = 180.0
+PAUSE = 0.5
+"""Seconds between the calls of the one who stays when a burst is over."""
+LOOK = 0.02
+LOSS_COLUMNS = ("", "median", "least", "most")
+PROCESSES = re.compile(r'triglot_processes\{model="\w+",version="1"\} (\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A call that was not answered."""
+
+    number: int
+    code: str
+    details: str
+    at: float
+
+
+class Callers:
+    """Call again and again, each time under another number, and keep what becomes of it. To be closed.
+
+    On threads: a node is started by the main thread only, which takes seconds.
+    """
+
+    def __init__(self, port: int, model: str) -> None:
+        self.answered = 0
+        self.failed: list[Failed] = []
+        self._model = model
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        self._threads: list[threading.Thread] = []
+        self._over = threading.Event()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def start(self, count: int, pause: float = 0.0) -> None:
+        """So many, each of which pauses between its calls."""
+        self._over.clear()
+        self._threads = [threading.Thread(target=self._call, args=(pause,), daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _call(self, pause: float) -> None:
+        while not self._over.is_set():
+            number = next(self._numbers)
+            exchange = grpc_exchange(self._model, values(RECORDS, number=number))
+            failed: Failed | None = None
+            try:
+                call = self._channel.unary_unary(exchange.path)
+                exchange.check({}, call(exchange.body, timeout=CALL_SECONDS, wait_for_ready=True))
+            except grpc.RpcError as error:
+                failed = Failed(number, error.code().name, error.details() or "", time.perf_counter())
+            except BenchError as error:
+                failed = Failed(number, "WRONG", str(error), time.perf_counter())
+            with self._lock:
+                if failed is None:
+                    self.answered += 1
+                else:
+                    self.failed.append(failed)
+            self._over.wait(pause)
+
+    def end(self) -> None:
+        """Let each have its last answer."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def close(self) -> None:
+        """End them, and their connection."""
+        self._over.set()
+        self._channel.close()
+
+
+@dataclass(slots=True)
+class Loss:
+    """What became of the calls when a node was killed. Seconds."""
+
+    in_flight: int
+    failed: list[Failed]
+    killed: float
+    begun: list[int]
+    """Calls that its instance had begun."""
+    elsewhere: list[int]
+    """Calls that others had begun."""
+    meanwhile: int
+    """Calls answered from the kill until the new node was there."""
+    starting: float
+    """Seconds until a new node is there, from its start on."""
+    back: float
+    """Seconds from there until its instance runs a call."""
+
+    @property
+    def hung(self) -> int:
+        """Calls that ended by their deadline only."""
+        return sum(one.code == "DEADLINE_EXCEEDED" for one in self.failed)
+
+    @property
+    def ran_there(self) -> int:
+        return sum(one.number in self.begun for one in self.failed)
+
+    @property
+    def sent_there(self) -> int:
+        """They failed before they began, as they were sent to the instance already."""
+        return sum(one.number not in (*self.begun, *self.elsewhere) for one in self.failed) - self.lost
+
+    @property
+    def lost(self) -> int:
+        """Failed in the queue, or on other nodes: more than the instance can have had, or begun by others."""
+        elsewhere = sum(one.number in self.elsewhere for one in self.failed)
+        return elsewhere + max(0, len(self.failed) - elsewhere - MAX_INFLIGHT)
+
+    @property
+    def twice(self) -> int:
+        """Calls that were begun more than once."""
+        return sum(count > 1 for count in Counter([*self.begun, *self.elsewhere]).values())
+
+    @property
+    def failed_after(self) -> float:
+        """Seconds from the kill until the last of its calls had failed."""
+        return max((one.at - self.killed for one in self.failed), default=0.0)
+
+
+def lose(nodes: Nodes, port: int, model: str, records: Path, seconds: float) -> Loss:
+    """Kill a node under load; a new one comes a while later."""
+    callers = Callers(port, model)
+    before = begun(records)
+    try:
+        callers.start(CALLERS)
+        count = len(nodes.nodes)
+        _until(lambda: len(_busy(records, before)) == count, "every instance runs calls")
+        time.sleep(seconds)  # The load, as long as was asked for.
+        answered, killed = callers.answered, time.perf_counter()
+        gone = nodes.kill()
+        _until(lambda: bool(callers.failed), "a call fails", CALL_SECONDS)
+        time.sleep(seconds)  # As above, on what is left.
+        meanwhile = callers.answered - answered
+        known, began = set(begun(records)), time.perf_counter()
+        nodes.add()
+        there = time.perf_counter()
+        _until(lambda: bool(begun(records).keys() - known), "the new node's instance runs calls")
+        back = time.perf_counter()
+        time.sleep(seconds)  # As above.
+        callers.end()
+    finally:
+        callers.close()
+    here: list[int] = []
+    elsewhere: list[int] = []
+    for pid, numbers in begun(records).items():
+        (here if pid in gone else elsewhere).extend(numbers[len(before.get(pid, ())) :])
+    return Loss(CALLERS, callers.failed, killed, here, elsewhere, meanwhile, there - began, back - there)
+
+
+def _busy(records: Path, before: dict[int, Sequence[int]]) -> list[int]:
+    """The processes that have begun a call since."""
+    return [pid for pid, numbers in begun(records).items() if len(numbers) > len(before.get(pid, ()))]
+
+
+def _until(there: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+    until = time.monotonic() + patience
+    while not there():
+        if time.monotonic() > until:
+            raise BenchError(f"expected within {patience:.0f} s: {what}")
+        time.sleep(LOOK)  # Nothing tells when another process has done something.
+
+
+def losses(nodes: Nodes, times: int, seconds: float) -> list[Loss]:
+    """So many nodes in turn, under load."""
+    model = "lost"
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
+        # One fits on a node, so that a lost one waits for another node.
+        parameters = on_ray(ray_num_cpus=CPUS, ray_max_inflight=MAX_INFLIGHT)
+        with serving(nodes, model, parameters, len(nodes.nodes), Path(name)) as (_, port, _):
+            return [lose(nodes, port, model, Path(name) / model, seconds) for _ in range(times)]
+
+
+def loss_lines(found: Sequence[Loss]) -> Iterator[str]:
+    """The tables, and what they come to."""
+
+    def counted(title: str, values: Iterable[float]) -> tuple[str, ...]:
+        kept = list(values)
+        return title, *(f"{value:,.4g}" for value in (statistics.median(kept), min(kept), max(kept)))
+
+    rows = [
+        counted("calls in flight at the kill", [one.in_flight for one in found]),
+        counted("answered by the other nodes meanwhile", [one.meanwhile for one in found]),
+        counted("failed: began on the node", [one.ran_there for one in found]),
+        counted("failed: sent to the node ahead", [one.sent_there for one in found]),
+        counted("failed otherwise, or lost in the queue", [one.lost for one in found]),
+        counted("hung", [one.hung for one in found]),
+        counted("begun twice", [one.twice for one in found]),
+        counted("last of them failed after ms", [one.failed_after * 1e3 for one in found]),
+        counted("start of a new node, s", [one.starting for one in found]),
+        counted("its instance runs calls after s", [one.back for one in found]),
+    ]
+    yield report.plain(LOSS_COLUMNS, rows)
+    codes = Counter(failed.code for one in found for failed in one.failed)
+    yield "they failed with: " + ", ".join(f"{count} {code}" for code, count in sorted(codes.items()))
+    yield f"  {found[-1].failed[-1].details}"
+    yield f"calls fail after {max(one.failed_after for one in found):.2f} s at the latest, goal 1"
+    yield f"capacity is back {max(one.back for one in found):.1f} s after a node is there, goal 20"
+    lost, hung = sum(one.lost for one in found), sum(one.hung for one in found)
+    yield f"{lost} lost in the queue, goal 0; {hung} hung, goal 0"
+
+
+# --- a burst ---
+
+
+@dataclass(slots=True)
+class Burst:
+    """From one instance to the most, and back."""
+
+    answered: int
+    failed: list[Failed] = field(default_factory=list)
+    up: float = 0.0
+    """Seconds from its first call until every instance has run calls."""
+    down: float | None = None
+    """Seconds from its end until there is one instance; None: nobody waited for that."""
+    trickled: int = 0
+    """Calls answered meanwhile."""
+
+
+def scale(port: int, rest_port: int, model: str, records: Path, *, back: bool) -> Burst:
+    """Call until there are as many instances as there may be, and then hardly."""
+    callers = Callers(port, model)
+    try:
+        began = time.perf_counter()
+        callers.start(CALLERS)
+        _until(lambda: len(begun(records)) == MOST_INSTANCES, "all instances run calls")
+        found = Burst(0, up=time.perf_counter() - began)
+        callers.end()
+        found.answered = callers.answered
+        if back:
+            ended = time.perf_counter()
+            callers.start(1, PAUSE)
+            _until(lambda: _instances(rest_port) == 1, "one instance is left")
+            found.down = time.perf_counter() - ended
+            callers.end()
+            found.trickled = callers.answered - found.answered
+        found.failed = callers.failed
+    finally:
+        callers.close()
+    return found
+
+
+def _instances(rest_port: int) -> int:
+    """As many as are there, says the server."""
+    connection = http.client.HTTPConnection("127.0.0.1", rest_port, timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        found = PROCESSES.search(connection.getresponse().read().decode())
+    finally:
+        connection.close()
+    if found is None:
+        raise BenchError("the server does not say how many instances there are")
+    return int(found[1])
+
+
+def burst(nodes: Nodes, *, back: bool = True) -> Burst:
+    """On a server of its own."""
+    model = "scaled"
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
+        parameters = on_ray(ray_max_instances=MOST_INSTANCES, ray_max_wait_ms=20)
+        with serving(nodes, model, parameters, 1, Path(name)) as (_, port, rest_port):
+            return scale(port, rest_port, model, Path(name) / model, back=back)
+
+
+def burst_lines(found: Burst) -> Iterator[str]:
+    """For people."""
+    yield f"1 to {MOST_INSTANCES} instances: {found.up:.1f} s from the first call on, {found.answered:,} answered"
+    if found.down is not None:
+        yield f"back to 1: {found.down:.1f} s from the last one on, {found.trickled:,} answered meanwhile"
+    yield f"{len(found.failed)} failed calls, goal 0" + "".join(
+        f"\n  {one.code}: {one.details}" for one in found.failed[:3]
+    )
+
+
+def measured(nodes: Nodes, times: int, seconds: float) -> Iterator[str]:
+    """Both, for people."""
+    yield f"\na node that is killed under load, {times} times: {CALLERS} callers of a model that sleeps 20 ms, 1"
+    yield f"instance on each node, {MAX_INFLIGHT} calls each; all processes of the node are killed at once"
+    yield from loss_lines(losses(nodes, times, seconds))
+    yield f"\na burst of {CALLERS} callers of the same model, then a call each {PAUSE:g} s"
+    yield from burst_lines(burst(nodes))
