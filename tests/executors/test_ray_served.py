@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 from ray_nodes import Nodes
 
@@ -71,8 +72,8 @@ def write_adder(folder: Path, added: int, more: int, count: int = 2) -> None:
     write_whole(folder / "config.pbtxt", CONFIG.replace("COUNT", str(count)))
 
 
-def serving(folder: Path, nodes: Nodes, *arguments: str) -> Triglot:
-    options = ["--host", "127.0.0.1", "--drain-delay", "0", "--grace", "20", "--ray-address", nodes.address]
+def serving(folder: Path, address: str, *arguments: str) -> Triglot:
+    options = ["--host", "127.0.0.1", "--drain-delay", "0", "--grace", "20", "--ray-address", address]
     return Triglot(*FREE_PORTS, *options, *arguments, str(folder))
 
 
@@ -86,7 +87,7 @@ def metrics_of(port: int) -> str:
 
 def test_a_model_on_a_cluster_is_served_as_any_other(tmp_path: Path, nodes: Nodes) -> None:
     write_adder(tmp_path / "adder", 10, 100)
-    with serving(tmp_path, nodes, "--model-control-mode", "poll", "--poll-interval", "0.2") as server:
+    with serving(tmp_path, nodes.address, "--model-control-mode", "poll", "--poll-interval", "0.2") as server:
         grpc_port, rest_port = server.ports()
         with grpc_channel(grpc_port) as channel:
             assert infer(channel, "adder", 1) == 111
@@ -131,7 +132,7 @@ parameters { key: "ray_max_wait_ms" value { string_value: "20" } }
 """
     config = tmp_path / "adder" / "config.pbtxt"
     config.write_text(config.read_text() + more)
-    with serving(tmp_path, nodes) as server:
+    with serving(tmp_path, nodes.address) as server:
         grpc_port, rest_port = server.ports()
         ended = threading.Event()
 
@@ -155,6 +156,23 @@ parameters { key: "ray_max_wait_ms" value { string_value: "20" } }
         assert alive(pid)
         server.signal(signal.SIGKILL)
         wait_until(lambda: not alive(pid))
+
+
+def test_a_local_cluster_begins_and_ends_with_the_server(tmp_path: Path) -> None:
+    write_adder(tmp_path / "adder", 10, 100, count=1)
+    config = tmp_path / "adder" / "config.pbtxt"
+    lines = config.read_text().splitlines()
+    config.write_text("\n".join(line for line in lines if "ray_resources" not in line))
+    with serving(tmp_path, "local") as server:
+        grpc_port, _ = server.ports()
+        with grpc_channel(grpc_port) as channel:
+            assert infer(channel, "adder", 1) == 111
+            pid = infer(channel, "adder", PID)
+        raylet = psutil.Process(pid).parent()
+        assert raylet is not None
+        assert "raylet" in raylet.name()
+        server.stop()
+        wait_until(lambda: not alive(pid) and not alive(raylet.pid))
 
 
 def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
