@@ -14,7 +14,7 @@ from triglot import Call, Model, TensorSpec
 from triglot.model.config import InstanceGroup, ModelConfig
 from triglot.model.ray_options import RayOptions
 from triglot.repository.manager import autoscaler
-from triglot.repository.manager.autoscaler import autoscale
+from triglot.repository.manager.autoscaler import Load, autoscale
 from triglot.scheduling.servable import Servable
 from waiting import until
 
@@ -69,4 +69,23 @@ async def test_instances_come_while_requests_wait_and_go_when_none_does(monkeypa
         assert (await servable.infer(x, Call()))["y"] == 0
     finally:
         scaling.cancel()
+        await servable.close()
+
+
+async def test_a_call_now_and_then_keeps_no_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autoscaler, "CALM_LOOKS", 5)
+    model = Gated()
+    model.instances = 2
+    servable = Servable("gated", 1, model, max_queue_size=100)
+    try:
+        load = Load(servable, most_wait=60.0)
+        model.open.clear()
+        call = asyncio.create_task(servable.infer({"x": np.zeros(1, np.float32)}, counted(servable)))
+        await until(lambda: servable.busy == 1)
+        changes = [load.step()]
+        model.open.set()
+        await call
+        changes += [load.step() for _ in range(4)]
+        assert changes == [0, 0, 0, 0, -1]
+    finally:
         await servable.close()

@@ -1,7 +1,8 @@
-"""As many instances of a model as its requests need, between a least and a most number.
+"""Adds and removes instances of a model by the time that its requests wait in the queue.
 
-Strategy: what counts is how long requests wait in the queue, not how busy a machine is. One instance more comes
-while they wait for longer than they may; one goes when for a while hardly any has waited and the others have room.
+An instance is added while requests wait for longer than `RayOptions.most_wait`. One is removed when for
+`CALM_LOOKS` looks hardly any request has waited, and the instances that stay would have been busy for less than
+`_ROOM` of the time. How busy a machine is plays no part.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 CALM_LOOKS = 30
-"""Looks in a row after which an instance that nobody needs goes."""
+"""Looks in a row without a wait after which an instance may be removed."""
 _ROOM = 0.7
-"""The most of the instances that stay that may have been busy."""
+"""The share of the instances that stay that may have been busy, on average."""
 _LITTLE = 0.5
-"""Of the longest wait, what is no reason to keep an instance."""
+"""The share of `most_wait` up to which a wait does not count."""
 
 
 class Load:
-    """How busy the instances of a servable have been, look by look."""
+    """The load of a servable's instances, look by look. `most_wait` is in seconds."""
 
     def __init__(self, servable: Servable, most_wait: float) -> None:
         self._servable = servable
         self._most_wait = most_wait
         self._before = servable.statistics.queue
         self._calm: deque[float] = deque(maxlen=CALM_LOOKS)
-        """How many instances were busy in each look of late in which hardly anybody has waited."""
+        """Busy instances at each of the latest looks without a wait."""
 
     def step(self) -> int:
-        """Once more: by how many instances there should be more, or fewer."""
+        """Look once; returns 1 to add an instance, -1 to remove one, 0 to keep them."""
         before, now = self._before, self._servable.statistics.queue
         self._before = now
         served, depth = now.count - before.count, self._servable.queue_depth
@@ -51,14 +52,14 @@ class Load:
             return 0
         self._calm.append(self._servable.busy)
         stay = self._servable.instances - 1
-        if len(self._calm) == CALM_LOOKS and max(self._calm) <= _ROOM * stay:
+        if len(self._calm) == CALM_LOOKS and sum(self._calm) <= _ROOM * stay * CALM_LOOKS:
             self._calm.clear()
             return -1
         return 0
 
 
 async def autoscale(servable: Servable, look_seconds: float = LOOK_SECONDS) -> None:
-    """Have the instances of a servable come and go, until this is cancelled."""
+    """Add and remove instances of a servable until cancelled."""
     load = Load(servable, servable.model.model_config.ray.most_wait)
     at_first = servable.instances
     while True:
@@ -83,6 +84,6 @@ async def _change(servable: Servable, count: int, config: ModelConfig) -> bool:
 
 
 def of_instances(config: ModelConfig, count: int) -> ModelConfig:
-    """The configuration with so many instances."""
+    """Returns the configuration with `count` instances."""
     (group,) = config.instance_groups or (InstanceGroup(),)
     return replace(config, instance_groups=(replace(group, count=count),))
