@@ -85,6 +85,7 @@ async def test_a_call_now_and_then_keeps_no_instance(monkeypatch: pytest.MonkeyP
         changes = [load.step()]
         model.open.set()
         await call
+        await until(lambda: servable.busy == 0)
         changes += [load.step() for _ in range(4)]
         assert changes == [0, 0, 0, 0, -1]
     finally:
