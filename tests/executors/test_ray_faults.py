@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import test_process_chaos
 import told_models
@@ -173,3 +174,22 @@ async def test_the_head_is_lost_and_comes_back(tmp_path: Path, monkeypatch: pyte
         first.close()
         if second is not None:
             second.close()
+
+
+async def test_an_actor_takes_too_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray ends it before the node's memory is full."""
+    memory = psutil.virtual_memory()
+    monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - memory.available / memory.total + 0.1:.3f}")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "50")
+    part = memory.total // 100
+    grows = f"taken = []\nfor _ in range(20): taken.append(b'x' * {part}); time.sleep(0.1)\ntime.sleep(60)"
+    nodes = Nodes(1)
+    try:
+        monkeypatch.setattr(told_models, "RAY", [nodes.address])
+        async with told(tmp_path) as one:
+            pid = await one.pid()
+            with pytest.raises(Unavailable, match=r"^told: the actor that ran the request .*memory"):
+                await one.run(grows)
+            assert await one.pid() != pid
+    finally:
+        nodes.close()
