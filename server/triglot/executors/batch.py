@@ -1,4 +1,4 @@
-"""A batch: requests that an instance executes together, each with an outcome of its own (spec 5.1)."""
+"""`Batch`, requests that an instance executes together; each has its own outcome (spec 5.1)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """How a model gets several requests: joined, and padded to one of the `allowed_sizes` (ascending) where there
-    are any; or as a list, by `infer_batch`."""
+    """How several requests are passed to the model.
+
+    They are concatenated along the batch dim and, if there are `allowed_sizes` (in rows, ascending), padded to the
+    next one; or `infer_batch` gets them as a list.
+    """
 
     allowed_sizes: Sequence[int] = ()
     infer_batch: Callable[..., Any] | None = None
 
 
 class Member(Protocol):
-    """One of the requests of a batch."""
+    """One request of a batch. `result` or `failure` is its outcome."""
 
     inputs: Inputs
     call: Call
@@ -39,30 +42,32 @@ class Member(Protocol):
     failure: ServingError | None
 
     def skip(self) -> bool:
-        """Whether it is not to run; then it has its failure."""
+        """Returns True if it is not to run; then `failure` is set."""
 
     def start(self, batch_size: int) -> None:
-        """It runs, with so many requests in all."""
+        """Note that it starts, in a batch of `batch_size` requests."""
 
     def end(self, joining: float, splitting: float) -> None:
-        """It has run; so many seconds were spent before and after the model for the batch."""
+        """Note that it has ended; `joining` and `splitting` are the batch's seconds before and after the model."""
 
 
 class Owner(Protocol):
-    """Whom a batch comes back to, on the loop."""
+    """Owner of a batch, which calls it on the event loop."""
 
     def ended(self, batch: Batch) -> None:
-        """It has been executed, and is about to `deliver` each outcome."""
+        """Called once when the batch has ended, before `deliver` is called for its members."""
 
     def deliver(self, work: Execution) -> None:
-        """Its outcome may leave."""
+        """Deliver the outcome of one member."""
 
 
 class Batch:
-    """Executions that share one call of the model. Joinable ones are joined; others come one at a time.
+    """Executions that share one call of the model. It is both `Work` and `LoopWork`.
 
-    Strategy: whatever goes wrong here belongs to the members, never to the thread. Each member has its own error,
-    since an error collects the frames that it comes through.
+    `joinable`: the requests may share a call of the model; otherwise there is one member.
+
+    Strategy: an error fails the members, never the thread. Each member has its own copy, since an error collects
+    the frames that it passes.
     """
 
     __slots__ = (
@@ -93,19 +98,19 @@ class Batch:
         self._buffers = buffers
         self._owner = owner
         self._running: list[Execution | Stream] = []
-        self._counts: list[int] = []  # Rows of each that runs.
-        self._padded = 0  # Rows of the joined inputs; 0: nothing was joined.
+        self._counts: list[int] = []  # Rows of each running member.
+        self._padded = 0  # Rows of the joined inputs, padding included; 0 if nothing was joined.
         self._times = BatchTimes()
         self.task: asyncio.Task[None] | None = None
-        """What runs it on the loop."""
+        """Task that runs it on the event loop, if any."""
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody waits for any of the members."""
+        """Whether all members are cancelled."""
         return all(member.call.cancelled for member in self._members)
 
     def run(self, function: Function, explain: Explain) -> None:
-        """On the instance's thread. Raises nothing."""
+        """Execute the members. On the instance's thread. Raises nothing."""
         if self._start():
             with RunningFor(member.call for member in self._running):
                 try:
@@ -158,7 +163,7 @@ class Batch:
             members[0].result = answer
         else:
             try:
-                # One by itself, too, or its author would meet the error under load only.
+                # Even for a single member: otherwise the model's author would see the error only under load.
                 parts = split(answer, self._counts, self._padded or sum(self._counts))
             except Internal as error:
                 log.error("%s", error.message)
@@ -193,9 +198,9 @@ class Batch:
             member.end(times.joining, times.splitting)
 
     def deliver(self) -> None:
-        """On the loop."""
+        """Report the end of the batch, then deliver each outcome. On the event loop."""
         try:
-            self._owner.ended(self)  # First: what runs batches goes on meanwhile.
+            self._owner.ended(self)  # First, so that the instance gets its next batch meanwhile.
         finally:
             self._deliver()
 
@@ -211,8 +216,10 @@ class Batch:
 
 
 def check_answers(answers: Any, count: int) -> Sequence[Any]:
-    """What `infer_batch` gave for so many requests. Raises `Internal` for anything but as many answers; the log
-    has it, too."""
+    """Returns the result of `infer_batch`, if it is a list with one item for each of `count` requests.
+
+    Raises, and logs, `Internal` for anything else.
+    """
     if isinstance(answers, Sequence) and len(answers) == count:
         return answers
     got = f"{len(answers)}" if isinstance(answers, Sequence) else type(answers).__name__

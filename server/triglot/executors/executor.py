@@ -1,4 +1,4 @@
-"""An executor: what runs a model's work, and has its outcome delivered on the event loop."""
+"""Interface of executors, which run a model's work and deliver its outcome on the event loop."""
 
 from __future__ import annotations
 
@@ -10,48 +10,56 @@ from triglot.executors.work import Function
 
 
 class Executor(Protocol):
-    """Belongs to the event loop, but for `join`. The work that it takes is that of its class."""
+    """Runs the work of one model. Methods are for the event loop, except `busy` and `join`.
+
+    `ThreadExecutor` takes `Work`, `LoopExecutor` takes `LoopWork`.
+    """
 
     capacity: int
-    """Batches that are worth running at the same time."""
+    """Number of requests or batches that are worth running at the same time."""
 
     def __len__(self) -> int:
-        """Work that waits."""
+        """Returns the number of queued works."""
 
     @property
     def busy(self) -> int:
-        """How much runs at the moment, at most `capacity`. May be read on any thread."""
+        """Number of works that run now, at most `capacity`. May be read on any thread."""
 
     @property
     def alive(self) -> bool:
-        """Whether something is there to run the next one."""
+        """Whether it can run the next work."""
 
     def open(self) -> None:
-        """Once, before anything is started: have something there that runs it."""
+        """Get ready to run work. Called once, before the first `start`."""
 
     def check_room(self, limit: int) -> None:
-        """Raises `QueueFull` where as many requests as the limit are there already."""
+        """Raises `QueueFull` if `limit` requests are queued (or run, on the event loop) already."""
 
     def start(self, work: Any, defer: Defer | None = None) -> None:
-        """Have it run; `work.deliver` is called on the loop when it has ended. Raises `Unavailable` once closed.
+        """Run `work` as soon as possible; `work.deliver` is called on the loop when it has ended.
 
-        `defer`: who starts several in a row may say when that is over.
+        With `defer`, a caller that starts several works in a row has them begin together, when `defer` runs its
+        function. Raises `Unavailable` once closed.
         """
 
     def discard(self, work: Any) -> bool:
-        """Nobody waits for it any more: take it out. False where it has begun, and is cancelled if it can be."""
+        """Remove `work`, whose outcome is no longer needed, from the queue.
+
+        Returns False if it has started already; then it is cancelled if that is possible.
+        """
 
     async def add(self, count: int, begin: Callable[[Function], object]) -> Sequence[BaseException]:
-        """Run so many more at the same time. What comes for that calls `begin` with the model's function first.
+        """Increase `capacity` by `count`. Each new thread calls `begin` with the model's function before any work.
 
-        Returns what that raised on those that are gone again; the others are there, even if this is cancelled.
+        Returns the errors that `begin` raised on threads that have therefore ended; the other threads remain, even
+        if this coroutine is cancelled.
         """
 
     async def remove(self, count: int) -> None:
-        """Run so many fewer at the same time, once those that go have ended what they run."""
+        """Reduce `capacity` by `count`; waits until the removed threads have finished their current work."""
 
     def close(self) -> None:
-        """End when what waits has ended; nothing more is started."""
+        """End once all queued work has ended; no more work is started."""
 
     def join(self) -> None:
-        """On another thread, after `close`: block until nothing runs any more."""
+        """Block until all work has ended. On another thread, after `close`."""

@@ -1,4 +1,4 @@
-"""Several requests' tensors as one batch's, and its outputs as theirs (spec 5.1, tfs 6.5)."""
+"""Concatenates the inputs of several requests into a batch, and splits its outputs again (spec 5.1, tfs 6.5)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Inputs = Mapping[str, Array]
 
 
 class NoBatchDim(ValueError):
-    """The inputs have no first dim in common; the text says which way."""
+    """The inputs have no common first dim, the batch dim; the text gives the reason."""
 
 
 def rows_of(inputs: Inputs) -> int:
-    """The first dim of all inputs. Raises `NoBatchDim`."""
+    """Returns the first dim that all inputs share. Raises `NoBatchDim`."""
     rows = -1
     for array in inputs.values():
         if not array.ndim:
@@ -37,9 +37,9 @@ def rows_of(inputs: Inputs) -> int:
 
 
 def layout_of(inputs: Inputs, *, any_lengths: bool = False) -> Hashable:
-    """What is the same for inputs that can be joined: names, dtypes, and all dims but the first.
+    """Returns names, dtypes, and all dims but the first: inputs with equal layouts can be joined.
 
-    `any_lengths`: of the other dims only their number counts.
+    `any_lengths`: the dims may differ, only their number counts.
     """
     if any_lengths:
         parts: list[Any] = [(name, array.dtype, array.ndim) for name, array in inputs.items()]
@@ -55,11 +55,11 @@ def _name_of(part: tuple[str, object, object]) -> str:
 
 
 class Stack:
-    """Arrays of one dtype below each other, in `shape`, that nobody has copied yet; who copies them has the time
-    counted as the model's own.
+    """Arrays of one dtype, to be concatenated along the first dim; `shape` is that of the result.
 
-    `rows` is at least the sum of theirs: where it is more, the first row is repeated at the end. Arrays that
-    differ in other dims are padded with zeros, or empty texts, up to the longest.
+    They are copied later, by `copy_to`; the time that this takes counts as the model's own. `rows` is at least the
+    sum of the arrays' rows: the first row is repeated at the end to fill the rest. Arrays that differ in other
+    dims are padded with zeros, or empty strings, up to the largest.
     """
 
     __slots__ = ("_arrays", "_ragged", "dtype", "shape")
@@ -76,11 +76,11 @@ class Stack:
 
     @property
     def nbytes(self) -> int:
-        """Of the whole, once it is copied."""
+        """Size in bytes of the concatenated array."""
         return element_count(self.shape) * self.dtype.itemsize
 
     def copy_to(self, whole: Array) -> None:
-        """Copy each array once, into one of this dtype and shape."""
+        """Copy the arrays into `whole`, an array of this dtype and shape."""
         filled = sum([len(array) for array in self._arrays])
         if self._ragged:
             whole[:filled] = nothing(self.dtype)
@@ -95,29 +95,29 @@ class Stack:
 
 
 def nothing(dtype: np.dtype[Any]) -> Any:
-    """What elements are where there is no value."""
+    """Returns the padding element for a dtype: an empty string or zero."""
     return b"" if dtype.hasobject else np.zeros((), dtype)
 
 
 def buffers_for(model: Model) -> Buffers | None:
-    """Where batches of the model are joined; None where what runs it copies them to where they are read."""
+    """Returns the buffers for the model's batches; None for a model that runs elsewhere: sending copies them."""
     return None if isinstance(model, HostedModel) else Buffers()
 
 
 def join(members: Sequence[Inputs], rows: int, buffers: Buffers | None) -> dict[str, Any]:
-    """The members' inputs below each other, as `stacked`."""
+    """Returns the members' inputs, concatenated as by `stacked`."""
     return {name: stacked([inputs[name] for inputs in members], rows, buffers) for name in members[0]}
 
 
 def stacked(arrays: Sequence[Array], rows: int, buffers: Buffers | None) -> Any:
-    """The arrays as one, read-only, each copied once; their `Stack` where there are no `buffers`.
+    """Returns the concatenated arrays, read-only, each copied once; without `buffers`, their `Stack`.
 
-    Texts are joined in any case, in memory of their own: to hand them over is to pack them.
+    Strings are always concatenated, in new memory: they are packed, and so copied, to be sent anyway.
     """
     stack = Stack(arrays, rows)
     shape, dtype = stack.shape, stack.dtype
     if dtype.kind in "OSUT":
-        # Objects are counted references: memory that is used again would keep them.
+        # Object arrays hold references: a buffer that is reused would keep the objects alive.
         whole: Array = np.empty(shape, dtype)
     elif buffers is None:
         return stack
@@ -129,9 +129,10 @@ def stacked(arrays: Sequence[Array], rows: int, buffers: Buffers | None) -> Any:
 
 
 def split(answer: object, counts: Sequence[int], rows: int) -> list[dict[str, Array]]:
-    """Views of a batch's outputs, one dict for each member, of so many rows; each has the answer's parameters.
+    """Returns views of a batch's outputs, one dict for each member; `counts` are the members' rows.
 
-    Raises `Internal`, with a text for the model's author, for outputs that are not of `rows` rows.
+    Each has the parameters of `answer`. Raises `Internal`, with a text for the model's author, for outputs whose
+    first dim is not `rows`.
     """
     if not isinstance(answer, Mapping):
         raise Internal(f"the model returned {type(answer).__name__}, expected a dict of outputs by name")
@@ -155,9 +156,9 @@ def split(answer: object, counts: Sequence[int], rows: int) -> list[dict[str, Ar
 
 
 def append(answers: Sequence[object]) -> dict[str, Array]:
-    """The outputs of a request that was executed in parts, below each other.
+    """Returns the outputs of a request that was executed in parts, concatenated along the first dim.
 
-    Raises `Internal` for parts whose outputs do not fit together.
+    Raises `Internal` for parts whose outputs cannot be concatenated.
     """
     parts: list[Mapping[str, Any]] = []
     for answer in answers:

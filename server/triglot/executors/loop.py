@@ -1,4 +1,4 @@
-"""The event loop as an executor, for `async def` code."""
+"""`LoopExecutor`, which runs models with `async def infer` on the event loop."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from triglot.executors.work import Explain, Function
 
 
 class LoopWork(Protocol):
-    """What runs on the loop in one task, which it has as `task` until it is delivered."""
+    """Work that runs on the event loop, in a task of its own."""
 
     task: asyncio.Task[None] | None
+    """The task that runs it, from its start until it is delivered."""
 
     async def run_on_loop(self, function: Function, explain: Explain) -> None:
-        """Keep the result or the error. Raises nothing but that it was cancelled."""
+        """Run the model, and keep its result or error. Raises only the cancellation of its task."""
 
     def deliver(self) -> None:
-        """It has ended, or was cancelled, maybe before it began."""
+        """Report the outcome. Called once it has ended or was cancelled, possibly before its first step."""
 
 
 class LoopExecutor:
-    """An `Executor` of `LoopWork`, which never waits. `orphaned`: calls that go on elsewhere without a caller."""
+    """An `Executor` of `LoopWork`, which starts at once: there is no queue. On the event loop.
+
+    `orphaned` returns the number of calls that still run in the model's processes after their callers have
+    stopped waiting; they count towards the limit of `check_room`.
+    """
 
     def __init__(
         self,
@@ -37,7 +42,7 @@ class LoopExecutor:
     ) -> None:
         self.capacity = capacity
         self.running = 0
-        """Calls of code on the loop that run."""
+        """Number of running calls."""
         self._loop = loop
         self._function = function
         self._explain = explain
@@ -48,7 +53,7 @@ class LoopExecutor:
 
     @property
     def busy(self) -> int:
-        """See `Executor`. Where requests do not wait for one another, more may run than this says."""
+        """See `Executor`. Without a schedule that respects `capacity`, more calls may run than this returns."""
         return min(self.running, self.capacity)
 
     @property
@@ -60,7 +65,7 @@ class LoopExecutor:
         """See `Executor`."""
 
     def check_room(self, limit: int) -> None:
-        """See `Executor`. Nothing waits; the bound is on how many run."""
+        """See `Executor`. There is no queue; the limit applies to running calls."""
         if self.running + self._orphaned() >= limit:
             raise queue_full(f"{limit} requests are running")
 
@@ -75,7 +80,7 @@ class LoopExecutor:
         self._deliver(work, work.task)
 
     def _ended(self, work: LoopWork, task: asyncio.Task[None]) -> None:
-        if work.task is task:  # It was cancelled, maybe before it began.
+        if work.task is task:  # Not delivered yet: it was cancelled, possibly before its first step.
             self._deliver(work, task)
 
     def _deliver(self, work: LoopWork, task: asyncio.Task[None] | None) -> None:
@@ -84,16 +89,16 @@ class LoopExecutor:
             work.deliver()
         finally:
             if work.task is task:
-                work.task = None  # It may have the error of its cancellation, whose frames have the work.
+                work.task = None  # It may keep the cancellation's error, whose frames refer to the work.
 
     def discard(self, work: LoopWork) -> bool:
-        """See `Executor`: it has begun, and is cancelled."""
+        """See `Executor`. All work has started already: this cancels its task."""
         if work.task is not None:
             work.task.cancel()
         return False
 
     async def add(self, count: int, _: Callable[[Function], object]) -> Sequence[BaseException]:
-        """See `Executor`. Code on the loop has no instances that could begin."""
+        """See `Executor`. Does not call `begin`: there are no threads to prepare."""
         self.capacity += count
         return ()
 
@@ -105,4 +110,4 @@ class LoopExecutor:
         """See `Executor`."""
 
     def join(self) -> None:
-        """See `Executor`; leases say when the last call has ended."""
+        """See `Executor`. Returns at once; the servable's leases show when the last call has ended."""

@@ -1,4 +1,4 @@
-"""What waits in a servable's queue: a stream of answers."""
+"""`Stream`, a request for a stream of responses that instances run on threads."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from triglot.executors.timing import ResponseTimes
 from triglot.executors.work import Explain, Function, Inputs, reason_to_skip
 
 STREAM_BUFFER = 32
-"""Answers of a stream that may wait for a slow reader before the model is held up."""
+"""Responses that are buffered for a slow reader before the model is blocked."""
 NOTHING = object()
-"""Where an answer may come later."""
+"""Returned by `Stream.take` if there is no response yet."""
 
 
 class StreamEnd:
-    """Closes a stream; with the error that ended it, if one did."""
+    """Last item of a stream, with the error that ended it, if any."""
 
     def __init__(self, error: ServingError | None) -> None:
         self.error = error
 
 
 class Stream:
-    """One call whose answers come one by one: threads put them, the loop takes them. The call's `Outlet`.
+    """One streaming call, as `Work`: threads put its responses, the event loop takes them.
 
-    A generator's answers are put by the instance's thread. A plain function puts its own, by `call.respond`, from
-    any thread; what it returns is the last one, unless it is None. Whoever puts is held up while `STREAM_BUFFER`
-    answers wait; once the call is cancelled nothing is taken any more, and a generator is closed. `times`: what is
-    told of its answers.
+    It is the call's `Outlet`. The instance's thread puts the responses that a generator yields. A plain function
+    sends its responses with `call.respond`, from any thread; its return value is the last response, unless it is
+    None. A thread that puts a response blocks while `STREAM_BUFFER` responses are buffered. Once the call is
+    cancelled, no more responses are accepted, and a generator is closed. `times` measures the responses; None if
+    they are not measured.
     """
 
     delivers = False
@@ -47,7 +48,7 @@ class Stream:
         self.queued = time.perf_counter()
         self.result: Any = None
         self.failure: ServingError | None = None
-        self._seconds = -1.0  # As of an `Execution`.
+        self._seconds = -1.0  # See `Execution.seconds`.
         self.times: ResponseTimes | None = None
         self._loop = loop
         self._answers: deque[Any] = deque()
@@ -58,7 +59,7 @@ class Stream:
         call.outlet = self
 
     def run(self, function: Function, explain: Explain) -> None:
-        """On the instance's thread: run the model to its end."""
+        """Run the model until it has ended. On the instance's thread."""
         error = reason_to_skip(self.call)
         if error is None:
             self.call.times.started(self.queued)
@@ -72,7 +73,7 @@ class Stream:
             if self.times is not None:
                 self.times.computed()
             self._seconds = self.call.times.ended()
-            if self._closed:  # The loop does not see its end.
+            if self._closed:  # The loop has abandoned it, or it was ended early: `StreamEnd` does not follow.
                 with suppress(RuntimeError):  # As in `_append`.
                     self._loop.call_soon_threadsafe(self.count)
         if error is None and self.call.expired:
@@ -104,8 +105,8 @@ class Stream:
 
     def _append(self, answer: Any) -> None:
         self._answers.append(answer)
-        # Once for each time that it waits: to wake the loop costs more than a small model does. Threads may mix up
-        # who is the one to do it, and then two do.
+        # Once for each time that the reader waits: waking the loop costs more than a small model does. Two threads
+        # that race here may both wake it, which is harmless.
         reader = self._reader
         if reader is not None and reader is not self._woken:
             self._woken = reader
@@ -125,20 +126,20 @@ class Stream:
             self._parked.call_all()
 
     def skip(self) -> bool:
-        """On the thread of a batch: whether it is not to run; then it has its error."""
+        """See `Member`. On the instance's thread. Ends the stream with the error if it is not to run."""
         error = reason_to_skip(self.call)
         if error is not None:
             self._finish(error)
         return error is not None
 
     def start(self, batch_size: int) -> None:
-        """On the thread of a batch: it runs, with so many requests in all."""
+        """See `Member`. On the instance's thread."""
         self.call.times.started(self.queued, batch_size)
 
     def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
-        """On the thread of a batch: it has run; `result`, if there is one, is its last answer."""
+        """See `Member`. On the instance's thread. Sends `result`, unless it is None, as the last response."""
         self.call.times.ended(joining, splitting)
-        # The frames that raise the error have this: it must not have the error.
+        # The frames of the raised error refer to this object, so it must not refer to the error.
         result, self.result = self.result, None
         error, self.failure = self.failure, None
         if error is None and result is not None:
@@ -146,32 +147,35 @@ class Stream:
         self._finish(error)
 
     def refuse(self, error: ServingError) -> None:
-        """On the loop: it is not going to run."""
+        """End the stream with an error: it will not run. On any thread."""
         self._finish(error)
 
     def expire(self) -> None:
-        """On the loop: the deadline passed; the model ends with its next answer, however slow the reader is."""
+        """End the stream at its deadline; the model is stopped at its next response, even if the reader is slow.
+
+        On the event loop.
+        """
         self._finish(self.call.overdue(WHILE_STREAMING if self.call.times.batch_size else WHILE_WAITING))
 
     def deliver(self) -> None:
-        """Nothing: each answer was handed over when it came."""
+        """Do nothing: responses were delivered one by one."""
 
     def count(self) -> None:
-        """On the loop: the execution, once it has ended."""
+        """Count the execution in the statistics, once, if it has ended. On the event loop."""
         if self._seconds >= 0.0 and (statistics := self.call.statistics) is not None:
             seconds, self._seconds = self._seconds, -1.0
             statistics.executed_alone(self.call.times, self.inputs, seconds)
 
     async def arrival(self) -> None:
-        """On the loop: wait until there is something to `take`."""
+        """Wait until there is something to `take`. On the event loop."""
         while not self._answers:
             reader = self._reader = self._loop.create_future()
             if self._answers:
-                return  # It came between the look and the waiting.
+                return  # It arrived between the check and the creation of the future.
             await reader
 
     def take(self) -> Any:
-        """On the loop: the next answer, a `StreamEnd`, or `NOTHING`."""
+        """Returns the next response, a `StreamEnd`, or `NOTHING`. On the event loop."""
         if not self._answers:
             return NOTHING
         answer = self._answers.popleft()
@@ -180,7 +184,7 @@ class Stream:
         return answer
 
     def abandon(self) -> None:
-        """On the loop: the reader is gone; let the threads go on to notice it."""
+        """Cancel the call: the reader has ended. Unblocks the threads, so that they notice. On the event loop."""
         self.call.cancel()
         self._closed = True
         self._parked.call_all()

@@ -1,8 +1,8 @@
-"""The instances of a model as threads, and the way to them from the event loop and back.
+"""`ThreadExecutor`, which runs the instances of a model on threads, and the queues between threads and event loop.
 
-Strategy: work is pulled. `deque` is atomic, so neither side takes a lock to put or take; a thread that finds the
-queue empty parks on a bell of its own and is called after the next `start`. Work is either in the deque or taken,
-never both, so `discard` can promise that discarded work is not started.
+Strategy: threads pull work. `deque` is atomic, so neither side takes a lock to put or take; a thread that finds
+the queue empty parks on its own `Doorbell` and is woken after the next `start`. Work is either in the deque or
+taken, never both, so `discard` can promise that discarded work is not started.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.1
-"""After no work could be taken: that may happen again."""
+"""Pause of a thread that failed to take work from the queue, before it retries: the failure may recur."""
 
 
 class LoopInbox(Generic[T]):
-    """What threads put, `receive` gets on the loop; what one of them puts, in order.
+    """Queue from threads to the event loop: `receive` is called on the loop with each item.
 
-    The loop is woken once for everything that is put until it runs: a small model finishes a whole burst before
-    the loop gets its turn, and a wake-up for each result would cost more than the model does.
+    Items of one thread arrive in order. The loop is woken once for all items that are put before it runs: a small
+    model finishes a whole burst before the loop gets its turn, and a wake-up per result would cost more than the
+    model does.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, receive: Callable[[T], object]) -> None:
@@ -47,7 +48,7 @@ class LoopInbox(Generic[T]):
         loop.add_reader(self._bell.file, self._answer)
 
     def put(self, item: T) -> None:
-        """On a thread."""
+        """Queue an item, and wake the loop if necessary. On any thread."""
         self._items.append(item)
         if not self._woken:
             self._woken = True
@@ -55,7 +56,7 @@ class LoopInbox(Generic[T]):
 
     def _answer(self) -> None:
         self._bell.wait()
-        # In this order: an item that is put from here on rings again, and what rang before is not read away then.
+        # In this order: an item that is put from here on rings again, and that ring is not consumed by `wait`.
         self._woken = False
         self._hand_over()
 
@@ -64,20 +65,20 @@ class LoopInbox(Generic[T]):
             try:
                 while self._items:
                     self._receive(self._items.popleft())
-            except Exception:  # The others would lie here until one more comes.
+            except Exception:  # The remaining items would otherwise wait for the next `put`.
                 log.exception("a result could not be delivered")
 
     def close(self) -> None:
-        """Nobody puts any more. On any thread."""
+        """Deliver the remaining items, then release the doorbell; no more items are put. On any thread."""
         try:
             self._loop.call_soon_threadsafe(self._close)
         except RuntimeError:
-            self._bell.close()  # The loop is closed: it watches nothing.
+            self._bell.close()  # The loop is closed: it watches no files.
 
     def _close(self) -> None:
         self._loop.remove_reader(self._bell.file)
         self._bell.close()
-        self._hand_over()  # What has rung may not have been answered.
+        self._hand_over()  # The last ring may not have been handled yet.
 
 
 def _anyone() -> bool:
@@ -85,10 +86,10 @@ def _anyone() -> bool:
 
 
 class ThreadExecutor:
-    """An `Executor` of `Work`: `capacity` threads, each of which is started when there is work for it.
+    """An `Executor` of `Work` with at most `capacity` threads, each of which is started once there is work for it.
 
-    What is started beyond that waits, in its order. The threads have the `names`, one after the other. Where fewer
-    are wanted, `leave` is called on a thread between two works: whether it is one of those that go.
+    Work that finds no idle thread is queued, first in, first out. Each new thread takes the next of `names`. While
+    threads are being removed, each calls `leave` between two works; it ends if that returns True.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class ThreadExecutor:
 
     @property
     def idle(self) -> int:
-        """Threads that wait for work."""
+        """Number of threads that wait for work."""
         return len(self._parked)
 
     @property
@@ -135,24 +136,24 @@ class ThreadExecutor:
         return any(thread.is_alive() for thread in self._threads)
 
     def open(self) -> None:
-        """See `Executor`: start the first thread."""
+        """See `Executor`. Starts the first thread."""
         self._finished = LoopInbox(self._loop, _deliver)
         self._grow(1)
 
     def check_room(self, limit: int) -> None:
-        """See `Executor`. The bound is on how many wait."""
+        """See `Executor`. The limit applies to queued work."""
         if len(self._waiting) >= limit:
             raise queue_full(f"{limit} requests are queued")
 
     def _grow(self, wanted: int) -> None:
-        """A thread that never runs is dear, too: so many more are started, if there may be so many."""
+        """Start `wanted` threads, within `capacity`. Only on demand: even a thread that never runs is costly."""
         more = min(wanted, self._unstarted)
         self._unstarted -= more
         for _ in range(more):
             self._start_thread(self._run)
 
     def _start_thread(self, target: Callable[[], object]) -> None:
-        # A daemon: a model that never returns must not keep a stopped server alive.
+        # A daemon: a model that never returns must not keep a stopped server's process alive.
         thread = threading.Thread(target=target, name=next(self._names), daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -170,7 +171,7 @@ class ThreadExecutor:
         return errors
 
     async def remove(self, count: int) -> None:
-        """See `Executor`. Those that wait for work go first."""
+        """See `Executor`. Threads that were never started are removed first, then idle ones."""
         self.capacity -= count
         never_began = min(count, self._unstarted)
         self._unstarted -= never_began
@@ -182,7 +183,7 @@ class ThreadExecutor:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
 
     def start(self, work: Work, defer: Defer | None = None) -> None:
-        """See `Executor`. With `defer`, threads are woken through it: what comes until then is taken in one go.
+        """See `Executor`. `defer` delays waking the threads, once for all work that is started until it runs.
 
         Raises `Unavailable` once closed.
         """
@@ -215,13 +216,13 @@ class ThreadExecutor:
         self._closed = True
         self._parked.call_all()
         while self._leaving:
-            _set(self._leaving.popleft(), None)  # All go.
+            _set(self._leaving.popleft(), None)  # All threads end.
 
     def join(self) -> None:
         """See `Executor`."""
         for thread in self._threads:
             thread.join()
-        # They refer to the model, and would keep it until the garbage collector comes by.
+        # They refer to the model, and would keep it alive until the garbage collector runs.
         self._threads.clear()
         if self._finished is not None:
             self._finished.close()
@@ -246,30 +247,30 @@ class ThreadExecutor:
         while True:
             try:
                 self._run_all()
-            except BaseException:  # Without this thread all that waits would wait for ever.
+            except BaseException:  # Without this thread, queued work would wait forever.
                 log.exception("%s: cannot take work from the queue", threading.current_thread().name)
                 time.sleep(PAUSE_SECONDS)
             else:
                 return
 
     def _run_all(self) -> None:
-        """Whatever waits, one after the other, until this is closed and empty."""
+        """Run queued work, one after the other, until the executor is closed and the queue empty."""
         finished = self._finished
         assert finished is not None
         while (work := self._take()) is not None:
             try:
                 work.run(self._function, self._explain)
-            except BaseException:  # Without this thread all that comes later would wait for ever.
+            except BaseException:  # Without this thread, later work would wait forever.
                 log.exception("%s: unexpected error while running a request", threading.current_thread().name)
             if work.delivers:
                 finished.put(work)
-            # The caller's arrays are not kept while this thread waits.
+            # An idle thread must not keep the caller's arrays alive.
             del work
 
     def _take(self) -> Work | None:
-        """The oldest work, waiting for it; None once this is closed and empty."""
+        """Returns the oldest work; blocks while there is none. None: this thread is to end."""
         while True:
-            closed = self._closed  # Nothing is started any more: there is what is there now.
+            closed = self._closed  # Read first: once closed, nothing is added to the queue.
             removals = self._removals
             if self._leaving and self._goes():
                 return None
@@ -284,13 +285,13 @@ class ThreadExecutor:
         return bool(self._waiting) or self._closed or removals != self._removals
 
     def _goes(self) -> bool:
-        """Whether this thread is to end, since there are to be fewer."""
+        """Whether this thread is to end because threads are being removed."""
         if not self._leave():
             return False
         try:
             self._tell(self._leaving.popleft(), None)
         except IndexError:
-            return False  # Others have gone.
+            return False  # Enough other threads have ended.
         return True
 
 
@@ -299,17 +300,17 @@ def _deliver(work: Work) -> None:
 
 
 def _set(future: asyncio.Future[Any], result: object) -> None:
-    if not future.done():  # Whoever waits may have been cancelled.
+    if not future.done():  # The coroutine that awaits it may have been cancelled.
         future.set_result(result)
 
 
 async def run_on_every(
     executors: Sequence[Executor], inputs: Inputs, hook: Hook, explain: Explain, loop: asyncio.AbstractEventLoop
 ) -> None:
-    """Have `hook` call the model once on each thread of these, on all of them at the same time.
+    """Run `hook` with the model once on each thread of the executors, on all threads at the same time.
 
-    Raises the first error, as `explain` says it; then, and when this is cancelled, what still runs sees that its
-    call is cancelled.
+    Raises the first error, as mapped by `explain`. After an error, and when this coroutine is cancelled, the calls
+    that still run are marked as cancelled.
     """
     together = threading.Barrier(sum(executor.capacity for executor in executors))
     started: list[tuple[Executor, InstanceExecution]] = []

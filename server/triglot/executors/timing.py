@@ -1,4 +1,4 @@
-"""How long executions and answers take, for the statistics (spec 5.9)."""
+"""Measures batches and the responses of streams, for the statistics (spec 5.9)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from triglot.core.types import Answer
 
 
 class Executed(Protocol):
-    """One of the requests of a batch."""
+    """One request of a batch."""
 
     @property
     def inputs(self) -> Any:
-        """Its arrays by name."""
+        """Arrays by name."""
 
     @property
     def call(self) -> Call:
-        """Its own circumstances."""
+        """The request's context."""
 
 
 class BatchTimes:
-    """Of one batch. `began` and `ended` are instants of `time.perf_counter`; 0: it did not get there."""
+    """Times of one batch. `began` and `ended` are `time.perf_counter` instants; 0 until they are reached."""
 
     __slots__ = ("_answered", "_joined", "_span", "began", "ended")
 
@@ -34,7 +34,7 @@ class BatchTimes:
         self._span: Any = None
 
     def begin(self, calls: Sequence[Call]) -> None:
-        """The batch begins, which is of these calls."""
+        """Note the start of the batch of these calls; begins a span for several, if any of them is sampled."""
         if len(calls) > 1:
             spans = [call.span for call in calls if call.span is not None]
             if spans:
@@ -42,36 +42,39 @@ class BatchTimes:
         self.began = self._joined = perf_counter()
 
     def joined(self) -> None:
-        """Its inputs are there; the model begins."""
+        """Note that the inputs are joined, and the model starts."""
         self._joined = perf_counter()
 
     def answered(self) -> None:
-        """The model has ended well."""
+        """Note that the model has ended successfully."""
         self._answered = perf_counter()
 
     def end(self) -> None:
-        """The outcomes are there."""
+        """Note that every member has its outcome."""
         self.ended = perf_counter()
 
     @property
     def joining(self) -> float:
-        """Seconds until the model began."""
+        """Seconds from the start of the batch to the model's start."""
         return self._joined - self.began
 
     @property
     def splitting(self) -> float:
-        """Seconds since the model ended."""
+        """Seconds from the model's end to the end of the batch; 0 if the model failed."""
         return self.ended - self._answered if self._answered else 0.0
 
     def count(self, members: Sequence[Executed], counts: Sequence[int] = ()) -> None:
-        """On the loop: these have been executed together; `counts`: the rows of each, where these are known."""
+        """Count the batch in the statistics, and end its span. On the event loop.
+
+        `members` were executed together; `counts` are the rows of each, if known.
+        """
         calls = [member.call for member in members]
         if (span := self._span) is not None:
             self._span = None
             first = calls[0]
             rows = sum(counts) or len(calls)
             span.end(first.model_name, first.model_version, self.began, self.ended, len(calls), rows)
-        # A member may be a warm-up's, and one may have been given up by the model's own queue.
+        # A member may be a warm-up's, without statistics, or have been cancelled in the model's own queue.
         statistics = next((call.statistics for call in calls if call.statistics is not None), None)
         if statistics is None or not any(call.times.batch_size for call in calls):
             return
@@ -83,16 +86,16 @@ class BatchTimes:
 
 
 class ResponseTimes:
-    """The answers of one call of a decoupled model, one after the other.
+    """Times of the responses of one call of a decoupled model, one after the other.
 
-    `asked` and `computed` belong to whoever runs the model, the rest to the loop.
+    `asked` and `computed` are called where the model runs, a thread or the event loop, all else on the event loop.
     """
 
     __slots__ = ("_call", "_computed", "_final", "_index", "_over", "_since", "_statistics")
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        # Of a call that is not counted, they are nobody's.
+        # Those of a call that is not counted are discarded.
         self._statistics = call.statistics or Statistics()
         self._computed: deque[float] = deque()
         self._since = 0.0
@@ -100,15 +103,15 @@ class ResponseTimes:
         self._final = self._over = False
 
     def asked(self) -> None:
-        """The model begins with its next answer."""
+        """Note that the model starts to compute its next response."""
         self._since = perf_counter()
 
     def computed(self) -> None:
-        """The model has its next answer, or has ended."""
+        """Note that the model has computed its next response, or has ended."""
         self._computed.append(perf_counter() - self._since)
 
     def convert(self, convert: Callable[[Any], Any], answer: Any) -> Any:
-        """What `convert` makes of the answer."""
+        """Returns `convert(answer)`, and counts the response. Raises as `convert`."""
         began = perf_counter()
         self._final = isinstance(answer, Answer) and answer.final
         empty = self._final and not answer
@@ -133,15 +136,15 @@ class ResponseTimes:
         return converted
 
     def ended(self, *, failed: bool = False) -> None:
-        """There is no further answer, or an error in its place."""
+        """Count the end of the stream: no response follows, or an error in its place."""
         self._end("fail" if failed else "empty_response")
 
     def left(self) -> None:
-        """Nobody waits for the next answer, if there is one."""
+        """Count a cancelled response if the stream has not ended: the reader has stopped."""
         self._end("cancel")
 
     def _end(self, what: str) -> None:
-        # Of a stream that was refused there is nothing to count, nor after an answer that says it is the last.
+        # Nothing to count for a stream that never ran, nor after a response that was marked as the last one.
         if self._since and not self._over and (not self._final or what == "fail"):
             duration: Duration = getattr(self._statistics.response(self._index), what)
             duration.add(self._seconds())

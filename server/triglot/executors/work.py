@@ -1,4 +1,4 @@
-"""What waits in a servable's queue: executions."""
+"""`Work`, the interface of what instances run, and `Execution`, a request that runs `infer` once."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Inputs = Mapping[str, Array]
 Function = Callable[[Inputs, Call], Any]
 """A model's `infer`."""
 Explain = Callable[[BaseException], ServingError]
-"""What the client is told of an exception of the model's."""
+"""Maps an exception that a model raised to the error that the client gets."""
 Hook = Callable[[Function, Inputs, Call], Any]
-"""Calls a model's `infer` and sees to what it answers."""
+"""Calls a model's `infer`, and handles its result."""
 
 
 def takes_call(infer: Callable[..., Any]) -> bool:
-    """Whether `infer` wants the call after the inputs.
+    """Returns whether `infer` takes the call as its second argument, after the inputs.
 
-    Raises `ValueError` when it can be called neither way. A second parameter with a default is the model's own
-    unless it is named `call`.
+    A second parameter with a default does not count, unless it is named `call`. Raises `ValueError` if `infer`
+    accepts neither one argument nor two.
     """
     signature = inspect.signature(infer)
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
@@ -50,7 +50,10 @@ def takes_call(infer: Callable[..., Any]) -> bool:
 
 
 def function_of(model: Model) -> Function:
-    """The model's `infer`, which takes the call in any case. Raises as `takes_call`."""
+    """Returns the model's `infer` as a function of inputs and call, even if it takes no call.
+
+    Raises as `takes_call`.
+    """
     return model.infer if takes_call(model.infer) else _without_call(model.infer)
 
 
@@ -59,21 +62,21 @@ def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], An
 
 
 class Work(Protocol):
-    """What an instance runs in one go."""
+    """A unit of work, which an instance runs on its thread."""
 
     @property
     def delivers(self) -> bool:
         """Whether `deliver` has something to do."""
 
     def run(self, function: Function, explain: Explain) -> None:
-        """On the instance's thread. Raises nothing."""
+        """Run the model's `function`; `explain` maps its errors. On the instance's thread. Raises nothing."""
 
     def deliver(self) -> None:
-        """On the loop, after `run`."""
+        """Report the outcome. On the event loop, after `run`."""
 
 
 def reason_to_skip(call: Call) -> ServingError | None:
-    """Why nobody waits for this call any more, if so."""
+    """Returns the error of a call that was cancelled or expired while it was queued; None for any other call."""
     if not call.cancelled:
         return None
     if call.expired:
@@ -82,22 +85,23 @@ def reason_to_skip(call: Call) -> ServingError | None:
 
 
 def explained(what: str, error: BaseException) -> ServingError:
-    """What the client of one call is told of an exception of `what`: an error that nobody else has."""
+    """Returns the error that a client gets for an exception raised by `what`; a copy for this call alone."""
     try:
         failure = own_copy(as_serving_error(error, what))
-    except Exception:  # Of the code that an exception's class has of its own; the caller waits for an answer.
+    except Exception:  # Raised by the exception class's own code; the caller needs a response nevertheless.
         log.exception("%s failed, and its error cannot be converted", what)
         failure = Internal(f"{what} failed; the server's log has the details")
-    # Its frames hold the request's data and, where they hold it, too, live until the garbage collector comes by.
-    with suppress(Exception):  # A frozen dataclass keeps them.
+    # Its frames keep the request's data alive and, if they refer to the error, until the garbage collector runs.
+    with suppress(Exception):  # A frozen dataclass refuses the assignment.
         error.__traceback__ = error.__context__ = error.__cause__ = None
     return failure
 
 
 class Execution(ABC):
-    """One call of `infer`. `seconds`: how long it has run by itself; below 0: it has not.
+    """One call of `infer`; `result` or `failure` is its outcome. Subclasses deliver it, on the event loop, once.
 
-    What becomes of its outcome, which comes to the loop at most once, is its class's matter.
+    `queued` is its creation time as `time.perf_counter()`. `seconds`: how long it ran outside of a batch; negative
+    if it did not.
     """
 
     __slots__ = ("call", "failure", "inputs", "queued", "result", "seconds")
@@ -113,16 +117,16 @@ class Execution(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """On the loop: the outcome is there, if anybody waits for it still."""
+        """Report the outcome, unless the caller no longer waits. On the event loop."""
 
     def run(self, function: Function, explain: Explain) -> None:
-        """On the instance's thread: keep the result or the error."""
+        """See `Work`: keeps the result or the error. On the instance's thread."""
         call = self.call
         if call.cancelled:
             self.failure = reason_to_skip(call)
             return
         call.times.started(self.queued)
-        # As `RunningFor` does, at a third of its cost.
+        # Does the same as `RunningFor`, at a third of its cost.
         current = [call]
         token = CURRENT_CALLS.set(current)
         try:
@@ -135,27 +139,27 @@ class Execution(ABC):
         self.seconds = call.times.ended()
 
     def skip(self) -> bool:
-        """On the thread of a batch: whether it is not to run; then it has its failure."""
+        """Returns True if it is not to run in its batch; then `failure` is set. On the instance's thread."""
         self.failure = reason_to_skip(self.call)
         return self.failure is not None
 
     def start(self, batch_size: int) -> None:
-        """On the thread of a batch: it runs, with so many requests in all."""
+        """Note that it starts, in a batch of `batch_size` requests. On the instance's thread."""
         self.call.times.started(self.queued, batch_size)
 
     def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
-        """On the thread of a batch: it has run; see `Call.ended`."""
+        """Note that it has ended in its batch; see `CallTimes.ended`. On the instance's thread."""
         self.call.times.ended(joining, splitting)
 
     def deliver(self) -> None:
-        """On the loop."""
+        """Count the execution in the statistics, and report the outcome. On the event loop."""
         if self.seconds >= 0.0 and (statistics := self.call.statistics) is not None:
             statistics.executed_alone(self.call.times, self.inputs, self.seconds)
         self.settle()
 
 
 class AwaitedExecution(Execution):
-    """One whose outcome becomes that of a `future`."""
+    """An execution that resolves a `future` with its outcome."""
 
     __slots__ = ("future",)
 
@@ -165,29 +169,29 @@ class AwaitedExecution(Execution):
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for the outcome any more. On the loop."""
+        """Whether the outcome was reported, or is no longer needed. On the event loop."""
         return self.future.done()
 
     def settle(self) -> None:
-        """See the base class."""
+        """See `Execution`."""
         if self.future.done():
             return
         if self.failure is not None:
             self.future.set_exception(self.failure)
         else:
             self.future.set_result(self.result)
-            self.result = None  # The thread may hold this for longer than the answer lives.
+            self.result = None  # The thread may keep this object for longer than the response lives.
 
     def fail(self, error: ServingError) -> None:
-        """On the loop: it is over, whatever the model still does."""
+        """End it with an error, even if the model still runs. On the event loop."""
         self.future.set_exception(error)
 
 
 class InstanceExecution(AwaitedExecution):
-    """One of as many executions as there are instances; each instance runs exactly one of them.
+    """One of a set of executions, of which each instance runs exactly one.
 
-    Strategy: whoever has taken one waits until all are taken, so nobody takes two. `together` counts them, and is
-    aborted when they are given up.
+    Strategy: a thread that has taken one waits until all are taken, so none takes two. `together` is the barrier
+    of the set; it is aborted when the set is cancelled.
     """
 
     __slots__ = ("_explain", "_hook", "_together")
@@ -206,7 +210,7 @@ class InstanceExecution(AwaitedExecution):
         self._explain = explain
 
     def run(self, function: Function, explain: Explain) -> None:
-        """On the instance's thread."""
+        """Run `hook` once every thread has taken its execution. On the instance's thread."""
         try:
             self._together.wait()
         except threading.BrokenBarrierError:
