@@ -1,4 +1,4 @@
-"""How code on the loop ends before its time: at its call's deadline, or cancelled."""
+"""Deadlines and cancellation of code on the event loop."""
 
 from __future__ import annotations
 
@@ -19,18 +19,24 @@ WHILE_STREAMING = "while the model was streaming"
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Whether `error` is the cancellation of this very task."""
+    """Returns whether `error` is the cancellation of the current task, and not raised by its code itself."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def seen_late(error: E, call: Call, when: str) -> E | DeadlineExceeded:
-    """The error itself; of code that gives up since it sees the deadline before we do, `DeadlineExceeded`."""
+    """Returns `DeadlineExceeded` for `Cancelled` raised after the call's deadline, else the error itself.
+
+    The model may notice the deadline before the server does, and then raise `Cancelled`.
+    """
     return call.overdue(when) if isinstance(error, Cancelled) and call.expired else error
 
 
 async def in_time(call: Call, work: Awaitable[T], when: str) -> T:
-    """What `work` gives; at the call's deadline it is cancelled. Raises `DeadlineExceeded`, which says `when`."""
+    """Returns the result of `work`, which is cancelled at the call's deadline.
+
+    Raises `DeadlineExceeded`; `when` completes its text.
+    """
     if call.deadline is None:
         return await work
     try:
@@ -38,17 +44,17 @@ async def in_time(call: Call, work: Awaitable[T], when: str) -> T:
             answer = await work
     except TimeoutError:
         if not scope.expired():
-            raise  # Its own.
+            raise  # The work's own error.
         raise call.overdue(when) from None
-    if scope.expired():  # It went on in spite of its cancellation.
+    if scope.expired():  # The work ran on in spite of its cancellation.
         raise call.overdue(when)
     return answer
 
 
 class EachInTime(Generic[T]):
-    """The answers that come before the call's deadline. Raises `DeadlineExceeded`."""
+    """Iterates over the responses that arrive before the call's deadline. Raises `DeadlineExceeded`."""
 
-    # No generator: one that nobody closes is closed by the garbage collector, some time.
+    # Not a generator: one that is not closed explicitly is closed only when the garbage collector runs.
 
     def __init__(self, call: Call, answers: AsyncGenerator[T, None]) -> None:
         self._call = call
@@ -58,6 +64,6 @@ class EachInTime(Generic[T]):
         return self
 
     def __anext__(self) -> Awaitable[T]:
-        if self._call.expired:  # Its reader may have been slow, and what never waits is never cancelled.
+        if self._call.expired:  # The reader may have been slow, and code that never suspends cannot be cancelled.
             raise self._call.overdue(WHILE_STREAMING)
         return in_time(self._call, anext(self._answers), WHILE_STREAMING)

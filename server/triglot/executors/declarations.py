@@ -1,4 +1,4 @@
-"""What a model's class says of how it is to be run."""
+"""Checks what a model's class declares about its execution."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from triglot.model.scheduling_rules import check_scheduling
 log = logging.getLogger(__name__)
 
 MAX_BATCH_SIZE = 2**31 - 1
-"""What a configuration can say, and every client can read."""
+"""Largest `max_batch_size` that a configuration can hold and every client can read."""
 
 
 def check_declarations(model: Model) -> None:
-    """Raises `ValueError` for what a model's class cannot have, and warns of what it seems to have forgotten."""
+    """Check the attributes of a model's class, and warn of missing or ineffective ones.
+
+    Raises `ValueError` for invalid ones.
+    """
     for kind in () if model.signatures or model.any_tensors else ("inputs", "outputs"):
         if not getattr(model, kind):
             log.warning("class %s declares no %s", type(model).__name__, kind)
@@ -43,7 +46,7 @@ def check_declarations(model: Model) -> None:
 
 
 def _joins_nothing(model: Model) -> bool:
-    """Whether its `dynamic_batching` neither joins requests nor says anything of how they wait."""
+    """Returns whether its `dynamic_batching` has no effect, neither on batches nor on how requests are queued."""
     batching = model.dynamic_batching
     if batching is None or model.max_batch_size or batching.max_batch_size or model.infer_batch is not None:
         return False
@@ -62,5 +65,5 @@ def _check_infer_batch(infer_batch: object) -> None:
 
 
 def looks_at_call(model: Model) -> bool:
-    """Whether the model's own code gets the call. Raises as `takes_call`."""
+    """Returns whether the model's own code gets the call. Raises as `takes_call`."""
     return model.looks_at_call if isinstance(model, HostedModel) else takes_call(model.infer)

@@ -1,4 +1,4 @@
-"""Models that run elsewhere than in this process."""
+"""`HostedModel`, the base class of models whose instances run outside of the server's process."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from triglot.model.model import Model
 
 
 def not_at_all(_: Function) -> None:
-    """Warms nothing up."""
+    """Do nothing: the default of `HostedModel.warm_up`."""
 
 
 def nobody_to_tell(_: int, __: int, ___: str) -> None:
-    """Tells nobody."""
+    """Do nothing: the default of `HostedModel.on_lost`."""
 
 
 class HostedModel(Model):
-    """A model whose `infer` has the work done by something that can be lost, and comes back.
+    """A model whose `infer` is executed by processes or actors, which can be lost and are then replaced.
 
-    `on_change` is called, on any thread, when it becomes alive or not. `looks_at_call`: whether the model's own
-    code gets the call. `warm_up` has what comes back run what this version was warmed up with. `loop` is the one
-    that it is called on.
+    `on_change` is called, on any thread, when `alive` changes. `looks_at_call`: whether the model's own code gets
+    the call. `warm_up` is called with the function of each replacement, to repeat the version's warm-up there.
+    `loop` is the event loop of the server, on which the model is called.
 
-    A model of sequences has a place for each instance: `on_lost` is called, on any thread, with the instance's
-    number, how often its place has been lost by now, and a name for messages, when it is lost, before any call
-    fails for it; what its sequences had there is gone.
+    For models with sequences, which have a process for each instance: `on_lost` is called, on any thread, when an
+    instance's process is lost, before any call fails because of that, with the instance's number, the number of
+    losses so far, and a name for messages. The state of the instance's sequences is lost, too.
     """
 
     looks_at_call = True
     calls_per_instance = 1
-    """Calls of plain code that an instance has at the same time; all but one of them are on their way."""
+    """Calls of plain (not `async def`) code that are sent to an instance at a time; all but one are in flight."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -45,31 +45,33 @@ class HostedModel(Model):
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """Whether something is there to run the next request."""
+        """Whether an instance is there to run the next request."""
 
     @property
     def nodes(self) -> Sequence[str]:
-        """The address of the machine of each instance, where that can be another one than the server's."""
+        """Address of each instance's machine; empty for models that always run on the server's machine."""
         return ()
 
     @property
     def orphaned(self) -> int:
-        """Calls that go on in it though nobody waits for them any more. On the loop."""
+        """Number of calls that still run though their callers no longer wait for them. On the event loop."""
         return 0
 
     @abstractmethod
     def abandon(self) -> None:
-        """Its calls have not ended in time: end what runs them. On any thread; `close` follows."""
+        """End the processes whose calls have not ended in time. On any thread; `close` follows."""
 
     def runs_on(self, instance: int, losses: int) -> None:
-        """The calling thread is this instance's. If its place is lost more often than that, what it runs next is
-        `Unavailable` and runs nowhere else."""
+        """Bind the calling thread to an instance, whose process had been lost `losses` times.
+
+        If it has been lost again since, the thread's next calls raise `Unavailable`: they run on no other process.
+        """
 
     @abstractmethod
     def readings(self) -> Iterator[Reading]:
-        """What it counts."""
+        """Yield the metrics of its processes."""
 
 
 def calls_per_instance(model: Model) -> int:
-    """How many threads call each instance of a model of plain code."""
+    """Returns how many threads call each instance of a model with plain (not `async def`) code."""
     return model.calls_per_instance if isinstance(model, HostedModel) else 1

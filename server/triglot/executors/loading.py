@@ -1,4 +1,4 @@
-"""Loads a model into processes of its own, or into actors."""
+"""`Loading`, which loads a model into processes of its own, or into Ray actors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from triglot.model.config import ModelConfig
 from triglot.model.model import Model
 
 ANY_CLUSTER = "auto"
-"""The Ray cluster that this machine is a node of."""
+"""Address that stands for the Ray cluster of which this machine is a node."""
 
 
 class Loading:
-    """Loads a model into processes of its own, or into actors of the Ray cluster at `ray_address`; `give_up` ends
-    that, on any thread."""
+    """Loads one model into processes of its own, or into actors of the Ray cluster at `ray_address`.
+
+    `load` is called in each process, which imports it by its name. `give_up` cancels the loading.
+    """
 
     def __init__(
         self,
@@ -43,9 +45,9 @@ class Loading:
     def __call__(
         self, name: str, backend: str, file: Path, config: ModelConfig, folder: Path | None = None
     ) -> RemoteModel:
-        """The model, with one process; `name` is what messages call it. Raises `ModelLoadError`.
+        """Returns the model, with one process started. Blocks. Raises `ModelLoadError`.
 
-        `folder` has all that belongs to the model; None: nothing does but the file.
+        `name` identifies it in messages. `folder` contains all files of the model; None: `file` is its only one.
         """
         execution = config.execution or "process"
         if not hasattr(socket, "send_fds"):
@@ -75,7 +77,7 @@ class Loading:
         return remote_model(pool, declared)
 
     def give_up(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the loading. On any thread."""
         self._given_up = True
         if self._environment is not None:
             self._environment.give_up()
@@ -96,7 +98,11 @@ class Loading:
 
 
 def _check_groups(config: ModelConfig) -> None:
-    """Raises `ModelLoadError` for GPUs of nodes that nobody knows yet, and groups that cannot grow."""
+    """Check the instance groups of a model on Ray.
+
+    Raises `ModelLoadError` for groups with GPU numbers, since the nodes are not known yet, and for several groups
+    with `ray_max_instances`.
+    """
     if config.ray.max_instances and len(config.instance_groups) > 1:
         raise ModelLoadError(
             f"{config.source}: instance_group: expected at most one with ray_max_instances, "

@@ -1,7 +1,7 @@
-"""Names the models whose code, on the event loop, keeps it from everything else.
+"""`LoopGuard`, which detects models whose `async def` code blocks the event loop.
 
-Strategy: code that awaits may hold the loop in any of its steps, from one await to the next, so each step is
-timed; nothing else tells one of many calls that wait from the one that blocks.
+Strategy: a coroutine may block the loop in any of its steps, from one suspension to the next, so each step is
+timed; nothing else tells the call that blocks from the many that only wait.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ from triglot.model.model import Model, is_async
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
-"""From one line in the log about a model to the next."""
+"""Shortest time between two warnings about a model."""
 ADVICE = "move code that computes or blocks to a plain infer (not async def), which runs on other threads"
 RAISED_EXIT = "the model raised GeneratorExit"
-"""What its GeneratorExit becomes: to callers, one means that they are closed."""
+"""Text of the `RuntimeError` that replaces a `GeneratorExit` of the model's own.
+
+To a calling generator, `GeneratorExit` means that it is being closed.
+"""
 
 
 class LoopGuard:
-    """Counts how often the model called `name` held the loop for longer than `limit` seconds. On the loop.
+    """Counts in `held` how often the model `name` blocked the event loop for longer than `limit` seconds.
 
-    `advice` is for the log: what to do about it; "" of a model that has no code of its own there.
+    On the event loop. `advice` ends the warning in the log; "" for a model without code of its own on the loop,
+    which is not timed. `clock` limits the rate of warnings.
     """
 
     __slots__ = ("_advice", "_clock", "_name", "_quiet_until", "_unsaid", "held", "limit")
@@ -48,15 +52,15 @@ class LoopGuard:
 
     @property
     def watches(self) -> bool:
-        """Whether it is to be asked."""
+        """Whether the model's code is timed."""
         return bool(self._advice)
 
     def watch(self, seconds: float) -> None:
-        """This is the limit from now on; 0: there is none."""
+        """Set the limit in seconds; 0: no limit."""
         self.limit = seconds or inf
 
     def timed(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What the function gives or raises."""
+        """Returns what the function returns, and times the call. Raises as the function."""
         began = perf_counter()
         try:
             return function(*arguments)
@@ -67,7 +71,7 @@ class LoopGuard:
                 self.saw(seconds)
 
     def saw(self, seconds: float) -> None:
-        """It has held the loop for so long, and that is longer than `limit`."""
+        """Count, and log, that the loop was blocked for `seconds`, more than `limit`."""
         self.held += 1
         now = self._clock()
         if now < self._quiet_until:
@@ -84,26 +88,26 @@ class LoopGuard:
         )
 
     def readings(self) -> tuple[Reading, ...]:
-        """How often that was."""
+        """Returns the metric of `held`, unless the model has no code on the loop."""
         about = "Times that the model's code blocked the event loop for longer than loop_lag_warning."
         return (Reading("event_loop_holds", about, self.held, counter=True),) if self.watches else ()
 
 
 def guard_of(model: Model, name: str) -> LoopGuard:
-    """The model's; `name` is what the log calls it."""
-    # The code of these that runs on the loop is ours.
+    """Returns a guard for the model; `name` identifies it in the log."""
+    # The server's own code runs on the loop for these, not the model's.
     ours = isinstance(model, HostedModel | Ensemble)
     return LoopGuard(name, ADVICE if is_async(model.infer) and not ours else "")
 
 
 def guarded_function(model: Model, guard: LoopGuard) -> Function:
-    """The model's `infer`, which takes the call in any case, timed where it runs on the loop."""
+    """Returns the model's `infer` as `function_of` does, timed if it runs on the event loop."""
     function = function_of(model)
     return guarded(function, guard) if guard.watches else function
 
 
 def guarded_list(model: Model, guard: LoopGuard) -> Callable[..., Any] | None:
-    """The model's `infer_batch`, timed where it runs on the loop."""
+    """Returns the model's `infer_batch`, timed if it runs on the event loop; None if it has none."""
     infer_batch = model.infer_batch
     if infer_batch is None or not guard.watches:
         return infer_batch
@@ -111,11 +115,11 @@ def guarded_list(model: Model, guard: LoopGuard) -> Callable[..., Any] | None:
 
 
 def guarded(function: Callable[..., Any], guard: LoopGuard) -> Callable[..., Any]:
-    """The `async def` function, coroutine or generator, with its steps timed."""
+    """Returns the `async def` function, coroutine or asynchronous generator, with its steps timed."""
 
     def call(*arguments: Any) -> Any:
         begun = function(*arguments)
-        # What only says that it is `async def` may return any awaitable.
+        # A function that is only marked as a coroutine function may return any awaitable.
         if type(begun) is CoroutineType:
             return _Steps(begun, guard)
         return _Answers(begun, guard) if type(begun) is AsyncGeneratorType else begun
@@ -124,7 +128,7 @@ def guarded(function: Callable[..., Any], guard: LoopGuard) -> Callable[..., Any
 
 
 class _Steps:
-    """An awaitable that is `work`, whose steps are timed."""
+    """Awaitable that awaits `work`, and times its steps."""
 
     __slots__ = ("_guard", "_work")
 
@@ -141,10 +145,10 @@ class _Steps:
                 waits_for = go_on(value)
             except StopIteration as stop:
                 return stop.value
-            except GeneratorExit as error:  # The model's own: one that closes this never gets here.
+            except GeneratorExit as error:  # Raised by the model: closing this object raises it at the `yield`.
                 raise RuntimeError(RAISED_EXIT) from error
             finally:
-                value = None  # An error, whose traceback has this frame.
+                value = None  # It may be an error, whose traceback refers to this frame.
                 if (seconds := perf_counter() - began) > guard.limit:
                     guard.saw(seconds)
             try:
@@ -157,7 +161,7 @@ class _Steps:
 
 
 class _Answers:
-    """An asynchronous generator that is `answers`, each step timed."""
+    """Asynchronous iterator over `answers`, a generator whose steps are timed."""
 
     __slots__ = ("_answers", "_guard")
 
@@ -172,5 +176,5 @@ class _Answers:
         return _Steps(self._answers.__anext__(), self._guard)
 
     def aclose(self) -> Awaitable[None]:
-        """As of a generator."""
+        """Close the generator."""
         return _Steps(self._answers.aclose(), self._guard)

@@ -1,4 +1,4 @@
-"""Threads that wait until there is something to do, and how they, and the event loop, are woken."""
+"""`Parking`, where idle threads wait for work, and `Doorbell`, which wakes a thread or the event loop."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ONE = (1).to_bytes(8, sys.byteorder)
 
 
 class Doorbell:
-    """Rung by anybody, awaited by one thread, or by a loop that watches the file.
+    """Event that any thread sets, and one thread waits for, or a loop that watches `file`.
 
-    Neither who rings nor who waits holds the interpreter's lock meanwhile, as they do with `threading`'s locks and
-    `call_soon_threadsafe`: who is woken on the same core goes on at once, rather than wait for that lock in turn.
+    Both sides release the GIL meanwhile, unlike with `threading`'s locks and `call_soon_threadsafe`: a thread that
+    is woken on the same core continues at once, instead of having to wait for the GIL.
     """
 
     __slots__ = ("_rings", "file")
@@ -29,15 +29,15 @@ class Doorbell:
             self.file, self._rings = os.pipe()
 
     def ring(self) -> None:
-        """Have who waits go on, now or when it comes to wait."""
+        """Wake the waiting side, or have its next `wait` return at once. On any thread."""
         os.write(self._rings, _ONE)
 
     def wait(self) -> None:
-        """Block until it has been rung since the last time."""
+        """Block until it has been rung since the last `wait`."""
         os.read(self.file, len(_ONE))
 
     def close(self) -> None:
-        """Nobody rings or waits any more."""
+        """Close its file descriptors; it must no longer be in use."""
         files, self.file, self._rings = {self.file, self._rings}, -1, -1
         for file in files - {-1}:
             os.close(file)
@@ -47,9 +47,9 @@ class Doorbell:
 
 
 class Parking:
-    """Threads `wait`, anybody may `call` them; the one that waits for the shortest time is called first.
+    """Set of threads that `wait` until any thread calls `call`; the thread that parked last is woken first.
 
-    Neither side takes a lock to look or to call, since `deque` is atomic: a thread waits for a bell of its own.
+    No locks are needed, since `deque` is atomic, and each thread waits for its own `Doorbell`.
     """
 
     __slots__ = ("_mine", "_parked")
@@ -62,14 +62,14 @@ class Parking:
         return len(self._parked)
 
     def wait(self, unless: Callable[[], object]) -> None:
-        """Block until called. `unless` is asked once more, now that a call cannot be missed."""
+        """Block until woken, unless `unless()` is true, which is evaluated once no `call` can be missed."""
         try:
             bell: Doorbell = self._mine.bell
         except AttributeError:
             bell = self._mine.bell = Doorbell()
         self._parked.append(bell)
         if unless():
-            # Whoever brought that about may have called this thread or not.
+            # Another thread may have removed this bell meanwhile, to ring it; then that ring has to be awaited.
             try:
                 self._parked.remove(bell)
             except ValueError:
@@ -79,18 +79,18 @@ class Parking:
         bell.wait()
 
     def call(self, most: int) -> None:
-        """Let so many threads go on, or as many as wait."""
+        """Wake up to `most` threads."""
         for _ in range(most):
             try:
                 self._parked.pop().ring()
             except IndexError:
-                return  # It has left by itself just now.
+                return  # No thread is parked (any longer).
 
     def call_all(self) -> None:
-        """Let everybody go on."""
+        """Wake all threads that are parked now."""
         bells: list[Doorbell] = []
         with suppress(IndexError):
             while True:
                 bells.append(self._parked.pop())
-        for bell in bells:  # Not before: who comes back is not meant again.
+        for bell in bells:  # Only now: a woken thread that parks again is not to be woken twice.
             bell.ring()

@@ -73,7 +73,7 @@ class Stream:
             if self.times is not None:
                 self.times.computed()
             self._seconds = self.call.times.ended()
-            if self._closed:  # The loop has abandoned it, or it was ended early: `StreamEnd` does not follow.
+            if self._closed:  # Abandoned or ended early: the loop reads no end after which it would count this.
                 with suppress(RuntimeError):  # As in `_append`.
                     self._loop.call_soon_threadsafe(self.count)
         if error is None and self.call.expired:

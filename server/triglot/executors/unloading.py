@@ -1,4 +1,4 @@
-"""The end of a loaded model, however long its code takes to notice."""
+"""Closes a loaded model without waiting for code that does not end."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ UNLOAD_PATIENCE_SECONDS = 2.0
 
 
 async def unload(model: Model, name: str, at_rest: Callable[[], object]) -> None:
-    """Close the model once `at_rest`, which blocks while it runs, has returned.
+    """Close the model once `at_rest`, which blocks while the model runs, has returned.
 
-    It is given `UNLOAD_PATIENCE_SECONDS`, and then left alone: it is closed when its last call has ended.
+    Waits `UNLOAD_PATIENCE_SECONDS`, and for a `HostedModel`, whose processes are ended then, as long again. After
+    that the model is closed in the background, when its last call has ended.
     """
     unloaded: Future[None] = Future()
     held = [(model, at_rest)]
@@ -28,14 +29,14 @@ async def unload(model: Model, name: str, at_rest: Callable[[], object]) -> None
         held[0][1]()
         try:
             held[0][0].close()
-        except BaseException:  # A model that calls exit() would seem to run still.
+        except BaseException:  # A model that calls exit() would otherwise seem to be running still.
             log.exception("%s failed to close", name)
-        held.clear()  # This thread may live on for a moment when all are told.
-        # Of a future that nobody waits for any more there is nothing to tell.
+        held.clear()  # This thread may outlive the future's result for a moment.
+        # The future is cancelled if `unload` has stopped waiting.
         if unloaded.set_running_or_notify_cancel():
             unloaded.set_result(None)
 
-    # A daemon, like the instances: a model that never returns must not keep a stopped server alive.
+    # A daemon, like the instances' threads: a model that never returns must not keep a stopped server alive.
     threading.Thread(target=close, daemon=True).start()
     waiting = asyncio.wrap_future(unloaded)
     await asyncio.wait([waiting], timeout=UNLOAD_PATIENCE_SECONDS)

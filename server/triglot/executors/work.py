@@ -101,7 +101,8 @@ class Execution(ABC):
     """One call of `infer`; `result` or `failure` is its outcome. Subclasses deliver it, on the event loop, once.
 
     `queued` is its creation time as `time.perf_counter()`. `seconds`: how long it ran outside of a batch; negative
-    if it did not.
+    if it did not. `skip`, `start` and `end` are called where its batch runs: on the instance's thread or on the
+    event loop.
     """
 
     __slots__ = ("call", "failure", "inputs", "queued", "result", "seconds")
@@ -139,16 +140,16 @@ class Execution(ABC):
         self.seconds = call.times.ended()
 
     def skip(self) -> bool:
-        """Returns True if it is not to run in its batch; then `failure` is set. On the instance's thread."""
+        """Returns True if it is not to run in its batch; then `failure` is set."""
         self.failure = reason_to_skip(self.call)
         return self.failure is not None
 
     def start(self, batch_size: int) -> None:
-        """Note that it starts, in a batch of `batch_size` requests. On the instance's thread."""
+        """Note that it starts, in a batch of `batch_size` requests."""
         self.call.times.started(self.queued, batch_size)
 
     def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
-        """Note that it has ended in its batch; see `CallTimes.ended`. On the instance's thread."""
+        """Note that it has ended in its batch; see `CallTimes.ended`."""
         self.call.times.ended(joining, splitting)
 
     def deliver(self) -> None:
