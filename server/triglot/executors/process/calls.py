@@ -1,10 +1,11 @@
-"""In the server: the calls of one process, and what becomes of each.
+"""The server's side of the calls of one process: sends requests, and routes responses to them.
 
-Strategy: what a call does is written once, as a coroutine. Plain code is called on a thread, which writes its
-frames and reads the pipe itself until the call has ended: there nothing suspends (`SerialCalls`). Where several
-threads call one instance, another thread reads for all of them (`ThreadCalls`). `async def` code is called on the
-event loop, which never waits for the process: a thread reads what that says and hands it to the loop, another one
-writes (`LoopCalls`). What either asks for is answered on the loop.
+Strategy: the protocol of a call is written once, as a coroutine. Plain code is called on a thread, which writes
+its frames and reads the socket itself until the call has ended, so the coroutine never suspends (`SerialCalls`).
+If several threads call one instance, a further thread reads for all of them (`ThreadCalls`). `async def` code is
+called on the event loop, which never blocks on the process: one thread reads frames and passes them to the loop,
+another one writes (`LoopCalls`). Callbacks, requests of the model's code to the server, are always answered on the
+loop.
 """
 
 from __future__ import annotations
@@ -38,44 +39,50 @@ from triglot.executors.process.values import dumps, loads
 from triglot.executors.work import Inputs
 
 STOP_SECONDS = 0.5
-"""For a call that was cancelled to end in its process; it may block there, and then goes on by itself."""
+"""How long to wait for a cancelled call to end in its process; a call that blocks there is orphaned then."""
 Content = Callable[[], tuple[bytes, Placed]]
-"""Places what a call is begun with."""
+"""Returns the JSON text and the placed tensors of the frame that begins a call."""
 
 
 class NotBegun(Exception):
-    """The process had ended before the call reached it."""
+    """The process ended before the call reached it: the call is safe to send to another one."""
 
 
 class Owner(Protocol):
-    """A process. `lost` says why it cannot be called any more."""
+    """The process that the calls belong to. `lost` is the reason why it takes no more calls; "" while it does."""
 
     name: str
     lost: str
 
     @property
     def kind(self) -> str:
-        """What messages call it."""
+        """Word for it in messages: "process" or "actor"."""
 
     @property
     def channel(self) -> Channel:
-        """Where it listens."""
+        """Connection to the process."""
 
     @property
     def control(self) -> Control:
-        """What it looks at by itself."""
+        """Control block, which the process polls."""
 
     def why_gone(self) -> str:
-        """Why it hung up."""
+        """Returns the reason why it closed its connection. Blocks."""
 
     def kill(self, why: str) -> None:
-        """End it at once."""
+        """Kill it at once, for the reason `why`."""
 
 
 @dataclass(slots=True, eq=False)
 class CallState:
-    """The server's side of one call. `since`: it runs, of a stream since its last answer was taken. `asks`: it has
-    asked for something; then it has `callbacks` on the loop."""
+    """The server's side of one call.
+
+    `since` is the `time.monotonic()` instant since which the model computes: of the start or, of a stream, of the
+    request for the next response; infinite while a stream waits for its reader. `asks`: the model has sent
+    callbacks, which `callbacks` answers on the loop. `sent`: the process may have received the call. `orphaned`:
+    it still runs, but its caller no longer waits. `messages` are received and not yet processed; `waiter` is
+    resolved when one arrives. `on_cancel` is called when the call, or one of its members, is cancelled.
+    """
 
     number: int
     call: Call
@@ -90,13 +97,13 @@ class CallState:
     on_cancel: Callable[[], object] | None = None
 
     def put(self, message: Message | Exception) -> None:
-        """What comes next."""
+        """Add a received message, or the error that ends the call; wakes the waiting caller."""
         self.messages.append(message)
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
     def mark_cancelled(self, control: Control) -> None:
-        """Say whether it and its members, whose numbers follow, are cancelled."""
+        """Mark it and its members, whose numbers follow its own, in the control block if they are cancelled."""
         if self.call.cancelled:
             control.cancel(self.number)
         for other, member in enumerate(members_of(self.call) or (), self.number + 1):
@@ -105,8 +112,11 @@ class CallState:
 
 
 class Calls(ABC):
-    """The table of a process's calls in flight. `with_call`: whether the model's code gets the call; `log_ids`:
-    whether the process's log says which call it is. `loop` is the server's."""
+    """The calls in flight of one process.
+
+    `loop` returns the server's event loop. `with_call`: the model's code gets the call, so its fields are sent;
+    `log_ids`: they are sent because the process's log records carry the call's ids.
+    """
 
     def __init__(
         self,
@@ -122,7 +132,7 @@ class Calls(ABC):
         self._log_ids = log_ids
         self._states: dict[int, CallState] = {}
         self.orphaned = 0
-        """Calls that go on though nobody waits for them any more."""
+        """Number of calls that still run though their callers no longer wait for them."""
         self._last = 0
         self._over = False
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -133,18 +143,18 @@ class Calls(ABC):
     # --- calls ---
 
     async def run(self, inputs: Inputs, call: Call) -> Any:
-        """What `infer` returns; what it gives to `call.respond` before goes there.
+        """Returns what `infer` returns. Responses that it sends before with `call.respond` are passed to `call`.
 
-        Raises `NotBegun`, `Unavailable` when the process ends or hangs meanwhile, and what the model raises.
+        Raises `NotBegun`, `Unavailable` if the process ends or hangs meanwhile, and what the model raises.
         """
         return answer_of(await self._result(partial(self._one, inputs, call), call))
 
     async def run_list(self, inputs: Sequence[Inputs], call: BatchCall) -> list[Any]:
-        """What `infer_batch` returns: an answer, or an exception, for each member. Raises as `run`."""
+        """Returns what `infer_batch` returns: outputs, or an exception, for each member. Raises as `run`."""
         return list_of(await self._result(partial(self._list, inputs, call), call), error_from)
 
     async def start(self, call: Call) -> None:
-        """Have `start_instance` run. Raises `ModelLoadError`, and as `run`."""
+        """Run the model's `start_instance`. Raises `ModelLoadError`, and as `run`."""
         await self._result(partial(self._fields_only, call), call, Kind.START)
 
     async def _result(self, content: Content, call: Call, kind: Kind = Kind.CALL) -> Message:
@@ -166,14 +176,14 @@ class Calls(ABC):
                 await self._end(state)
 
     async def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
-        """The answers that `infer` yields. Raises as `run`; closing the generator closes the model's."""
+        """Yield the responses that `infer` yields. Raises as `run`; closing the generator closes the model's."""
         state = self._begin(Kind.CALL, partial(self._one, inputs, call), call)
         del inputs
         try:
             while (message := await self._next(state)).kind is Kind.ANSWER:
                 answer = answer_of(message)
                 del message
-                state.since = math.inf  # It waits for the reader.
+                state.since = math.inf  # The model waits for the reader.
                 yield answer
                 del answer
                 self._go_on(state)
@@ -182,7 +192,7 @@ class Calls(ABC):
             await self._end(state)
 
     def _go_on(self, state: CallState, *, wanted: bool = True) -> None:
-        """Have the model run on after an answer."""
+        """Acknowledge a response; the model continues, or is stopped if no more responses are `wanted`."""
         state.since = time.monotonic()
         self._write(partial(self._send, Kind.GO_ON if wanted else Kind.STOP, state.number))
 
@@ -192,7 +202,7 @@ class Calls(ABC):
         return state
 
     def _enter(self, call: Call) -> CallState:
-        """One more in the table. Raises `NotBegun`."""
+        """Returns a new entry in the table of calls. Raises `NotBegun` if the process has ended."""
         if self._over:
             raise NotBegun(self._owner.lost)
         number = self._last + 1
@@ -201,7 +211,7 @@ class Calls(ABC):
         return state
 
     async def _end(self, state: CallState) -> None:
-        """Have the model see that nobody waits any more, if it still runs, and wait for its end."""
+        """End the caller's side. If the model still runs, stop it, and wait until it ends or is orphaned."""
         try:
             if not state.ended:
                 state.since = time.monotonic()
@@ -219,25 +229,25 @@ class Calls(ABC):
             with suppress(Exception):
                 await self._next(state)
 
-    # --- what differs ---
+    # --- for subclasses ---
 
     @abstractmethod
     async def _next(self, state: CallState) -> Message:
-        """What has come. Raises the error that has ended the call."""
+        """Returns the call's next message; waits for it. Raises the error that ended the call."""
 
     @abstractmethod
     async def _wait_for_end(self, state: CallState) -> None:
-        """Its outcome does not matter."""
+        """Wait until a stopped call has ended; its outcome is ignored."""
 
     @abstractmethod
     def _write(self, work: Callable[[], None]) -> None:
-        """Have frames written."""
+        """Run `work`, which writes a frame, where frames are written."""
 
     @abstractmethod
     def _hand(self, work: Callable[..., object], *arguments: object) -> None:
-        """Have this done where calls are made, by who writes."""
+        """Run `work` where calls are made, on behalf of the reading or writing thread."""
 
-    # --- what comes ---
+    # --- receive ---
 
     def _arrived(self, message: Message) -> None:
         state = self._states.get(message.call)
@@ -266,7 +276,7 @@ class Calls(ABC):
             self._checked(partial(refuse_late, self._post), message)
 
     def _call_back(self, state: CallState, message: Message) -> None:
-        """On the loop."""
+        """Answer a callback. On the event loop."""
         if state.callbacks is None:
             state.callbacks = CallbackHandler(self._post, state.call)
         self._checked(state.callbacks.serve, message)
@@ -283,12 +293,12 @@ class Calls(ABC):
         self.orphaned -= state.orphaned
 
     def _failed(self, state: CallState, error: Exception) -> None:
-        """It could not be handed over."""
+        """End a call that could not be sent."""
         self._ended(state)
         state.put(error)
 
     def _gone(self) -> None:
-        """Nothing more comes."""
+        """End all calls, with `NotBegun` those that were not sent: the process has closed its connection."""
         owner = self._owner
         self._over = True
         for state in list(self._states.values()):
@@ -296,12 +306,12 @@ class Calls(ABC):
             text = f"{owner.name}: the {owner.kind} that ran the request {owner.lost}"
             state.put(Unavailable(text) if state.sent else NotBegun(owner.lost))
 
-    # --- what is written ---
+    # --- send ---
 
     def _hand_over(self, state: CallState, kind: Kind, content: Content) -> None:
         try:
             text, placed = content()
-            state.sent = True  # Whoever finds the process gone meanwhile cannot know better.
+            state.sent = True  # Before sending: if the process ends meanwhile, it may have received the call.
             self._owner.channel.send(kind, call=state.number, text=text, placed=placed)
         except Gone:
             state.sent = False
@@ -325,7 +335,7 @@ class Calls(ABC):
         return text, self._owner.channel.place_all(itertools.chain.from_iterable(rows))
 
     def _post(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
-        """On any thread: have the writer send a frame that begins no call."""
+        """Queue a frame that begins no call for the writer. On any thread."""
         self._order(partial(self._send, kind, number, text, answer))
 
     def _send(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
@@ -351,47 +361,47 @@ class Calls(ABC):
 
     def _write_all(self) -> None:
         while (order := self._orders.get()) is not None:
-            with suppress(Gone):  # Who reads says so.
+            with suppress(Gone):  # The reader detects and reports the loss.
                 order()
             del order
 
     def _on_loop(self, work: Callable[..., object], *arguments: object) -> bool:
         try:
             self._loop().call_soon_threadsafe(work, *arguments)
-        except RuntimeError:  # It is closed: the server has stopped.
+        except RuntimeError:  # The loop is closed: the server has stopped.
             return False
         return True
 
     def close(self) -> None:
-        """The process has ended: nothing more comes of it."""
+        """End the threads of a process that has ended. Blocks."""
         with self._writing:
             self._closed = True
-            writer, self._writer = self._writer, None  # It refers to this.
+            writer, self._writer = self._writer, None  # It refers to this object.
         if writer is not None:
             self._orders.put(None)
             writer.join()
 
-    # --- its state, on any thread ---
+    # --- state, on any thread ---
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of calls in flight."""
         return len(self._states)
 
     @property
     def run_seconds(self) -> float:
-        """For how long it runs the oldest, of a stream since its last answer was taken; 0 while it runs none."""
+        """Seconds that the oldest call has run, of a stream since its last response was taken; 0 without calls."""
         now = time.monotonic()
         return max([0.0, *(now - state.since for state in list(self._states.values()))])
 
     def mark_cancelled(self) -> None:
-        """Have the model see it when calls are cancelled."""
+        """Mark the cancelled calls in the control block, for the model to see."""
         for state in list(self._states.values()):
             state.mark_cancelled(self._owner.control)
 
 
 class SerialCalls(Calls):
-    """Of plain code: one thread at a time calls, and its coroutines are for `run_blocking`."""
+    """Calls of plain code, one at a time; the calling thread runs the coroutines with `run_blocking`."""
 
     async def _next(self, state: CallState) -> Message:
         while not state.messages:
@@ -415,14 +425,14 @@ class SerialCalls(Calls):
         try:
             work()
         except Gone:
-            pass  # Which is seen by who reads.
+            pass  # The next read detects it.
 
     def _hand(self, work: Callable[..., object], *arguments: object) -> None:
         work(*arguments)
 
 
 class ThreadCalls(Calls):
-    """Of plain code: several threads call, and their coroutines are for `run_blocking`; one more reads for all."""
+    """Calls of plain code by several threads, as in `SerialCalls`; one more thread reads for all of them."""
 
     def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], **options: bool) -> None:
         super().__init__(owner, loop, **options)
@@ -446,7 +456,7 @@ class ThreadCalls(Calls):
         with suppress(Gone):
             while True:
                 self._arrived(owner.channel.receive())
-        # First nothing can be sent any more: what is not sent by then never is, and may run elsewhere.
+        # First make sending impossible: calls that are not sent by then never are, and may run in another process.
         owner.kill(owner.why_gone())
         with self._table:
             self._gone()
@@ -458,7 +468,7 @@ class ThreadCalls(Calls):
         try:
             work()
         except Gone:
-            self._owner.kill("closed its connection")  # So that who reads sees it, too.
+            self._owner.kill("closed its connection")  # So that the reader detects it, too.
 
     def _hand(self, work: Callable[..., object], *arguments: object) -> None:
         work(*arguments)
@@ -470,7 +480,7 @@ class ThreadCalls(Calls):
 
 
 class LoopCalls(Calls):
-    """Of `async def` code: as many as come. Made on any thread; calls are made on one loop."""
+    """Calls of `async def` code, any number at a time, on the event loop. May be created on any thread."""
 
     def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], **options: bool) -> None:
         super().__init__(owner, loop, **options)
@@ -488,7 +498,7 @@ class LoopCalls(Calls):
         return state
 
     def _cancelled(self, state: CallState) -> None:
-        """The call, or a member of it, was cancelled."""
+        """Notify the process that the call, or one of its members, was cancelled."""
         state.mark_cancelled(self._owner.control)
         if state.call.cancelled:
             self._post(Kind.STOP, state.number)
@@ -544,7 +554,7 @@ class LoopCalls(Calls):
                 self._hand(self._arrived, message)
                 del message
         owner.lost = owner.lost or owner.why_gone()
-        # After what is being sent: a call that the process had must not be taken for one that it never got.
+        # Queued behind the frame being sent: a call that the process received must not fail with `NotBegun`.
         self._orders.put(partial(self._hand, self._gone))
 
     def _write(self, work: Callable[[], None]) -> None:
@@ -553,7 +563,7 @@ class LoopCalls(Calls):
     def close(self) -> None:
         """See `Calls`."""
         if self._reader is not None:
-            self._reader.join()  # Its last order is for the writer.
+            self._reader.join()  # First: it ends with an order to the writer.
             self._reader = None
         super().close()
 
@@ -570,7 +580,7 @@ def _taken(message: Message | Exception) -> Message:
 
 
 def _returned(message: Message) -> Message:
-    """What the model's code has returned. Raises what that has raised."""
+    """Returns the message with what the model's code returned. Raises what that raised."""
     if message.kind is Kind.DONE:
         return message
     fields = loads(message.text)
@@ -578,12 +588,12 @@ def _returned(message: Message) -> Message:
 
 
 def _member(call: Call, message: Message) -> Call:
-    """The one that an answer of several is for."""
+    """Returns the member of the call that a response is for; without members, the call."""
     fields = message.fields if message.text else None
     return call if fields is None or "member" not in fields else call.members[fields["member"]]
 
 
 def _beside(answer: object) -> bytes:
-    """What belongs to a reply besides its tensors; a `ModelTask`'s is nothing else."""
+    """Returns the JSON of a reply besides its tensors; the reply to a `ModelTask`, a bool, has no tensors."""
     fields = {"said": answer} if isinstance(answer, bool) else aside(answer)
     return dumps(fields) if fields else b""

@@ -1,4 +1,4 @@
-"""Exceptions on their way between a process and the server: whatever a model raises, its process goes on."""
+"""Encodes exceptions for the frames between process and server: a process survives whatever its model raises."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from triglot.core.errors import (
 from triglot.telemetry.log_handlers import PLACE
 
 MAX_TRACE = 64 * 1024
-"""Characters of a trace that reach the server's log."""
+"""Longest traceback, and longest text of an exception, that reaches the server's log, in characters."""
 _CLASSES: Mapping[Code, type[ServingError]] = {
     kind.code: kind
     for kind in (
@@ -44,37 +44,39 @@ _CLASSES: Mapping[Code, type[ServingError]] = {
 
 
 def description(error: BaseException) -> str:
-    """What it says; its own code may fail to."""
+    """Returns the exception's text, or a substitute if the exception's own code fails."""
     return text_of(error)[:MAX_TRACE]
 
 
 def _trace(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))[-MAX_TRACE:]
-    except BaseException:  # The chain of causes has code of its own, too.
+    except BaseException:  # Exceptions in the chain of causes may have failing code of their own, too.
         return f"{type(error).__name__}: {description(error)}"
 
 
 def _place(error: BaseException) -> str:
-    """The file and the line that have raised it."""
+    """Returns "file:line" of the frame that raised the exception; "" without a traceback."""
     frames = [*traceback.walk_tb(error.__traceback__)]
     return f"{frames[-1][0].f_code.co_filename}:{frames[-1][1]}" if frames else ""
 
 
 def error_fields(error: ServingError) -> dict[str, Any]:
-    """An error that a client may read, to be handed over."""
+    """Encode an error whose text is safe for clients."""
     return {"code": int(error.code), "message": error.message, "retry_after": error.retry_after}
 
 
 def error_of(fields: Mapping[str, Any]) -> ServingError:
-    """The error again, of the class that its code usually has."""
+    """Decode `error_fields`; returns an error of the class that usually has its code."""
     code = Code(fields["code"])
     return _CLASSES.get(code, ServingError)(fields["message"], code=code, retry_after=fields["retry_after"])
 
 
 def failure_fields(error: BaseException) -> dict[str, Any]:
-    """An exception: one of ours as it is, of any other what the server's log is to say; `lost`: it is the
-    process's last one, and why."""
+    """Encode an exception: a `ServingError` as by `error_fields`, any other with what the server's log needs.
+
+    The field `lost` is the reason to kill the process, if the exception means that its CUDA context is lost.
+    """
     lost = {"lost": f"lost CUDA ({why}) and was killed"} if (why := cuda_loss(error)) else {}
     if is_serving_error(error):
         return error_fields(error) | lost
@@ -83,7 +85,7 @@ def failure_fields(error: BaseException) -> dict[str, Any]:
 
 
 def load_failure_fields(error: BaseException, file: Path) -> dict[str, Any]:
-    """Why the model of this file cannot be loaded, in the words of a server that loads it itself."""
+    """Encode why the model of this file cannot be loaded, with the text of a server that loads it in-process."""
     text = description(error)
     if not isinstance(error, ModelLoadError):
         text = f"{file}: {type(error).__name__}: {text}"
@@ -96,12 +98,16 @@ def load_failure_fields(error: BaseException, file: Path) -> dict[str, Any]:
 
 
 def _own_error(error: BaseException, folder: Path) -> BaseException | None:
-    """What the model's own code has raised, and did not word for us: its trace from there on."""
+    """Returns the exception that the model's own code, in `folder`, raised, with its traceback from there on.
+
+    That is `error` or, since the texts of `ModelLoadError` and `ServingError` are complete, the first other one of
+    their causes; None if there is none, or if its traceback has no frame in `folder`.
+    """
     cause: BaseException | None = error
     seen: set[int] = set()
     while isinstance(cause, ModelLoadError | ServingError):
         seen.add(id(cause))
-        # Code may have made these go round in circles.
+        # Code may have created a cycle of causes.
         cause = None if id(cause.__cause__) in seen else cause.__cause__
     trace = None if cause is None else cause.__traceback__
     while trace is not None and not Path(trace.tb_frame.f_code.co_filename).is_relative_to(folder):
@@ -113,7 +119,7 @@ def _own_error(error: BaseException, folder: Path) -> BaseException | None:
 
 
 class ModelFailure(Exception):
-    """What a model's code has raised in its process; the trace there is its cause."""
+    """An exception that a model's code raised in its process; its cause is the `ModelTrace` from there."""
 
 
 class ModelTrace(Exception):
@@ -122,12 +128,12 @@ class ModelTrace(Exception):
 
 
 def error_from(fields: Mapping[str, Any]) -> Exception:
-    """What the model's code has raised, by its own name, or the error for the client."""
+    """Decode `failure_fields`: returns a `ModelFailure` named as the model's exception, or a `ServingError`."""
     return cause_from(fields) or error_of(fields)
 
 
 def load_error(fields: Mapping[str, Any]) -> ModelLoadError:
-    """Why the process cannot load its model."""
+    """Decode `load_failure_fields`."""
     kind = MissingDependency if fields["missing"] else ModelLoadError
     error = kind(fields["message"], Code(fields.get("code", Code.UNKNOWN)))
     error.__cause__ = cause_from(fields)
@@ -135,7 +141,7 @@ def load_error(fields: Mapping[str, Any]) -> ModelLoadError:
 
 
 def cause_from(fields: Mapping[str, Any]) -> Exception | None:
-    """What the model's code has raised, by its own name; None where that was an error for the client."""
+    """Returns a `ModelFailure` with the class name of the model's exception; None if that was a `ServingError`."""
     if "kind" not in fields:
         return None
     failure: Exception = type(fields["kind"], (ModelFailure,), {PLACE: fields["place"]})(fields["text"])

@@ -1,4 +1,4 @@
-"""Whether a process lives: as its heart beats, as it computes, or as it waits for a processor or a disk."""
+"""`Heartbeat`, which detects hung processes: no heartbeat, no CPU time used, no thread that is ready to run."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from pathlib import Path
 from triglot.executors.process.control_block import Control
 
 BEAT_SECONDS = 0.1
-"""Between two beats, and between two looks."""
+"""Seconds between two heartbeats, and between two checks of a process."""
 _COMPUTING = 0.05
-"""Of one processor: less than that are threads that wait for the interpreter's lock, which look around often."""
+"""Share of one CPU above which a process computes; threads that wait for the GIL, and poll it, use less."""
 _RUNS = b"RD"
-"""States of a thread that has something to do (proc(5)): it runs or would, or it waits for a disk."""
+"""States (proc(5)) of a thread that is active: running or runnable, or waiting for a disk."""
 
 
 class Heartbeat:
-    """Of a process, to be checked again and again.
+    """The server's view of one process's heartbeat; `check` is called periodically.
 
-    Its heart beats on a thread of its interpreter, so it stops with that: when the process is stopped, when it is
-    dead-locked, and while the model's code holds the interpreter's lock. The latter computes, most of the time.
+    A thread of the process's interpreter beats, so the heartbeat stops with the interpreter: when the process is
+    stopped, when it is deadlocked, and while the model's code holds the GIL. Code that does so mostly computes.
     """
 
     def __init__(self, control: Control, pid: int | None) -> None:
         self._control = control
         self._pid = pid
-        """None: of a process of another machine, of which nothing but its beats can be seen."""
+        """Process id; None for a process on another machine, of which only the heartbeats can be observed."""
         self._beats = 0
         self._computed = 0.0 if pid is None else cpu_seconds(pid)
         self._looked = time.monotonic()
         self.silence = 0.0
-        """Seconds for which there was no sign of life, as far as somebody looked."""
+        """Seconds without a heartbeat or other activity, as far as checks were made."""
 
     def check(self) -> None:
-        """Once more."""
+        """Update `silence`."""
         now = time.monotonic()
-        # When nobody looked, the machine may have been as good as off.
+        # A long time between checks does not count in full: the whole machine may have been stopped.
         elapsed = min(now - self._looked, 2 * BEAT_SECONDS)
         self._looked = now
         beats = self._control.beats
@@ -55,18 +55,18 @@ class Heartbeat:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used; 0 where the system does not say."""
-    # The clock of another process, as clock_getcpuclockid() names it on Linux.
+    """Returns the CPU time in seconds that a process has used; 0 if the system does not provide it."""
+    # The id of another process's CPU clock, as clock_getcpuclockid() computes it on Linux.
     with suppress(OSError, AttributeError):
         return time.clock_gettime((~pid << 3) | 2)
     return 0.0
 
 
 def has_something_to_do(pid: int) -> bool:
-    """Whether one of its threads runs, would run, or waits for a disk."""
+    """Returns whether one of the process's threads runs, is runnable, or waits for a disk."""
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            # It may end in this moment.
+            # The thread may end at this moment.
             with suppress(OSError):
                 state = (thread / "stat").read_bytes().rpartition(b") ")[2][:1]
                 if state and state in _RUNS:

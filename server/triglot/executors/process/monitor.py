@@ -1,4 +1,4 @@
-"""How lost processes are replaced, and the thread that starts and watches them."""
+"""`RestartPolicy`, how lost processes are replaced, and `ProcessMonitor`, which starts and checks processes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """All in seconds.
+    """Delays and timeouts of the processes of a model, in seconds.
 
-    A process is replaced after `first_delay`, after twice as much when that is lost, too, and so on up to
-    `longest_delay`; one that has lasted for `steady` is no reason to wait longer. A replacement may take
-    `load_timeout`, or ten times as long as the first process if that is more. In the end each has `end_timeout`
-    to close its model, and then `kill_timeout` to heed SIGTERM.
+    A lost process is replaced after `first_delay`; the delay doubles with each further loss, up to
+    `longest_delay`, and starts again at `first_delay` after a process that lasted for `steady`. A replacement may
+    take `load_timeout` to load, or ten times as long as the first process took if that is more. At shutdown each
+    process has `end_timeout` to close its model, and then `kill_timeout` to end after SIGTERM.
     """
 
     first_delay: float = 0.1
@@ -39,10 +39,10 @@ DEFAULT_POLICY = RestartPolicy()
 
 
 class ProcessMonitor:
-    """A thread that calls what `checks` gives again and again, and runs what it is handed in between.
+    """A thread that periodically calls every function in `checks()`, and runs the functions given to `do`.
 
-    Processes that are started there end with it, at the latest, where the system can do that. So it goes on
-    whatever fails; of failures in a row the first is logged.
+    Processes that it starts are ended by the system when this thread ends, where the system supports that. So it
+    keeps running whatever fails; of failures in a row only the first is logged.
     """
 
     def __init__(self, name: str, checks: Callable[[], Iterable[Callable[[], object]]]) -> None:
@@ -82,7 +82,10 @@ class ProcessMonitor:
             log.exception("%s: a check failed; the next checks follow", self._thread.name)
 
     def do(self, work: Callable[[], T]) -> T:
-        """On another thread: what `work` gives or raises there. Raises `OSError` after `end`."""
+        """Run `work` on the monitor's thread; returns or raises what it returns or raises. Blocks.
+
+        Called on other threads. Raises `OSError` after `end`.
+        """
         done: Future[T] = Future()
 
         def order() -> None:
@@ -98,6 +101,6 @@ class ProcessMonitor:
         return done.result()
 
     def end(self) -> None:
-        """Wait for its end."""
+        """End the thread, and wait until it has ended."""
         self._orders.put(None)
         self._thread.join()

@@ -1,8 +1,9 @@
-"""The processes of a model: who runs the next call, and what becomes of one that is lost.
+"""`Pool`, the processes of one model: chooses a process for each call, and replaces lost processes.
 
-Strategy: a thread of the pool's own starts all of them, so that the system can end them with it, and checks them
-again and again: a process that has ended or hangs is given up at once, and replaced after a delay that grows while
-these last only for a short time. Whoever has a call takes a process that is free, and waits while there is none.
+Strategy: the pool's own thread (`ProcessMonitor`) starts all processes, so that the system can end them with it,
+and checks them periodically. A process that has ended or hangs is dropped at once, and replaced after a delay that
+grows as long as the replacements are short-lived. Each caller checks out a free process, and waits while there is
+none.
 """
 
 from __future__ import annotations
@@ -34,8 +35,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Where there is a process, or will be one: `loading` is not ready yet, and the next one is started when it is
-    `due`. One that `goes` gets no more calls."""
+    """The place of one instance in a pool: its process, or that of its replacement.
+
+    `number` is the instance's. `process` takes calls; `loading` is not ready yet. Without either, the next process
+    is started at `due` (0: none is scheduled). `begun` is when the process became ready, or began to load.
+    `lost_in_a_row` counts losses and failed restarts since a process last proved steady (`RestartPolicy`). A slot
+    that `goes` is being removed, and gets no more calls. Times are `time.monotonic()` instants.
+    """
 
     number: int
     process: Process | None = None
@@ -46,7 +52,7 @@ class Slot:
     goes: bool = False
 
     def put_off(self, policy: RestartPolicy) -> float:
-        """Seconds until the next one is started."""
+        """Schedule the next process; returns the delay in seconds, which doubles with each call in a row."""
         delay = min(policy.first_delay * 2.0 ** min(self.lost_in_a_row, 60), policy.longest_delay)
         self.lost_in_a_row += 1
         self.due = time.monotonic() + delay
@@ -54,14 +60,16 @@ class Slot:
 
 
 Start = Callable[[Program, int, Callable[[Notice], object]], Process]
-"""Starts a process, with its number among those of its model; see `Process.start`."""
+"""Starts a process of a program, with the instance's number and a receiver of notices; see `Process.start`."""
 
 
 class Checkout:
-    """A process that runs one call: a `with` block has its calls. One that was lost before it got the call leaves
-    the block, for another one to run it."""
+    """A process reserved for one call, as a context manager that gives the process's `Calls`.
 
-    # What `contextlib` makes of a generator takes as long as to hand over small tensors.
+    It suppresses `NotBegun`: the process was lost before it received the call, so the caller tries another one.
+    """
+
+    # Not a `contextlib` generator, which takes as long as sending small tensors.
     __slots__ = ("_pool", "_process")
 
     def __init__(self, pool: Pool, process: Process) -> None:
@@ -79,7 +87,10 @@ class Checkout:
 
 
 class Pool:
-    """The processes of one model. `changed` is called, on any thread, when the model becomes alive or not."""
+    """The processes of one model. May be used on any thread.
+
+    `changed` is called, on any thread, when the model gets its first process or loses its last one.
+    """
 
     def __init__(
         self, program: Program, policy: RestartPolicy = DEFAULT_POLICY, start: Start = Process.start
@@ -88,18 +99,18 @@ class Pool:
         self.program = program
         self.changed: Callable[[], object] = lambda: None
         self.warm: Callable[[Process], object] = lambda _: None
-        """Runs on each process that replaces another, before it is called. What it raises is a failure to load."""
+        """Called with each newly loaded process before it takes calls; its errors count as failures to load."""
         self.on_lost: Callable[[int, int], object] = lambda _, __: None
-        """Gets, on any thread, the number of a process that is lost, and how often it has been."""
+        """Called, on any thread, with the number of an instance whose process is lost, and its losses so far."""
         self.loop: Callable[[], asyncio.AbstractEventLoop | None] = lambda: None
-        """The server's, where calls are answered and what they ask for is."""
+        """Returns the server's event loop, which runs calls of `async def` code and answers callbacks."""
         self.hang_seconds = self.longest_run = 0.0
         self.sticky = False
-        """Whether each thread that calls has a process of its own."""
+        """Whether each calling thread has a process of its own."""
         self._policy = policy
         self._slots: list[Slot] = []
         self._free = threading.Condition()
-        self.live = 0  # How many there are.
+        self.live = 0  # Number of ready processes.
         self._failure = ""
         self._restarts = {"ended": 0, "hung": 0}
         self._load_seconds = 0.0
@@ -109,10 +120,10 @@ class Pool:
         self.metrics = PoolMetrics(lambda: [process.notices for process in self.there()])
         self._monitor = ProcessMonitor(f"{program.name} processes", self._checks)
 
-    # --- the beginning ---
+    # --- start ---
 
     def open(self) -> dict[str, Any]:
-        """What the model declares, once a first process has loaded it. Raises `ModelLoadError`."""
+        """Start the first process; returns what its model declares. Blocks. Raises `ModelLoadError`."""
         begun = time.monotonic()
         slot = Slot(0)
         with self._free:
@@ -122,7 +133,10 @@ class Pool:
         return declared
 
     def grow(self, count: int) -> None:
-        """Have `count` processes in all, once they are loaded. Raises `ModelLoadError`."""
+        """Start processes until there are `count` in total, and wait until they are loaded.
+
+        Raises `ModelLoadError`.
+        """
         with self._free:
             more = [Slot(number) for number in range(len(self._slots), count)]
             self._slots += more
@@ -143,7 +157,7 @@ class Pool:
             raise errors[0]
 
     def shrink(self, count: int) -> None:
-        """Have the first `count` processes; the others end once they have ended what they run. Blocks."""
+        """Keep the first `count` processes; the others end after their current calls. Blocks until then."""
         with self._free:
             going = self._slots[count:]
             for slot in going:
@@ -167,7 +181,7 @@ class Pool:
             process.end(max(0.0, until - time.monotonic()), self._policy.kill_timeout)
 
     def _fill(self, slot: Slot) -> dict[str, Any]:
-        """Not on the monitor's thread: start a process there and load the model."""
+        """Start a process for the slot, and load the model in it. Not on the monitor's thread."""
         try:
             process = self._monitor.do(partial(self._start, slot))
         except OSError as error:
@@ -175,13 +189,13 @@ class Pool:
         return self._loaded(slot, process, self.warm)
 
     def _start(self, slot: Slot) -> Process:
-        """On the monitor's thread."""
+        """Start a process for the slot. On the monitor's thread. Raises `OSError`."""
         if self._closed:
             raise OSError("loading was cancelled")
         process = self._start_process(self.program, slot.number, self.metrics.apply)
         with self._free:
             slot.loading, slot.begun = process, time.monotonic()
-        if bool(self._closed):  # By now.
+        if bool(self._closed):  # It was closed meanwhile.
             process.kill("was stopped")
         return process
 
@@ -220,10 +234,10 @@ class Pool:
     # --- calls ---
 
     def checkout(self, call: Call) -> Checkout | None:
-        """The process that runs the fewest calls, and may run this one. None while there is none.
+        """Reserve the available process that runs the fewest calls. Returns None while all are busy or loading.
 
-        Raises `Unavailable` when there will be none soon, and `ServingError` for a call that nobody waits for any
-        more.
+        Raises `Unavailable` if none will be available soon, and `Cancelled` or `DeadlineExceeded` for a call that
+        was cancelled or has expired.
         """
         try:
             with self._free:
@@ -238,7 +252,7 @@ class Pool:
                 process.reserved += 1
                 return Checkout(self, process)
         except BaseException:
-            if self.sticky:  # Nor has a sequence begun that this was the first call of.
+            if self.sticky:  # If this was the first call of a sequence, that has not begun in the process.
                 self._report_loss(self.affinity.number(len(self._slots)))
             raise
 
@@ -246,12 +260,12 @@ class Pool:
         self.on_lost(number, self.affinity.losses(number))
 
     def wait(self) -> None:
-        """On a thread: until one may have become free. Nobody says when a call is cancelled."""
+        """Block until a process may be free, for `BEAT_SECONDS` at most: a cancelled call notifies nobody."""
         with self._free:
             self._free.wait(BEAT_SECONDS)
 
     def give_back(self, process: Process) -> None:
-        """The call has ended."""
+        """End the reservation of a call that has ended."""
         if process.lost:
             self.lose(process)
         with self._free:
@@ -270,7 +284,7 @@ class Pool:
         return found
 
     def unstarted(self) -> Process | None:
-        """On any thread: one that is now to start its instance."""
+        """Returns a process whose instance was not started yet, marked as started; None if there is none."""
         with self._free:
             for slot in self._slots:
                 if (process := slot.process) is not None and not process.started:
@@ -287,10 +301,10 @@ class Pool:
         if (reason := reason_to_skip(call)) is not None:
             raise reason
 
-    # --- what the monitor does ---
+    # --- checks by the monitor ---
 
     def _checks(self) -> list[Callable[[], object]]:
-        """Again and again."""
+        """Returns the checks of one round of the monitor."""
         with self._free:
             return [*(partial(self._check_slot, slot) for slot in self._slots), self._forget]
 
@@ -303,7 +317,7 @@ class Pool:
                 if process.lost:
                     self.lose(process)
         elif (loading := slot.loading) is not None:
-            usual = self._load_seconds  # 0: this is the first one.
+            usual = self._load_seconds  # 0 while the first process loads.
             timeout = max(self._policy.load_timeout, 10 * usual) if usual else math.inf
             loading.check_loading(now - slot.begun, timeout)
         elif slot.due and now >= slot.due and not self._closed:
@@ -314,7 +328,7 @@ class Pool:
             self._gone = [process for process in self._gone if not process.forget()]
 
     def lose(self, process: Process) -> None:
-        """On any thread: it is not called any more, and will be replaced."""
+        """Drop a lost process, and schedule its replacement. On any thread."""
         with self._free:
             slot = next((one for one in self._slots if one.process is process), None)
             if slot is None:
@@ -332,13 +346,13 @@ class Pool:
                 slot.lost_in_a_row = 0
             delay = slot.put_off(self._policy)
             self._restarts["hung" if process.hung else "ended"] += 1
-        # As texts: what keeps the record must not keep the process.
+        # As strings: a handler that keeps the log record must not keep the process.
         log.error("%s %s; it is restarted in %.1f s", str(process), process.lost, delay)
         if none_left:
             self.changed()
 
     def _replace(self, slot: Slot) -> None:
-        """On the monitor's thread."""
+        """Start the next process, and load the model on another thread. On the monitor's thread."""
         try:
             loading = partial(self._load_again, slot, self._start(slot))
             threading.Thread(target=loading, name=f"{self.program.name} loads again", daemon=True).start()
@@ -365,14 +379,14 @@ class Pool:
         text = "%s: %s %d could not be restarted, retrying in %.1f s: %s"
         log.error(text, self.program.name, self.program.kind, slot.number, delay, str(error))
 
-    # --- the end ---
+    # --- end ---
 
     def give_up(self) -> None:
-        """On any thread: end all at once; whoever waits for one gets an error."""
+        """Kill all processes; waiting calls fail. On any thread."""
         self._kill("was stopped", lambda _: True)
 
     def abandon(self) -> None:
-        """On any thread: end those that run a call, unless the model is being closed; no call waits any more."""
+        """Kill the processes that run a call, unless the pool is closed; waiting calls fail. On any thread."""
         if not self._closed:
             self._kill("ran a call that did not end before the unload timeout", lambda process: process.busy)
 
@@ -385,19 +399,19 @@ class Pool:
             process.kill(why)
 
     def there(self) -> list[Process]:
-        """Those that run, or are to, and those that are gone and not forgotten."""
+        """Returns all processes: ready, loading, and lost ones that are not released yet."""
         return [one for slot in self._slots for one in (slot.process, slot.loading) if one] + self._gone
 
     def check_ready(self) -> bool:
-        """Whether the model of every process that runs says that it is ready. Blocks."""
+        """Returns whether the readiness check of the model passes in every ready process. Blocks."""
         return all(process.check_ready() for process in self.ready())
 
     def ready(self) -> list[Process]:
-        """Those that take calls."""
+        """Returns the processes that take calls."""
         return [process for slot in self._slots if (process := slot.process) is not None]
 
     def close(self) -> None:
-        """Have every process close its model and end; nobody calls them any more. Blocks."""
+        """Have every process close its model and end; there are no more calls. Blocks."""
         with self._free:
             self._closed = True
             self._free.notify_all()
@@ -412,7 +426,7 @@ class Pool:
         until = time.monotonic() + self._policy.end_timeout
         for process in there:
             process.end(max(0.0, until - time.monotonic()), self._policy.kill_timeout)
-        # It may just have started one more.
+        # The monitor may just have started another process.
         self._monitor.end()
         with self._free:
             there = [process for process in self.there() if process not in there]
@@ -424,7 +438,7 @@ class Pool:
         self.program.environment.close()
 
     def readings(self) -> Iterator[Reading]:
-        """The processes that live, how many there should be, and how many were replaced."""
+        """Yield metrics: ready processes, in total and by cluster node, processes wanted, and processes lost."""
         yield Reading("processes", "Ready processes of the model.", self.live)
         yield Reading("processes_wanted", "Processes of the model when all are ready.", len(self._slots))
         for place, count in Counter(tuple(process.place.items()) for process in self.ready()).items():

@@ -1,4 +1,4 @@
-"""The server's end of one process of a model: started, greeted, called, and ended."""
+"""`Process`, the server's side of one process of a model: its start, its connection, its calls and its end."""
 
 from __future__ import annotations
 
@@ -30,20 +30,23 @@ from triglot.executors.process.values import dumps, loads
 from triglot.model.config import ModelConfig
 
 _STATUS_SECONDS = 5.0
-"""How long the status of a process that hung up may take."""
+"""How long to wait for the exit status of a process that has closed its connection."""
 _LOOK_SECONDS = 0.02
-"""Between two looks for what it leaves in its control block."""
+"""Interval at which the control block is polled for the result of a readiness check."""
 
 
 class Place(Protocol):
-    """Where the processes of a model run."""
+    """Where the processes of a model run: a Python environment, or a Ray cluster."""
 
     def close(self) -> None:
-        """None runs there any more."""
+        """Release it; no more processes run there."""
 
 
 class Body(Protocol):
-    """A process as the system has it; as `subprocess.Popen`. Any thread may use it."""
+    """Handle of a process of the operating system, or of a Ray actor; the methods are those of `subprocess.Popen`.
+
+    May be used on any thread.
+    """
 
     @property
     def pid(self) -> int: ...
@@ -59,8 +62,11 @@ class Body(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a process is to load, and where: `load` is the import path of a function of backend, file and
-    configuration."""
+    """What a process loads, and where it runs.
+
+    `name` identifies the model in messages. `load` is the import path, "module:name", of a function that returns
+    the model, given `backend`, `file` and `config`.
+    """
 
     name: str
     load: str
@@ -72,16 +78,17 @@ class Program:
 
     @property
     def kind(self) -> str:
-        """What messages call one of its processes."""
+        """Word for one of its processes in messages: "process" or "actor"."""
         return "actor" if self.execution == "ray" else self.execution
 
 
 class Process:
-    """One process. Any thread may `kill` it. See `Owner`.
+    """One process, owned by a `Pool`. It is the `Owner` of its calls. `kill` may be called on any thread.
 
-    `kind` is what messages call it; `remote`: it may be on another machine. `number` is its own among its model's
-    instances. `calls` are there once it has loaded the model, until it has ended. `reserved`: for how many
-    calls, of `capacity`. `started`: whether it was to start its instance.
+    `kind` is its name in messages; `remote`: it may run on another machine. `number` is the instance's, from 0.
+    `calls` is set once it has loaded the model, until it has ended. `reserved` is the number of calls that it is
+    reserved for, at most `capacity`. `started`: whether `start_instance` was requested of it. `lost` is the reason
+    why it takes no more calls, "" while it does; `hung`: it was killed as hung.
     """
 
     kind: ClassVar[str] = "process"
@@ -114,7 +121,7 @@ class Process:
 
     @classmethod
     def start(cls, program: Program, number: int, take: Callable[[Notice], object]) -> Process:
-        """A new one, which waits for `load`; `take` gets what it tells at any time, on any thread.
+        """Returns a new process, which waits for `load`; `take` gets each of its notices, on any thread.
 
         It ends with the thread that calls this. Raises `OSError`.
         """
@@ -133,12 +140,12 @@ class Process:
 
     @property
     def place(self) -> Mapping[str, str]:
-        """The machine that it runs on, as labels of metrics, where that can be another one."""
+        """Labels of metrics that name its machine; empty if that is always the server's."""
         return {}
 
     @property
     def pid(self) -> int:
-        """The system's number of it."""
+        """Process id."""
         return self._body.pid
 
     def __str__(self) -> str:
@@ -147,10 +154,13 @@ class Process:
     def _where(self) -> str:
         return f"pid {self.pid}"
 
-    # --- what it loads ---
+    # --- load ---
 
     def load(self, program: Program, loop: Callable[[], asyncio.AbstractEventLoop]) -> dict[str, Any]:
-        """What its model declares, once it is loaded; `loop` is the server's. Raises `ModelLoadError`."""
+        """Load the model; returns what it declares. `loop` returns the server's event loop.
+
+        Blocks. Raises `ModelLoadError`.
+        """
         log = log_setup(remote=self.remote)
         setup = {
             "name": self.name,
@@ -182,36 +192,40 @@ class Process:
         raise load_error(fields)
 
     def _file(self, program: Program) -> Path:
-        """The model's file, as the process finds it."""
+        """Returns the path of the model's file on the process's machine."""
         return program.file.absolute()
 
     def _capacity(self, program: Program) -> float:
-        """How many calls of plain code it takes at the same time."""
+        """Returns how many calls of plain (not `async def`) code may be sent to it at the same time."""
         return 1
 
     # --- calls ---
 
     @property
     def count(self) -> int:
-        """Calls that it runs."""
+        """Number of calls in flight."""
         calls = self.calls
         return 0 if calls is None else calls.count
 
     @property
     def busy(self) -> bool:
-        """Whether it runs a call, or somebody is about to have it run one."""
+        """Whether it runs a call, or is reserved for one."""
         return self.reserved > 0 or self.count > 0
 
     @property
     def run_seconds(self) -> float:
-        """As `Calls.run_seconds`."""
+        """See `Calls.run_seconds`."""
         calls = self.calls
         return 0.0 if calls is None else calls.run_seconds
 
-    # --- while it lives ---
+    # --- checks ---
 
     def check(self, hang_seconds: float, longest_run: float) -> None:
-        """While it is called: end it if it hangs, have its model see which calls are cancelled."""
+        """Check a ready process: kill it if it has ended or hangs, and mark the cancelled calls for its model.
+
+        `hang_seconds` limits the time without a heartbeat, `longest_run` the seconds of one call; 0: no limit.
+        Also reads its notices, frees unused shared memory, and updates its log settings. On the monitor's thread.
+        """
         if why := self.ended():
             self.kill(why)
             return
@@ -226,7 +240,7 @@ class Process:
         self._switch_log()
 
     def _why_hung(self, hang_seconds: float, longest_run: float) -> str:
-        """Why it is to be killed; "" for a process that is not taken for hung."""
+        """Returns the reason to kill a hung process; "" if it does not hang."""
         if 0 < hang_seconds <= self.heartbeat.silence:
             return f"sent no heartbeat for {self.heartbeat.silence:.1f} s and was killed"
         if 0 < longest_run < self.run_seconds:
@@ -234,7 +248,7 @@ class Process:
         return ""
 
     def check_loading(self, age: float, timeout: float) -> None:
-        """While it loads its model, since `age` seconds; it may take `timeout`."""
+        """Check a process that has been loading its model for `age` seconds, of at most `timeout`."""
         if why := self.ended():
             self.kill(why)
         elif age > timeout:
@@ -243,13 +257,13 @@ class Process:
             self._switch_log()
 
     def _switch_log(self) -> None:
-        """See `ProcessLog`."""
+        """Pass the server's log settings to the process; see `ProcessLog`."""
         self.control.log_switches = switches()
 
-    # --- its end ---
+    # --- end ---
 
     def check_ready(self) -> bool:
-        """Whether its model says that it is ready; not when it ends meanwhile. Blocks."""
+        """Returns whether its model's readiness check passes; False if the process ends meanwhile. Blocks."""
         number = self.control.begin_check()
         while (ready := self.control.checked(number)) is None and not self.ended():
             time.sleep(_LOOK_SECONDS)
@@ -267,35 +281,35 @@ class Process:
         return self._lost_or(self._ended(status))
 
     def ended(self) -> str:
-        """Why it has ended; "" while it runs."""
+        """Returns the reason why it has ended; "" while it runs."""
         status = self._body.poll()
         return "" if status is None else self._lost_or(self._ended(status))
 
     def _ended(self, status: int) -> str:
-        """What is said of one that has ended."""
+        """Returns the text for a process that ended with this exit status."""
         return _ended(status)
 
     def _lost_or(self, why: str) -> str:
         return self.lost or why
 
     def kill(self, why: str) -> None:
-        """End it at once; whoever waits for an answer of it gets none."""
+        """Kill it at once; its calls fail with the reason `why`. On any thread."""
         with self._killing:
             self.lost = self.lost or why
             with suppress(OSError):
                 self._body.kill()
-            # Children of its own may have the connection, too.
+            # Closing is not enough: child processes of its own may have inherited the socket.
             with suppress(OSError):
                 self.channel.socket.shutdown(socket.SHUT_RDWR)
 
     def ask_to_end(self) -> None:
-        """Have it close its model and end; nobody calls it any more."""
+        """Ask it to close its model and end; it gets no more calls."""
         self.lost = self.lost or "was shut down"
         with suppress(Gone, FrameError):
             self.channel.send(Kind.END)
 
     def end(self, timeout: float, kill_timeout: float) -> None:
-        """Wait for its end; after `timeout` it gets SIGTERM, and `kill_timeout` later SIGKILL."""
+        """Wait until it has ended; it gets SIGTERM after `timeout` seconds, and SIGKILL `kill_timeout` later."""
         for wait, signal_it in ((timeout, self._body.terminate), (kill_timeout, self._body.kill)):
             try:
                 self._body.wait(wait)
@@ -306,18 +320,18 @@ class Process:
         self._close()
 
     def _close(self) -> None:
-        """It has ended, and nobody calls it."""
-        # Children of its own may have the connection, too.
+        """Close the connection of a process that has ended, and runs no calls."""
+        # Closing is not enough: child processes of its own may have inherited the socket.
         with suppress(OSError):
             self.channel.socket.shutdown(socket.SHUT_RDWR)
-        calls, self.calls = self.calls, None  # Each keeps the other.
+        calls, self.calls = self.calls, None  # Breaks a reference cycle.
         if calls is not None:
             calls.close()
         self.channel.close()
         self.notices.close()
 
     def forget(self) -> bool:
-        """Give back what belongs to it if it has ended and nobody calls it; whether it is so."""
+        """Release its resources if it has ended, and runs no calls; returns False if that is not so yet."""
         if self.busy or self._body.poll() is None:
             return False
         self._close()
@@ -325,7 +339,7 @@ class Process:
 
 
 def log_descriptor() -> int:
-    """Where processes that the server starts write to."""
+    """Returns the stdout and stderr for processes that the server starts: stderr if open, else `DEVNULL`."""
     try:
         os.fstat(2)
     except OSError:
@@ -344,7 +358,7 @@ def _spawned(program: Program, *passed: int) -> subprocess.Popen[bytes]:
         stdout=log,
         stderr=log,
         pass_fds=passed,
-        # The server says when it ends, not the terminal.
+        # Signals of the terminal are for the server, which ends the process.
         start_new_session=True,
     )
 

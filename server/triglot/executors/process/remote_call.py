@@ -1,4 +1,4 @@
-"""In the process: a call as the model sees it."""
+"""`RemoteCall`, the `Call` that a model's code gets in its process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from triglot.executors.process.session import CallState
 
 
 class RemoteCall(Call):
-    """A call as the model sees it in the process."""
+    """A call in the model's process. `fields` are those of `call_fields`, for the `member` with this index if any.
+
+    Metadata and calls of other models are requested from the server on demand. Deadlines are converted to the
+    process's own clock.
+    """
 
     __slots__ = ("_fields", "_member", "_members", "_number", "_state")
 
@@ -42,7 +46,7 @@ class RemoteCall(Call):
         if client := fields.get("client"):
             self.permission = Permission(client)
         self.outlet = _Outlet(state, member)
-        self.reach = partial(_reach, state, member)  # Nothing that keeps this.
+        self.reach = partial(_reach, state, member)  # Does not refer to this object.
         self._members = tuple(RemoteCall(state, one, index) for index, one in enumerate(fields.get("members", ())))
 
     @property
@@ -53,7 +57,7 @@ class RemoteCall(Call):
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the result is no longer needed; see `Call.cancelled`."""
         return self._state.is_cancelled(self._number) or super().cancelled
 
     @property
@@ -69,13 +73,13 @@ class RemoteCall(Call):
         return call
 
     def child(self) -> Call:
-        """A call of its own for one of several requests that came on this one."""
+        """See `Call.child`."""
         deadline = None if self.deadline is None else self.deadline - self._state.clock_offset
         return RemoteCall(self._state, {**self._fields, "deadline": deadline}, self._member)
 
 
 class _Outlet:
-    """Sends them to the server, for the call or one of its members."""
+    """Sends the responses of the call, or of one of its members, to the server."""
 
     def __init__(self, state: CallState, member: int | None) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""A model whose instances are processes: what the server has of it."""
+"""`RemoteModel`, the server's side of a model whose instances are processes or actors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ from triglot.model.model import Model, is_async, is_decoupled
 
 
 class RemoteModel(HostedModel):
-    """Declares what the model does in its process. To be configured and then started before its first call."""
+    """A model whose instances run in the processes of a `Pool`.
+
+    `declared` is what the first process reported about the model: its class's attributes, which this object takes
+    over, and its methods. To be configured, and then started, before its first call.
+    """
 
     def __init__(self, pool: Pool, declared: Mapping[str, Any]) -> None:
         super().__init__()
@@ -33,7 +37,7 @@ class RemoteModel(HostedModel):
         self.looks_at_call = declared["takes_call"]
         self.execution = pool.program.execution
         self.model_config = pool.program.config
-        self.inputs_in_place = True  # Its process gets a copy.
+        self.inputs_in_place = True  # The process gets a copy.
         self._pool = pool
         if self.execution == "ray" and not declared["streams"] and self.sequence_batching is None:
             self.calls_per_instance = pool.program.config.ray.max_inflight
@@ -44,11 +48,11 @@ class RemoteModel(HostedModel):
             self.own_metrics = pool.metrics
 
     def start(self) -> None:
-        """Have a process for each instance. Raises `ModelLoadError`."""
+        """Start a process for each instance, and wait until they are loaded. Raises `ModelLoadError`."""
         pool = self._pool
         pool.hang_seconds, pool.longest_run = self.hang_seconds, self.longest_run
         if self.sequence_batching is not None:
-            pool.sticky = not is_async(self.infer)  # Which has no threads.
+            pool.sticky = not is_async(self.infer)  # `async def` code is called by no threads.
             pool.on_lost = self._lost
         pool.changed = self._changed
         pool.loop = lambda: self.loop
@@ -56,9 +60,9 @@ class RemoteModel(HostedModel):
         pool.grow(self.instances)
 
     def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
-        """See `Model`: the last ones come and go. Raises as `start`; then there are as many as before."""
+        """See `Model`. Adds or removes the last instances. Raises as `start`; then their number is unchanged."""
         pool, before = self._pool, self.instances
-        if self.places_instances and self.execution == "ray":  # Each has the devices that Ray gives it.
+        if self.places_instances and self.execution == "ray":  # Ray assigns the devices of each instance.
             after = sum(group.count for group in config.instance_groups)
         elif not self.places_instances:
             after = configured_instances(self, config)
@@ -80,7 +84,7 @@ class RemoteModel(HostedModel):
         return max(0, after - before), max(0, before - after)
 
     def _devices(self, config: ModelConfig) -> list[Device]:
-        """Where each instance is, if that does not depend on which GPUs there are."""
+        """Returns the device of each instance, or an empty list if that depends on which GPUs there are."""
         anywhere = {"CPU", "MODEL"} | ({"AUTO"} if self.platform == "python" else set())
         return config.devices(int) if all(group.kind in anywhere for group in config.instance_groups) else []
 
@@ -95,7 +99,7 @@ class RemoteModel(HostedModel):
         self._pool.affinity.take(instance, losses)
 
     def start_instance(self, call: Call) -> None:
-        """See `Model`: on the processes that no other thread does it on, now and whenever one is replaced."""
+        """See `Model`. Starts the instances that no other thread has started; `_warm` does so for replacements."""
         if self._start_call is None:
             self._start_call = call.apart()
         while (process := self._pool.unstarted()) is not None:
@@ -111,7 +115,7 @@ class RemoteModel(HostedModel):
         self._wait(_calls(process).start(call))
 
     def _run_on(self, process: Process) -> Function:
-        """Runs the model there, on a thread."""
+        """Returns a function that runs the model in this process, on a thread that blocks."""
         calls = _calls(process)
         if is_decoupled(self.infer):
             return lambda inputs, call: iterate(calls.stream(inputs, call), self._wait)
@@ -119,7 +123,7 @@ class RemoteModel(HostedModel):
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process."""
+        """Whether a process is ready."""
         return self._pool.live > 0
 
     @property
@@ -128,36 +132,36 @@ class RemoteModel(HostedModel):
         return [node for process in self._pool.ready() if (node := process.place.get("node"))]
 
     def abandon(self) -> None:
-        """End the processes that still run a call."""
+        """Kill the processes that still run a call."""
         self._pool.abandon()
 
     def close(self) -> None:
-        """Have each process close the model and end; blocks for as long."""
+        """Have each process close the model and end. Blocks until they have ended."""
         self._pool.close()
         self._start_call = None
-        self.warm_up, self.on_lost = not_at_all, nobody_to_tell  # Of whom they are would be kept.
+        self.warm_up, self.on_lost = not_at_all, nobody_to_tell  # They would keep their owners alive.
 
     def readings(self) -> Iterator[Reading]:
-        """As `Pool.readings`."""
+        """See `Pool.readings`."""
         return self._pool.readings()
 
     # --- calls ---
 
     async def run_async(self, inputs: Inputs, call: Call) -> Any:
-        """What the model answers. Raises `Unavailable` when its process is lost, and what the model raises."""
+        """Returns what the model returns. Raises what that raises, and `Unavailable` if its process is lost."""
         while True:
             with self._pool.checkout(call) or await self._waited(call) as calls:
                 return await calls.run(inputs, call)
 
     async def run_list_async(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
-        """What the model answers to each of the requests; raises as `run_async`."""
+        """Returns the outputs, or the error, of each request. Raises as `run_async`."""
         call = BatchCall(calls)
         while True:
             with self._pool.checkout(call) or await self._waited(call) as of_process:
                 return await of_process.run_list(inputs, call)
 
     async def stream_async(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
-        """The answers as the model yields them; raises as `run_async`."""
+        """Yield the responses as the model yields them. Raises as `run_async`."""
         while True:
             with self._pool.checkout(call) or await self._waited(call) as calls:
                 async with aclosing(calls.stream(inputs, call)) as answers:
@@ -167,7 +171,7 @@ class RemoteModel(HostedModel):
                 return
 
     async def _waited(self, call: Call) -> Checkout:
-        """A process for this call, once there is one. Raises as `Pool.checkout`."""
+        """Wait for a process for this call; the time counts as queue time. Raises as `Pool.checkout`."""
         since = time.perf_counter()
         while (checkout := self._pool.checkout(call)) is None:
             await self._pause()
@@ -177,15 +181,15 @@ class RemoteModel(HostedModel):
 
     @abstractmethod
     async def _pause(self) -> None:
-        """Until there may be a process."""
+        """Wait until a process may be available."""
 
     @abstractmethod
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """On a thread: what the work gives."""
+        """Returns the result of the coroutine `work`. Blocks; on a thread."""
 
 
 class SerialModel(RemoteModel):
-    """One whose code is no `async def`; each process runs one call at a time, for a thread that waits."""
+    """A model with plain (not `async def`) code: each process runs one call at a time, and its caller blocks."""
 
     def run(self, inputs: Inputs, call: Call) -> Any:
         """See `RemoteModel.run_async`."""
@@ -209,7 +213,7 @@ class SerialModel(RemoteModel):
 
 
 class LoopModel(RemoteModel):
-    """One whose code is `async def`; each process runs as many calls as come."""
+    """A model with `async def` code; each process runs any number of calls at a time."""
 
     run, run_list, stream = RemoteModel.run_async, RemoteModel.run_list_async, RemoteModel.stream_async
 
@@ -227,7 +231,7 @@ class LoopModel(RemoteModel):
 
 
 def remote_model(pool: Pool, declared: Mapping[str, Any]) -> RemoteModel:
-    """The model that the processes have declared; messages say the name of its own class."""
+    """Returns the model as its first process declared it; its class has the name of the model's own."""
     kind = LoopModel if declared["on_loop"] else SerialModel
     methods: dict[str, Any] = {"infer": kind.stream if declared["streams"] else kind.run}
     if declared["lists"] and not declared["streams"]:
@@ -239,6 +243,6 @@ def remote_model(pool: Pool, declared: Mapping[str, Any]) -> RemoteModel:
 
 
 def _calls(process: Process) -> Calls:
-    """Of one that has just loaded the model."""
+    """Returns the calls of a process that has just loaded the model."""
     assert process.calls is not None
     return process.calls

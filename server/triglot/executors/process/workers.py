@@ -1,4 +1,4 @@
-"""In the process: runs the calls that the server sends."""
+"""Workers, which run the calls that the server sends. In the model's process."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from triglot.model.model import Model
 log = logging.getLogger(__name__)
 
 Ready = tuple[list[Row], bytes]
-"""An outcome that can be sent: its tensors, and what belongs to them."""
+"""A response ready to be sent: its tensors, and the JSON besides them."""
 
 
 class Worker(ABC):
-    """Runs calls of one model. `serve` is called on the main thread."""
+    """Runs the calls of one model; `file` is the model's. `serve` is called on the main thread."""
 
     def __init__(self, session: Session, model: Model, file: Path) -> None:
         self._session = session
@@ -51,17 +51,17 @@ class Worker(ABC):
 
     @abstractmethod
     def serve(self, message: Message) -> None:
-        """Run what the server has sent, or begin to."""
+        """Run, or start to run, the call of a message."""
 
     def _finish(self, call: CallState, kind: Kind, outcome: Callable[[], Ready | None]) -> None:
-        """Send what `outcome` gives or raises, to a frame of this kind."""
+        """Send the result of `outcome`, or the error that it raises, for a call that a frame of `kind` began."""
         session = self._session
         placed, text = None, b""
         try:
             if (ready := outcome()) is not None:
                 placed, text = session.channel.place_all(ready[0]), ready[1]
-            del ready  # So that the regions of the inputs can be used for the next call.
-        except BaseException as error:  # A model that calls exit() fails this call, and goes on.
+            del ready  # It may refer to the inputs, whose regions can then be reused for the next call.
+        except BaseException as error:  # A model that calls exit() fails this call, and keeps running.
             if kind is Kind.START:
                 kind, text = Kind.UNLOADABLE, dumps(load_failure_fields(error, self._file))
             else:
@@ -82,7 +82,7 @@ class Worker(ABC):
         return None
 
     def _call(self, state: CallState, fields: Mapping[str, Any]) -> Call:
-        """The call as the model, or only its log, sees it."""
+        """Returns the call for the model's code; a shared, empty one if neither the code nor the log needs it."""
         return self._no_call if self._no_call is not None and not fields else RemoteCall(state, fields)
 
     def _ready(self, answer: object) -> Ready | None:
@@ -94,7 +94,7 @@ class Worker(ABC):
 
 
 class SerialWorker(Worker):
-    """For a model whose code is no `async def`: one call after the other, on the main thread."""
+    """Runs a model with plain (not `async def`) code: one call after the other, on the main thread."""
 
     def __init__(self, session: Session, model: Model, file: Path) -> None:
         super().__init__(session, model, file)
@@ -103,7 +103,7 @@ class SerialWorker(Worker):
         session.own = self._reach
 
     def _reach(self, _: Call, asked: ModelCall | ModelTask) -> Any:
-        """What the model reaches on behalf of no request, on any thread. Raises `Unavailable` between calls."""
+        """Call another model outside of any request. On any thread. Raises `Unavailable` between calls."""
         current = self._current
         if current is None:
             raise Unavailable(
@@ -112,7 +112,7 @@ class SerialWorker(Worker):
         return current.model(asked, None)
 
     def serve(self, message: Message) -> None:
-        """Run it to its end."""
+        """Run the call until it has ended."""
         call = self._current = self._session.begin(message.call)
         self._finish(call, message.kind, partial(self._outcome, message, call))
 
@@ -122,7 +122,7 @@ class SerialWorker(Worker):
                 return self._started(message, call)
             fields = message.fields or {}
             remote = self._call(call, fields)
-            if call.is_cancelled(call.number):  # It may have waited here for the one before it.
+            if call.is_cancelled(call.number):  # It may have been queued here behind the previous call.
                 raise reason_to_skip(remote) or Cancelled(
                     "the request was cancelled while it waited for the model"
                 )
@@ -144,9 +144,9 @@ class SerialWorker(Worker):
 
 
 class AsyncWorker(Worker):
-    """For a model whose code is `async def`: as many calls at the same time as come.
+    """Runs a model with `async def` code: any number of calls at the same time.
 
-    They run on an event loop with a thread of its own, which goes on between calls as the server's would.
+    They run on an event loop on a thread of its own, which keeps running between calls, as the server's would.
     """
 
     def __init__(self, session: Session, model: Model, file: Path) -> None:
@@ -157,10 +157,10 @@ class AsyncWorker(Worker):
         threading.Thread(target=self._run_loop, name="loop", daemon=True).start()
 
     def _run_loop(self) -> None:
-        """As long as the process lives: a call would wait for ever for a loop that has ended."""
+        """Run the loop until the process ends: without it, calls would wait forever."""
         while not self._loop.is_closed():
             try:
-                self._loop.run_forever()  # Until code calls exit(), or stops the loop.
+                self._loop.run_forever()  # Returns if the model's code calls exit(), or stops the loop.
             except (SystemExit, KeyboardInterrupt) as error:
                 log.error(
                     "%s: the model's code raised %s in its event loop; the loop continues",
@@ -173,7 +173,7 @@ class AsyncWorker(Worker):
         os._exit(1)
 
     def serve(self, message: Message) -> None:
-        """Begin it."""
+        """Start the call on the event loop; `start_instance` runs on a thread of its own."""
         if message.kind is Kind.START:
             call = self._session.begin(message.call)
             outcome = partial(self._started, message, call)
@@ -188,7 +188,7 @@ class AsyncWorker(Worker):
     def _begin(self, call: CallState, work: Any, tasks: list[asyncio.Task[Ready | None]]) -> None:
         try:
             task = self._loop.create_task(work)
-        except BaseException as error:  # Of the model's own task factory.
+        except BaseException as error:  # Raised by the model's own task factory.
             work.close()
             self._finish(call, Kind.CALL, partial(_raise, error))
         else:
@@ -229,7 +229,7 @@ def _raise(error: BaseException) -> Any:
 
 
 def _inputs(message: Message) -> dict[str, Array]:
-    """The tensors of a call, which only the model keeps from here on."""
+    """Returns the tensors of a call; from here on only the model refers to them."""
     tensors = message.tensors or {}
     if message.named is not None:
         message.named.clear()
@@ -237,7 +237,7 @@ def _inputs(message: Message) -> dict[str, Array]:
 
 
 def _inputs_list(message: Message, fields: Mapping[str, Any]) -> list[dict[str, Array]]:
-    """As `_inputs`, of several requests."""
+    """As `_inputs`, for each of several requests."""
     tensors = list(grouped(message.named or (), fields["counts"]))
     if message.named is not None:
         message.named.clear()
