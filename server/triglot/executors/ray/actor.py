@@ -1,4 +1,4 @@
-"""The actor: waits for its server, and runs the model as a process of the server's would."""
+"""The actor, on a node of the cluster: waits for its server to connect, then runs the model in a `Child`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ from triglot.platform.archives import unpack
 from triglot.version import __version__
 
 CONNECT_SECONDS = 60
-"""For the driver's next order, and for the server to connect: an actor that nobody uses ends."""
+"""Seconds to wait for `open`, and then for the server to connect, after which an unused actor ends."""
 
 
 class Instance:
-    """One instance of a model. `name` is what Ray's log calls it, `version` the server's."""
+    """One instance of a model: the class of the Ray actor, whose methods the driver calls.
+
+    `name` names it in Ray's log; `version` is the server's version of triglot; `secret` authenticates the server's
+    connections. Raises `RuntimeError` when the node has another version of triglot.
+    """
 
     def __init__(self, name: str, version: str, secret: bytes) -> None:
         if version != __version__:
@@ -42,7 +46,7 @@ class Instance:
         return self._name
 
     def _wait(self) -> None:
-        """End if nothing comes: who has started it may be gone, and Ray keeps it."""
+        """Start a timer that ends the actor unless it is used: a detached actor outlives a driver that is gone."""
         used = self._used = threading.Event()
 
         def end_unless_used() -> None:
@@ -52,7 +56,11 @@ class Instance:
         threading.Thread(target=end_unless_used, daemon=True).start()
 
     def open(self, digest: str, parts: list[Any]) -> dict[str, Any]:
-        """Where it listens, and the folder of the model's files, which come in `parts`; "": it needs none."""
+        """Unpack the model's files, and listen for the server. Blocks.
+
+        `digest` names the files, and `parts` are references to the parts of their archive; "" if it needs none.
+        Returns the actor's address, node and pid, and the folder of the files, "" without any.
+        """
         self._used.set()
         if digest:
             self._files = Unpacked.made("models", f"files {digest}", lambda folder: _unpack(parts, folder))
@@ -69,7 +77,7 @@ class Instance:
         }
 
     def serve(self) -> None:
-        """Run what the server sends, until it says that this is the end, or is gone."""
+        """Accept the server's connections and run its calls until it sends END; end at once if it disconnects."""
         assert self._listener is not None
         with self._listener:
             frames, beside = accept(self._listener, self._secret, 2 * CONNECT_SECONDS)
@@ -80,7 +88,7 @@ class Instance:
         session = Session(RemoteChannel(frames), control)
         child = Child(session, control.outbox)
         for work, arguments in ((child.beat, (os.getppid(),)), (session.wait, (_never,))):
-            # The second one reads while a call runs, so that the next one is there when it has ended.
+            # `session.wait` reads frames while a call runs, so that the next call has arrived when that one ends.
             threading.Thread(target=work, args=arguments, daemon=True).start()
         child.run()
         if self._files is not None:
@@ -89,7 +97,7 @@ class Instance:
 
 
 def _end_at_once() -> None:
-    """There is nobody left to answer to, whatever the model still does."""
+    """End the process without cleanup, whatever the model still does: there is no server to respond to."""
     os._exit(1)
 
 
@@ -98,7 +106,7 @@ def _never() -> bool:
 
 
 def _unpack(parts: list[Any], folder: Path) -> None:
-    """The archive that lies in Ray's object store, in parts."""
+    """Unpack an archive whose parts lie in Ray's object store."""
     with tempfile.NamedTemporaryFile(dir=folder.parent, suffix=".tar") as archive:
         for part in parts:
             archive.write(ray.get(part))

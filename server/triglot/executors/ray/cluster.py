@@ -1,4 +1,4 @@
-"""In the server: the cluster, through the process that is Ray's driver, and what that says of each actor."""
+"""In the server: the Ray cluster, reached through the driver process, and the state of each actor it reports."""
 
 from __future__ import annotations
 
@@ -26,41 +26,50 @@ _DRIVER = "import sys; sys.path[:] = {path!r}; from triglot.executors.ray.driver
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_COLOR_PREFIX": "0",
-    # A driver that has lost its cluster for so long ends, and the next one looks for that anew.
+    # Seconds after which a driver that has lost its cluster ends; the next driver connects again.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
 _LOOK_SECONDS = 0.02
+"""Seconds between checks whether the connection to an actor is closed."""
 _END_SECONDS = 10.0
+"""Seconds for the driver to end, after which it is killed."""
 
 
 class ActorBody:
-    """One actor, as Ray has it; see `Body`. `closed`: whether its connection is."""
+    """The `Body` of one actor, as far as Ray reports on it. Any thread may use it.
+
+    `name` is unique in the cluster; `title` names the actor in logs. `closed` returns whether its connection is
+    closed.
+    """
 
     def __init__(self, cluster: Cluster, title: str) -> None:
         self.name = f"{title}/{uuid.uuid4().hex[:12]}"
         self.title = title
         self.settled = threading.Event()
-        """It is placed, or has ended."""
+        """Set once it is placed on a node, or has ended."""
         self.ended = threading.Event()
         self.placed: Mapping[str, Any] = {}
+        """The driver's "placed" event, with what `Instance.open` returned; empty before."""
         self.placed_at = 0.0
+        """Time of that event, in seconds of `time.monotonic`."""
         self.why = ""
+        """Reason for its end; "" before."""
         self.closed: Callable[[], bool] = lambda: False
         self._waits = False
         self._cluster = cluster
 
     @property
     def pid(self) -> int:
-        """On its node."""
+        """Its process id on its node; 0 before it has one."""
         return int(self.placed.get("pid", 0))
 
     @property
     def node(self) -> str:
-        """The address of its node; "" before it has one."""
+        """Address of its node; "" before it is placed."""
         return str(self.placed.get("node", ""))
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """What the driver says of it."""
+        """Handle an event of the driver: "pending", "placed" or "ended"."""
         state = event["state"]
         if state == "pending":
             if not self._waits:
@@ -73,17 +82,17 @@ class ActorBody:
             self.end(event["why"])
 
     def end(self, why: str) -> None:
-        """It has ended."""
+        """Note that it has ended; the first reason counts."""
         self.why = self.why or why
         self.ended.set()
         self.settled.set()
 
     def poll(self) -> int | None:
-        """See `Body`: how it ended is said by `why`."""
+        """See `Body`. The status is always 1; `why` has the reason."""
         return 1 if self.ended.is_set() else None
 
     def wait(self, timeout: float | None = None) -> int:
-        """See `Body`."""
+        """See `Body`. Returns also when the connection to it is closed."""
         until = None if timeout is None else time.monotonic() + timeout
         while not self.ended.wait(_LOOK_SECONDS) and not self.closed():
             if until is not None and time.monotonic() >= until:
@@ -91,7 +100,7 @@ class ActorBody:
         return 1
 
     def kill(self) -> None:
-        """See `Body`. It has ended as far as the server is concerned, whatever Ray can do by now."""
+        """See `Body`. The server treats it as ended at once, even if Ray cannot kill it now."""
         if not self.ended.is_set():
             self._cluster.kill(self.name)
             self.end("was killed")
@@ -100,9 +109,10 @@ class ActorBody:
 
 
 class Cluster:
-    """The cluster at an address, for all models that run there. `open` it for each, and `close` it as often.
+    """The cluster at an address, shared by all models that run there: each model opens and closes it once.
 
-    The driver is started when an actor is to be, and started anew when it is gone.
+    The driver process is started with the first actor, and again with the next actor after it has ended. Any
+    thread may use it.
     """
 
     _there: dict[str, Cluster] = {}
@@ -118,7 +128,10 @@ class Cluster:
 
     @classmethod
     def open(cls, address: str, file: Path) -> Cluster:
-        """The one at this address, for the model of this file. Raises `MissingDependency`."""
+        """Returns the cluster at this address, for the model of `file`.
+
+        Raises `MissingDependency` when Ray is not installed.
+        """
         if importlib.util.find_spec("ray") is None:
             raise MissingDependency(
                 f"{file}: execution 'ray' needs ray, which is not installed; run: pip install 'triglot[ray]'"
@@ -129,7 +142,7 @@ class Cluster:
             return cluster
 
     def close(self) -> None:
-        """One model less. Blocks."""
+        """Release one model's use; the last one ends the driver. Blocks, for about `_END_SECONDS` at most."""
         with self._registry:
             self._users -= 1
             if self._users:
@@ -149,7 +162,10 @@ class Cluster:
             connection.close()
 
     def start(self, title: str, order: Mapping[str, Any]) -> ActorBody:
-        """A new actor, which is placed some time. Raises `OSError`."""
+        """Returns a new actor, which Ray places later. Raises `OSError` when the driver cannot be reached.
+
+        `title` names it in logs; `order` holds the other fields of the driver's order.
+        """
         body = ActorBody(self, title)
         with self._lock:
             if self._driver is None:
@@ -159,7 +175,7 @@ class Cluster:
         return body
 
     def kill(self, name: str) -> None:
-        """Have Ray end it, if it can."""
+        """Have Ray kill the actor of this name, if the driver can be reached."""
         with suppress(OSError):
             self._order({"kill": name})
 
@@ -197,7 +213,7 @@ class Cluster:
                     self._took(event)
         with self._lock:
             bodies = list(self._bodies.values())
-            self._bodies.clear()  # Of those that run the next driver knows nothing.
+            self._bodies.clear()  # The next driver does not know the running actors.
             if self._connection is connection:
                 self._driver = self._connection = None
                 log.error("%s; running actors keep serving", why)

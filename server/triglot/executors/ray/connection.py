@@ -1,7 +1,7 @@
-"""The two TCP connections between the server and an actor, each of which knows that the other is the right one.
+"""The two TCP connections between the server and an actor, mutually authenticated.
 
-The server connects. Both sides have a secret that Ray has carried, and prove it before a frame is sent; what they
-send is not encrypted, as what Ray sends.
+The server connects. Ray has carried a secret to the actor; each side proves that it knows the secret before any
+frame is sent. Like Ray's own traffic, the connections are not encrypted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from contextlib import suppress
 _NONCE = 32
 _SERVER, _ACTOR = b"server", b"actor"
 GREETING_SECONDS = 10.0
-"""For a connection and its proofs."""
+"""Seconds to connect, and for each send or receive of the handshake."""
 _DEAD_SECONDS = 10
-"""After which a peer that acknowledges nothing is gone, as a machine that was switched off."""
+"""Seconds without an acknowledgement after which a peer counts as gone, such as a machine that lost power."""
 CONNECTIONS = 2
-"""The first one is for frames, the second one for what is said apart from calls."""
+"""Number of connections: the first carries frames, the second control messages and notices."""
 
 
 class NotOurs(ConnectionError):
@@ -27,7 +27,10 @@ class NotOurs(ConnectionError):
 
 
 def connect(address: tuple[str, int], secret: bytes) -> list[socket.socket]:
-    """In the server: the connections to an actor. Blocks. Raises `OSError`."""
+    """Returns the server's connections to an actor. Blocks.
+
+    Raises `OSError` when it cannot connect, `NotOurs` when the other side does not know the secret.
+    """
     made: list[socket.socket] = []
     try:
         for _ in range(CONNECTIONS):
@@ -41,7 +44,10 @@ def connect(address: tuple[str, int], secret: bytes) -> list[socket.socket]:
 
 
 def accept(listener: socket.socket, secret: bytes, timeout: float) -> list[socket.socket]:
-    """In the actor: the connections of its server. Blocks. Raises `TimeoutError` if it does not come in time."""
+    """Returns, in the actor, the connections of its server. Blocks.
+
+    Raises `TimeoutError` when the server has not connected within `timeout` seconds.
+    """
     made: list[socket.socket] = []
     until = time.monotonic() + timeout
     while len(made) < CONNECTIONS:
@@ -51,7 +57,7 @@ def accept(listener: socket.socket, secret: bytes, timeout: float) -> list[socke
             connection.settimeout(GREETING_SECONDS)
             _greet(connection, secret, _ACTOR, _SERVER)
             _settle(connection)
-        except OSError:  # A stranger: anybody in the network can come.
+        except OSError:  # Any host in the network can connect.
             connection.close()
         else:
             made.append(connection)
@@ -59,7 +65,11 @@ def accept(listener: socket.socket, secret: bytes, timeout: float) -> list[socke
 
 
 def _greet(connection: socket.socket, secret: bytes, ours: bytes, theirs: bytes) -> None:
-    """Prove the secret to each other. Raises `OSError`."""
+    """Challenge the other side to prove that it knows the secret, and prove it in turn.
+
+    `ours` and `theirs` name the two sides, so that a proof cannot be sent back to its sender. Raises `NotOurs`
+    when the proof is wrong or the connection is closed, `OSError` when the connection fails.
+    """
     nonce = os.urandom(_NONCE)
     connection.sendall(nonce)
     other = _exactly(connection, _NONCE)
@@ -88,7 +98,10 @@ def _settle(connection: socket.socket) -> None:
 
 
 def watch(connection: socket.socket) -> None:
-    """Have the system end it when the other machine is gone; of one over which something goes all the time."""
+    """Have the system end the connection when the other machine is gone.
+
+    For a connection on which data is sent all the time: only missing acknowledgements reveal it.
+    """
     with suppress(OSError, AttributeError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _DEAD_SECONDS)
 

@@ -1,6 +1,6 @@
-"""What a server and an actor say apart from calls, as a `ControlBlock` has it: lines of JSON over a connection.
+"""The `Control` of an actor: what a `ControlBlock` holds, sent as lines of JSON over a connection.
 
-The server speaks ten times a second, so an actor that hears nothing any more has lost its server.
+The server sends a line ten times a second, so an actor that receives none has lost its server.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from typing import Any
 from triglot.executors.process.notices import Notice, Outbox
 
 SILENCE_SECONDS = 60
-"""After which an actor that has heard nothing ends."""
+"""Seconds after which an actor that has received nothing ends."""
 _KEPT = 4096
-"""Cancelled calls that are remembered."""
+"""Number of cancelled calls that are remembered."""
 _MAX_UNSENT = 1 << 20
+"""Unsent bytes beyond which the server drops further messages."""
 _SAMPLES = 50
+"""Number of recent measurements of the clock offset, of which the smallest counts."""
 CONTROL = "control"
-"""What a notice is called that is no metric of the model's."""
+"""Key of a notice that is a control message; the other notices are the model's metrics."""
 
 
 class Recent:
-    """The last numbers that were added."""
+    """The last `_KEPT` numbers that were added."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, None] = {}
@@ -37,14 +39,17 @@ class Recent:
         return number in self._numbers
 
     def add(self, number: int) -> None:
-        """One more. On one thread at a time."""
+        """Add a number, and drop the oldest. On one thread at a time."""
         self._numbers[number] = None
         if len(self._numbers) > _KEPT:
             del self._numbers[next(iter(self._numbers))]
 
 
 class ServerControl:
-    """The server's side; see `ControlBlock`. Says nothing before it is attached. `take` gets the other notices."""
+    """The server's side; see `ControlBlock`. Sends nothing before it is attached.
+
+    `take` receives the actor's other notices.
+    """
 
     clock_offset = 0.0
 
@@ -61,21 +66,21 @@ class ServerControl:
         self._lock = threading.Lock()
 
     def attach(self, connection: socket.socket) -> int:
-        """Say it over this connection, which is closed in the end. The file descriptor to read from."""
+        """Send over this connection, and own it. Returns a duplicate of its file descriptor, to read from."""
         connection.setblocking(False)
         with self._lock:
             self._connection = connection
         return os.dup(connection.fileno())
 
     def close(self) -> None:
-        """Nothing is said any more."""
+        """Close the connection; nothing more is sent."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
     def take(self, notice: Notice) -> None:
-        """What has come."""
+        """Handle a notice: a control message here, any other in the `take` of the constructor."""
         said: Mapping[str, Any] | None = notice.get(CONTROL)
         if said is None:
             self._take(notice)
@@ -92,12 +97,12 @@ class ServerControl:
             self._unsent += line
             try:
                 sent = self._connection.send(self._unsent)
-            except OSError:  # It is full, or its end is seen by who reads.
+            except OSError:  # The send buffer is full; or the connection is closed, which the reader notices.
                 return
             self._unsent = self._unsent[sent:]
 
     def beat(self) -> None:
-        """Only an actor's heart beats."""
+        """Does nothing: only the actor sends heartbeats."""
 
     @property
     def log_switches(self) -> int:
@@ -106,7 +111,7 @@ class ServerControl:
 
     @log_switches.setter
     def log_switches(self, switches: int) -> None:
-        # Set again and again, so this is also how the actor knows that its server is there, and what time it is.
+        # Set with each check of the process, so this also serves as the server's heartbeat, and carries its clock.
         self._log_switches = switches
         self._say({"log": switches, "check": self.to_check, "now": time.monotonic()})
 
@@ -117,7 +122,7 @@ class ServerControl:
             return self.to_check
 
     def end_check(self, number: int, ready: bool) -> None:
-        """An actor's."""
+        """Does nothing: only the actor ends checks."""
 
     def checked(self, number: int) -> bool | None:
         """See `ControlBlock`."""
@@ -135,11 +140,14 @@ class ServerControl:
 
 
 class ActorControl:
-    """The actor's side; see `ControlBlock`. `end` is called, on any thread, when the server is gone."""
+    """The actor's side; see `ControlBlock`. A thread of its own reads.
+
+    `end` is called on that thread once the server has disconnected, or was silent for `SILENCE_SECONDS`.
+    """
 
     def __init__(self, connection: socket.socket, end: Callable[[], object]) -> None:
         self._end = end
-        seconds = struct.pack("ll", SILENCE_SECONDS, 0)  # For who reads only, unlike `settimeout`.
+        seconds = struct.pack("ll", SILENCE_SECONDS, 0)  # Limits only receiving, unlike `settimeout`.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
         self.outbox = Outbox(connection.fileno())
         self.beats = 0
@@ -166,7 +174,7 @@ class ActorControl:
         if "cancel" in said:
             self._cancelled.add(said["cancel"])
             return
-        # What came late says too much.
+        # A message's delay adds to its offset, so the smallest one is the most exact.
         self._offsets.append(time.monotonic() - said["now"])
         self.clock_offset = min(self._offsets)
         self.log_switches = said["log"]
@@ -181,7 +189,7 @@ class ActorControl:
         self._say({"beats": self.beats})
 
     def begin_check(self) -> int:
-        """The server's."""
+        """Returns the last check's number: only the server begins checks."""
         return self.to_check
 
     def end_check(self, number: int, ready: bool) -> None:
@@ -189,7 +197,7 @@ class ActorControl:
         self._say({"checked": [number, ready]})
 
     def checked(self, number: int) -> bool | None:
-        """The server's."""
+        """Returns None: only the server reads results of checks."""
         return None
 
     def is_cancelled(self, call: int) -> bool:
@@ -197,4 +205,4 @@ class ActorControl:
         return call in self._cancelled
 
     def cancel(self, call: int) -> None:
-        """The server's."""
+        """Does nothing: only the server cancels calls."""

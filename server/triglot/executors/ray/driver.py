@@ -1,7 +1,8 @@
-"""Ray's driver, a process of its own: starts actors, ends them, and says what has become of them.
+"""Ray's driver, a process of its own: starts and kills actors, and reports their state to the server.
 
-Ray ends a driver that has lost its cluster, and blocks wherever it likes; here neither is the server's matter. The
-actors are detached: they do not end with the driver, but with their connection to the server.
+Ray ends the process of a driver that has lost its cluster, and any of its functions may block; in a process of its
+own neither affects the server. The actors are detached: they end not with the driver, but with their connection to
+the server. Orders and events are lines of JSON on a socket.
 """
 
 from __future__ import annotations
@@ -26,17 +27,21 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from triglot.executors.ray.actor import Instance
 
 NAMESPACE = "triglot"
-"""Ray's, of the actors."""
+"""Ray namespace of the actors."""
 _PART = 32 * 1024 * 1024
-"""Bytes of an archive that are one object of Ray's."""
+"""Bytes of an archive in one object of Ray's object store."""
 _PENDING_SECONDS = 10.0
+"""Seconds between "pending" events of an actor that Ray has not placed."""
 _MAX_REASON = 300
+"""Limit on the characters of a reason."""
 _REACHABLE_SECONDS = 5.0
+"""Timeout of the test connection to the cluster, in seconds."""
 _LOOK_SECONDS = 2.0
+"""Seconds between checks whether the cluster knows this node, and between those of an unavailable actor."""
 
 
 def main() -> None:
-    """What the server runs, with the arguments SOCKET ADDRESS."""
+    """Entry point of the driver process, with the arguments SOCKET ADDRESS."""
     server = socket.socket(fileno=int(sys.argv[1]))
     address = sys.argv[2]
     driver = Driver(server)
@@ -54,25 +59,25 @@ def main() -> None:
         for line in orders:
             driver.obey(json.loads(line))
     ray.shutdown()
-    os._exit(0)  # Threads may wait for actors.
+    os._exit(0)  # Threads may still wait for actors.
 
 
 def _end_without_node(node_id: str) -> None:
-    """End once the cluster does not know this driver's node: it is another one, at the address of the former."""
+    """End the process once the cluster does not know this driver's node: a new cluster has taken the address."""
     while any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes()):
         time.sleep(_LOOK_SECONDS)
     os._exit(1)
 
 
 def _check_reachable(address: str) -> None:
-    """Raises `OSError` where nobody listens: Ray tries for minutes."""
+    """Raises `OSError` when nothing listens at `address`: Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), _REACHABLE_SECONDS).close()
 
 
 class Driver:
-    """Carries out orders, each of which names an actor."""
+    """Carries out the server's orders, each on a thread of its own, and sends it the events of the actors."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server
@@ -80,17 +85,17 @@ class Driver:
         self._files = Files()
 
     def say(self, event: Mapping[str, Any]) -> None:
-        """On any thread."""
+        """Send an event to the server. On any thread."""
         with self._sending, suppress(OSError):
             self._server.sendall(json.dumps(event).encode() + b"\n")
 
     def obey(self, order: dict[str, Any]) -> None:
-        """Begin it."""
+        """Start to carry out an order, to start or to kill an actor."""
         work = self._start if "start" in order else self._kill
         threading.Thread(target=work, args=(order,), daemon=True).start()
 
     def _kill(self, order: dict[str, Any]) -> None:
-        with suppress(Exception):  # It has ended.
+        with suppress(Exception):  # Raised when the actor has ended already.
             ray.kill(ray.get_actor(order["kill"], NAMESPACE))
 
     def _start(self, order: dict[str, Any]) -> None:
@@ -121,12 +126,12 @@ class Driver:
 
 
 def _wait_for_end(actor: Any, ended: Any) -> str:
-    """Why the actor has ended, as far as Ray knows."""
+    """Returns the reason for the actor's end, as far as Ray knows it. Blocks until then."""
     while True:
         try:
             ray.get(ended)
         except ActorUnavailableError:
-            # It may have ended or not; whoever asks again is told, some time.
+            # Ray does not know yet whether the actor has ended; a later call returns that.
             time.sleep(_LOOK_SECONDS)
             ended = actor.serve.remote()
         except BaseException as error:
@@ -136,18 +141,21 @@ def _wait_for_end(actor: Any, ended: Any) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """What one of Ray's errors says, in one line."""
+    """Returns the text of one of Ray's errors as one line of at most `_MAX_REASON` characters."""
     if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
         error = error.cause
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ActorDiedError):
-        # Names and ids come first, and advice last.
+        # Names and ids precede the reason, and advice follows it.
         text = text.rpartition("The actor is dead because ")[2].partition(" Some common causes include")[0]
     return text[:_MAX_REASON]
 
 
 class Files:
-    """The files of models in Ray's object store, each as long as an actor that needs it is being started."""
+    """The archives of models' files in Ray's object store, each kept while actors that need it are being started.
+
+    Any thread may use it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -155,7 +163,11 @@ class Files:
         self._users: dict[str, int] = {}
 
     def put(self, files: Mapping[str, str]) -> tuple[str, list[Any]]:
-        """What names them, and the parts of their archive."""
+        """Returns the files' digest, which names them, and references to the parts of their archive.
+
+        `files`: their "root", and in "only" the name of the one file that is meant, "" for all. Each `put` needs a
+        `drop`.
+        """
         root, only = Path(files["root"]), files["only"]
         digest = _digest(root, only)
         with self._lock:
@@ -165,7 +177,7 @@ class Files:
             return digest, self._parts[digest]
 
     def drop(self, digest: str) -> None:
-        """One needs them no more."""
+        """Release one use; the last one deletes the archive. Does nothing for ""."""
         with self._lock:
             if digest and not self._release(digest):
                 del self._parts[digest], self._users[digest]
@@ -176,7 +188,7 @@ class Files:
 
 
 def _digest(root: Path, only: str) -> str:
-    """Changes with the files; nobody reads gigabytes for that."""
+    """Returns a digest of the files' paths, sizes and times: files of gigabytes take too long to read."""
     paths = [root / only] if only else sorted(path for path in root.rglob("*") if path.is_file())
     known = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     return hashlib.sha256(json.dumps([socket.gethostname(), str(root), known]).encode()).hexdigest()

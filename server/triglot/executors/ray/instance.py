@@ -1,4 +1,4 @@
-"""The server's end of one actor of a model."""
+"""In the server: one actor of a model, as a `Process` of its pool, and the `Place` that starts such actors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,20 @@ from triglot.model.config import ModelConfig
 from triglot.version import __version__
 
 MIN_SILENCE = 10.0
-"""Seconds that an actor may be silent, at least: a network may be, and nobody sees whether its code computes."""
+"""Minimum seconds without a heartbeat before an actor counts as hung.
+
+The network may be interrupted, and the server cannot see whether the actor's code uses its processor.
+"""
 _REASON_SECONDS = 0.3
-"""How long calls that have failed wait for what Ray says of it."""
+"""Seconds that failed calls wait for Ray to report why the actor has ended."""
 
 
 class ActorProcess(Process):
-    """See `Process`. `body` is Ray's; the connection comes once that has found a node."""
+    """One actor; see `Process`. It is connected in `load`, once Ray has placed it on a node.
+
+    `body` is the actor as Ray reports it, `secret` authenticates the connections, `root` is the folder of the
+    model's files on the server, and `take` receives the actor's notices.
+    """
 
     kind = "actor"
     remote = True
@@ -63,7 +70,7 @@ class ActorProcess(Process):
         return f"pid {self.pid} on node {self.body.node}" if self.body.placed else "not placed yet"
 
     def load(self, program: Program, loop: Callable[[], asyncio.AbstractEventLoop]) -> dict[str, Any]:
-        """See `Process`, once Ray has placed it."""
+        """See `Process`. Waits until Ray has placed the actor, and connects to it."""
         self.body.settled.wait()
         try:
             if self.lost or self.body.ended.is_set():
@@ -76,7 +83,7 @@ class ActorProcess(Process):
         try:
             return super().load(program, loop)
         except ModelLoadError as error:
-            if (folder := self.body.placed["folder"]) and folder in str(error):  # Its name means nothing here.
+            if (folder := self.body.placed["folder"]) and folder in str(error):  # A path of the actor's node.
                 text = str(error).replace(folder, str(self._root))
                 raise type(error)(text, error.code) from error.__cause__
             raise
@@ -88,7 +95,7 @@ class ActorProcess(Process):
         unused, self.channel = self.channel, RemoteChannel(frames)
         unused.close()
         self.notices.attach(self._server_control.attach(beside))
-        if self.lost:  # By now.
+        if self.lost:  # Killed while it connected.
             self.kill(self.lost)
 
     def _file(self, program: Program) -> Path:
@@ -96,7 +103,7 @@ class ActorProcess(Process):
         return Path(folder) / file.relative_to(self._root) if folder else file
 
     def _capacity(self, program: Program) -> float:
-        # The next call is on its way while one runs; what it waits for then is this actor.
+        # While one call runs, the next ones are sent already, and wait in the actor.
         return program.config.ray.max_inflight
 
     # --- while it lives ---
@@ -108,7 +115,7 @@ class ActorProcess(Process):
             self.kill(self.why_gone())
 
     def check_loading(self, age: float, timeout: float) -> None:
-        """See `Process`. Until it has a node it takes as long as it takes."""
+        """See `Process`. The timeout starts once Ray has placed the actor on a node."""
         super().check_loading(time.monotonic() - self.body.placed_at if self.body.placed else 0.0, timeout)
         self.notices.read()
 
@@ -117,7 +124,7 @@ class ActorProcess(Process):
         return self.notices.ended
 
     def why_gone(self) -> str:
-        """See `Process`."""
+        """See `Process`. Waits up to `_REASON_SECONDS` for Ray's reason."""
         if not self.lost:
             self.body.ended.wait(_REASON_SECONDS)
             self.kill(self._ended(1))
@@ -135,7 +142,10 @@ class ActorProcess(Process):
 
 
 class RayPlace:
-    """Where the actors of one model run; see `Place`. `root` has its files; `only` one of them if not ""."""
+    """The cluster at `address`, where the actors of one model run; see `Place`.
+
+    `root` is the folder of the model's files; `only` names the one file that is sent, "" for all.
+    """
 
     def __init__(self, address: str, root: Path, only: str) -> None:
         self._address = address
@@ -144,11 +154,11 @@ class RayPlace:
         self._cluster: Cluster | None = None
 
     def open(self) -> None:
-        """Raises `MissingDependency`."""
+        """Open the cluster. Raises `MissingDependency` when Ray is not installed."""
         self._cluster = Cluster.open(self._address, self._root / self._only)
 
     def give_up(self) -> None:
-        """See `Loading`: what is started there is ended by the pool."""
+        """See `Loading`. Does nothing: the pool ends the actors."""
 
     def close(self) -> None:
         """See `Place`."""
@@ -157,7 +167,10 @@ class RayPlace:
             cluster.close()
 
     def start(self, program: Program, number: int, take: Callable[[Notice], object]) -> ActorProcess:
-        """An actor, which waits for `load`. Raises `OSError`."""
+        """Returns a new actor, which waits for `load`; see `Process.start`.
+
+        Raises `OSError` when the driver cannot be reached, or loading was cancelled.
+        """
         if self._cluster is None:
             raise OSError("loading was cancelled")
         secret = os.urandom(32)
@@ -173,5 +186,5 @@ class RayPlace:
 
 
 def _gpus(config: ModelConfig) -> float:
-    """How many an instance has where nothing is said: one if its group is of GPUs."""
+    """Returns the default number of GPUs of an instance: 1 if the model has an instance group of kind GPU."""
     return float(any(group.kind == "GPU" for group in config.instance_groups))

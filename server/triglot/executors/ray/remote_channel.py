@@ -1,4 +1,4 @@
-"""A channel between machines: a frame's tensors come behind it, over the same connection."""
+"""A channel between machines: a frame's tensors follow it on the same connection."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from triglot.executors.process.views import array_at, no_region
 
 _BUFFER = 64 * 1024
 _MAX_PARTS = 512
-"""Buffers of one system call; the system takes 1024."""
+"""Buffers of one system call; the system allows 1024."""
 _PADDING = bytes(ALIGNMENT)
 _BEHIND = 1
-"""The number of the region of tensors that come behind their frame."""
+"""Region number of tensors that follow their frame."""
 
 
 @dataclass(slots=True)
 class Carried(Placed):
-    """Tensors that are sent behind their frame: `parts`, which keep them."""
+    """Tensors that are sent after their frame. `parts` are their buffers, with padding, and keep them alive."""
 
     parts: Sequence[Any] = ()
 
 
 class RemoteChannel(Channel):
-    """Blocks; any thread may send, one at a time receives."""
+    """The `Channel` of an actor, over a TCP connection. Blocks; any thread may send, one at a time may receive."""
 
     def __init__(self, end: socket.socket) -> None:
         super().__init__(end)
@@ -42,7 +42,7 @@ class RemoteChannel(Channel):
         self._file = io.BufferedReader(end.makefile("rb", buffering=0), _BUFFER)
 
     def place_all(self, rows: Iterable[Row]) -> Placed:
-        """See `Channel`. An array is read as it is sent."""
+        """See `Channel`. Arrays are not copied if they are contiguous: they are read while they are sent."""
         places: list[Place] = []
         parts: list[Any] = []
         end = 0
@@ -100,7 +100,7 @@ class RemoteChannel(Channel):
         return Message(frame.kind, frame.call, frame.text, named)
 
     def _behind(self, frame: Frame, places: tuple[Place, ...]) -> list[tuple[str, Any]]:
-        """Raises `OSError`, and `ValueError` for what cannot be there."""
+        """Returns the tensors that follow the frame. Raises `OSError`, and `ValueError` for impossible sizes."""
         if not (size := frame.region_size):
             return no_region(places)
         if size > MAX_BYTES or max(place.offset + place.size for place in places) > size:
@@ -123,7 +123,7 @@ class RemoteChannel(Channel):
         return data
 
     def trim(self, now: float) -> None:
-        """Nothing is kept."""
+        """See `Channel`. Does nothing: no memory is kept."""
 
     def close(self) -> None:
         """See `Channel`."""
@@ -132,7 +132,7 @@ class RemoteChannel(Channel):
 
 
 def _bytes_of(data: Any, datatype: str) -> Any:
-    """An array's bytes in the order of its elements, without a copy where they lie so."""
+    """Returns the elements' bytes in C order, without a copy for a contiguous array of this dtype."""
     if isinstance(data, Stack):
         whole = np.empty(data.shape, DATATYPES[datatype].dtype)
         data.copy_to(whole)
