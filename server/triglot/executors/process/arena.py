@@ -1,7 +1,7 @@
-"""Tensors in shared memory: each side of a pipe writes into regions of its own, and the other reads them.
+"""Tensors in shared memory: each side of a channel writes into regions of its own, which the other side reads.
 
-Strategy: a region carries the tensors of one frame at a time. Its owner writes again when the reader has said that
-it reads it no more. Regions that have not been used for a while give their memory back, and stay.
+Strategy: a region holds the tensors of one frame at a time. Its owner reuses it once the reader has released it.
+Regions that have not been used for a while return their memory to the system, but stay mapped.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from triglot.executors.joining import Stack
 from triglot.executors.process.frames import FrameError, Place
 
 ALIGNMENT = 64
+"""Alignment of tensors in a region, in bytes."""
 MIN_REGION = 64 * 1024
+"""Smallest size of a region, in bytes; sizes are powers of two."""
 MAX_BYTES = 1 << 34
-"""Of the tensors of one frame, however much memory there is."""
+"""Limit on the bytes of one frame's tensors, however much memory is available."""
 _LARGE = 1 << 28
-"""For fewer bytes nobody asks how much memory there is."""
+"""Bytes from which the available memory is checked."""
 IDLE_SECONDS = 10.0
-"""After which a region gives back its memory."""
+"""Seconds without use after which a region returns its memory to the system."""
 
 
 def shared_memory(size: int) -> int:
-    """The file descriptor of so much memory, all zeros; nothing has a name for it. Raises `OSError`."""
+    """Returns the file descriptor of `size` bytes of shared memory, zeroed and anonymous. Raises `OSError`."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("triglot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
@@ -47,7 +49,7 @@ def shared_memory(size: int) -> int:
     try:
         os.ftruncate(descriptor, size)
         if hasattr(os, "memfd_create"):
-            # Who reads must not meet an end that was not there before.
+            # A reader must not find the memory shrunk while it reads: the system would kill it.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         elif hasattr(os, "posix_fallocate"):
             os.posix_fallocate(descriptor, 0, size)
@@ -58,14 +60,17 @@ def shared_memory(size: int) -> int:
 
 
 def _check_room(size: int) -> None:
-    """Raises `MemoryError`: the system ends some process when more memory is written than there is."""
+    """Raises `MemoryError` when `size` bytes are not available.
+
+    The system kills some process when more memory is written than there is.
+    """
     room = min(MAX_BYTES, _available())
     if size > room:
         raise MemoryError(f"tensors of {size} bytes do not fit into shared memory: {room} bytes are available")
 
 
 def _available() -> int:
-    """Bytes of memory that could be had; `MAX_BYTES` where the system does not say."""
+    """Returns the bytes of available memory; `MAX_BYTES` where the system does not report them."""
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -74,13 +79,18 @@ def _available() -> int:
 
 
 def mapped(descriptor: int, size: int, *, writable: bool) -> mmap.mmap:
-    """The memory; it stays when the file descriptor is closed. Raises `ValueError` when there is not as much."""
+    """Returns the mapped memory, which outlives the file descriptor. Raises `ValueError` if it is smaller."""
     access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
     return mmap.mmap(descriptor, size, mmap.MAP_SHARED, access)
 
 
 @dataclass(slots=True, eq=False)
 class _Region:
+    """A region: `busy` while its frame is written or read, `used` when it was last made or released.
+
+    `empty`: its memory has been returned to the system.
+    """
+
     number: int
     size: int
     memory: mmap.mmap
@@ -91,7 +101,10 @@ class _Region:
 
 @dataclass(slots=True)
 class Placed:
-    """Tensors that lie in a region, ready to be sent. `descriptor`: of a region that the reader does not know."""
+    """Tensors in a region, ready to be sent.
+
+    For a region that is new to the reader, `region_size` is its size in bytes, `descriptor` its file descriptor.
+    """
 
     places: tuple[Place, ...]
     region: int = 0
@@ -101,12 +114,14 @@ class Placed:
 
 Contents = Array | Stack | bytes
 Row = tuple[str, str, tuple[int, ...], Contents]
-"""A tensor's name, datatype, shape, and what is to be copied into a region."""
+"""A tensor's name, datatype, shape, and the contents to copy into a region."""
 
 
 def packed(tensors: Mapping[Any, Any]) -> list[Row]:
-    """The tensors, ready to be placed. Raises `TypeError` for a dtype without a name, and `MemoryError` for more
-    than there is room for."""
+    """Returns the tensors as rows for `Arena.place`.
+
+    Raises `TypeError` for a dtype that is no datatype's, and `MemoryError` when there is not enough memory.
+    """
     rows: list[Row] = []
     size = 0
     for name, value in tensors.items():
@@ -115,20 +130,20 @@ def packed(tensors: Mapping[Any, Any]) -> list[Row]:
             datatype = datatype_of(array)
         except TypeError as error:
             raise TypeError(f"'{name}': {error}") from None
-        # An array's shape may say more than it has in memory; packed, each element is four bytes or more.
+        # A broadcast array takes less memory than its shape says; a packed BYTES element has four bytes or more.
         size += 4 * element_count(array.shape) if datatype == "BYTES" else array.nbytes
         if size >= _LARGE:
             _check_room(size)
         data: Contents = array
         if datatype == "BYTES":
-            assert isinstance(array, np.ndarray)  # As `stacked` says.
+            assert isinstance(array, np.ndarray)  # `stacked` makes no `Stack` of BYTES tensors.
             data = pack_bytes(bytes_elements(array))
         rows.append((str(name), datatype, array.shape, data))
     return rows
 
 
 class Arena:
-    """The regions that this side writes. Any thread may call it."""
+    """The regions that this side writes. Any thread may use it."""
 
     def __init__(self) -> None:
         self._regions: dict[int, _Region] = {}
@@ -136,7 +151,10 @@ class Arena:
         self._lock = threading.Lock()
 
     def place(self, rows: Iterable[Row]) -> Placed:
-        """Copy the tensors into a region. Raises `MemoryError` and `OSError`."""
+        """Copy the tensors into a free region, or a new one; none is used for tensors without bytes.
+
+        Raises `MemoryError` and `OSError`.
+        """
         places: list[Place] = []
         contents: list[Contents] = []
         end = 0
@@ -190,12 +208,12 @@ class Arena:
         return region, descriptor
 
     def forget(self, number: int) -> None:
-        """A region whose frame was not sent is not used again: the reader may not know it."""
+        """Drop a region whose frame was not sent: the reader may not know it."""
         with self._lock:
             self._regions.pop(number, None)
 
     def release(self, numbers: Iterable[int]) -> None:
-        """The reader reads these no more. Raises `FrameError` for one that there is not."""
+        """Note that the reader has released these regions. Raises `FrameError` for an unknown one."""
         with self._lock:
             for number in numbers:
                 region = self._regions.get(number)
@@ -204,18 +222,21 @@ class Arena:
                 region.busy, region.used = False, time.monotonic()
 
     def trim(self, now: float, idle: float = IDLE_SECONDS) -> None:
-        """Give back the memory of regions that have been free for `idle` seconds."""
+        """Return the memory of regions that have been free for `idle` seconds to the system.
+
+        `now` is in seconds of `time.monotonic`.
+        """
         with self._lock:
             for region in self._regions.values():
                 if not region.empty and now - region.used >= idle and not region.busy:
                     region.empty = True
                     if hasattr(mmap, "MADV_REMOVE"):
-                        # Not every file system can.
+                        # Not every file system supports it.
                         with suppress(OSError):
                             region.memory.madvise(mmap.MADV_REMOVE)
 
     @property
     def held(self) -> int:
-        """Bytes of the regions whose memory is in use."""
+        """Bytes of the regions that have not returned their memory."""
         with self._lock:
             return sum(region.size for region in self._regions.values() if not region.empty)

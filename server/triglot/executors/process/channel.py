@@ -1,8 +1,8 @@
-"""One end of the pipe between the server and a process: frames over a socket, tensors beside it.
+"""One end of the channel between the server and a process: frames over a socket, tensors in shared memory.
 
-Strategy: a core that has to be woken takes as long as a small call to a process, and who wakes it pays for that,
-too. So a process that has just been asked again stays awake for a while after its answer. The server does not: its
-threads would hold the interpreter's lock.
+Strategy: to wake a sleeping core takes as long as a small call to a process, and costs the waking side time, too.
+So a process whose last frame arrived soon busy-waits a while for the next one before it sleeps. The server does
+not: its threads would hold the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _DESCRIPTOR = array.array("i", [0]).itemsize
 _SPACE = socket.CMSG_SPACE(_DESCRIPTOR) if hasattr(socket, "CMSG_SPACE") else 0
 _CLOSE_ON_EXEC: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 SOON = 400e-6
-"""Seconds: what took longer the last time is not waited for awake; 1 MiB is placed by its sender in that time."""
+"""Seconds of busy-waiting, unless the last frame took longer to arrive; in that time a sender can place 1 MiB."""
 
 
 class Gone(Exception):
-    """The other side is not there any more."""
+    """The other side has closed the channel, or has sent invalid bytes."""
 
 
 class NotSent(Gone):
-    """The other side was gone before it could get the whole frame."""
+    """The other side was gone before the whole frame was sent."""
 
 
 class Message(NamedTuple):
-    """A frame as it came. `named` tensors lie over a region; None: the frame has none."""
+    """A received frame. `named` tensors may lie over a region of shared memory; None: the frame has none."""
 
     kind: Kind
     call: int
@@ -55,17 +55,17 @@ class Message(NamedTuple):
 
     @property
     def fields(self) -> Any:
-        """What its JSON says, None where there is none."""
+        """The value of its JSON text; None without one."""
         return json.loads(self.text) if self.text else None
 
 
 class Channel:
-    """Blocks; any thread may send, one at a time receives."""
+    """One end of the channel. Blocks; any thread may send, one at a time may receive."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
         self.wakeful = False
-        """Whether to wait awake for what is likely to come soon."""
+        """Whether to busy-wait for a frame that is likely to arrive soon."""
         self.arena = Arena()
         self._mirror = Mirror()
         self._reader = FrameReader()
@@ -77,15 +77,18 @@ class Channel:
         self._soon = False
 
     def place(self, tensors: Mapping[Any, Any]) -> Placed:
-        """The tensors can be forgotten, and sent. Raises as `packed`, and `OSError`."""
+        """Copy the tensors, named by their keys, for `send`. Raises as `packed`, and `OSError`."""
         return self.place_all(packed(tensors))
 
     def place_all(self, rows: Iterable[Row]) -> Placed:
-        """As `place`; several may have the same name. Raises `MemoryError` and `OSError`."""
+        """As `place`; several tensors may have the same name. Raises `MemoryError` and `OSError`."""
         return self.arena.place(rows)
 
     def send(self, kind: Kind, *, call: int = 0, text: bytes = b"", placed: Placed | None = None) -> None:
-        """Raises `NotSent`, and `FrameError` for too much."""
+        """Send a frame of the call, or question, of this number. `text`: JSON, or nothing.
+
+        Raises `NotSent` when the other side is gone, and `FrameError` for a frame that is too long.
+        """
         descriptor = None if placed is None else placed.descriptor
         try:
             with self._sending:
@@ -117,7 +120,7 @@ class Channel:
                 self.socket.sendall(memoryview(data)[sent:])
 
     def receive(self) -> Message:
-        """The next message, waiting for it. Raises `Gone`, also for what is none."""
+        """Returns the next message, waiting for it. Raises `Gone`, also for bytes that are not a valid frame."""
         try:
             while not self._frames:
                 self._fill()
@@ -130,7 +133,7 @@ class Channel:
         return Message(frame.kind, frame.call, frame.text, named)
 
     def _tensors(self, frame: Frame, places: tuple[Place, ...]) -> Named:
-        """Raises `FrameError`, `ValueError` and `OSError`."""
+        """Returns the frame's tensors; maps its region if it is new. Raises `ValueError` and `OSError`."""
         if frame.region_size:
             if not self._descriptors:
                 raise FrameError(f"region {frame.region} came without its file descriptor")
@@ -141,7 +144,7 @@ class Channel:
         until = time.monotonic() + SOON
         if self.wakeful and self._soon:
             while not self._poll.poll(0) and time.monotonic() < until:
-                os.sched_yield()  # It gives way to whoever has something to do on this core.
+                os.sched_yield()  # Other threads that are ready to run on this core run first.
         data, ancillary, _, _ = self.socket.recvmsg(_CHUNK, _SPACE, _CLOSE_ON_EXEC)
         self._soon = time.monotonic() < until
         for level, kind, content in ancillary:
@@ -153,11 +156,11 @@ class Channel:
         self._frames.extend(self._reader.feed(data))
 
     def trim(self, now: float) -> None:
-        """Give back memory that has not been used for a while."""
+        """Return unused memory to the system. `now` is in seconds of `time.monotonic`."""
         self.arena.trim(now)
 
     def close(self) -> None:
-        """Nothing is sent or received any more; not while another thread does."""
+        """Close it. No thread may be sending or receiving."""
         self.socket.close()
         while self._descriptors:
             os.close(self._descriptors.popleft())

@@ -1,4 +1,4 @@
-"""The process of an instance: loads the model, and runs what the server sends."""
+"""The process of an instance: loads the model, and runs the calls that the server sends."""
 
 from __future__ import annotations
 
@@ -37,16 +37,20 @@ from triglot.platform.cpus import usable_cpus
 log = logging.getLogger(__name__)
 
 _DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
 
 
 def main() -> None:
-    """What `Process.start` runs, with the arguments SOCKET CONTROL NOTICES PARENT NAME."""
+    """Entry point of the process, with the arguments SOCKET CONTROL NOTICES PARENT NAME.
+
+    The first three are file descriptors, PARENT is the server's pid, and NAME shows the model in process listings.
+    """
     end, control, notices, parent = map(int, sys.argv[1:5])
-    del sys.argv[1:]  # The model's code may look for arguments of its own: unittest does.
-    # A terminal's Ctrl-C is for the server: it lets the calls end first.
+    del sys.argv[1:]  # The model's code may parse the arguments, as unittest does.
+    # Ctrl-C in a terminal is for the server, which lets running calls end first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with(parent)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # It is the server's log.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # It goes to the server's log.
     child = Child(Session(Channel(socket.socket(fileno=end)), ControlBlock(control)), Outbox(notices))
     os.close(control)
     threading.Thread(target=child.beat, args=(parent,), name="heart", daemon=True).start()
@@ -54,7 +58,7 @@ def main() -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Have the system end this process with the server's thread that has started it, where it can."""
+    """Have the system kill this process when the server's thread that started it ends, where the system can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
@@ -62,12 +66,15 @@ def _die_with(parent: int) -> None:
 
 
 def _end_at_once() -> NoReturn:
-    """There is nobody left to answer to, whatever the model still does."""
+    """End the process without cleanup, whatever the model still does: there is no server to respond to."""
     os._exit(1)
 
 
 class Child:
-    """Loads one model, and runs it."""
+    """Loads one model, and runs it: `run` on the main thread, or on an actor's, and `beat` on another.
+
+    `notices` takes the changes of the model's metrics.
+    """
 
     def __init__(self, session: Session, notices: Outbox) -> None:
         self._session = session
@@ -76,12 +83,15 @@ class Child:
         self._check: Callable[[], bool] | None = None
         self._checking = 0
 
-    # --- the heart ---
+    # --- the heartbeat ---
 
     def beat(self, parent: int) -> None:
-        """On a thread of its own: as long as the server is there."""
+        """Send heartbeats, and do periodic work, until the server is gone; then end the process.
+
+        On a thread of its own. `parent` is the pid of the process that has started this one.
+        """
         poll = select.poll()
-        poll.register(self._session.channel.socket, 0)  # Only whether the other side is gone.
+        poll.register(self._session.channel.socket, 0)  # Reports only that the server has closed it.
         try:
             while not poll.poll(1000 * BEAT_SECONDS) and os.getppid() == parent:
                 self._session.control.beat()
@@ -98,14 +108,14 @@ class Child:
                 self._checking = number
                 check = partial(self._run_check, self._check, number)
                 threading.Thread(target=check, name="ready", daemon=True).start()
-        except Exception:  # As long as the heart beats nobody takes the process for hung.
+        except Exception:  # The heartbeat must continue, or the server takes the process for hung.
             log.exception("%s: the tasks between two calls failed", self._session.name)
 
     def _run_check(self, check: Callable[[], bool], number: int) -> None:
         ready = False
         try:
             ready = check()
-        except BaseException:  # A model that calls exit() is not ready, either.
+        except BaseException:  # Includes SystemExit: a model that calls exit() is not ready.
             log.exception("%s: the readiness check failed", self._session.name)
         finally:
             self._session.control.end_check(number, ready)
@@ -113,7 +123,7 @@ class Child:
     # --- the model ---
 
     def run(self) -> None:
-        """Until the server says that this is the end."""
+        """Load the model, and run calls until the server sends END; return if the model cannot be loaded."""
         session = self._session
         loaded = self._load(session.next())
         if loaded is None:
@@ -121,7 +131,7 @@ class Child:
         model, file = loaded
         self._check = model.check_ready
         on_loop = is_async(model.infer)
-        # The loop of `async def` code has a thread of its own, which needs the interpreter meanwhile.
+        # Not for `async def` code: the thread of its event loop needs the interpreter's lock meanwhile.
         session.channel.wakeful = not on_loop and _runs_beside_server()
         worker = (AsyncWorker if on_loop else SerialWorker)(session, model, file)
         while (message := session.next()).kind is not Kind.END:
@@ -161,7 +171,7 @@ class Child:
             log.exception("%s failed to close", self._session.name)
 
 
-# --- what is handed over ---
+# --- what is loaded, and declared to the server ---
 
 
 def _load_function(path: str) -> Callable[[str, Path, InstanceConfig], Model]:
@@ -171,7 +181,11 @@ def _load_function(path: str) -> Callable[[str, Path, InstanceConfig], Model]:
 
 
 def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
-    """What the server has to know of the model. Raises as `takes_call`, and for what cannot be handed over."""
+    """Returns the model's attributes, and what else the server needs to know of it.
+
+    Raises `ValueError` for a model that takes whole messages, `TypeError` for an attribute that cannot be sent,
+    and as `takes_call`.
+    """
     if model.takes_messages:
         raise ValueError("execution: expected 'thread' for a model that takes whole messages, got 'process'")
     declared: dict[str, Any] = {}
@@ -201,7 +215,7 @@ def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
 
 
 def _run_on(cpus: Any, instance: int) -> None:
-    """Raises `ValueError` for a CPU that is not there."""
+    """Pin the process to one of the CPUs; none: to no CPU. Raises `ValueError` for one that it may not use."""
     if not cpus:
         return
     wanted = cpus[instance % len(cpus)]
@@ -210,12 +224,12 @@ def _run_on(cpus: Any, instance: int) -> None:
     there = sorted(usable_cpus())
     if wanted not in there:
         raise ValueError(f"cpus: expected CPUs that this server may use, {there}, got {wanted}")
-    # Threads that libraries have started at their import, too.
+    # All threads, also those that libraries have started when they were imported.
     for thread in Path("/proc/self/task").iterdir():
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread.name), [wanted])
 
 
 def _runs_beside_server() -> bool:
-    """Whether there is a core for each of the two."""
+    """Returns whether this process and its parent can run on different CPUs at the same time."""
     return len(usable_cpus() | usable_cpus(os.getppid())) > 1

@@ -1,7 +1,7 @@
-"""Frames: what goes over the socket between the server and a process, as bytes.
+"""The frames that the server and a process exchange over a socket, and their encoding.
 
-A frame is a length and a head of fixed size, then the numbers of the regions that its sender reads no more, where
-its tensors lie, and a JSON text. All numbers are little-endian.
+A frame is a length and a head of fixed size, then the numbers of the regions that its sender no longer reads, the
+places of its tensors in a region, and a JSON text. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -19,53 +19,57 @@ _NAMES = tuple(DATATYPES)
 _NUMBERS = {name: number for number, name in enumerate(_NAMES)}
 _HAS_TENSORS = 1
 MAX_FRAME = 2**31
-"""A longer one is not ours."""
+"""Limit on the bytes of a frame; a longer one is invalid."""
 
 
 class Kind(enum.IntEnum):
-    """What a frame says; the first ones the server sends, the others a process."""
+    """The kinds of frames: the server sends those below 16, a process the others.
+
+    Where a model calls another model, the sides are swapped: the server sends ANSWER, and the process GO_ON and
+    STOP.
+    """
 
     LOAD = 1
     """Load this model."""
     CALL = 2
-    """Run `infer` on these inputs."""
+    """Run `infer`, or `infer_batch`, on these inputs."""
     GO_ON = 3
-    """The answer was taken, and more are welcome."""
+    """The response was taken, send the next one."""
     STOP = 4
-    """Nobody reads any more answers."""
+    """No more responses are needed."""
     REPLY = 5
-    """What was asked for."""
+    """The reply to a question."""
     REFUSAL = 6
-    """What was asked for cannot be had."""
+    """The error of a question."""
     END = 7
     """Close the model and end."""
     START = 8
     """Run `start_instance`."""
 
     LOADED = 16
-    """The model is loaded, and declares this."""
+    """The model is loaded; these are its declared attributes."""
     UNLOADABLE = 17
-    """The model cannot be loaded."""
+    """The model cannot be loaded, or its instance cannot be started."""
     ANSWER = 18
-    """One answer of several; the server says GO_ON or STOP to each."""
+    """One response of a stream; the server replies GO_ON or STOP to each."""
     FINISHED = 19
-    """No more answers come; `infer` still runs."""
+    """End of the stream; `infer` still runs."""
     DONE = 20
-    """`infer` has ended, and gave this."""
+    """The code has returned this."""
     FAILED = 21
-    """`infer` has raised this."""
+    """The code has raised this."""
     METADATA = 22
-    """Asks for the call's metadata."""
+    """Question: the request's metadata."""
     MODEL = 23
-    """Asks for another model's answer."""
+    """Question: run a `ModelCall` or a `ModelTask`."""
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame."""
+    """A frame that is invalid or cannot be encoded."""
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in its frame's region; a BYTES one is packed (spec 2.1)."""
+    """Place of a tensor in its frame's region: offset and size in bytes. A BYTES tensor is packed (spec 2.1)."""
 
     name: str
     datatype: str
@@ -80,9 +84,11 @@ _KINDS = {int(kind): kind for kind in Kind}
 class Frame(NamedTuple):
     """One frame.
 
-    `places` are None where there are no tensors to speak of, and lie in `region`, 0 for none. `region_size` is not
-    0 when the region is new: its file descriptor comes with the frame. `released`: regions of the other side that
-    are read no more. `call`: the call that it belongs to. `text`: JSON.
+    `call` is the number of the call or question that it belongs to, and `text` is JSON or empty. `places` are the
+    places of its tensors, None in a frame without tensors, empty for an empty dict of them; they lie in the region
+    with the number `region`, 0 if they have no bytes. `region_size` is the size in bytes of a new region, whose
+    file descriptor accompanies the frame, else 0. `released` are the regions of the other side that the sender no
+    longer reads.
     """
 
     kind: Kind
@@ -95,7 +101,7 @@ class Frame(NamedTuple):
 
 
 def pack(frame: Frame) -> bytes:
-    """The frame as bytes. Raises `FrameError` for one that is too long."""
+    """Returns the frame as bytes, its length first. Raises `FrameError` for one that is too long."""
     places = frame.places or ()
     parts = [b"", b""]
     if frame.released:
@@ -129,7 +135,7 @@ def pack(frame: Frame) -> bytes:
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Frame:
-    """The frame of these bytes, without their length. Raises `FrameError`."""
+    """Returns the frame of these bytes, which lack the length. Raises `FrameError` for invalid ones."""
     try:
         return _unpack(memoryview(data))
     except (struct.error, IndexError, ValueError) as error:
@@ -165,15 +171,15 @@ def _place(data: memoryview, at: int) -> tuple[Place, int]:
 
 
 class FrameReader:
-    """Bytes as they come, to frames."""
+    """Splits the received bytes into frames."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are complete now. Raises `FrameError`."""
+        """Add received bytes; returns the frames that are now complete. Raises `FrameError`."""
         if data and not self._data and _end(data) == len(data):
-            return [unpack(memoryview(data)[LENGTH.size :])]  # As it is nearly always.
+            return [unpack(memoryview(data)[LENGTH.size :])]  # The usual case, without a copy.
         self._data += data
         frames = []
         while (end := _end(self._data)) and len(self._data) >= end:
@@ -183,7 +189,7 @@ class FrameReader:
 
 
 def _end(data: bytes | bytearray) -> int:
-    """Where the first frame ends; 0 as long as nobody knows. Raises `FrameError`."""
+    """Returns the end of the first frame, 0 until its length has arrived. Raises `FrameError` for a long one."""
     if len(data) < LENGTH.size:
         return 0
     (length,) = LENGTH.unpack_from(data)

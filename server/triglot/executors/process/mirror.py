@@ -1,4 +1,4 @@
-"""The regions that the other side of a pipe writes."""
+"""The regions of shared memory that the other side of a channel writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triglot.executors.process.views import Named, Views, no_region
 
 
 class Mirror:
-    """The regions of the other side. One thread at a time reads them, any may ask what is `released`."""
+    """The regions of the other side. One thread at a time may read them, and any thread may call `released`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,15 +22,17 @@ class Mirror:
         self._released: list[int] = []
 
     def adopt(self, number: int, size: int, descriptor: int) -> None:
-        """Map a new region. The descriptor is closed. Raises `ValueError` and `OSError`."""
+        """Map a new region of `size` bytes, and close its descriptor. Raises `ValueError` and `OSError`."""
         try:
             self._memory[number] = mapped(descriptor, size, writable=False)
         finally:
             os.close(descriptor)
 
     def tensors(self, number: int, places: Sequence[Place]) -> Named:
-        """The tensors that lie in a region, as read-only arrays with their names. Raises `FrameError` for what
-        cannot lie there."""
+        """Returns the tensors in the region of this number, as read-only arrays with their names; 0: no region.
+
+        Raises `FrameError` for an unknown region, or places that do not fit it.
+        """
         if not number:
             return no_region(places)
         memory = self._memory.get(number)
@@ -43,12 +45,12 @@ class Mirror:
         return named
 
     def released(self) -> tuple[int, ...]:
-        """The regions that have become free since this was asked last."""
+        """Returns the regions that have become free since the last call."""
         with self._lock:
             released, self._released = (*self._released, *self._views.ended()), []
         return released
 
     def tell_again(self, released: Iterable[int]) -> None:
-        """The other side did not get these."""
+        """Report these regions with the next frame again: the last one was not sent."""
         with self._lock:
             self._released += released

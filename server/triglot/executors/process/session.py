@@ -1,4 +1,4 @@
-"""In the process: its end of the pipe, and the state of each call that it runs."""
+"""In the process: its end of the channel to the server, and the state of each call that it runs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from triglot.executors.process.frames import Kind
 from triglot.executors.process.values import dumps, loads
 
 _FIRST_QUESTION = 2**63
-"""What the process asks has numbers of its own, apart from those of the server's calls."""
+"""First number of the process's questions, which are numbered apart from the server's calls."""
 _NEW = (Kind.LOAD, Kind.CALL, Kind.START, Kind.END)
 
 
 class Reply:
-    """A frame that is expected. `wake` is called when it comes, under the session's lock."""
+    """An expected frame. `wake` is called when it arrives, under the session's lock."""
 
     __slots__ = ("message", "wake")
 
@@ -38,16 +38,16 @@ class Reply:
         self.wake: Callable[[], object] | None = None
 
     def done(self) -> bool:
-        """Whether it has come."""
+        """Returns whether the frame has arrived."""
         return self.message is not None
 
 
 class Session:
-    """Reads frames and hands each to whoever expects its number.
+    """Reads frames and delivers each to the `Reply` or the call of its number. One per process.
 
-    Strategy: any thread that waits for a frame reads, one at a time, for itself and for the others. So the main
-    thread can run a call itself, and what that asks for is read on the thread that asks. `serial`: the main thread
-    reads nothing while a call runs.
+    Strategy: there is no reader thread. Of the threads that wait for a frame one at a time reads, for all of them.
+    So the main thread can run a call itself, and a reply that the call waits for is read on the thread that waits.
+    `serial`: the main thread does not read while a call runs.
     """
 
     def __init__(self, channel: Channel, control: Control) -> None:
@@ -55,7 +55,7 @@ class Session:
         self.control = control
         self.name = ""
         self.own: Reach = no_models
-        """The model's own way to others, on behalf of no request."""
+        """Runs the model's calls of other models on behalf of no request."""
         self.serial = False
         self._calls: dict[int, CallState] = {}
         self._replies: dict[int, Reply] = {}
@@ -67,15 +67,18 @@ class Session:
         self._reading = False
         self._pid = os.getpid()
 
-    # --- what comes ---
+    # --- receiving ---
 
     def next(self) -> Message:
-        """The next frame that answers nothing, on the main thread."""
+        """Returns the next frame of the kinds `_NEW`, waiting for it. On the main thread."""
         self.wait(self._new.__len__)
         return self._new.popleft()
 
     def wait(self, done: Callable[[], object]) -> None:
-        """On any thread: until what has come makes it `done`."""
+        """Read frames, or wait for the thread that reads, until `done` returns true. On any thread.
+
+        `done` is called under the lock.
+        """
         with self._lock:
             while not done():
                 if self._reading:
@@ -99,7 +102,7 @@ class Session:
         try:
             return self.channel.receive()
         except Gone:
-            os._exit(1)  # There is nobody left to answer to, whatever the model still does.
+            os._exit(1)  # Whatever the model still does: there is no server to respond to.
 
     def _dispatch(self, message: Message) -> None:
         if message.kind in _NEW:
@@ -113,13 +116,13 @@ class Session:
                 reply.wake()
 
     def arrived(self, reply: Reply) -> Message:
-        """On any thread: what has come, waiting for it."""
+        """Returns the frame, blocking until it has arrived. On any thread."""
         self.wait(reply.done)
         assert reply.message is not None
         return reply.message
 
     async def arrival(self, reply: Reply) -> Message:
-        """As `arrived`; code on a loop awaits it."""
+        """As `arrived`, but on an event loop it awaits the frame instead of blocking."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -130,18 +133,21 @@ class Session:
                 reply.wake = partial(loop.call_soon_threadsafe, _wake, future)
             else:
                 future.set_result(None)
-        if self.serial:  # The thread that reads elsewhere may be this one.
+        if self.serial:  # The main thread, which would read otherwise, may be the one that runs this loop.
             loop.run_in_executor(None, self.wait, reply.done)
         await future
         assert reply.message is not None
         return reply.message
 
-    # --- what goes ---
+    # --- sending ---
 
     def send(self, kind: Kind, number: int = 0, text: bytes = b"", placed: Placed | None = None) -> None:
-        """On any thread. Raises `FrameError` for too much."""
+        """Send a frame; end the process if the server is gone. On any thread.
+
+        Raises `FrameError` for one that is too long.
+        """
         if os.getpid() != self._pid:
-            os._exit(1)  # The model has forked, and only one of the two has the pipe.
+            os._exit(1)  # A fork of the model's: only the original process may use the channel.
         try:
             self.channel.send(kind, call=number, text=text, placed=placed)
         except Gone:
@@ -150,7 +156,7 @@ class Session:
     def ask(
         self, number: int, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Any] | None
     ) -> tuple[int, Reply]:
-        """On behalf of a call: the question's number, and the reply that comes."""
+        """Send a question on behalf of the call `number`; returns the question's number and expected reply."""
         placed = None if tensors is None else self.channel.place(tensors)
         question = next(self._questions)
         reply = self.expect(question)
@@ -162,29 +168,29 @@ class Session:
         return question, reply
 
     def expect(self, number: int) -> Reply:
-        """What comes for this number, of a call or a question."""
+        """Returns the `Reply` for the next frame with this number, that of a call or of a question."""
         reply = self._replies[number] = Reply()
         return reply
 
     # --- calls ---
 
     def begin(self, number: int, on_stop: Callable[[], object] | None = None) -> CallState:
-        """A call that runs from now on; `on_stop` is called, on any thread, when the server stops it."""
+        """Returns the state of a new call; `on_stop` is called, on any thread, when the server stops it."""
         call = self._calls[number] = CallState(self, number, on_stop)
         return call
 
     def end(self, call: CallState) -> None:
-        """Nothing more is sent of it but its outcome."""
+        """Forget a call, of which only the outcome is still to be sent."""
         call.end()
         self._calls.pop(call.number, None)
         self._replies.pop(call.number, None)
 
 
 class CallState:
-    """One call in the process; any thread of the model's may use it.
+    """One call in the process; any of the model's threads may use it.
 
-    Strategy: an answer of a stream is sent, and the next one is made while the server passes it on: what the
-    server says to it is waited for before the next one is sent.
+    Strategy: the model computes the next response of a stream while the server passes the last one on. Only before
+    the next one is sent does it wait for the server's reply to the last one.
     """
 
     def __init__(self, session: Session, number: int, on_stop: Callable[[], object] | None = None) -> None:
@@ -202,14 +208,14 @@ class CallState:
         return self._session.own
 
     def stop(self) -> None:
-        """Nobody waits for its answers any more."""
+        """Note that the server no longer needs its responses."""
         if not self.stopped:
             self.stopped = True
             if self._on_stop is not None:
                 self._on_stop()
 
     def end(self) -> None:
-        """It asks for nothing any more."""
+        """Note that it has ended: from now on it cannot call other models, and its responses are dropped."""
         with self._lock:
             self._over = True
 
@@ -219,15 +225,19 @@ class CallState:
         return self._session.control.clock_offset
 
     def is_cancelled(self, number: int) -> bool:
-        """Whether the server has said so of this call, or of the member with this number."""
+        """Returns whether the server has cancelled this call, or that with this number, which may be a member."""
         return self.stopped or self._session.control.is_cancelled(number)
 
-    # --- answers ---
+    # --- responses ---
 
     def respond(self, answer: object, *, at_once: bool = False, member: int | None = None) -> bool:
-        """Send one answer of several; False when nobody reads any more, as far as known. `at_once`: as of now."""
+        """Send one response of a stream; returns False once the stream is known to be closed.
+
+        `at_once`: wait for the server's reply to this response, so that the result is current. `member`: index of
+        the member that it is for; None: the call itself.
+        """
         if not self._session.serial:
-            return False  # Nobody listens to what `async def` code pushes.
+            return False  # The server does not read responses that `async def` code pushes.
         with self._lock:
             self._settle()
             if self._over or self.is_cancelled(self.number):
@@ -239,7 +249,7 @@ class CallState:
             return not self.stopped
 
     def finish(self, member: int | None = None) -> None:
-        """Say that no more answers come; `async def` code yields them."""
+        """Send the end of the stream, of the call or of a member; nothing for `async def` code, which yields."""
         with self._lock:
             self._settle()
             if self._session.serial and not self._over:
@@ -252,7 +262,7 @@ class CallState:
             self._owed = None
 
     async def send(self, answer: object) -> None:
-        """On the loop: one answer of several, once the one before was taken."""
+        """Send one response of a stream, once the server has taken the last one. On the loop."""
         if self._owed is not None:
             await self._session.arrival(self._owed)
         self._send(answer, {})
@@ -265,10 +275,10 @@ class CallState:
         self._owed = session.expect(self.number)
         session.send(Kind.ANSWER, self.number, text, placed)
 
-    # --- what it asks for ---
+    # --- questions to the server ---
 
     def metadata(self, member: int | None) -> Iterable[tuple[str, str | bytes]]:
-        """Of the call that is executed."""
+        """Returns the metadata of the request; empty once the call has ended."""
         try:
             _, reply = self._ask(Kind.METADATA, {"member": member})
         except Unavailable:
@@ -277,7 +287,11 @@ class CallState:
         return [(name, value) for name, value in loads(message.text)] if message.kind is Kind.REPLY else []
 
     def model(self, asked: ModelCall | ModelTask, member: int | None) -> Any:
-        """What another model answers; code on a loop awaits it."""
+        """Run a `ModelCall` or a `ModelTask` in the server; see `Reach`.
+
+        On a thread without an event loop it blocks, and returns the response, or a generator of a stream's. On a
+        loop it returns a task, or an async generator.
+        """
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -299,7 +313,7 @@ class CallState:
             raise
 
     async def _stream(self, asked: ModelCall | ModelTask, member: int | None) -> AsyncGenerator[Any, None]:
-        """The answers one by one; closing the generator ends them."""
+        """Yields the responses one by one; closing the generator stops the call."""
         question, reply = self._ask(Kind.MODEL, {**asked_fields(asked, member), "stream": True}, inputs_of(asked))
         try:
             while (answer := await self._answer(reply)) is not None:
@@ -314,20 +328,20 @@ class CallState:
     def _ask(
         self, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Any] | None = None
     ) -> tuple[int, Reply]:
-        with self._lock:  # The server may listen only as long as the call runs.
+        with self._lock:  # The server may read its questions only while the call runs.
             if self._over:
                 raise _ended()
             return self._session.ask(self.number, kind, fields, tensors)
 
     async def _answer(self, reply: Reply) -> Any:
-        """What has come; on a thread this blocks."""
+        """Returns the response once it has arrived; blocks on a thread without a loop. Raises `ServingError`."""
         message = await self._session.arrival(reply)
         if message.kind is Kind.REFUSAL:
             raise error_of(message.fields)
         return answer_of(message)
 
     def _say(self, kind: Kind, question: int) -> bool:
-        """GO_ON: the next answer is wanted; STOP: no more are. False: the call has ended, and they with it."""
+        """Ask for the next response (GO_ON), or for no more (STOP); returns False if the call has ended."""
         with self._lock:
             if not self._over:
                 self._session.send(kind, self.number, dumps({"question": question}))
@@ -344,6 +358,6 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Of a task that nobody awaited there is nothing to tell."""
+    """Read the exception of a task that may never be awaited, lest asyncio logs it."""
     if not task.cancelled():
         task.exception()

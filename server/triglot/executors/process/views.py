@@ -1,8 +1,8 @@
-"""Tensors that lie over regions of shared memory, and how long each region is read.
+"""Arrays over regions of shared memory, and the time for which each region is in use.
 
-Strategy: every array that lies over a region holds one and the same array, its base, so that a weak reference to
-the base says when the region is read no more. Small tensors are copied out at once, so that what a model keeps of
-them keeps no region.
+Strategy: all arrays over a region refer to one array, their base, so that a weak reference to the base shows when
+the region is no longer in use. Small tensors are copied at once, so that a model that keeps them keeps no region
+in use.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from triglot.core.tensor import DATATYPES, Array, array_over, element_count, obj
 from triglot.executors.process.frames import FrameError, Place
 
 COPIED = 16 * 1024
-"""Tensors of one frame that are copied out: fewer bytes than a region's books cost."""
+"""Largest size in bytes of a frame's tensors that are copied: it costs less than to keep track of a region."""
 MAX_HELD = 16
-"""Regions that are read at the same time; each has a file descriptor. Of any more the tensors are copied out."""
+"""Limit on regions in use, each of which has a file descriptor; tensors in further regions are copied."""
 _NOTHING = np.frombuffer(b"", np.uint8)
 
 Named = list[tuple[str, Array]]
-"""Tensors with their names, several of which may be the same."""
+"""Tensors with their names, which need not be unique."""
 
 
 class Views:
-    """The regions that are read. One thread at a time may call it."""
+    """The regions in use. One thread at a time may use it."""
 
     def __init__(self) -> None:
         self._held: list[tuple[int, weakref.ref[Array]]] = []
 
     def over(self, number: int, memory: mmap.mmap, places: Sequence[Place]) -> tuple[Named, bool]:
-        """The tensors that lie in a region, as read-only arrays, and whether the region is read from now on.
+        """Returns the tensors in a region, as read-only arrays, and whether these keep the region in use.
 
-        Raises `FrameError` for what cannot lie there.
+        Raises `FrameError` for places that do not fit the region.
         """
         end = max(place.offset + place.size for place in places)
         if end > len(memory):
@@ -53,7 +53,7 @@ class Views:
         return len(self._held) >= MAX_HELD and sum(base() is not None for _, base in self._held) >= MAX_HELD
 
     def ended(self) -> list[int]:
-        """The regions that nobody reads any more, since this was asked last."""
+        """Returns the regions that are no longer in use, each once."""
         ended: list[int] = []
         if not self._held:
             return ended
@@ -68,12 +68,15 @@ class Views:
 
 
 def no_region(places: Sequence[Place]) -> Named:
-    """Tensors without any bytes. Raises `FrameError` for others."""
+    """Returns tensors without any bytes. Raises `FrameError` for others."""
     return [(place.name, array_at(_NOTHING, place)) for place in places]
 
 
 def array_at(base: Array, place: Place) -> Array:
-    """The tensor that lies over the bytes of `base`. Raises `FrameError`."""
+    """Returns the tensor over the bytes of `base`; a copy for BYTES.
+
+    Raises `FrameError` for a wrong size, `BytesFramingError` for wrongly packed BYTES.
+    """
     count = element_count(place.shape)
     if place.datatype == "BYTES":
         packed = base[place.offset : place.offset + place.size].tobytes()
