@@ -1,4 +1,4 @@
-"""Which process each thread calls, where each has one of its own, and whether that is still the same one."""
+"""Assignment of processes to threads, for models with sequences: each thread calls a process of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections import Counter
 
 
 class ThreadAffinity:
-    """The calling thread's number, and what it knows of the process with that number."""
+    """Assigns each thread the number of its process, and detects that this process was replaced since.
+
+    The processes of a model are numbered; a process that replaces a lost one has the same number.
+    """
 
     def __init__(self) -> None:
         self._threads = threading.local()
@@ -16,27 +19,27 @@ class ThreadAffinity:
         self._losses: Counter[int] = Counter()
 
     def take(self, number: int, losses: int) -> None:
-        """The calling thread has this number, and what it runs next is for the process after so many losses."""
+        """Assign this number to the calling thread, whose next calls are for the process after `losses` losses."""
         self._threads.number = number
         self._threads.losses = losses
 
     def number(self, count: int) -> int:
-        """The calling thread's, below `count`; one that has taken none gets the next."""
+        """Returns the calling thread's number; a thread without one is assigned the next, below `count`."""
         number: int | None = getattr(self._threads, "number", None)
         if number is None:
             number = self._threads.number = next(self._numbers) % max(1, count)
         return number
 
     def lose(self, number: int) -> None:
-        """On any thread: the process with this number is lost."""
+        """Count a loss of the process with this number. On any thread."""
         self._losses[number] += 1
 
     def losses(self, number: int) -> int:
-        """How often that has been."""
+        """Returns how often the process with this number was lost."""
         return self._losses[number]
 
     @property
     def is_stale(self) -> bool:
-        """Whether the calling thread's process was lost once more than it took its number for."""
+        """Whether the calling thread's process was lost since the thread took its number."""
         losses = getattr(self._threads, "losses", None)
         return losses is not None and losses != self._losses[self._threads.number]

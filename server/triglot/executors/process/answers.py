@@ -1,7 +1,7 @@
-"""Answers on their way: their tensors lie in a region, what else belongs to them is JSON beside it.
+"""Encoding of responses for frames: the tensors in a region, and the other fields as the frame's JSON text.
 
-An answer says beside its tensors its `parameters` and whether it is `final`, where it has any; a list of answers
-says for each, in their order, how many of the tensors are its own, or with which error it failed.
+The fields of a response are its `parameters`, and whether it is `final` or `partial`, unless they are empty. A
+list of responses has, for each in order, its fields with the number of its tensors, or the error of its request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ASIDE = ("parameters", "final", "partial")
 
 
 def rows_of(answer: object, model: str) -> list[Row]:
-    """What `infer` of this model gave, ready to be placed. Raises `Internal` for what is no answer."""
+    """Returns the rows of what this model's `infer` returned. Raises `Internal` for an invalid response."""
     if not isinstance(answer, Mapping):
         raise Internal(f"model '{model}' returned {type(answer).__name__}, expected a dict of outputs by name")
     try:
@@ -32,7 +32,7 @@ def rows_of(answer: object, model: str) -> list[Row]:
 
 
 def aside(answer: object) -> dict[str, Any]:
-    """What belongs to an answer besides its tensors."""
+    """Returns the fields of a response besides its tensors."""
     if not isinstance(answer, Answer):
         return {}
     fields = {"parameters": answer.parameters, "final": answer.final, "partial": answer.partial}
@@ -40,7 +40,7 @@ def aside(answer: object) -> dict[str, Any]:
 
 
 def text_of(fields: Mapping[str, Any], model: str) -> bytes:
-    """What belongs to answers, as JSON; nothing where there is nothing. Raises `Internal`."""
+    """Returns the fields as JSON, nothing without any. Raises `Internal` for parameters that cannot be sent."""
     try:
         return dumps(fields) if fields else b""
     except TypeError as error:
@@ -48,7 +48,7 @@ def text_of(fields: Mapping[str, Any], model: str) -> bytes:
 
 
 def answer_of(message: Message) -> Any:
-    """The answer that has come, as a dict, or what came in place of one; None where there is none."""
+    """Returns the received response as a dict; the result of a `ModelTask`; None if there is neither."""
     tensors = message.tensors
     if not message.text:
         return tensors
@@ -66,15 +66,17 @@ def _whole(tensors: dict[str, Array], fields: Mapping[str, Any]) -> dict[str, An
 
 
 def grouped(named: Iterable[tuple[str, Array]], counts: Iterable[int]) -> Iterator[dict[str, Array]]:
-    """The tensors of each of several requests or answers."""
+    """Yields the tensors of each of several requests or responses. `counts`: their numbers of tensors."""
     tensors = iter(named)
     for count in counts:
         yield dict(islice(tensors, count))
 
 
 def list_rows(answers: Sequence[Any], model: str) -> tuple[list[Row], list[dict[str, Any]]]:
-    """What `infer_batch` of this model gave, ready to be placed, and what belongs to each; whatever is wrong with
-    one of them is its own error."""
+    """Returns the rows of what this model's `infer_batch` returned, and the fields of each response.
+
+    An invalid response fails only its own request.
+    """
     rows: list[Row] = []
     fields: list[dict[str, Any]] = []
     for answer in answers:
@@ -83,7 +85,7 @@ def list_rows(answers: Sequence[Any], model: str) -> tuple[list[Row], list[dict[
                 raise answer
             own, beside = rows_of(answer, model), aside(answer)
             text_of(beside, model)
-        except BaseException as error:  # As of one request.
+        except BaseException as error:  # Fails this request only.
             fields.append({"error": failure_fields(error)})
         else:
             rows += own
@@ -92,7 +94,7 @@ def list_rows(answers: Sequence[Any], model: str) -> tuple[list[Row], list[dict[
 
 
 def list_of(message: Message, error_of: Any) -> list[Any]:
-    """The answers that have come, and for each that failed what `error_of` makes of its error."""
+    """Returns the received responses; for each that failed, what `error_of` returns for its error's fields."""
     fields: list[dict[str, Any]] = message.fields["answers"]
     groups = grouped(message.named or (), (one.get("count", 0) for one in fields))
     return [

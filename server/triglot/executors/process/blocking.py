@@ -1,4 +1,4 @@
-"""Coroutines on a thread without an event loop: what they await there blocks, so they never suspend."""
+"""Runs coroutines on a thread without an event loop; whatever they await there blocks, so they never suspend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """What the work returns or raises."""
+    """Run the coroutine, and return its result. Raises what it raises, and `RuntimeError` if it suspends."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -23,7 +23,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def iterate(answers: AsyncGenerator[T, None], run: Run = run_blocking) -> Generator[T, None, None]:
-    """What the generator yields, each step by `run`; closing this closes it."""
+    """Yields the generator's items, each step run by `run`; closing this generator closes that one."""
     try:
         while (answer := run(_next(answers))) is not None:
             yield answer

@@ -1,4 +1,4 @@
-"""What goes along with a call as JSON: what its code may look at, and what that asks of other models."""
+"""The JSON fields of calls: of a call that is sent to a process, and of a call that its model makes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from triglot.core.request_scheduling import PLAIN
 
 
 def call_fields(call: Call, *, log_ids: bool = False) -> dict[str, Any]:
-    """In the server: what a process gets to know of a call; defaults are left out. `log_ids`: they are logged."""
+    """In the server: returns the fields of a call for its process, without defaults.
+
+    `log_ids`: include the ids that the process logs.
+    """
     fields = _own_fields(call, log_ids)
     if (members := members_of(call)) is not None:
         fields["members"] = [_own_fields(member, log_ids) for member in members]
@@ -19,7 +22,7 @@ def call_fields(call: Call, *, log_ids: bool = False) -> dict[str, Any]:
 
 
 def members_of(call: Call) -> Sequence[Call] | None:
-    """The calls that are executed together; None for a call that is executed for itself."""
+    """Returns the calls that are executed together; None for a call that is executed alone."""
     members = call.members
     return None if len(members) == 1 and members[0] is call else members
 
@@ -38,7 +41,7 @@ def _own_fields(call: Call, log_ids: bool) -> dict[str, Any]:
         "deadline": call.deadline,
         "client": call.client,
     }
-    if log_ids or call.span is not None:  # The headers of others are read when their code asks for them.
+    if log_ids or call.span is not None:  # Otherwise the headers are read only when the model's code needs them.
         fields["log_id"] = call.log_ids[0]
         fields["context"] = call.traceparent, call.tracestate
     if call.scheduling is not PLAIN:
@@ -54,7 +57,10 @@ def _own_fields(call: Call, log_ids: bool) -> dict[str, Any]:
 
 
 def asked_fields(asked: ModelCall | ModelTask, member: int | None) -> dict[str, Any]:
-    """In the process: what a model asks of another one, or of who manages the models, without the inputs."""
+    """In the process: returns the fields of a model's call of another model, or of its task, without the inputs.
+
+    `member`: index of the member on whose behalf it is made; None: the call itself.
+    """
     if isinstance(asked, ModelTask):
         return {"task": asdict(asked), "member": member}
     return {
@@ -69,17 +75,17 @@ def asked_fields(asked: ModelCall | ModelTask, member: int | None) -> dict[str, 
 
 
 def streams(asked: ModelCall | ModelTask) -> bool:
-    """Whether the answers come one by one."""
+    """Returns whether the model reads the responses as a stream."""
     return isinstance(asked, ModelCall) and asked.stream
 
 
 def inputs_of(asked: ModelCall | ModelTask) -> Mapping[str, Any] | None:
-    """The tensors that go with `asked_fields`."""
+    """Returns the tensors that accompany `asked_fields`; None for a task."""
     return asked.inputs if isinstance(asked, ModelCall) else None
 
 
 def asked_of(fields: Mapping[str, Any], inputs: Mapping[str, Any], *, stream: bool) -> ModelCall | ModelTask:
-    """In the server: what the model asks."""
+    """In the server: returns the model's call or task that has these fields."""
     if "task" in fields:
         return ModelTask(**fields["task"])
     return ModelCall(inputs=inputs, stream=stream, **fields)

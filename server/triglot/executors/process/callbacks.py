@@ -1,4 +1,4 @@
-"""In the server: what a model asks for while its process runs a call."""
+"""In the server: answers the questions of a model, for metadata or other models, while its process runs a call."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from triglot.executors.process.values import dumps
 
 _NOBODY = "the call was cancelled"
 KINDS = (Kind.METADATA, Kind.MODEL, Kind.GO_ON, Kind.STOP)
-"""Frames of the process that are for a `CallbackHandler`."""
+"""Kinds of a process's frames that a `CallbackHandler` serves."""
 
 
 class Send(Protocol):
-    """Has a frame sent with this text, and an answer."""
+    """Schedules a frame to be sent to the process, with this text and the tensors of `answer`."""
 
     def __call__(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
-        """On any thread."""
+        """On any thread; `number` is that of the question."""
 
 
 class CallbackHandler:
-    """Answers what one call asks for, on the loop: a task for each question, which the end of the call cancels."""
+    """Answers the questions of one call, on the loop: those for other models in tasks, which `close` cancels."""
 
     def __init__(self, send: Send, call: Call) -> None:
         self._send = send
@@ -38,7 +38,7 @@ class CallbackHandler:
         self._taken: dict[int, asyncio.Future[None]] = {}
 
     def serve(self, message: Message) -> None:
-        """One of `KINDS`. Raises `LookupError`, `TypeError` and `ValueError` for what nobody asks."""
+        """Handle a frame of `KINDS`. Raises `LookupError`, `TypeError` and `ValueError` for an invalid one."""
         fields = message.fields
         question = fields.pop("question")
         if message.kind is Kind.STOP:
@@ -58,7 +58,7 @@ class CallbackHandler:
             task.add_done_callback(partial(self._replied, question))
 
     def _member(self, member: int | None) -> Call:
-        """The one that a question is asked on behalf of; None: the call itself."""
+        """Returns the member with this index, on whose behalf a question is asked; None: the call itself."""
         return self._call if member is None else self._call.members[member]
 
     async def _reply(self, question: int, call: Call, fields: dict[str, Any], inputs: Mapping[str, Any]) -> None:
@@ -74,13 +74,13 @@ class CallbackHandler:
                 answer = await answer
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # The process waits for a reply, whatever it is.
+        except BaseException as error:  # The process needs a reply in any case.
             refuse(self._send, question, error)
         else:
             self._send(Kind.REPLY, question, answer=answer)
 
     async def _pass_on(self, question: int, answer: object) -> None:
-        """One answer of a stream, until the process wants the next one."""
+        """Send one response of a stream, and wait until the process asks for the next one."""
         taken = self._taken[question] = asyncio.get_running_loop().create_future()
         self._send(Kind.ANSWER, question, answer=answer)
         del answer
@@ -90,27 +90,27 @@ class CallbackHandler:
         self._tasks.pop(question, None)
         self._taken.pop(question, None)
         if task.cancelled():
-            # It may not even have begun. A thread of the model's may wait for it, whatever has become of the call.
+            # Perhaps before its first step. A thread of the model's may wait for the reply even after the call.
             refuse(self._send, question, Cancelled(_NOBODY))
 
     def close(self) -> None:
-        """End what the model has not waited for."""
+        """Cancel the questions that are still open."""
         for task in list(self._tasks.values()):
             task.cancel()
 
 
 def refuse(send: Send, question: int, error: BaseException) -> None:
-    """Say that what was asked for cannot be had."""
+    """Answer a question with an error."""
     send(Kind.REFUSAL, question, dumps(error_fields(_readable(error))))
 
 
 def refuse_late(send: Send, message: Message) -> None:
-    """The message is on behalf of a call that has ended."""
+    """Answer a question of a call that has ended with an error."""
     if message.kind is not Kind.STOP:
         late = Unavailable("the call has ended: it can no longer call other models")
         refuse(send, message.fields["question"], late)
 
 
 def _readable(error: BaseException) -> ServingError:
-    """What a model may read of an error of another."""
+    """Returns an error of another model as the asking model sees it."""
     return error if is_serving_error(error) else Internal(f"{type(error).__name__}: {description(error)}")

@@ -1,4 +1,4 @@
-"""Shared memory that both sides read and write without a frame: numbers, each in one step."""
+"""Memory shared by the server and a process: numbers, each read and written atomically, without any frame."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from triglot.executors.process.arena import mapped, shared_memory
 SIZE = 4 * mmap.PAGESIZE
 _BEATS, _CHECKED, _READY = 0, 1, 2
 _LOG_SWITCHES, _TO_CHECK, _CANCELLED = 8, 9, 10
-# Apart by the length of a cache line: the process writes the first three, and the server the others.
+# A cache line apart: the process writes the first three, and the server the others.
 _CALLS = SIZE // 8 - _CANCELLED
-"""Calls that have a place of their own, of those that run at the same time; others share one."""
+"""Slots for cancelled calls; calls whose numbers are equal modulo this number share one."""
 
 
 class Control(Protocol):
-    """What both sides say at any time, apart from calls; see `ControlBlock`."""
+    """The state that server and process exchange apart from calls; see `ControlBlock`."""
 
     clock_offset: float
     """In the process: seconds by which its `time.monotonic` is ahead of the server's."""
@@ -50,8 +50,10 @@ class Control(Protocol):
 
 
 class ControlBlock:
-    """How often the process's heart has beaten, what it is to log, whether its model says that it is ready, and
-    which of its calls are cancelled."""
+    """The process's heartbeats, the switches of its log, the readiness of its model, and its cancelled calls.
+
+    Both sides have one over the same memory, whose file `descriptor` they may close.
+    """
 
     clock_offset = 0.0
 
@@ -60,7 +62,7 @@ class ControlBlock:
 
     @classmethod
     def make(cls) -> tuple[ControlBlock, int]:
-        """A new one, and its file descriptor. Raises `OSError`."""
+        """Returns a new one, and its file descriptor. Raises `OSError`."""
         descriptor = shared_memory(SIZE)
         try:
             return cls(descriptor), descriptor
@@ -70,16 +72,16 @@ class ControlBlock:
 
     @property
     def beats(self) -> int:
-        """Grows as long as the process's interpreter runs."""
+        """Number of heartbeats; grows while the process's interpreter runs."""
         return int(self._numbers[_BEATS])
 
     def beat(self) -> None:
-        """In the process: one more."""
+        """In the process: count a heartbeat."""
         self._numbers[_BEATS] += np.uint64(1)
 
     @property
     def log_switches(self) -> int:
-        """What is to be logged, as `switches` in logs.py; 0 where nobody has said."""
+        """Enabled levels of the log, as `switches` in logs.py; 0 until they are set."""
         return int(self._numbers[_LOG_SWITCHES])
 
     @log_switches.setter
@@ -87,28 +89,28 @@ class ControlBlock:
         self._numbers[_LOG_SWITCHES] = switches
 
     def begin_check(self) -> int:
-        """In the server: have the model asked whether it is ready. The check's number."""
+        """In the server: start a readiness check of the model; returns its number."""
         self._numbers[_TO_CHECK] += np.uint64(1)
         return self.to_check
 
     @property
     def to_check(self) -> int:
-        """The number of the last check that was begun."""
+        """Number of the last check that was started."""
         return int(self._numbers[_TO_CHECK])
 
     def end_check(self, number: int, ready: bool) -> None:
-        """In the process: what came of it."""
+        """In the process: set the result of a check."""
         self._numbers[_READY] = ready
         self._numbers[_CHECKED] = number
 
     def checked(self, number: int) -> bool | None:
-        """What came of this check; None before it has ended."""
+        """Returns the result of this check; None before it has ended."""
         return bool(self._numbers[_READY]) if int(self._numbers[_CHECKED]) == number else None
 
     def is_cancelled(self, call: int) -> bool:
-        """In the process: whether somebody has said so."""
+        """In the process: returns whether the server has cancelled this call."""
         return int(self._numbers[_CANCELLED + call % _CALLS]) == call
 
     def cancel(self, call: int) -> None:
-        """In the server: nobody waits for this call any more."""
+        """In the server: mark this call as cancelled."""
         self._numbers[_CANCELLED + call % _CALLS] = call

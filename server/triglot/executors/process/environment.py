@@ -1,4 +1,4 @@
-"""The Python that the processes of a model run in: the server's, or one that the model brings along."""
+"""The Python environment that a model's processes run in: the server's, or one of the model's own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triglot.executors.process.unpacking import GivenUp, Unpacked
 
 OLDEST_PYTHON = (3, 11)
 LENT = "ml_dtypes"
-"""What a process needs besides numpy, and gets from the server's Python where its own has none."""
+"""Package that a process needs besides numpy; a Python of the server's version that lacks it uses the server's."""
 _SAME_PYTHON = "import sys; sys.path[:] = {path!r}; from triglot.executors.process.child import main; main()"
 _FIRST_STEPS = Path(__file__).with_name("first_steps.py")
 _LOOK = (
@@ -30,15 +30,17 @@ _LOOK = (
 )
 _ACTIVATED = 'source "$0/bin/activate"; exec "$@"'
 _SECONDS = 0.1
-"""Between two looks whether somebody waits for a program still."""
+"""Seconds between checks whether loading was cancelled while a program runs."""
 
 
 class Environment:
-    """`path` is a folder with a bin/python, as conda and venv make it, or an archive of one, as conda-pack makes
-    it, which is unpacked first; None: the server's own Python.
+    """The Python environment of one model's processes; a `Place`.
 
-    It needs Python 3.11, numpy and, of another version than the server's, ml_dtypes. Its bin/activate, where there
-    is one, is read by bash first.
+    `path` is a folder with a bin/python, as conda and venv make it, or an archive of one, as conda-pack makes it,
+    which is unpacked first; None: the server's own Python.
+
+    It needs Python 3.11 or newer, numpy and, if its version is not the server's, ml_dtypes. bash sources its
+    bin/activate first, if there is one.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -49,7 +51,10 @@ class Environment:
         self._cancelled = False
 
     def open(self) -> None:
-        """Have it ready. Blocks. Raises `ModelLoadError`, which names the path, for what is none."""
+        """Unpack it if needed, and check it. Blocks.
+
+        Raises `ModelLoadError`, which names the path, for an unusable one, and when loading was cancelled.
+        """
         if self._path is None:
             return
         try:
@@ -68,20 +73,20 @@ class Environment:
             raise
 
     def give_up(self) -> None:
-        """On any thread: nobody waits for it any more."""
+        """Cancel `open`. On any thread."""
         self._cancelled = True
 
     def _mend(self, folder: Path) -> None:
-        """conda's files know where they are; this tells them anew."""
+        """Correct the paths in conda's files, which contain the folder that they were packed in."""
         mender = folder / "bin" / "conda-unpack"
         if mender.exists():
             self._run(folder, [str(folder / "bin" / "python"), str(mender)])
 
     def _look(self, folder: Path) -> None:
-        """Raises `ModelLoadError` for a Python that cannot run our part of the process."""
+        """Raises `ModelLoadError` for a Python that cannot run the server's part of the process."""
         python = str(folder / "bin" / "python")
         printed = self._run(folder, _activated(folder, [python, "-c", _LOOK, "numpy", LENT]))
-        # What activates it may print, too.
+        # The activation script may print, too: only the last line counts.
         version, there = json.loads(printed.rpartition("\n")[2])
         if tuple(version) < OLDEST_PYTHON:
             oldest = ".".join(map(str, OLDEST_PYTHON))
@@ -89,7 +94,7 @@ class Environment:
                 f"{self._path}: its Python is {version[0]}.{version[1]}, expected {oldest} or newer"
             )
         if LENT not in there and tuple(version) == sys.version_info[:2]:
-            self._lent = {LENT: _folder_of(LENT)}  # Compiled, so for the same Python only.
+            self._lent = {LENT: _folder_of(LENT)}  # A compiled package, which fits only the same Python version.
             there.append(LENT)
         if missing := [one for one in ("numpy", LENT) if one not in there]:
             raise ModelLoadError(
@@ -98,15 +103,15 @@ class Environment:
             )
 
     def _run(self, folder: Path, command: Sequence[str]) -> str:
-        """What it prints. Raises `GivenUp`, and `ValueError` when it fails."""
+        """Run a program in the folder; returns its output. Raises `GivenUp`, and `ValueError` when it fails."""
         with TemporaryFile() as out, TemporaryFile() as err:
             program = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                # No pipes: what it has started may keep them open.
+                # No pipes: processes that it has started may keep them open.
                 stdout=out,
                 stderr=err,
-                # A module of the server's own folder is none of this Python's.
+                # Not the server's working directory, whose modules this Python could import.
                 cwd=folder,
                 env=self.variables(),
                 start_new_session=True,
@@ -129,13 +134,13 @@ class Environment:
         return printed
 
     def command(self, *arguments: str) -> list[str]:
-        """What runs the process's `main` with these arguments."""
+        """Returns the command that runs the process's `main` with these arguments."""
         if self._path is None:
             path = [str(path) for path in sys.path]
             return [sys.executable, "-c", _SAME_PYTHON.format(path=path), *arguments]
         assert self._folder is not None, "it is open"
         packages = json.dumps([{"triglot": _folder_of("triglot")}, self._lent])
-        # -P: what lies beside the file is none of the model's.
+        # -P: the modules beside first_steps.py must not be importable by their bare names.
         python = [str(self._folder / "bin" / "python"), "-P", str(_FIRST_STEPS), packages, *arguments]
         return _activated(self._folder, python)
 
@@ -143,14 +148,14 @@ class Environment:
         """The process's environment variables."""
         if self._path is None:
             return os.environ
-        # They say where the server's Python finds its modules.
+        # The two that are dropped are for the server's Python.
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
         if self._folder is not None:
             kept["PATH"] = os.pathsep.join([str(self._folder / "bin"), kept.get("PATH", os.defpath)])
         return kept
 
     def close(self) -> None:
-        """No process runs in it any more."""
+        """Release the unpacked folder; no process may be running in it."""
         unpacked, self._unpacked, self._folder = self._unpacked, None, None
         if unpacked is not None:
             unpacked.close()

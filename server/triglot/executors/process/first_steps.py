@@ -1,6 +1,7 @@
-"""What the process of a model runs first whose Python is not the server's: it finds the server's own package.
+"""Start script of a model's process in a Python that is not the server's: makes the server's package importable.
 
-Run by its path, with the folders of packages as JSON before the arguments of `main`; nothing of ours is there yet.
+Run by its path, with the folders of packages as JSON before the arguments of `main`. Until then it can import
+nothing of triglot.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from types import ModuleType
 
 
 class Folders(MetaPathFinder):
-    """Finds packages by name, each in a folder of its own."""
+    """Import finder of packages by name. `folders`: the folder of each package."""
 
     def __init__(self, folders: Mapping[str, str]) -> None:
         self._folders = folders

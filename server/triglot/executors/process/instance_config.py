@@ -1,4 +1,4 @@
-"""The configuration that one process of a model loads by."""
+"""The configuration with which one process of a model loads it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from triglot.model.config import Device, ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class InstanceConfig(ModelConfig):
-    """A configuration of which the process of this `instance` carries out its own part.
+    """A model's configuration as the process of the instance with the number `instance` sees it.
 
-    Of the configured devices it has one, so that a backend that places its instances loads one copy of the model.
+    It has one of the configured devices, so that a backend that places its instances loads one copy of the model.
     """
 
     instance: int = 0
@@ -20,18 +20,17 @@ class InstanceConfig(ModelConfig):
 
     @classmethod
     def of(cls, config: ModelConfig, instance: int) -> InstanceConfig:
-        """The configuration, as this instance sees it; it is to load the model right here."""
+        """Returns the configuration as this instance sees it: `execution` is "thread", in its own process."""
         named = {one.name: getattr(config, one.name) for one in fields(ModelConfig)}
         return cls(**{**named, "execution": "thread"}, instance=instance)
 
     @property
     def count(self) -> int:
-        """How many instances the devices of the configuration make, as far as the backend has asked; one where it
-        names none."""
+        """Number of instances: of devices when the backend last called `devices`; 1 if there were none."""
         return (self._counts[-1] if self._counts else 0) or 1
 
     def devices(self, gpu_count: Callable[[], int]) -> list[Device]:
-        """Where this instance is to run. Raises as `ModelConfig.devices`."""
+        """Returns the device of this instance; none without instance groups. Raises as `ModelConfig.devices`."""
         devices = ModelConfig.devices(self, gpu_count)
         self._counts.append(len(devices))
         return devices[self.instance % len(devices) :][:1] if devices else []

@@ -1,8 +1,8 @@
-"""The log of an instance's process: written as the server's, to the same place, and changed when that changes.
+"""The log of an instance's process, which follows the server's: same format, destination and levels.
 
-Strategy: what of the log is on is one number, which the server keeps in the control block of the process and the
-process reads with each heartbeat. It is read from the loggers themselves, so it does not matter who has changed
-them.
+Strategy: the enabled levels are the bits of one number, which the server keeps in the process's control block, and
+the process reads with each heartbeat. The server derives it from the loggers themselves, so it follows changes of
+any origin.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _KINDS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.C
 _KINDS_OF_HANDLERS = (LogStream, LogFile, logging.StreamHandler, logging.FileHandler)
 _UTC = 1 << (len(_NAMES) * len(_KINDS))
 _KNOWN = _UTC << 1
-"""In every number, so that none is 0."""
+"""Bit set in all switches, so that they are never 0."""
 
 
 # --- in the server ---
 
 
 def log_setup(*, remote: bool = False) -> dict[str, Any]:
-    """How a process begins to log; a `remote` one has no files of the server's.
+    """Returns the log settings that a process starts with. `remote`: it cannot write to the server's log file.
 
-    Where the log is the business of others it has no handler, only switches.
+    Only the switches if the root logger has no handler of a known kind, as when an application has set up the log.
     """
     setup: dict[str, Any] = {"switches": switches()}
     if (handler := _handler()) is not None and (formatter := handler.formatter) is not None:
@@ -44,7 +44,7 @@ def log_setup(*, remote: bool = False) -> dict[str, Any]:
 
 
 def switches() -> int:
-    """What is logged at the moment, by kind and logger, and whether times are UTC's."""
+    """Returns the levels that are enabled now, for each of `_NAMES`, and whether times are in UTC, as bits."""
     handler = _handler()
     places = enumerate((name, kind) for name in _NAMES for kind in _KINDS)
     on = sum(1 << place for place, (name, kind) in places if _is_on(name, kind, handler))
@@ -53,7 +53,7 @@ def switches() -> int:
 
 
 def _handler() -> logging.Handler | None:
-    """The root logger's handler that a process can have, too."""
+    """Returns the first handler of the root logger that a process can reproduce; None without one."""
     handlers = logging.getLogger().handlers
     plain = (one for one in handlers if type(one) in _KINDS_OF_HANDLERS)
     return next((one for one in plain if one.formatter is not None), None)
@@ -77,7 +77,7 @@ def _is_utc(formatter: logging.Formatter) -> bool:
 
 
 class ProcessLog:
-    """Has the process log as the server. `setup` is from `log_setup`; JSON objects have the process's `name`."""
+    """Sets up the process's log as the server's. `setup` is from `log_setup`; lines of JSON state `name`."""
 
     def __init__(self, setup: Mapping[str, Any], name: str) -> None:
         self._setup = setup
@@ -93,7 +93,7 @@ class ProcessLog:
         self.follow(setup["switches"])
 
     def follow(self, switches: int) -> None:
-        """Log as `switches` say; 0: as before."""
+        """Change the enabled levels and the time zone to these `switches`; 0 changes nothing."""
         if switches in (0, self._switches):
             return
         self._switches = switches

@@ -1,4 +1,4 @@
-"""What a process tells the server at any time and waits for no reply to: JSON, a line each, through a pipe."""
+"""Notices, which a process sends at any time and which have no reply: lines of JSON in a pipe."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from triglot.model.metrics import Family, ModelMetrics
 log = logging.getLogger(__name__)
 
 _ROOM = 1024 * 1024
-"""Bytes that may wait to be read; the system may give less."""
+"""Requested size of the pipe's buffer in bytes; the system may grant less."""
 _CHUNK = 64 * 1024
 Notice = Mapping[str, Any]
 
 
 class PoolMetrics(ModelMetrics):
-    """What the processes of a model have reported of its metrics; `inboxes` gives what may have more."""
+    """The metrics that the processes of a model have reported. `inboxes` returns the processes' inboxes."""
 
     def __init__(self, inboxes: Callable[[], Iterable[Inbox]]) -> None:
         super().__init__()
         self._inboxes = inboxes
 
     def collect(self) -> Iterator[Family]:
-        """As of now."""
+        """Returns the families, after all notices that have arrived."""
         for inbox in self._inboxes():
             inbox.read()
         return super().collect()
 
 
 class Outbox:
-    """In the process. Holds up who says more than the server reads."""
+    """In the process: sends notices."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
 
     def put(self, notice: Notice) -> None:
-        """On any thread. Nothing where the server is gone."""
+        """Send a notice; blocks while the pipe is full. Does nothing if the server is gone. On any thread."""
         data = memoryview(json.dumps(notice).encode() + b"\n")
         with self._lock, suppress(OSError):
             while data:
@@ -51,7 +51,10 @@ class Outbox:
 
 
 class Inbox:
-    """In the server. Each notice is given to `take`, in their order."""
+    """In the server: receives notices, and passes each to `take`, in order.
+
+    It owns `descriptor`, the end of the pipe to read from; None: it is attached later.
+    """
 
     def __init__(self, descriptor: int | None, take: Callable[[Notice], object]) -> None:
         self._descriptor: int | None = None
@@ -59,26 +62,26 @@ class Inbox:
         self._rest = b""
         self._lock = threading.Lock()
         self.ended = False
-        """Whether nothing more can come."""
+        """True once the other end is closed."""
         if descriptor is not None:
             self.attach(descriptor)
 
     def attach(self, descriptor: int) -> None:
-        """Read from here, where there was nothing to read from."""
+        """Read from this descriptor from now on; there must have been none before."""
         os.set_blocking(descriptor, False)
         with self._lock:
             self._descriptor = descriptor
 
     @classmethod
     def make(cls, take: Callable[[Notice], object]) -> tuple[Inbox, int]:
-        """A new one, and the file descriptor of its other end. Raises `OSError`."""
+        """Returns a new one, and the file descriptor of the pipe's other end. Raises `OSError`."""
         ours, theirs = os.pipe()
         with suppress(AttributeError, OSError):
             fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, _ROOM)
         return cls(ours, take), theirs
 
     def read(self) -> None:
-        """On any thread: whatever has come."""
+        """Handle the notices that have arrived. On any thread; does not block."""
         with self._lock:
             while self._descriptor is not None:
                 try:
@@ -101,7 +104,7 @@ class Inbox:
             log.error("a process sent an invalid notice: %s", error)
 
     def close(self) -> None:
-        """Read what is left, and no more."""
+        """Handle the last notices, and close the descriptor."""
         self.read()
         with self._lock:
             if self._descriptor is not None:

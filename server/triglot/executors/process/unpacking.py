@@ -1,8 +1,9 @@
-"""Archives of Python environments and models, each unpacked once for all who use it, and kept for the next time.
+"""Archives of Python environments and models, each unpacked once for all its users, and cached for later ones.
 
-Strategy: an archive's path, size and time name its folder in the user's cache. Who uses the folder holds a lock on
-it, shared; who unpacks or deletes it has the lock alone, so a server that ends half way leaves nothing that is
-taken for whole. What was unpacked of an archive that has changed since goes when the next one is unpacked.
+Strategy: an archive's path, size and time name its folder in the user's cache. Users of the folder hold a shared
+lock on it; to unpack or delete it takes the exclusive lock, and a folder counts as complete only once that is
+recorded, so a server that ends while it unpacks leaves nothing that others use. Unused folders of archives that
+have changed since are deleted when another archive is unpacked.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from typing import IO
 from triglot.platform.archives import TarInfo, tar_filter, unpack
 
 FOLDER, LOCK, WHOLE = "folder", "lock", "whole"
-"""What there is in an archive's place: the folder, its lock, and once it is whole what it was unpacked from."""
+"""Names in an archive's place: the folder, its lock, and a file with its source once the folder is complete."""
 _LOOK_SECONDS = 0.1
+"""Seconds between attempts to get a lock."""
 
 
 class GivenUp(Exception):
-    """Nobody waits for the folder any more."""
+    """Loading was cancelled."""
 
 
 class Unpacked:
-    """The folder of an `archive`; it is there until `close`."""
+    """An unpacked folder, which is kept until `close`. `lock` is its lock file, locked."""
 
     def __init__(self, folder: Path, lock: IO[str]) -> None:
         self.folder = folder
@@ -40,9 +42,10 @@ class Unpacked:
 
     @classmethod
     def of(cls, archive: Path, finish: Callable[[Path], object], cancelled: Callable[[], bool]) -> Unpacked:
-        """Unpack it unless that was done before; `finish` completes a new folder.
+        """Returns the folder of an environment's archive, which is unpacked unless the cache has it.
 
-        Blocks. Raises `GivenUp`, `OSError`, `TarError`, and what `finish` raises.
+        `finish` completes a new folder, which it gets. Blocks. Raises `GivenUp` once `cancelled` returns true,
+        `OSError`, `TarError`, and what `finish` raises.
         """
         source = _source_of(archive)
         return cls._there(
@@ -51,9 +54,10 @@ class Unpacked:
 
     @classmethod
     def made(cls, kind: str, source: str, make: Callable[[Path], object]) -> Unpacked:
-        """The folder of this kind that has once been made of this source; `make` fills a new one, which it gets.
+        """Returns the folder of this kind and source, which is made unless the cache has it.
 
-        Blocks. Raises `OSError`, and what `make` raises.
+        `kind` names a folder of the cache, and `source` identifies the contents. `make` fills a new folder, which
+        it gets. Blocks. Raises `OSError`, and what `make` raises.
         """
         return cls._there(kind, source, partial(_make, make), lambda: False)
 
@@ -64,7 +68,7 @@ class Unpacked:
         home = _home(kind)
         place = home / hashlib.sha256(source.encode()).hexdigest()[:32]
         place.mkdir(exist_ok=True)
-        lock = (place / LOCK).open("a+")  # Read and write, as NFS asks for.
+        lock = (place / LOCK).open("a+")  # For reading and writing, as NFS requires for locks.
         try:
             _wait_for(lock, fcntl.LOCK_SH, cancelled)
             while not (place / WHOLE).exists():
@@ -74,7 +78,7 @@ class Unpacked:
                     _sweep(home)
                     make(place / FOLDER)
                     (place / WHOLE).write_text(source)
-                # In between somebody may find that the archive has changed.
+                # Between the two locks another process may find the archive changed, and delete the folder.
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 _wait_for(lock, fcntl.LOCK_SH, cancelled)
         except BaseException:
@@ -83,7 +87,7 @@ class Unpacked:
         return cls(place / FOLDER, lock)
 
     def close(self) -> None:
-        """It is not used any more."""
+        """Release the folder, which others may then delete."""
         self._lock.close()
 
 
@@ -93,14 +97,14 @@ def _source_of(archive: Path) -> str:
 
 
 def _home(kind: str) -> Path:
-    """Where unpacked ones of this kind lie: this user's alone. Raises `OSError`."""
+    """Returns the cache's folder of this kind, which only this user can write to. Raises `OSError`."""
     said = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         cache = said if said.is_absolute() else Path.home() / ".cache"
         return _own(cache / "triglot" / kind)
-    except (OSError, RuntimeError):  # A user without a home, or whose home is not to be written.
+    except (OSError, RuntimeError):  # A user without a home, or whose home is not writable.
         home = Path(tempfile.gettempdir()) / f"triglot-{kind}-{os.geteuid()}"
-        if home.is_symlink():  # Anybody may have made it.
+        if home.is_symlink():  # Any user may have made it.
             raise PermissionError(f"{home}: expected a folder, got a link") from None
         return _own(home)
 
@@ -123,14 +127,14 @@ def _wait_for(lock: IO[str], kind: int, cancelled: Callable[[], bool]) -> None:
         with suppress(BlockingIOError):
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
             return
-        time.sleep(_LOOK_SECONDS)  # A lock that is waited for cannot be given up.
+        time.sleep(_LOOK_SECONDS)  # A blocking `flock` could not be cancelled.
 
 
 def _unpack(archive: Path, folder: Path, finish: Callable[[Path], object], cancelled: Callable[[], bool]) -> None:
     def plain(member: TarInfo, path: str) -> TarInfo | None:
         if cancelled():
             raise GivenUp
-        # Root would give files to whoever has their owner's number here.
+        # As root, extraction would set the owners of the archive, whose user ids belong to other users here.
         return tar_filter(member, path).replace(uid=os.geteuid(), gid=os.getegid(), uname="", gname="", deep=False)
 
     def unpacked(folder: Path) -> None:
@@ -141,7 +145,7 @@ def _unpack(archive: Path, folder: Path, finish: Callable[[Path], object], cance
 
 
 def _make(make: Callable[[Path], object], folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # Of who did not come to the end.
+    shutil.rmtree(folder, ignore_errors=True)  # Left by a process that ended while it made the folder.
     folder.mkdir()
     try:
         make(folder)
@@ -151,7 +155,7 @@ def _make(make: Callable[[Path], object], folder: Path) -> None:
 
 
 def _sweep(home: Path) -> None:
-    """Delete what nobody uses and what is not of any archive as it is now."""
+    """Delete the folders that are not in use and whose archive has changed, or is not on this machine."""
     for place in home.iterdir():
         with suppress(OSError, ValueError), (place / LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -161,9 +165,9 @@ def _sweep(home: Path) -> None:
 
 
 def _is_current(whole: Path) -> bool:
-    """Whether it is whole, and its archive as it was."""
+    """Returns whether a folder is complete, and its archive unchanged. `whole`: the file with its source."""
     try:
         source = whole.read_text()
         return source == _source_of(Path(json.loads(source)[0]))
-    except (FileNotFoundError, ValueError):  # Of no archive on this machine.
+    except (FileNotFoundError, ValueError):  # Incomplete, or not made of an archive on this machine.
         return False

@@ -1,4 +1,4 @@
-"""Values as JSON: what a process is to load, and what its model declares."""
+"""Values as JSON, with tags for types that JSON lacks: a process's settings, and the attributes of its model."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _CLASSES: Mapping[str, type] = {
 
 
 def dumps(value: object) -> bytes:
-    """The value as JSON. Raises `TypeError` for one that cannot be handed over, and names it."""
+    """Returns the value as JSON. Raises `TypeError`, which names the type, for a value of an unknown type."""
     return json.dumps(_plain(value), separators=(",", ":")).encode()
 
 
 def loads(data: bytes) -> Any:
-    """The value again; tuples have become lists. Raises `ValueError` for what `dumps` does not write."""
+    """Returns the value; tuples have become lists. Raises `ValueError` for JSON that `dumps` does not write."""
     return json.loads(data, object_hook=_made)
 
 
