@@ -170,6 +170,7 @@ def test_without_memfd_a_file_without_a_name_does(monkeypatch: pytest.MonkeyPatc
     [
         ([Place("x", "FP32", (100_000,), 0, 400_000)], "do not fit into a region"),
         ([Place("x", "FP32", (3,), 0, 8)], "has 8 bytes"),
+        ([Place("x", "BYTES", (1,), 0, 8)], "tensor 'x' of shape"),
     ],
 )
 def test_places_that_cannot_be_are_refused(places: list[Place], text: str) -> None:

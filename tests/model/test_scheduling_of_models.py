@@ -118,7 +118,7 @@ NO_SECONDS = "expected a number of seconds, 0 for no limit"
         (Plain, {"response_cache": 1}, "response_cache: expected True or False, got 1"),
         (Plain, {"inputs_in_place": 1}, "inputs_in_place: expected True or False, got 1"),
         (Plain, {"execution": "inline"}, f"execution: {INLINE_REMOVED}"),
-        (Plain, {"execution": "fork"}, "execution: expected one of thread, process, got 'fork'"),
+        (Plain, {"execution": "fork"}, "execution: expected one of thread, process, ray, got 'fork'"),
         (Plain, {"cpus": "0,1"}, "cpus: expected a list of CPU numbers, got '0,1'"),
         (Plain, {"cpus": [0, -1]}, "cpus[1]: expected at least 0, got -1"),
         (Plain, {"hang_seconds": "x"}, f"hang_seconds: {NO_SECONDS}, got 'x'"),

@@ -13,7 +13,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from triglot.core.tensor import DATATYPES, Array, array_over, element_count, object_array, unpack_bytes
+from triglot.core.tensor import (
+    DATATYPES,
+    Array,
+    BytesFramingError,
+    array_over,
+    element_count,
+    object_array,
+    unpack_bytes,
+)
 from triglot.executors.process.frames import FrameError, Place
 
 COPIED = 16 * 1024
@@ -75,12 +83,15 @@ def no_region(places: Sequence[Place]) -> Named:
 def array_at(base: Array, place: Place) -> Array:
     """Returns the tensor over the bytes of `base`; a copy for BYTES.
 
-    Raises `FrameError` for a wrong size, `BytesFramingError` for wrongly packed BYTES.
+    Raises `FrameError` for a wrong size and for wrongly packed BYTES.
     """
     count = element_count(place.shape)
     if place.datatype == "BYTES":
         packed = base[place.offset : place.offset + place.size].tobytes()
-        array = object_array(unpack_bytes(packed, count), place.shape)
+        try:
+            array = object_array(unpack_bytes(packed, count), place.shape)
+        except BytesFramingError as error:
+            raise FrameError(f"tensor {place.name!r} of shape {place.shape}: {error}") from error
         array.flags.writeable = False
         return array
     dtype = DATATYPES[place.datatype].dtype

@@ -171,7 +171,11 @@ class Cluster:
             if self._driver is None:
                 self._start_driver()
             self._bodies[body.name] = body
-        self._order({"start": body.name, "title": title, **order})
+        try:
+            self._order({"start": body.name, "title": title, **order})
+        except OSError:
+            self._bodies.pop(body.name, None)
+            raise
         return body
 
     def kill(self, name: str) -> None:
