@@ -87,7 +87,7 @@ async def test_without_a_batch_dim_the_queues_policy_holds(tmp_path: Path) -> No
             "execution = 'inline'",
             "ValueError: execution: expected thread or process; 'inline' was removed: an async def infer runs",
         ),
-        ("execution = 'fork'", "ValueError: execution: expected one of thread, process, got 'fork'"),
+        ("execution = 'fork'", "ValueError: execution: expected one of thread, process, ray, got 'fork'"),
     ],
 )
 async def test_a_class_that_is_wrong(
