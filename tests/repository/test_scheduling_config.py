@@ -185,9 +185,9 @@ RANGES = "numbers from 0 to 4095, and ascending ranges"
     [
         (
             {"execution": "proces"},
-            "[execution]: expected thread or process, got 'proces', did you mean 'process'?",
+            "[execution]: expected thread, process or ray, got 'proces', did you mean 'process'?",
         ),
-        ({"execution": ""}, "[execution]: expected thread or process, got ''"),
+        ({"execution": ""}, "[execution]: expected thread, process or ray, got ''"),
         ({"execution": "inline"}, f"[execution]: {INLINE_REMOVED}"),
         ({"cpus": ""}, f"[cpus]: expected {CPUS}, got ''"),
         ({"cpus": "0,"}, f"[cpus]: expected {CPUS}, got '0,'"),

@@ -60,7 +60,7 @@ def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
     if execution == "inline":
         raise ValueError(f"parameters[execution]: {INLINE_REMOVED}")
     if "execution" in parameters and execution not in EXECUTIONS:
-        raise wrong("execution", " or ".join(EXECUTIONS), execution, EXECUTIONS)
+        raise wrong("execution", " or ".join((", ".join(EXECUTIONS[:-1]), EXECUTIONS[-1])), execution, EXECUTIONS)
     hang_seconds, longest_run = (_seconds(parameters, name) for name in ("hang_seconds", "longest_run_seconds"))
     return ServerParameters(
         execution,
