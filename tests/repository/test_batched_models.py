@@ -85,7 +85,7 @@ async def test_without_a_batch_dim_the_queues_policy_holds(tmp_path: Path) -> No
         ),
         (
             "execution = 'inline'",
-            "ValueError: execution: expected thread, process or ray; 'inline' was removed: an async def infer runs",
+            "ValueError: execution: expected thread, process or ray; 'inline' was removed: an async def infer",
         ),
         ("execution = 'fork'", "ValueError: execution: expected one of thread, process, ray, got 'fork'"),
     ],
