@@ -33,6 +33,7 @@ TOGETHER = {
 """Files that are one group: they have tests that run alone, or share a server that is dear to start; its name."""
 LONGEST = (
     "alone",
+    "tests/executors/test_ray_missing.py",
     "tests/transports/test_h2_hostile_tls.py",
     "bench/test_load.py",
     "tests/e2e/test_request_states.py",
