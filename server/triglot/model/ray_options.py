@@ -1,4 +1,4 @@
-"""What a configuration says of instances that are actors of a Ray cluster."""
+"""Options of a model's configuration for instances that are actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PLACEMENTS = ("pack", "spread")
-"""How Ray chooses nodes: by its own rule, which fills them, or another one for each instance."""
+"""How Ray chooses nodes: "pack" is Ray's default strategy, which fills nodes; "spread" distributes instances."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayOptions:
-    """Of each instance: `num_cpus`, `num_gpus` and other `resources` are what Ray reserves for it on its node;
-    `num_gpus` None: one where its instance group is of GPUs. `runtime_env` is Ray's own.
+    """Options for the instances of one model.
 
-    `send_files`: the model's files are sent to each node once; else they lie there under the same path.
-    `max_inflight`: calls of plain code that an actor has at the same time; one runs while the others travel.
-    `max_instances`: up to so many come while requests wait for longer than `most_wait` seconds; 0: as many as the
-    instance group says.
+    `num_cpus`, `num_gpus` and other `resources`: what Ray reserves for each instance on its node; `num_gpus` None:
+    1 if its instance group is one of GPUs, else 0. `placement`: one of `PLACEMENTS`. `runtime_env`: passed to Ray
+    as it is.
+
+    `send_files`: the model's files are sent to each node once; else they must exist there under the same path.
+    `max_inflight`: calls or batches that an actor has at the same time: one runs while the others are transferred.
+    Decoupled models and sequences have one. `max_instances`: instances are added up to this number while requests
+    wait for longer than `most_wait` seconds; 0: the number is that of the instance group.
     """
 
     num_cpus: float = 1.0
@@ -32,7 +35,7 @@ class RayOptions:
     most_wait: float = 0.05
 
     def of_actor(self, gpus: float) -> dict[str, Any]:
-        """As Ray takes them; `gpus`: where nothing is said."""
+        """Returns Ray's options for an actor; `gpus` is the default of `num_gpus`."""
         options: dict[str, Any] = {
             "num_cpus": self.num_cpus,
             "num_gpus": gpus if self.num_gpus is None else self.num_gpus,

@@ -1,4 +1,4 @@
-"""Parameters of a model's configuration for instances that are actors of a Ray cluster."""
+"""Reads the parameters `ray_…` of a model's configuration, for instances that are actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AMOUNT = re.compile(r"[0-9]{1,6}(\.[0-9]{1,4})?")
 
 
 def ray_options(parameters: Mapping[str, str]) -> RayOptions:
-    """What they say. Raises `ValueError`, which names the key."""
+    """Returns the options that the parameters set. Raises `ValueError`, with the key, when one is invalid."""
     said = [name for name in RAY if name in parameters]
     if said and parameters.get("execution", "ray") != "ray":
         raise ValueError(f"parameters[{said[0]}]: expected execution 'ray', got {parameters['execution']!r}")

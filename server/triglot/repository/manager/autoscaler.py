@@ -1,8 +1,8 @@
 """Adds and removes instances of a model by the time that its requests wait in the queue.
 
-An instance is added while requests wait for longer than `RayOptions.most_wait`. One is removed when for
-`CALM_LOOKS` looks hardly any request has waited, and the instances that stay would have been busy for less than
-`_ROOM` of the time. How busy a machine is plays no part.
+The load is sampled every `LOOK_SECONDS`. An instance is added while requests wait for longer than
+`RayOptions.most_wait`. One is removed when for `CALM_LOOKS` samples requests have hardly waited, and the remaining
+instances would have been busy for at most `_ROOM` of the time. The utilisation of machines is not considered.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 CALM_LOOKS = 30
-"""Looks in a row without a wait after which an instance may be removed."""
+"""Consecutive samples without a wait after which an instance may be removed."""
 _ROOM = 0.7
-"""The share of the instances that stay that may have been busy, on average."""
+"""Largest average share of the remaining instances that would have been busy."""
 _LITTLE = 0.5
-"""The share of `most_wait` up to which a wait does not count."""
+"""Share of `most_wait` up to which an average wait is ignored."""
 
 
 class Load:
-    """The load of a servable's instances, look by look. `most_wait` is in seconds."""
+    """Samples the load of a servable's instances. `most_wait` is in seconds."""
 
     def __init__(self, servable: Servable, most_wait: float) -> None:
         self._servable = servable
         self._most_wait = most_wait
         self._before = servable.statistics.queue
         self._calm: deque[float] = deque(maxlen=CALM_LOOKS)
-        """Busy instances at each of the latest looks without a wait."""
+        """Number of busy instances at each of the latest consecutive samples without a wait."""
 
     def step(self) -> int:
-        """Look once; returns 1 to add an instance, -1 to remove one, 0 to keep them."""
+        """Take one sample; returns 1 to add an instance, -1 to remove one, 0 to keep them."""
         before, now = self._before, self._servable.statistics.queue
         self._before = now
         served, depth = now.count - before.count, self._servable.queue_depth
@@ -59,7 +59,11 @@ class Load:
 
 
 async def autoscale(servable: Servable, look_seconds: float = LOOK_SECONDS) -> None:
-    """Add and remove instances of a servable until cancelled."""
+    """Add and remove instances of a servable, with a sample every `look_seconds`, until cancelled.
+
+    The number stays between that of the instance groups, or the initial one, and `RayOptions.max_instances`.
+    Returns, with a warning, if the servable's instances can never be changed.
+    """
     load = Load(servable, servable.model.model_config.ray.most_wait)
     at_first = servable.instances
     while True:
@@ -73,7 +77,10 @@ async def autoscale(servable: Servable, look_seconds: float = LOOK_SECONDS) -> N
 
 
 async def _change(servable: Servable, count: int, config: ModelConfig) -> bool:
-    """False if that is never possible."""
+    """Change the number of instances to `count`; returns False if that is never possible.
+
+    A failure to start instances is logged and tried again with a later sample.
+    """
     log.info("%s: %d instances, as its queue needs", servable, count)
     try:
         before = of_instances(config, servable.instances)

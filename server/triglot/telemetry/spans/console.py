@@ -1,4 +1,4 @@
-"""Spans as lines of JSON on standard output, for OTEL_TRACES_EXPORTER=console."""
+"""Prints spans as lines of JSON on standard output, for OTEL_TRACES_EXPORTER=console."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ KINDS = {INTERNAL: "INTERNAL", SERVER: "SERVER"}
 
 
 class Console:
-    """A `Sender`."""
+    """A `Sender` that prints each span as one line. Used on the exporter's thread."""
 
     def send(self, spans: bytes, _: float) -> int:
-        """See `Sender`. Written as one, so that lines of other workers do not come between."""
+        """See `Sender`. One write for all lines, so that lines of other workers do not mix with them."""
         lines = [json.dumps(_readable(span)) for _, span in fields(spans) if isinstance(span, bytes)]
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
         return 0
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""
 
 
 def _readable(span: bytes) -> dict[str, Any]:
-    """The fields of a Span that this server sets, named as in OTLP's JSON."""
+    """Returns the fields of an encoded Span that this server sets, named as in OTLP's JSON encoding."""
     read: dict[str, Any] = {"attributes": {}, "links": []}
     for number, value in fields(span):
         if isinstance(value, int):

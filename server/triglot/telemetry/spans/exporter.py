@@ -1,4 +1,4 @@
-"""Sends encoded spans on a thread of its own: calls never wait for a collector."""
+"""Exports spans in batches on a thread of its own, so that calls never wait for a collector."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 RPC = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds before a request is sent again; they double."""
+"""Seconds before the first retry of a request, which double with each one, and the most of them."""
 RETRYABLE_STATUSES = (429, 502, 503, 504)
 RETRYABLE_CODES = (
     "CANCELLED",
@@ -35,15 +35,19 @@ RETRYABLE_CODES = (
     "DATA_LOSS",
     "RESOURCE_EXHAUSTED",
 )
-"""OTLP 1.7, "Failures"."""
+"""Status codes after which a request is retried (OTLP 1.7, "Failures")."""
 MAX_BYTES = 2**21
-"""Of spans in one request: collectors take 4 MiB."""
+"""Most bytes of spans in one request: collectors accept messages of 4 MiB."""
 CLOSE_SECONDS = 5.0
-"""For what waits when the server stops."""
+"""Seconds for exporting the queued spans when the server stops."""
 
 
 class ExportFailed(Exception):
-    """The collector did not take the spans. `again`: it may take them later, in `pause` seconds if it says so."""
+    """The collector did not accept the spans.
+
+    `again`: the request may be retried. `pause`: seconds until then, as requested by the collector; 0 if it
+    requested none.
+    """
 
     def __init__(self, message: str, *, again: bool, pause: float = 0.0) -> None:
         super().__init__(message)
@@ -52,46 +56,53 @@ class ExportFailed(Exception):
 
 
 class Sender(Protocol):
-    """Sends spans to a collector."""
+    """Sends spans to a collector. Used on the exporter's thread."""
 
     def send(self, spans: bytes, seconds: float) -> int:
-        """Send fields `spans`; how many of them the collector rejected. Raises `ExportFailed`."""
+        """Send encoded fields `spans` of ScopeSpans within `seconds`; returns how many spans were rejected.
+
+        Raises `ExportFailed` when the collector did not accept the request.
+        """
 
     def close(self) -> None:
-        """No more will be sent."""
+        """Close connections; nothing is sent afterwards."""
 
 
 class NoSender:
-    """In place of one that cannot be made, since a certificate's file is missing, for one."""
+    """Stands in for a sender that could not be made, for example because a certificate's file is missing."""
 
     def __init__(self, error: Exception) -> None:
         self._text = f"{type(error).__name__}: {error}"
 
     def send(self, _: bytes, __: float) -> int:
-        """See `Sender`."""
+        """Raises `ExportFailed` with the error for which there is no sender."""
         raise ExportFailed(self._text, again=False)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""
 
 
 class SpanCounts:
-    """What became of spans. Each number is changed on one thread only."""
+    """Numbers of spans by the outcome of their export. Each is changed on one thread only."""
 
     __slots__ = ("export_failed", "exported", "queue_full", "rejected")
 
     def __init__(self) -> None:
         self.exported = 0
         self.export_failed = 0
-        """Given up after an error, or by the end of the server."""
+        """Dropped after an error, or because the server stopped."""
         self.rejected = 0
-        """By the collector."""
+        """Rejected by the collector."""
         self.queue_full = 0
-        """More than the queue takes."""
+        """Dropped because the queue was full."""
 
 
 class Exporter:
-    """A queue of spans, and the thread that sends them. `put` is called on one thread."""
+    """A bounded queue of spans, and the thread that encodes and sends them.
+
+    `put` is called on one thread, the event loop's. `make_sender` is called on the exporter's thread, which starts
+    with the first row.
+    """
 
     def __init__(self, settings: SpanSettings, make_sender: Callable[[], Sender]) -> None:
         self.counts = SpanCounts()
@@ -102,21 +113,21 @@ class Exporter:
         self._closing = threading.Event()
         self._given_up = False
         self._put = 0
-        """Spans of all rows that were ever in the queue. Changed by `put` only."""
+        """Number of spans in all rows that were ever queued. Changed by `put` only."""
         self._taken = 0
-        """Spans of all rows that have left it. Changed on the thread only."""
+        """Number of spans in all rows taken from the queue. Changed on the exporter's thread only."""
         self._thread: threading.Thread | None = None
         self._failing = False
 
     def put(self, row: Row) -> None:
-        """Queue the spans of a row, or count them as lost where the queue is full. Never blocks."""
+        """Queue the spans of a row, or count them as dropped when the queue is full. Never blocks."""
         settings = self._settings
         waiting = self._put - self._taken
         if waiting >= settings.queue_size:
             self.counts.queue_full += row[SPANS]
             return
         if self._thread is None:
-            # A daemon: a collector that hangs must not keep a stopped server alive.
+            # A daemon thread: a collector that hangs must not keep a stopped server alive.
             self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
             self._thread.start()
         self._put += row[SPANS]
@@ -125,7 +136,7 @@ class Exporter:
             self._news.set()
 
     def close(self) -> None:
-        """Send what waits, for `CLOSE_SECONDS` at most. Blocks for as long."""
+        """Export the queued spans and end the thread; blocks for at most `CLOSE_SECONDS`."""
         if self._thread is None:
             return
         self._closing.set()
@@ -136,7 +147,7 @@ class Exporter:
             log.warning("%d spans or more were not exported before the server stopped", self._put - self._taken)
         self._thread = None
 
-    # --- on the thread ---
+    # --- on the exporter's thread ---
 
     def _run(self) -> None:
         try:
@@ -155,12 +166,12 @@ class Exporter:
             sender.close()
 
     def _send_all(self, sender: Sender) -> None:
-        """Send everything in the queue, a batch at a time; the last one may be small."""
+        """Send all queued rows, batch by batch; the last batch may be small."""
         while self._queue:
             self._encode_and_send(sender, self._batch())
 
     def _batch(self) -> Sequence[Row]:
-        """Takes rows from the queue. Their spans fill no more than a batch, unless one row's alone do."""
+        """Take the rows of one batch from the queue: at most `batch_size` spans, but at least one row."""
         rows: list[Row] = []
         queue, count, most = self._queue, 0, self._settings.batch_size
         while queue and (not rows or count + queue[0][SPANS] <= most):
@@ -206,14 +217,14 @@ class Exporter:
             self.counts.export_failed += self._queue.popleft()[SPANS]
 
     def _complain(self, why: str) -> None:
-        """Once, until spans are taken again."""
+        """Log a warning, once until an export succeeds again."""
         if not self._failing:
             log.warning("spans are lost: cannot export them to %s: %s", self._settings.destination, why)
         self._failing = True
 
 
 def exporter_of(settings: SpanSettings, version: str) -> Exporter:
-    """The exporter that the settings ask for; `version`: of this server."""
+    """Returns the exporter for these settings; `version` is this server's."""
     envelope = Envelope({**settings.resource, **_SDK, "telemetry.sdk.version": version}, "triglot", version)
 
     def make() -> Sender:
@@ -230,7 +241,7 @@ _SDK = {"telemetry.sdk.name": "triglot", "telemetry.sdk.language": "python"}
 
 
 class GrpcSender:
-    """OTLP/gRPC."""
+    """Sender for OTLP/gRPC."""
 
     def __init__(self, settings: SpanSettings, envelope: Envelope) -> None:
         import grpc  # noqa: PLC0415 - with the h2 transport, only tracing needs it.
@@ -238,13 +249,13 @@ class GrpcSender:
         self._envelope = envelope
         self._failed = grpc.RpcError
         self._compression = grpc.Compression.Gzip if settings.gzip else grpc.Compression.NoCompression
-        # Names of metadata are in lower case.
+        # gRPC requires metadata keys in lower case.
         self._metadata = [(name.lower(), value) for name, value in settings.headers.items()]
         parts = urlsplit(settings.endpoint)
         target = parts.netloc.rpartition("@")[2]
         if parts.port is None:
             target = f"{target}:{443 if parts.scheme == 'https' else 80}"
-        # The default would share the connection of another exporter in this process.
+        # By default, channels to the same target share a connection, here with another exporter in this process.
         options = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.primary_user_agent", "OTel-OTLP-Exporter-triglot"),
@@ -279,7 +290,7 @@ class GrpcSender:
 
 
 class HttpSender:
-    """OTLP/HTTP with protobuf bodies."""
+    """Sender for OTLP/HTTP with protobuf bodies."""
 
     def __init__(self, settings: SpanSettings, envelope: Envelope) -> None:
         self._settings = settings
@@ -309,7 +320,7 @@ class HttpSender:
                 raise ExportFailed(
                     f"HTTP {error.code}", again=again, pause=_seconds(error.headers.get("Retry-After"))
                 ) from None
-        except OSError as error:  # URLError and timeouts among them.
+        except OSError as error:  # Includes URLError and timeouts.
             raise ExportFailed(str(getattr(error, "reason", error)), again=True) from None
 
     def close(self) -> None:

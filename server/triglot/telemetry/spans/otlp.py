@@ -1,4 +1,5 @@
-"""Encodes OTLP's messages (OTLP 1: opentelemetry/proto/trace/v1/trace.proto, collector/trace/v1)."""
+"""Encodes and decodes OTLP's protobuf messages (OTLP 1: opentelemetry/proto/trace/v1/trace.proto,
+collector/trace/v1)."""
 
 from __future__ import annotations
 
@@ -7,50 +8,50 @@ from collections.abc import Iterable, Iterator, Mapping
 from triglot.core.varint import varint
 
 INTERNAL, SERVER = 1, 2
-"""Kinds of spans."""
+"""Span kinds."""
 ERROR = b"\x7a\x02\x18\x02"
-"""The field `status` with the code ERROR."""
+"""Encoded field `status` of a span with STATUS_CODE_ERROR."""
 SCHEMA = "https://opentelemetry.io/schemas/1.45.0"
 
 MASK = 2**64 - 1
-"""Negative numbers are varints of 64 bits."""
+"""Protobuf encodes negative integers as varints of their 64-bit two's complement."""
 Value = str | int
 
 
 def sized(data: bytes) -> bytes:
-    """The length, and the data."""
+    """Returns the data with its length as a varint before it."""
     return varint(len(data)) + data
 
 
 def text_field(number: int, text: str) -> bytes:
-    """A field with a number up to 15."""
+    """Returns an encoded string field; `number` is at most 15, so that the tag takes one byte."""
     return bytes((number << 3 | 2,)) + sized(text.encode(errors="replace"))
 
 
 def attribute(key: str, value: Value) -> bytes:
-    """A KeyValue."""
+    """Returns an encoded KeyValue message."""
     any_value = text_field(1, value) if isinstance(value, str) else b"\x18" + varint(value & MASK)
     return text_field(1, key) + b"\x12" + sized(any_value)
 
 
 def attributes(pairs: Mapping[str, Value] | Iterable[tuple[str, Value]]) -> bytes:
-    """The field `attributes` of a span, once for each pair."""
+    """Returns the repeated field `attributes` of a span, one entry per pair."""
     items = pairs.items() if isinstance(pairs, Mapping) else pairs
     return b"".join([b"\x4a" + sized(attribute(key, value)) for key, value in items])
 
 
 def constant(name: str, kind: int, *pairs: tuple[str, Value]) -> bytes:
-    """The fields `name`, `kind` and `attributes`."""
+    """Returns the fields `name`, `kind` and `attributes` of a span."""
     return text_field(5, name) + bytes((0x30, kind)) + attributes(pairs)
 
 
 def link(trace_id: str, span_id: int) -> bytes:
-    """A field `links`; the trace's id in hex."""
+    """Returns one entry of a span's field `links`; `trace_id` is in hex."""
     return b"\x6a" + sized(b"\x0a\x10" + bytes.fromhex(trace_id) + b"\x12\x08" + span_id.to_bytes(8))
 
 
 class Envelope:
-    """Makes an ExportTraceServiceRequest of spans, which have the same resource and scope."""
+    """Makes ExportTraceServiceRequests; all spans have the same resource and instrumentation scope."""
 
     def __init__(self, resource: Mapping[str, Value], scope: str, version: str) -> None:
         of_resource = b"".join([b"\x0a" + sized(attribute(key, value)) for key, value in resource.items()])
@@ -59,13 +60,13 @@ class Envelope:
         self._schema = text_field(3, SCHEMA)
 
     def request(self, spans: bytes) -> bytes:
-        """The message."""
+        """Returns the request with these encoded fields `spans` of ScopeSpans."""
         scope_spans = b"\x12" + sized(self._scope + spans + self._schema)
         return b"\x0a" + sized(self._resource + scope_spans + self._schema)
 
 
 def rejected_spans(response: bytes) -> int:
-    """Of an ExportTraceServiceResponse: `partial_success.rejected_spans`; 0 where it is not said, or damaged."""
+    """Returns `partial_success.rejected_spans` of an ExportTraceServiceResponse; 0 if missing or malformed."""
     for number, value in fields(response):
         if number == 1 and isinstance(value, bytes):
             for inner, count in fields(value):
@@ -75,7 +76,7 @@ def rejected_spans(response: bytes) -> int:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message, until one that is cut off: numbers, and the bytes of length-delimited ones."""
+    """Yields each field's number and its value, bytes if length-delimited; stops where the message is cut off."""
     at = 0
     try:
         while at < len(message):

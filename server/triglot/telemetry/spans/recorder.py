@@ -1,9 +1,10 @@
-"""Which calls have spans, and what these say. On the event loop, but for the spans of batches that begin.
+"""Samples calls and records their spans. Runs on the event loop, except that batch spans may begin on any thread.
 
-Calls that run models have spans; probes, scrapes and questions about models have none. A sampled call has a SERVER
-span or, where a model makes it, an INTERNAL one; below it the time in the queue and on the model. Times are those
-that the call measures for the metrics, so a span is made of them when the call ends. Requests that are executed as
-one batch share one more span, which links to each of theirs; it belongs to the trace of the first of them.
+Inference calls have spans; health probes, scrapes of metrics, and calls for metadata have none. A sampled call has
+a SERVER span or, if a model makes the call, an INTERNAL one; its children are the time in the queue and the time
+on the model. The times are those that the call measures for the metrics, so its spans are made when the call ends.
+Requests that are executed as one batch share one more span, which links to the span of each; it belongs to the
+trace of the first of them.
 """
 
 from __future__ import annotations
@@ -42,27 +43,27 @@ ERRORS = frozenset(
         Code.DATA_LOSS,
     )
 )
-"""Codes that are the server's errors (semantic conventions for gRPC)."""
+"""Status codes that are errors of the server (semantic conventions for gRPC)."""
 MAX_NAME, MAX_ID, MAX_PATH = 128, 256, 256
-"""Characters of a model's name, a request's id and a path, which may be a client's inventions."""
+"""Most characters kept of a model's name, a request's id and a path: clients may send arbitrary ones."""
 MAX_LINKS = 128
-"""Members that a batch's span links to (OTEL_SPAN_LINK_COUNT_LIMIT's default)."""
+"""Most requests that a batch's span links to (the default of OTEL_SPAN_LINK_COUNT_LIMIT)."""
 
 _REMOTE = SAMPLED | HAS_IS_REMOTE | IS_REMOTE
 _random_bits = random.getrandbits
 
 SampleRoot = Callable[[int], bool]
-"""Whether a trace with this id, which begins here, is recorded."""
+"""Returns whether a trace with this id that begins in this server is sampled."""
 
 
 def of_ratio(ratio: float) -> SampleRoot:
-    """This share of all traces, as every server decides that samples by the id."""
+    """Returns a sampler for this share of all traces; all servers that sample by trace id choose the same ones."""
     bound = round(ratio * 2**64)
     return lambda trace_id: trace_id & 0xFFFF_FFFF_FFFF_FFFF < bound
 
 
 class Endpoint(Protocol):
-    """What is called. `rpc`: over gRPC, the method's full name."""
+    """The protocol method that is called. `rpc`: its full name for gRPC. `internal`: a model makes the call."""
 
     @property
     def protocol(self) -> str: ...
@@ -79,8 +80,10 @@ class Endpoint(Protocol):
 
 @dataclass(slots=True)
 class HttpCircumstances:
-    """What the span of a REST call says of it. `route` is a template of paths; `path` has no query; `status` is 0
-    until there is a response."""
+    """The HTTP request, for attributes of a REST call's span.
+
+    `route` is the path template; `path` has no query; `status` is 0 until there is a response.
+    """
 
     verb: str
     route: str
@@ -89,10 +92,10 @@ class HttpCircumstances:
 
 
 class CallSpan:
-    """The span of a call that has not ended, and what its children need to know.
+    """The span of a call in progress, with the context for its children. Implements `Span`.
 
-    `trace` and `parent` are the ids of its trace and its parent in hex, the latter "" for none. A call has up to
-    three spans, whose ids differ in the last bits.
+    `trace` and `parent` are the ids of its trace and its parent span in hex; `parent` is "" for a root span. A
+    call has up to three spans, whose ids differ in the last two bits only.
     """
 
     __slots__ = ("_recorder", "batch", "flags", "http", "id", "parent", "state", "times", "trace")
@@ -112,7 +115,7 @@ class CallSpan:
 
     @property
     def child_parent(self) -> int:
-        """What is the parent of spans on its behalf: its time on the model, once that has begun."""
+        """Parent id of spans on behalf of this call: its COMPUTE span's once the model has begun."""
         return self.id ^ CALL ^ COMPUTE if self.times.began else self.id
 
     @property
@@ -143,7 +146,7 @@ class CallSpan:
 
 
 class BatchSpan:
-    """The span of a batch that has not ended."""
+    """The span of a batch in progress. `first` is the span of its first request, `spans` those of all."""
 
     __slots__ = ("_links", "_parent", "_recorder", "batch", "id", "link", "state", "trace")
 
@@ -155,12 +158,12 @@ class BatchSpan:
         self.state = first.state
         self.id = _random_bits(62) << 2 | CALL
         self.link = link(self.trace, self.id)
-        """Of its members' spans to this one."""
+        """Encoded link from the spans of its requests to this one."""
         self.batch = None
 
     @property
     def child_parent(self) -> int:
-        """What is the parent of spans on its behalf."""
+        """Parent id of spans on behalf of this batch."""
         return self.id
 
     @property
@@ -171,7 +174,10 @@ class BatchSpan:
     response_traceparent = traceparent
 
     def end(self, model: str, version: int, began: float, ended: float, size: int, rows: int) -> None:
-        """On the loop: so many requests, of so many inferences, were executed between these instants."""
+        """Record the batch of `size` requests with `rows` rows. On the event loop.
+
+        `began` and `ended` are instants of `time.perf_counter`.
+        """
         named = _on_model("batch", model, version)
         counts = attributes((("triglot.batch.size", size), ("triglot.batch.rows", rows)))
         rest = named + counts + self._links
@@ -181,10 +187,7 @@ class BatchSpan:
 
 
 class SpanRecorder:
-    """Begins and ends the spans of calls that are sampled; `on`: whether any call may be.
-
-    Made off; `start` turns it on.
-    """
+    """Begins and ends the spans of sampled calls. `on`: whether calls are sampled at all; False until `start`."""
 
     def __init__(self) -> None:
         self.on = False
@@ -203,8 +206,12 @@ class SpanRecorder:
         scheme: str = "http",
         on: bool = True,
     ) -> None:
-        """Record from now on. `by_parent`: a client that has decided decides; `propagate`: whether what clients
-        say counts at all. `scheme`: of REST's URLs."""
+        """Start recording.
+
+        `by_parent`: the sampled flag of a client's `traceparent` decides, where there is one; else `sample_root`
+        does. `propagate`: whether clients' `traceparent` and `tracestate` are read at all. `scheme`: the scheme of
+        REST URLs.
+        """
         self.exporter = exporter
         self._sample_root = sample_root
         self._by_parent = by_parent
@@ -213,7 +220,7 @@ class SpanRecorder:
         self.on = on
 
     def begin(self, call: Call, *, internal: bool = False) -> None:
-        """The call begins: it gets its `span`, or none. `internal`: a model makes it."""
+        """Set the `span` of a call that begins, if it is sampled. `internal`: a model makes the call."""
         above = call.span
         if above is not None:
             call.span = CallSpan(self, call.times, above.trace, f"{above.child_parent:016x}", LOCAL, above.state)
@@ -230,10 +237,13 @@ class SpanRecorder:
                     call.span = CallSpan(self, call.times, f"{number:032x}", "", SAMPLED, "")
 
     def end(self, call: Call, endpoint: Endpoint, code: Code, started: float, ended: float) -> None:
-        """The call, which has a span, was received and over at these instants of `time.perf_counter`."""
+        """Export the spans of a call that has ended.
+
+        `started` and `ended` are the instants of `time.perf_counter` when it was received and when it ended.
+        """
         own, exporter, times = call.span, self.exporter, call.times
         if not isinstance(own, CallSpan) or own.times is not times or exporter is None:
-            return  # It is that of the call on whose behalf this one was made.
+            return  # The span belongs to the call on whose behalf this one was made.
         request_id = call.request_id
         batch, queued, began = own.batch, times.queued, times.began
         row = (
@@ -258,7 +268,7 @@ class SpanRecorder:
         exporter.put(row)
 
     def _described(self, call: Call, own: CallSpan, endpoint: Endpoint, code: Code) -> bytes:
-        """Name, kind, attributes, status and state of the call's span."""
+        """Returns the encoded name, kind, attributes, status and trace state of the call's own span."""
         who = call.model_name[:MAX_NAME], call.model_version, call.peer, call.client
         http = own.http
         if endpoint.internal:
@@ -271,7 +281,7 @@ class SpanRecorder:
         return described + text_field(3, own.state) if own.state else described
 
     def close(self) -> None:
-        """Record no more, and have what waits exported; blocks for a few seconds at most."""
+        """Stop recording and export the queued spans; blocks for a few seconds at most."""
         self.on = False
         if self.exporter is not None:
             self.exporter.close()
@@ -281,7 +291,7 @@ _INFER = Operation.INFER
 Pairs = tuple[tuple[str, Value], ...]
 
 
-# What is the same from call to call is encoded once.
+# Fields that are the same for many calls are encoded once.
 
 
 @lru_cache(maxsize=1024)
@@ -334,7 +344,7 @@ def _of_http(
         ("triglot.code", code.name),
     )
     described = constant(f"{verb} {route}", SERVER, *pairs, *_model(model, version), *_client(peer, client))
-    # Without a status the connection was gone.
+    # Without a status, the connection was closed before the response.
     return _with_error(described, str(status) if status >= 500 else "" if status else code.name)
 
 
@@ -349,5 +359,5 @@ def _client(peer: str, client: str) -> Pairs:
 
 
 def _with_error(described: bytes, error: str) -> bytes:
-    """`error`: its type, or nothing."""
+    """Returns the fields with the status ERROR and the attribute `error.type`; unchanged if `error` is ""."""
     return described + attributes((("error.type", error),)) + ERROR if error else described

@@ -1,8 +1,9 @@
-"""Makes spans of what the event loop notes when a call ends.
+"""Encodes many spans at once.
 
-The loop notes one `Row` for each call. The exporter's thread turns many rows into protobuf at once: rows whose
-variable-length fields have the same lengths become the rows of one array, so that ids and times are computed and
-written by columns. A call has up to three spans: its own, its time in the queue, and its time on the model.
+The event loop records one `Row` when a call ends. The exporter's thread encodes many rows as protobuf at once:
+rows whose variable-length fields have the same lengths become the rows of one array, so that ids and times are
+computed and written column by column. A call has up to three spans: its own, its time in the queue, and its time
+on the model.
 """
 
 from __future__ import annotations
@@ -18,38 +19,39 @@ from triglot.core.varint import varint
 from triglot.telemetry.spans.otlp import INTERNAL, constant, text_field
 
 SAMPLED, HAS_IS_REMOTE, IS_REMOTE = 0x001, 0x100, 0x200
-"""Bits of a span's `flags`."""
+"""Bits of a span's field `flags`."""
 LOCAL = SAMPLED | HAS_IS_REMOTE
 """Flags of a span whose parent is in this process."""
 CALL, QUEUE, COMPUTE = 1, 2, 3
-"""The last two bits of the ids of a call's spans; the others are the same."""
+"""Last two bits of the ids of a call's spans; the other bits are equal."""
 REQUEST_ID = "triglot.request.id"
 
 Row = tuple[
     bytes, bytes, bytes, bytes, str, str, int, int, float, float, float, float, float, float, float, float, int
 ]
-"""What becomes the spans of one call, or the one span of a batch. Its fields, in their order:
+"""The data of the spans of one call, or of the one span of a batch. Its fields, in order:
 
 - name, kind, attributes, status and links of the call's own span, encoded;
 - the request's id;
-- name, kind and attributes of the span on the model, encoded;
-- the link of that span to its batch, encoded, or nothing;
-- the trace's id and the parent's id in hex ("" without a parent), the own id, and the flags;
-- instants of `time.perf_counter`: started, ended, entered the queue, began on the model (0.0: did not);
-- seconds in the queue, making the model's input, on the model, and making the response;
+- name, kind and attributes of the COMPUTE span, encoded;
+- the link of that span to its batch, encoded; empty without a batch;
+- the trace id and the parent's span id in hex ("" without a parent), the call's span id, and its flags;
+- instants of `time.perf_counter`: received, ended, queued, model started (the last two are 0.0 if that did not
+  happen);
+- seconds in the queue, making the model's input, in the model, and making the response;
 - the number of spans.
 """
 SPANS: Final = 16
-"""The place of the number of spans in a row."""
+"""Index of the number of spans in a row."""
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 _IN_QUEUE = constant("queue", INTERNAL)
 
 
 def encode(rows: Iterable[Row], offset: int) -> bytes:
-    """Returns the spans of all rows as fields `spans` of ScopeSpans.
+    """Returns the spans of all rows as encoded fields `spans` of ScopeSpans.
 
-    `offset` is what turns an instant of `time.perf_counter`, in nanoseconds, into one since the epoch.
+    `offset`: nanoseconds to add to an instant of `time.perf_counter` to get nanoseconds since the epoch.
     """
     alike: defaultdict[tuple[int, int, int, int, int, bool, bool], list[Row]] = defaultdict(list)
     for row in rows:
@@ -60,7 +62,7 @@ def encode(rows: Iterable[Row], offset: int) -> bytes:
 
 
 def _encode_alike(rows: Sequence[Row], offset: int) -> Iterator[bytes]:
-    """Encodes rows that have the same spans, and whose fields have the same lengths."""
+    """Yields the encoded spans of rows that have the same kinds of spans and fields of the same lengths."""
     owns, request_ids, models, links, traces, parents, ids, flags, *instants, _ = zip(*rows, strict=True)
     started, ended, queued, began, waited, joining, computing, splitting = map(np.array, instants)
     trace, number = _texts(map(bytes.fromhex, traces)), np.array(ids, np.uint64)
@@ -68,7 +70,7 @@ def _encode_alike(rows: Sequence[Row], offset: int) -> Iterator[bytes]:
     described = [_texts(owns), *_request_ids(request_ids)]
     yield _spans(trace, number, parent, described, (started, ended), np.array(flags, np.uint32), offset)
     below = _fixed(number, ">u8")
-    # Code on a thread may say that it began after the loop has ended the call.
+    # A thread may record the model's start after the event loop has ended the call.
     left = np.minimum(began, ended) if began[0] else ended
     if queued[0]:
         entered = began - waited if began[0] else queued
@@ -76,7 +78,7 @@ def _encode_alike(rows: Sequence[Row], offset: int) -> Iterator[bytes]:
         own = number ^ np.uint64(CALL ^ QUEUE)
         yield _spans(trace, own, below, [_IN_QUEUE], (entered, left), LOCAL, offset)
     if began[0]:
-        # What was done to the inputs before the request waited is not part of its time on the model.
+        # Time spent on the inputs before the request was queued is not part of its time on the model.
         joined = np.maximum(0.0, joining - np.maximum(0.0, began - waited - started))
         done = np.maximum(left, np.minimum(began + joined + computing + splitting, ended))
         own = number ^ np.uint64(CALL ^ COMPUTE)
@@ -85,7 +87,7 @@ def _encode_alike(rows: Sequence[Row], offset: int) -> Iterator[bytes]:
 
 
 def _request_ids(values: Sequence[bytes]) -> list[bytes | Bytes]:
-    """The attribute `REQUEST_ID` of each row; nothing where it is empty."""
+    """Returns columns with the attribute `REQUEST_ID` of each row; none if the ids are empty."""
     size = len(values[0])
     if not size:
         return []
@@ -103,7 +105,10 @@ def _spans(
     flags: int | NDArray[np.uint32],
     offset: int,
 ) -> bytes:
-    """One span of each row. `described`: its fields that need no more encoding."""
+    """Returns one encoded span per row. `described`: columns of fields that are already encoded.
+
+    `traces` has shape [rows, 16]; `parents` has shape [rows, 8], or [rows, 0] for root spans.
+    """
     start, end = [_fixed((one * 1e9).astype(np.int64) + offset, "<i8") for one in instants]
     pieces: list[bytes | Bytes] = [b"\x0a\x10", traces, b"\x12\x08", _fixed(ids, ">u8"), *described]
     if parents.shape[1]:
@@ -121,11 +126,11 @@ def _spans(
 
 
 def _texts(values: Iterable[bytes]) -> Bytes:
-    """Byte strings of one length, each a row."""
+    """Returns byte strings of equal length as an array of shape [strings, length]."""
     some = list(values)
     return np.frombuffer(b"".join(some), np.uint8).reshape(len(some), len(some[0]))
 
 
 def _fixed(numbers: Any, dtype: str) -> Bytes:
-    """Numbers as bytes, each a row."""
+    """Returns the bytes of numbers as an array of shape [numbers, item size]."""
     return np.asarray(numbers, dtype).view(np.uint8).reshape(len(numbers), -1)

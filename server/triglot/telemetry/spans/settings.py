@@ -1,6 +1,6 @@
-"""What OpenTelemetry's environment variables ask for (opentelemetry.io/docs/specs/otel, SDK and exporter pages).
+"""Reads OpenTelemetry's environment variables (opentelemetry.io/docs/specs/otel, SDK and exporter pages).
 
-A value that means nothing is logged, and the default is used: tracing never keeps a server from starting.
+An invalid value is logged, and the default is used: tracing never keeps a server from starting.
 """
 
 from __future__ import annotations
@@ -27,19 +27,23 @@ SAMPLERS = {
     for prefix in ("parentbased_", "")
     for name, ratio in (("always_on", 1.0), ("always_off", 0.0), ("traceidratio", None))
 }
-"""Whether a parent decides, where there is one, and the share of other traces; None: the argument's."""
+"""By sampler name: whether the parent's sampled flag decides, where there is a parent; and the share of the other
+traces that is sampled, None if OTEL_TRACES_SAMPLER_ARG sets it."""
 SERVICE = "triglot"
 QUEUE_SIZE, BATCH_SIZE = 16_384, 4_096
-"""Larger than OpenTelemetry's defaults, which are for fewer calls a second: 2,048 spans are some 700 calls."""
+"""Defaults in spans, larger than OpenTelemetry's, which are for fewer calls per second: 2,048 spans are about 700
+calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanSettings:
-    """What is sampled, and where it goes. Times in seconds.
+    """Settings of sampling and export.
 
-    `endpoint`: a URL, with a path where the protocol is HTTP. `by_parent`: a sampled parent decides. `ratio`: the
-    share of traces that begin here, or of all unless `by_parent`. `certificate`, `client_key` and
-    `client_certificate`: files in PEM.
+    `endpoint`: the collector's URL, with a path if the protocol is HTTP. `timeout`: seconds for one batch, retries
+    included. `certificate`, `client_key` and `client_certificate`: paths of PEM files. `by_parent`: the sampled
+    flag of a parent decides. `ratio`: the share of the traces that begin in this server, or of all traces unless
+    `by_parent`. `resource`: attributes of the resource. `queue_size` and `batch_size`: most spans in the queue and
+    in a batch. `delay`: seconds between exports.
     """
 
     exporter: str = OTLP
@@ -62,7 +66,7 @@ class SpanSettings:
 
     @property
     def destination(self) -> str:
-        """Where spans go, without the password and the query that a URL may have."""
+        """The collector's URL without password and query, or "standard output"; for messages."""
         if self.exporter == CONSOLE:
             return "standard output"
         parts = urlsplit(self.endpoint)
@@ -70,7 +74,7 @@ class SpanSettings:
 
 
 def settings_of(environment: Mapping[str, str]) -> tuple[SpanSettings | None, list[str]]:
-    """Return the settings, None where no variable asks for spans, and the problems with the variables."""
+    """Returns the settings, None if no variable enables spans, and texts about invalid variables."""
     found = _Variables(environment)
     settings = found.settings() if found.wanted() else None
     return settings, found.problems
@@ -82,11 +86,11 @@ class _Variables:
         self.problems: list[str] = []
 
     def text(self, *names: str) -> str:
-        """The first one that is set and not empty."""
+        """Returns the first of these variables that is set and not empty; "" if none is."""
         return next((value for name in names if (value := self._environment.get(name, "").strip())), "")
 
     def wanted(self) -> bool:
-        """Whether there is an exporter, or an endpoint for one."""
+        """Returns whether an exporter, or an endpoint for one, is set."""
         if self.text("OTEL_SDK_DISABLED").lower() == "true":
             return False
         if self.text("OTEL_TRACES_EXPORTER"):
@@ -143,7 +147,7 @@ class _Variables:
             url = f"{general.rstrip('/')}/{TRACES_PATH}"
         url = url or general
         if url and "://" not in url and protocol == GRPC:
-            # gRPC's own form of a target: HOST:PORT.
+            # A gRPC target, HOST:PORT.
             insecure = self._otlp_text("INSECURE").lower() == "true"
             url = f"{'http' if insecure else 'https'}://{url}"
         if url and (problem := _problem_of(url)):
@@ -183,7 +187,7 @@ class _Variables:
             if equals and key.strip():
                 pairs[key.strip()] = unquote(value.strip())
             elif pair.strip():
-                # Headers may be credentials: their text is not repeated.
+                # Headers may be credentials, so the message does not quote them.
                 self.problems.append(f"{variable}: expected KEY=VALUE,..., got a part without '='; it is ignored")
         return pairs
 
@@ -237,10 +241,10 @@ def _problem_of(url: str) -> str:
 def trace_config_settings(
     environment: Mapping[str, str], url: str, resource: Mapping[str, str], batching: Mapping[str, int]
 ) -> tuple[SpanSettings, list[str]]:
-    """Return the settings of Triton's `--trace-config`, which exports over HTTP, and the variables' problems.
+    """Returns settings for Triton's `--trace-config`, which exports over HTTP, and texts about invalid variables.
 
-    What the flag does not set, the variables do, whether or not they ask for spans. `url` has a path; "" is
-    Triton's default.
+    The environment variables apply where the flag sets nothing, whether or not they enable spans. `url` has a
+    path; "" is Triton's default. `batching` has Triton's settings `bsp_…` by name, in spans and milliseconds.
     """
     found = _Variables(environment)
     settings = found.settings()
