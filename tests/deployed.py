@@ -1,4 +1,4 @@
-"""The files in deploy/, as their readers have them."""
+"""Reads the files in deploy/."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ CHART = DEPLOY / "helm" / "triglot"
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """The objects of a file of YAML; none for what is empty."""
+    """Returns the documents of a YAML text, without empty ones."""
     return [document for document in yaml.safe_load_all(text) if document]
 
 
 def runtime() -> dict[str, Any]:
-    """KServe's ClusterServingRuntime."""
+    """Returns KServe's ClusterServingRuntime."""
     (document,) = documents(RUNTIME.read_text())
     return document
 
 
 def command_line(name: str, port: int) -> list[str]:
-    """The arguments of the runtime's container for the InferenceService of this name, but for the port."""
+    """Returns the arguments of the runtime's container for the InferenceService `name`, with this port."""
     (container,) = runtime()["spec"]["containers"]
     assert container["command"] == ["triglot"]
     texts = [argument.replace("{{.Name}}", name) for argument in container["args"]]

@@ -1,4 +1,4 @@
-"""Files of tests that run in another environment, which has their libraries."""
+"""Runs test files in another virtual environment, which has the libraries that they need."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ RUN_SECONDS = 300
 
 
 def check_tests(environment: str, *files: Path, seconds: float = RUN_SECONDS) -> None:
-    """Run files of tests there, in one go: the libraries take seconds to import. They may take so many `seconds`.
+    """Run test files in an environment, all in one process because its libraries take seconds to import.
 
-    Raises `AssertionError` unless all of them hold, and none is skipped.
+    Raises `AssertionError` unless all tests pass and none is skipped, `subprocess.TimeoutExpired` after `seconds`.
     """
     done = subprocess.run(
         [str(environments.python(environment)), "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)],

@@ -1,10 +1,11 @@
-"""Virtual environments, made once and kept until their requirements change.
+"""Virtual environments for the tests, created once and kept until their requirements change.
 
-    python3 tests/environments.py dev        # prints the environment's python
+    python3 tests/environments.py dev        # prints the path of the environment's python
 
-An environment is a file in tests/requirements/. Its folder, .venv/NAME, says everything it was made from. Where
-only lines were added to the file, they are installed into it, so that who uses it is not disturbed; with any
-other difference it is made anew. Only the standard library is used: this runs first.
+Each file in tests/requirements/ defines an environment. Its folder, .venv/NAME, records everything it was made
+from. If lines were only added to the file, these are installed into the existing environment, so that processes
+that use it are not disturbed; after any other change it is created anew. Uses only the standard library, because
+it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ REQUIREMENTS = ROOT / "tests" / "requirements"
 
 
 def made_of(requirements: Path) -> dict[str, Any]:
-    """What an environment is made of, but for the names of its folder and its file."""
+    """Returns everything that an environment depends on, except for the names of its folder and its file."""
     lines = [line.strip() for line in requirements.read_text().splitlines()]
     lines = sorted(line for line in lines if line and not line.startswith("#"))
     made_of: dict[str, Any] = {"python": sys.version, "root": str(ROOT), "requirements": lines}
@@ -35,8 +36,8 @@ def made_of(requirements: Path) -> dict[str, Any]:
 
 
 def _project(editable: str) -> dict[str, Any]:
-    """As much of pyproject.toml as an installation depends on: not the settings of tools, nor other extras."""
-    import tomllib  # noqa: PLC0415 - a Python that is too old has none, and is to be told so.
+    """Returns the part of pyproject.toml that an installation depends on: no tools' settings, no other extras."""
+    import tomllib  # noqa: PLC0415 - a Python that is too old lacks it, and must reach the error message below.
 
     text = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project, extras = text["project"], _extras(editable)
@@ -46,13 +47,13 @@ def _project(editable: str) -> dict[str, Any]:
 
 
 def _extras(editable: str) -> list[str]:
-    """The extras that a requirement like `--editable .[onnx,torch]` asks for."""
+    """Returns the extras in a requirement like `--editable .[onnx,torch]`."""
     named = editable.partition("[")[2].partition("]")[0]
     return [extra.strip() for extra in named.split(",") if extra.strip()]
 
 
 def has_grown(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether lines of requirements came and nothing else changed."""
+    """Returns whether lines were added to the requirements and nothing else changed."""
     kept = set(before["requirements"]) <= set(after["requirements"])
     return kept and {**before, "requirements": []} == {**after, "requirements": []}
 
@@ -65,20 +66,20 @@ def _make(folder: Path, requirements: Path) -> None:
 
 def _install(folder: Path, requirements: Path) -> None:
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    # Most of the modules are never imported, and need not be compiled.
+    # Most modules are never imported, and need no compilation.
     install = [*pip, "install", "--no-compile", "--requirement", str(requirements)]
     subprocess.run(install, check=True, cwd=ROOT, stdout=sys.stderr)
 
 
 def python(name: str) -> Path:
-    """The python of environment `name`, which is made first when it is missing or out of date.
+    """Returns the path of the python of environment `name`; creates or updates the environment first if necessary.
 
-    The environment that this runs in stays as it is.
+    The environment that this process runs in is never changed.
     """
     requirements = REQUIREMENTS / f"{name}.txt"
     folder = ROOT / ".venv" / name
     if folder == Path(sys.prefix):
-        return Path(sys.executable)  # Nobody saws off the branch that he sits on.
+        return Path(sys.executable)  # Changing it would break this process.
     folder.parent.mkdir(exist_ok=True)
     stamp = folder / "made_of.json"
     with (folder.parent / f"{name}.lock").open("w") as lock:
@@ -98,7 +99,7 @@ if __name__ == "__main__":
             f"Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed, this is {sys.version.split()[0]}"
         )
     try:
-        import ensurepip  # noqa: F401 - Debian has it in a package of its own.
+        import ensurepip  # noqa: F401 - on Debian, a separate package has it.
     except ImportError:
         sys.exit(f"{sys.executable} has no venv; on Debian and Ubuntu: apt install python3-venv")
     try:

@@ -1,10 +1,12 @@
-"""Processes of Python that are forked from one that has imported a library: for some that is most of what they do.
+"""Python processes forked from a server process that has imported a library already.
 
-Each of them is as `python ARGUMENTS` would make it: its arguments, environment, working directory, standard
-streams and signals are its own. Only what Python and the library do when they are started and imported is not done
-again: variables that they look at then need a process of another kind.
+For some programs, importing the library takes most of their time.
 
-    python forked.py FD MODULE...   # forks one for each request that comes over this socket, until it is closed
+Each of them is like one started by `python ARGUMENTS`, with arguments, environment, working directory, standard
+streams and signals of its own. Only the start of the interpreter and the import are not repeated: a program with
+environment variables that are read then has to be started as a new process.
+
+    python forked.py FD MODULE...   # the server: forks a process per request on this socket, until it is closed
 """
 
 from __future__ import annotations
@@ -35,13 +37,14 @@ CLIENTS = {
     "kserve": ("kserve",),
     "tensorflow": ("tensorflow", "tensorflow_serving.apis.prediction_service_pb2_grpc"),
 }
-"""What takes seconds to import, and starts no threads, by the environment that has it."""
+"""By environment: its modules that take seconds to import, and start no threads."""
 
 
 class Forked:
-    """`python ARGUMENTS`, as much like a `subprocess.Popen` with pipes for text as tests need.
+    """A running process `python ARGUMENTS`, with the part of `subprocess.Popen`'s interface that tests need.
 
-    The arguments are `-m MODULE`, `-c CODE` or a script, and those of the program; `imported` names modules.
+    The arguments are `-m MODULE`, `-c CODE` or a script, followed by the program's own. `imported`: modules that
+    are already imported in the process. `stdout` and `stderr` are pipes of text.
     """
 
     def __init__(
@@ -75,7 +78,10 @@ class Forked:
         return text
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status. Raises `subprocess.TimeoutExpired`."""
+        """Wait for the end of the process; returns its exit status.
+
+        Raises `subprocess.TimeoutExpired` after `timeout` seconds.
+        """
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 assert timeout is not None
@@ -85,25 +91,28 @@ class Forked:
         return self.returncode
 
     def poll(self) -> int | None:
-        """The exit status; None: it runs."""
+        """Returns the exit status, or None while the process runs."""
         try:
             return self.wait(0)
         except subprocess.TimeoutExpired:
             return None
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """As the system does it."""
+        """Send SIGKILL, unless the process has ended."""
         self.send_signal(signal.SIGKILL)
 
 
 @cache
 def _server(python: str, imported: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """What forks, and the socket to it; it is started when it is first needed, and ends with this process."""
+    """Returns the socket to the server process that forks, and that process.
+
+    It is started on first use, and ends with this process.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -112,7 +121,7 @@ def _server(python: str, imported: tuple[str, ...]) -> tuple[socket.socket, subp
 
 
 def main() -> None:
-    """Fork what is asked for."""
+    """Run the server process: fork one process per request."""
     gc.disable()
     for name in sys.argv[2:]:
         importlib.import_module(name)
@@ -127,13 +136,13 @@ def main() -> None:
                 _attend(request, files)
             for file in files:
                 os.close(file)
-            with suppress(ChildProcessError):  # There is none.
+            with suppress(ChildProcessError):  # There is no child process.
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
 
 
 def _attend(request: bytes, files: Sequence[int]) -> NoReturn:
-    """Fork one, and say how it is called and how it ended."""
+    """Fork one process; send its id, and its exit status once it has ended."""
     *streams, status = files
     pid = os.fork()
     if not pid:
@@ -149,7 +158,7 @@ def _attend(request: bytes, files: Sequence[int]) -> NoReturn:
 
 
 def _run(request: bytes, streams: Sequence[int]) -> NoReturn:
-    """Be `python ARGUMENTS`."""
+    """Run `python ARGUMENTS` in this process."""
     arguments, environment, folder = json.loads(request)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

@@ -1,4 +1,4 @@
-"""A model of a server process that waits until the test lets it go on."""
+"""A model for server processes that waits until the test lets it continue."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class Gate(triglot.Model):
 
 
 class Gate:
-    """A model whose `load` and whose answers wait until the test says so."""
+    """Writes a model whose `load` and `infer` wait for files that this object creates in the model's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         write_model(folder, GATE)
 
     def open(self, what: str | int) -> None:
-        """Let it load ("load"), or let the requests with this value be answered, now or when they come."""
+        """Let the model load ("load"), or let current and later requests with this value continue."""
         (self.folder / f"open-{what}").touch()
 
     def wait_until_it_waits(self, what: str | int) -> None:
-        """Until it has begun to load, or has begun on a request with this value."""
+        """Wait until the model has begun to load ("load"), or to execute a request with this value."""
         wait_until((self.folder / f"waits-{what}").exists)
 
     def is_closed(self) -> bool:
-        """Whether `close()` was called."""
+        """Returns whether the model's `close()` was called."""
         return (self.folder / "closed").exists()

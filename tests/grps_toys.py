@@ -1,7 +1,7 @@
-"""The grps project of toy models, its configurations, and a process that serves one of them.
+"""The grps project of toy models, its configurations, and the arguments to serve it with one of them.
 
-The project is served where it lies; what must differ from run to run (address, ports and folder of the logs) is
-written into copies of its configuration files.
+The project is served from its own folder; settings that differ from run to run (address, ports and folder of the
+logs) are written into copies of its configuration files.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from process import unused_ports
 PROJECTS = Path(__file__).parent / "grps_projects"
 TOYS = PROJECTS / "toys"
 DAGS: dict[str, Sequence[str]] = {"dag2": ("app_a", "app_b"), "custom": ("custmodes",)}
-"""Configurations whose DAG is another one than inference.yml's: its models, in order."""
+"""Configurations whose DAG differs from that of inference.yml: its models, in order."""
 CONFIGS = ("default", "dag2", "custom", "header", "limits")
 
 
 def grps_arguments(project: Path, folder: Path, config: str = "default") -> list[str]:
-    """What follows `triglot grps`: the project, and its configuration on free ports, written into `folder`."""
+    """Write the project's configuration, with free ports, into `folder`; returns arguments for `triglot grps`."""
     folder.mkdir(parents=True, exist_ok=True)
     server, inference = folder / "server.yml", folder / "inference.yml"
     server.write_text(_server_text(project, folder, config))

@@ -1,4 +1,4 @@
-"""Files that a library takes seconds to write for tests: kept in the environment that has the library."""
+"""Caches files that a library takes seconds to write for tests, in the environment that has the library."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 
 
 def kept_files(prefix: Path, kind: str, source: str, write: Callable[[Path], object]) -> Path:
-    """The folder with what `write` writes into it, once for each `source`: all that the files depend on.
+    """Returns the folder with the files that `write` writes, which is called once for each `source`.
 
-    `prefix` is the environment's. The folder lasts as long as that; a test that changes files copies them.
+    `source` is the cache key: everything that the files depend on. `prefix` is the environment's folder, with
+    which the files are deleted. A test that changes files must copy them.
     """
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     folder = prefix / "kept_files" / f"{kind}-{digest}"

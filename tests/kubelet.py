@@ -1,4 +1,4 @@
-"""What the kubelet does with a container: its process, its probes with their timings, and its end."""
+"""Runs a container's command as the kubelet does: starts, probes (with the configured timings), and ends it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CONTAINER = Path(__file__).parent / "container.sh"
 
 
 def restricted(models: Path, *volumes: Path) -> list[str]:
-    """What makes a command one of a container, which sees the volumes: it stands before the command.
+    """Returns the command prefix that runs a command with the file system of a container, which has these volumes.
 
-    Skips the test where that is not possible.
+    Skips the test where the system does not allow that.
     """
     if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
         pytest.skip("only root can make a file system for a process of its own, and not in every container")
@@ -42,7 +42,7 @@ def restricted(models: Path, *volumes: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Probe:
-    """One of HTTP; the names and the defaults are Kubernetes'."""
+    """An HTTP probe; names and defaults are those of Kubernetes."""
 
     path: str
     period_seconds: float = 10
@@ -52,7 +52,7 @@ class Probe:
 
     @classmethod
     def of(cls, probe: Mapping[str, Any]) -> Self:
-        """A container's probe."""
+        """Returns the probe for an entry of a container's spec, such as `livenessProbe`."""
         named = {"periodSeconds": "period_seconds", "timeoutSeconds": "timeout_seconds"}
         named["failureThreshold"] = "failure_threshold"
         assert probe.keys() <= {"httpGet", *named}
@@ -60,9 +60,9 @@ class Probe:
         return cls(probe["httpGet"]["path"], scheme=probe["httpGet"].get("scheme", "HTTP"), **given)
 
     def succeeds(self, port: int) -> bool:
-        """Whether the answer comes in time, and is one of success."""
+        """Probe once; returns whether a response with a status of 200 to 399 arrives within `timeout_seconds`."""
         connection: http.client.HTTPConnection
-        if self.scheme == "HTTPS":  # Of any name.
+        if self.scheme == "HTTPS":  # Without a check of the certificate, as the kubelet does.
             context = ssl._create_unverified_context()
             connection = http.client.HTTPSConnection(
                 "127.0.0.1", port, timeout=self.timeout_seconds, context=context
@@ -79,7 +79,10 @@ class Probe:
 
 
 class Pod:
-    """A container that listens on `port`, as the kubelet runs it: `with` starts it, and kills what is left."""
+    """A running container that listens on `port`; `with` starts its process, and kills it at the end.
+
+    `ready` is its state by the readiness probe, updated on a thread.
+    """
 
     def __init__(self, container: Mapping[str, Any], command: Sequence[str], port: int) -> None:
         self.port = port
@@ -92,10 +95,11 @@ class Pod:
         self._watching: list[threading.Thread] = []
         self.ready = False
         self.failed_liveness = 0
-        """Times that the kubelet would have restarted the container."""
+        """Number of liveness probes after which the kubelet would have restarted the container."""
 
     def __enter__(self) -> Self:
-        # As for a user who is in no list of users; there is a Service of the server's name.
+        # The home folder of a user without an entry in /etc/passwd; and the variables that Kubernetes sets for a
+        # Service named triglot.
         environment = clean_environment(
             HOME="/", KUBERNETES_SERVICE_HOST="10.0.0.1", TRIGLOT_PORT="tcp://10.0.0.2:8080", **self._variables
         )
@@ -122,7 +126,7 @@ class Pod:
         self.log.close()
 
     def wait_until_ready(self) -> None:
-        """Startup probes, then those of readiness; they go on then, and so do those of liveness."""
+        """Probe until startup and then readiness succeed; readiness and liveness are probed further on threads."""
         self._probe_until(self._startup)
         self._probe_until(self._readiness)
         self.ready = True
@@ -131,9 +135,10 @@ class Pod:
             self._watching[-1].start()
 
     def terminate(self, grace_seconds: float) -> float:
-        """SIGTERM, and what Kubernetes grants until SIGKILL; the seconds that it took.
+        """Send SIGTERM; returns the seconds until the process ended.
 
-        Raises `subprocess.TimeoutExpired` where it takes longer, `AssertionError` for an end that is not clean.
+        Raises `subprocess.TimeoutExpired` after `grace_seconds`, when Kubernetes would send SIGKILL, and
+        `AssertionError` for an exit status other than 0.
         """
         self._ended.set()
         begun = time.monotonic()

@@ -1,10 +1,10 @@
-"""Tests side by side: what goes to which of pytest-xdist's workers, and what runs while no other test does.
+"""Pytest plugin for parallel runs: assigns tests to the workers of pytest-xdist, and runs some tests exclusively.
 
-Strategy: a file of tests, or several that share what is dear to start, go to one worker, so each server starts
-once. Tests with the mark `alone` measure, and the others would be measured too: all workers take turns at two
-locks, of which such a test holds the second one for itself, and keeps it for the next test that has the mark. The
-files with such tests come first, and on one worker: later, each would wait for long tests of the other workers,
-and these for it.
+Strategy: the tests of a file, or of several files that share servers that are expensive to start, run on one
+worker, so each server starts once. Tests with the mark `alone` measure something that concurrent tests would
+distort. All workers synchronise by two file locks, used as a readers-writer lock: a test with the mark holds the
+second one exclusively, and keeps it if the next test has the mark, too. The files with such tests run first, and
+on one worker: later, each would wait for long tests of the other workers, and these for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOGETHER = {
     "tests/e2e/test_tensorflow_client.py": "tensorflow",
     "tests/e2e/test_tensorflow_warm_up.py": "tensorflow",
 }
-"""Files that are one group: they have tests that run alone, or share a server that is dear to start; its name."""
+"""Names of groups of several files: those with tests that run alone, or share an expensive server."""
 LONGEST = (
     "alone",
     "tests/executors/test_ray_missing.py",
@@ -60,18 +60,21 @@ LONGEST = (
     "tests/e2e/test_process_instances.py",
     "tests/repository/test_reconciler_machine.py",
 )
-"""The groups that take longest: begun last, they would leave one worker alone at its work."""
+"""The longest groups, which start first: started last, one would keep its worker busy after the others ended."""
 _FOLDER = "turns"
 
 
 def group_of(node_id: str) -> str:
-    """The name of a test's group; the tests of a group run on one worker, one after the other."""
+    """Returns the name of a test's group; the tests of a group run on one worker, one after the other."""
     file = node_id.split("::", 1)[0]
     return TOGETHER.get(file, file)
 
 
 class LoadLock:
-    """The two locks: who waits for the second one holds the first, so that nobody overtakes."""
+    """A readers-writer lock between processes, made of two files.
+
+    A process that waits for the second one holds the first, so that no other can overtake it.
+    """
 
     def __init__(self, folder: Path) -> None:
         with ExitStack() as files:
@@ -80,7 +83,7 @@ class LoadLock:
 
     @contextmanager
     def turn(self, *, alone: bool) -> Iterator[None]:
-        """Wait until nobody runs who is `alone`; with `alone`, until nobody runs."""
+        """Hold the lock for the block: exclusively with `alone`, else shared with others that are not `alone`."""
         fcntl.flock(self._door, fcntl.LOCK_EX)
         try:
             fcntl.flock(self._room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
@@ -92,17 +95,17 @@ class LoadLock:
             fcntl.flock(self._room, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Give back the files."""
+        """Close the files."""
         self._files.close()
 
 
 def runs_alone(item: pytest.Item) -> bool:
-    """Whether no other test may run meanwhile."""
+    """Returns whether no other test may run at the same time."""
     return item.get_closest_marker("alone") is not None
 
 
 class Worker:
-    """In each worker: its tests take their turns."""
+    """Plugin of a worker process: takes the lock for each test."""
 
     def __init__(self, folder: Path) -> None:
         self._load_lock = LoadLock(folder)
@@ -113,7 +116,7 @@ class Worker:
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:
-        """One test, with the fixtures that are made for it and ended after it."""
+        """Hold the lock while a test runs, with the setup and teardown of its fixtures."""
         if not runs_alone(item):
             with self._load_lock.turn(alone=False):
                 return (yield)
@@ -128,32 +131,32 @@ class Worker:
                 self._alone.close()
 
     def pytest_unconfigure(self) -> None:
-        """The end."""
+        """Close the lock's files."""
         self._load_lock.close()
 
 
 class Controller:
-    """In the process that has workers: it gives out the tests, and keeps the locks' files."""
+    """Plugin of the controller process: schedules the tests, and owns the folder of the locks' files."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="triglot-tests-")
 
     def pytest_configure_node(self, node: WorkerController) -> None:
-        """What a worker is told."""
+        """Send a worker the path of the locks' folder."""
         node.workerinput[_FOLDER] = self._folder.name
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Producer) -> object:
-        """Who gives out the tests."""
-        from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - not every environment has it.
+        """Returns the scheduler."""
+        from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - some environments lack it.
 
         class Groups(LoadScopeScheduling):  # type: ignore[misc]  # It has no types.
-            """By groups, the long ones first."""
+            """Schedules the tests by groups, in their order: the longest first."""
 
             def _split_scope(self, nodeid: str) -> str:
                 return group_of(nodeid)
 
             def _reschedule(self, node: WorkerController) -> None:
-                # One that takes the place of a lost worker may not have said yet what tests it knows.
+                # A worker that replaces a lost one may not have reported its collected tests yet.
                 if node in self.registered_collections:
                     super()._reschedule(node)
 
@@ -161,12 +164,12 @@ class Controller:
         return Groups(config, log)
 
     def pytest_unconfigure(self) -> None:
-        """The end."""
+        """Delete the locks' folder."""
         self._folder.cleanup()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take part, in one role or the other, where there are workers."""
+    """Register the plugin of a worker or of the controller, if there are workers."""
     worker: dict[str, Any] | None = getattr(config, "workerinput", None)
     if worker is not None:
         config.pluginmanager.register(Worker(Path(worker[_FOLDER])))
@@ -176,25 +179,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest groups first; else the order stays as it is."""
+    """Sort the longest groups first; otherwise the order is kept."""
     ranks = {group: rank for rank, group in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(group_of(item.nodeid), len(ranks)))
 
 
 def pytest_collection() -> None:
-    """Keep the garbage collector from looking through tests that are being collected: they stay."""
+    """Disable the garbage collector during collection: all objects made then stay alive."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Keep it from what is there to stay, from here on: many tests, and what they test, have it collect."""
+    """Exclude all objects made so far from garbage collection, which many tests and the code under test run."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Keep it from what the tests of a file have left, too, as modules that they were the first to import."""
+    """After the tests of a file, also exclude what they left, such as modules that they were first to import."""
     done = yield
     if nextitem is None or nextitem.path != item.path:
         gc.collect()

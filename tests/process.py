@@ -1,6 +1,6 @@
-"""A `triglot` process as a user starts it, what it says, and the few calls that tests of a process make.
+"""Starts `triglot` as a process, as a user does, and reads its output; with helpers for ports, files and models.
 
-Nothing here waits a fixed time: everything is waited for, with a deadline.
+Nothing here sleeps for a fixed time: each wait is for an event, with a deadline.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ import environments
 from forked import CLIENTS, Forked
 
 SECONDS = 60
-"""How long anything may take; only a test that fails waits so long."""
+"""Deadline of every wait; only a failing test waits as long."""
 FREE_PORTS = ("--grpc-port", "0", "--rest-port", "0")
 LISTENING = re.compile(r"gRPC on 127\.0\.0\.1:(\d+) and REST on 127\.0\.0\.1:(\d+) in \d+\.\d\d s")
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """This process's environment without what would lead the server or its clients astray, and `extra`.
+    """Returns the environment of this process without proxies and options of triglot and Python, and with `extra`.
 
-    Which transport the tests go through stays, so that the processes they start are like them.
+    Variables that would affect the server or its clients are removed. Those that select the transport under test
+    are kept, so that started processes use it, too.
     """
     kept = {
         name: value
@@ -47,7 +48,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 def triglot_command(
     arguments: tuple[str | Path, ...], before: str = "", python: str | Path = sys.executable
 ) -> list[str]:
-    """`triglot ARGUMENTS`; `before` is code that runs first, in the same process."""
+    """Returns the command line of `triglot ARGUMENTS`; `before` is code that runs first, in the same process."""
     if before:
         program = ["-c", f"{before}\nimport sys\nfrom triglot.cli.main import main\nsys.exit(main())"]
     else:
@@ -62,10 +63,10 @@ def _start(
     python: str | Path = sys.executable,
     folder: Path | None = None,
 ) -> subprocess.Popen[str] | Forked:
-    """`triglot ARGUMENTS`: forked, unless it is to be another Python, or one that begins otherwise."""
+    """Start `triglot ARGUMENTS`: forked, unless another interpreter, code or environment variables are needed."""
     extra = environment or {}
     plain = not before and python == sys.executable and all(name.startswith("TRIGLOT_") for name in extra)
-    if plain and "COVERAGE_PROCESS_CONFIG" not in os.environ:  # Coverage is measured from the start on.
+    if plain and "COVERAGE_PROCESS_CONFIG" not in os.environ:  # Coverage is measured from the interpreter's start.
         command = triglot_command(arguments)[1:]
         return Forked(command, clean_environment(**extra), folder or Path.cwd())
     return subprocess.Popen(
@@ -81,7 +82,7 @@ def _start(
 def python_in(
     environment: str, *arguments: str, folder: Path | None = None, **variables: str
 ) -> subprocess.Popen[str] | Forked:
-    """`python ARGUMENTS` in one of the tests' environments: forked where its library takes seconds to import."""
+    """Start `python ARGUMENTS` in a test environment; forked if the environment's library is slow to import."""
     python, folder = str(environments.python(environment)), folder or Path.cwd()
     if imported := CLIENTS.get(environment):
         return Forked(arguments, clean_environment(**variables), folder, python, imported)
@@ -97,7 +98,7 @@ def python_in(
 
 
 class Lines:
-    """The text of a pipe, read by a thread so that the writer never waits."""
+    """The text of a pipe, read by a thread so that the writer never blocks."""
 
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe = pipe
@@ -117,12 +118,12 @@ class Lines:
             self._changed.notify_all()
 
     def text(self) -> str:
-        """What was written so far."""
+        """Returns the text written so far."""
         with self._changed:
             return self._text
 
     def wait_for(self, pattern: str | re.Pattern[str]) -> re.Match[str]:
-        """The first match, now or later. Raises `AssertionError` when the text ends without one."""
+        """Wait for the first match and return it. Raises `AssertionError` when the text ends without one."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or re.search(pattern, self._text) is not None, SECONDS)
             match = re.search(pattern, self._text)
@@ -130,16 +131,17 @@ class Lines:
         return match
 
     def close(self) -> str:
-        """All that was written; the writer is gone."""
+        """Read to the end and close the pipe; returns the whole text. The writer must have ended."""
         self._thread.join(SECONDS)
         self._pipe.close()
         return self._text
 
 
 class Triglot:
-    """`triglot serve ARGUMENTS`, or another command than `serve`, running in this or another environment's python.
+    """A running process `triglot serve ARGUMENTS`, or another command, in this or another environment's `python`.
 
-    Killed at the end of the `with` block when it still runs then.
+    `environment`: additional variables. `before`: code that runs first in the process. `folder`: its working
+    directory. It is killed at the end of the `with` block if it still runs.
     """
 
     def __init__(
@@ -169,7 +171,7 @@ class Triglot:
         self.stderr.close()
 
     def ports(self) -> tuple[int, int]:
-        """The ports of gRPC and REST, as soon as the log says that they are open."""
+        """Wait until the log reports the open ports; returns those of gRPC and REST."""
         grpc_port, rest_port = self.stderr.wait_for(LISTENING).groups()
         return int(grpc_port), int(rest_port)
 
@@ -178,37 +180,37 @@ class Triglot:
         self._process.send_signal(number)
 
     def wait(self) -> int:
-        """The exit status, and both texts complete."""
+        """Wait for the process to end and read all its output; returns the exit status."""
         status = self._process.wait(SECONDS)
         self.stdout.close()
         self.stderr.close()
         return status
 
     def stop(self) -> None:
-        """SIGTERM, and a clean end."""
+        """Send SIGTERM and wait for exit status 0. Raises `AssertionError` for any other."""
         self.signal(signal.SIGTERM)
         assert self.wait() == 0, self.stderr.text()
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Process id."""
         return self._process.pid
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the process still runs."""
         return self._process.poll() is None
 
 
 def run_triglot(
     *arguments: str | Path, environment: Mapping[str, str] | None = None, before: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """`triglot ARGUMENTS`, to its end."""
+    """Run `triglot ARGUMENTS` until it ends; returns its exit status and output."""
     return outcome(_start(arguments, environment, before))
 
 
 def outcome(process: subprocess.Popen[str] | Forked, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
-    """What it wrote, and its exit status: that of SIGKILL when it ran for longer than this."""
+    """Wait for a process to end; returns its output and exit status. It is killed after `seconds`."""
     assert process.stdout is not None
     assert process.stderr is not None
     stdout, stderr = Lines(process.stdout), Lines(process.stderr)
@@ -222,13 +224,13 @@ def outcome(process: subprocess.Popen[str] | Forked, seconds: float = SECONDS) -
 
 @contextmanager
 def taken_port() -> Iterator[int]:
-    """A port of this machine that somebody else listens on."""
+    """Yields a port of this machine that is in use."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 def unused_ports() -> tuple[int, int]:
-    """Two ports that are free at the moment, none of those that the kernel gives to who asks for any (port 0)."""
+    """Returns two ports that are free now and outside of the range that the kernel assigns for port 0."""
     found: set[int] = set()
     while len(found) < 2:
         port = random.SystemRandom().randrange(10_000, 30_000)
@@ -239,11 +241,11 @@ def unused_ports() -> tuple[int, int]:
 
 
 def is_listening(port: int) -> bool:
-    """Whether a connection to the port is accepted."""
+    """Returns whether a connection to the port is accepted."""
     try:
         with socket.create_connection(("127.0.0.1", port), SECONDS):
             return True
-    except ConnectionError:  # Refused, or reset by one who is just about to close it.
+    except ConnectionError:  # Refused, or reset by a process that is closing the port.
         return False
 
 
@@ -260,7 +262,7 @@ class Identity(triglot.Model):
 
 
 def write_whole(file: Path, text: str) -> Path:
-    """The file, replaced in one step: who looks meanwhile finds all of its text, or none."""
+    """Replace a file atomically: readers see all of its text, or none. Returns the file's path."""
     file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_name(f".{file.name}.part")
     beside.write_text(text)
@@ -268,7 +270,7 @@ def write_whole(file: Path, text: str) -> Path:
 
 
 def write_model(folder: Path, text: str = IDENTITY) -> Path:
-    """A model folder; the path of its file."""
+    """Write a model folder; returns the path of its model.py."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "model.py"
     file.write_text(text)

@@ -1,4 +1,4 @@
-"""Recorded requests, as tests find them in a folder."""
+"""Reads the requests that a server has recorded in a folder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from triglot.protocols.tfserving.tfrecord import read_records
 
 
 def logs_in(folder: Path, prefix: str = "r") -> list[pb.PredictionLog]:
-    """All records of a prefix, file by file."""
+    """Returns the records of all files with this prefix, file by file."""
     files = sorted(folder.glob(f"{prefix}-[0-9]*.tfrecord"))
     return [pb.PredictionLog.FromString(record) for file in files for record in read_records(file.read_bytes())]
 
 
 def arrays_of(tensors: Mapping[str, Any]) -> dict[str, Array]:
-    """The tensors of a request or an answer."""
+    """Returns the tensors of a request or response as arrays, by name."""
     arrays = {}
     for name, message in tensors.items():
         tensor = read_tensor(name, message, MAX_FILLED_BYTES)
@@ -33,7 +33,7 @@ def arrays_of(tensors: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def pairs_in(folder: Path, prefix: str = "r") -> list[tuple[list[float], list[float]]]:
-    """Input `x` and output `y` of each Predict."""
+    """Returns input `x` and output `y` of each recorded Predict call."""
     return [
         (
             arrays_of(log.predict_log.request.inputs)["x"].ravel().tolist(),

@@ -14,8 +14,8 @@ SCRIPTS = Path(__file__).parent / "e2e" / "clients"
 
 
 def write(folder: Path, *names: str, script: str = "tf_models.py") -> Path:
-    """FOLDER/NAME/VERSION/… for each of these models, or for all that the script has. Returns `folder`."""
-    # One script imports the other.
+    """Write FOLDER/NAME/VERSION/… for each of these models, or for all of the script; returns `folder`."""
+    # One script imports the other, so the files depend on all of them.
     scripts = [file.read_text() for file in sorted(SCRIPTS.glob("tf*_models.py"))]
     prefix = environments.python("tensorflow").parents[1]
     kept = kept_files(prefix, script, "\0".join([*scripts, *names]), partial(_write, script, names))

@@ -1,4 +1,4 @@
-"""Models that a test makes, behind a server in the test's own process."""
+"""Serves models that a test defines, in the test's own process."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from triglot.repository.scan.source import ModelFiles
 from waiting import until
 
 SECONDS = 20
-"""How long anything may take; only a test that fails waits so long."""
+"""Deadline of every wait; only a failing test waits as long."""
 Arrays = Mapping[str, NDArray[Any]]
 X = [triglot.TensorSpec("x", "INT32", [-1])]
 Y = [triglot.TensorSpec("y", "INT32", [-1])]
 both = pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
-"""For a caller on a thread, and for one on the loop."""
+"""Runs a test twice: with a calling model on a thread, and with one on the event loop."""
 
 
 class Function(triglot.Model):
-    """Has input `x`, output `y`, and the `infer` that it is given; `said` changes further attributes."""
+    """A model with input `x`, output `y` and the given `infer`; `said` sets further attributes."""
 
     inputs, outputs = X, Y
 
@@ -42,7 +42,7 @@ class Function(triglot.Model):
 
 
 class Gated(triglot.Model):
-    """Says that it has begun, and waits for the test."""
+    """A model whose `infer` sets `begun`, and waits until the test sets `gate`."""
 
     inputs, outputs = X, Y
 
@@ -59,17 +59,20 @@ class Gated(triglot.Model):
 
 
 def twice(inputs: Arrays) -> dict[str, Any]:
-    """An `infer`."""
+    """An `infer` that doubles `x`."""
     return {"y": inputs["x"] * 2}
 
 
 async def twice_on_loop(inputs: Arrays) -> dict[str, Any]:
-    """As `twice`."""
+    """As `twice`, on the event loop."""
     return {"y": inputs["x"] * 2}
 
 
 def calling(name: str, *, on_loop: bool, **said: Any) -> Function:
-    """A model that answers what another one does, called with its own input and `said`."""
+    """Returns a model that calls another one with its own input and `said`, and returns the result.
+
+    `on_loop`: whether its `infer` is a coroutine function.
+    """
 
     def on_thread(inputs: Arrays, call: Call) -> Any:
         return {"y": call.infer(name, {"x": inputs["x"]}, **said)["y"]}
@@ -81,32 +84,32 @@ def calling(name: str, *, on_loop: bool, **said: Any) -> Function:
 
 
 def ensemble(*steps: triglot.Step, **said: Any) -> triglot.Ensemble:
-    """Of input `x` and output `y`, unless `said` otherwise."""
+    """Returns an ensemble with input `x` and output `y`, unless `said` has others."""
     model = triglot.Ensemble()
     vars(model).update({"inputs": X, "outputs": Y, "steps": steps} | said)
     return model
 
 
 def step(model: str, taken: str, given: str, version: int = 0) -> triglot.Step:
-    """Of a model with input `x` and output `y`."""
+    """Returns the step of a model with input `x` and output `y`: it reads tensor `taken` and writes `given`."""
     return triglot.Step(model, {"x": taken}, {"y": given}, version)
 
 
 class Served:
-    """A running server."""
+    """A running server, with calls to its data plane."""
 
     def __init__(self, server: triglot.Server) -> None:
         self.server = server
 
     async def infer(self, model: str, x: NDArray[Any], call: Call | None = None, **said: Any) -> NDArray[Any]:
-        """The output `y`, as a protocol gets it. Raises `ServingError`."""
+        """Call a model as a protocol does; returns its output `y`. Raises `ServingError`."""
         tensor = InputTensor("x", "INT32", x.shape, x.reshape(-1))
         request = InferenceRequest(model, inputs=[tensor], **said)
         response = await self.server.dataplane.infer(request, call or Call())
         return next(output.array for output in response.outputs if output.name == "y")
 
     async def error(self, model: str, x: NDArray[Any], call: Call | None = None, **said: Any) -> ServingError:
-        """The error that it ends with. Raises `AssertionError` when it does not."""
+        """Call a model and return the error. Raises `AssertionError` when the call succeeds."""
         try:
             answer = await self.infer(model, x, call, **said)
         except ServingError as error:
@@ -114,19 +117,19 @@ class Served:
         raise AssertionError(f"no error, but {answer}")
 
     def leases(self) -> dict[str, int]:
-        """The calls that hold each model at the moment."""
+        """Returns the number of calls that hold each model now, by its name."""
         versions = self.server.dataplane.versions(EVERYTHING)
         return {one.files.name: one.servable.leases for one in versions if one.servable is not None}
 
     async def is_idle(self) -> None:
-        """Wait until no call holds a model, or is counted as running."""
+        """Wait until no call holds a model, and none is counted as in flight."""
         await until(lambda: not any(self.leases().values()))
         await until(lambda: not any(one.in_flight for one in self.server.telemetry.endpoints()))
 
 
 @asynccontextmanager
 async def serving(models: Mapping[str, triglot.Model], **options: Any) -> AsyncIterator[Served]:
-    """A server of these models by their names."""
+    """Run a server with these models, given by name; `options` are those of `triglot.Config`."""
     files = [
         ModelFiles(name, 1, "python", Path(f"{name}.py"), make=partial(_itself, model))
         for name, model in models.items()
@@ -141,5 +144,5 @@ def _itself(model: triglot.Model) -> triglot.Model:
 
 
 def ints(*values: int) -> NDArray[np.int32]:
-    """An array."""
+    """Returns an array of shape [values]."""
     return np.array(values, np.int32)

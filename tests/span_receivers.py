@@ -1,4 +1,4 @@
-"""Collectors of OpenTelemetry spans, which decode with OpenTelemetry's own messages, and what they were sent."""
+"""Collectors of OpenTelemetry spans over gRPC and HTTP, which decode with OpenTelemetry's own messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SERVER, INTERNAL = Message.SPAN_KIND_SERVER, Message.SPAN_KIND_INTERNAL
 
 @dataclass(frozen=True)
 class Span:
-    """A span as it was received. Times in ns."""
+    """A received span. `start` and `end` are nanoseconds since the epoch; ids are in hex."""
 
     name: str
     kind: int
@@ -43,7 +43,7 @@ class Span:
 
     @property
     def code(self) -> str:
-        """How a call of gRPC, or of a row, ended."""
+        """Status code of a gRPC call, or else the attribute `triglot.code`."""
         return str(self.attributes.get("rpc.response.status_code") or self.attributes.get("triglot.code"))
 
 
@@ -52,7 +52,7 @@ def _value(value: Any) -> Any:
 
 
 def spans_of(data: bytes) -> list[Span]:
-    """Of an ExportTraceServiceRequest."""
+    """Returns the spans of an encoded ExportTraceServiceRequest."""
     request = trace_service_pb2.ExportTraceServiceRequest.FromString(data)
     found = []
     for of_resource in request.resource_spans:
@@ -88,7 +88,12 @@ def spans_of(data: bytes) -> list[Span]:
 
 @dataclass
 class Received:
-    """What a collector was sent; `headers` of its last request. `wait` holds it up, `refuse` has it fail."""
+    """The state of a collector: what it received, and how it responds.
+
+    `headers` are those of its last request, `requests` counts all. While `gate` is cleared, requests wait.
+    `refuse` is the status that requests fail with, None for success; `rejects` the number of spans that responses
+    report as rejected.
+    """
 
     spans: list[Span] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
@@ -102,7 +107,7 @@ class Received:
         self.gate.set()
 
     def add(self, data: bytes, headers: dict[str, str]) -> None:
-        """A request has come."""
+        """Record a request, once `gate` is set. Called on the collector's threads."""
         assert self.gate.wait(SECONDS)
         spans = spans_of(data)
         with self._changed:
@@ -113,19 +118,19 @@ class Received:
             self._changed.notify_all()
 
     def wait_for(self, count: int) -> list[Span]:
-        """All spans, once there are so many. Blocks."""
+        """Wait until at least `count` spans were received; returns all of them. Blocks."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.spans) >= count, SECONDS), self.spans
             return list(self.spans)
 
     def wait_for_request(self, number: int) -> None:
-        """Until so many requests came, refused ones among them. Blocks."""
+        """Wait until `number` requests were received, including refused ones. Blocks."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.requests >= number, SECONDS)
 
     @property
     def response(self) -> bytes:
-        """What is answered."""
+        """Encoded response to a request."""
         message = trace_service_pb2.ExportTraceServiceResponse()
         if self.rejects:
             message.partial_success.rejected_spans = self.rejects
@@ -135,7 +140,7 @@ class Received:
 
 @contextmanager
 def grpc_receiver(port: int = 0) -> Iterator[tuple[str, Received]]:
-    """Its URL. `refuse` may be a status code."""
+    """Run a collector for OTLP/gRPC; yields its URL and state. `refuse` may be a `grpc.StatusCode`."""
     received = Received()
 
     def export(data: bytes, context: grpc.ServicerContext) -> bytes:
@@ -159,7 +164,7 @@ def grpc_receiver(port: int = 0) -> Iterator[tuple[str, Received]]:
 
 @contextmanager
 def http_receiver() -> Iterator[tuple[str, Received]]:
-    """Its URL, without a path. `refuse` may be a status."""
+    """Run a collector for OTLP/HTTP; yields its URL, without a path, and state. `refuse` may be an HTTP status."""
     received = Received()
 
     class Handler(BaseHTTPRequestHandler):
@@ -177,7 +182,7 @@ def http_receiver() -> Iterator[tuple[str, Received]]:
             self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -192,5 +197,5 @@ def http_receiver() -> Iterator[tuple[str, Received]]:
 
 
 def now() -> int:
-    """Nanoseconds since the epoch."""
+    """Returns the time in nanoseconds since the epoch."""
     return time.time_ns()

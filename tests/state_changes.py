@@ -1,4 +1,4 @@
-"""Every REST route that infers or changes something, taken from the rows, with a request that does it."""
+"""A request for each REST route that runs inference or changes state, generated from the server's route table."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ BODIES: dict[str, Any] = {
     "/health/online": {},
     "/health/offline": {},
 }
-"""By the end of the path."""
+"""JSON bodies, by the end of the path."""
 REFUSED_ANYWAY = re.compile("cudasharedmemory|/v2/repository/named/|:classify|:regress")
-"""What the server takes from nobody, and what the model does not do."""
+"""Paths of requests that fail for every client: the server refuses them, or the model does not implement them."""
 VARIABLE = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
 STATES = (
     *("/v2/logging", "/v2/trace/setting", "/v2/models/half/trace/setting", "/v2/systemsharedmemory/status"),
@@ -51,7 +51,7 @@ STATES = (
 
 @dataclass(frozen=True)
 class Change:
-    """One request. `takes`: whether a client that is no browser may send it, and has an answer."""
+    """One request. `takes`: whether it succeeds for a client that is not a browser."""
 
     verb: str
     path: str
@@ -64,14 +64,14 @@ class Change:
 
 
 class ChangingServer:
-    """A server, and all requests that may change something there."""
+    """A running server, and all requests that may change its state."""
 
     def __init__(self, server: triglot.Server, session: aiohttp.ClientSession, changes: list[Change]) -> None:
         self.server, self.session, self.changes = server, session, changes
         self.url = f"http://127.0.0.1:{server.rest_port}"
 
     async def state(self) -> dict[str, Any]:
-        """Everything that the requests could have changed."""
+        """Returns status and text of each path in `STATES`: all state that the requests could change."""
         found = {}
         for path in STATES:
             async with self.session.get(self.url + path) as answer:
@@ -81,7 +81,7 @@ class ChangingServer:
 
 @asynccontextmanager
 async def changing_server(folder: Path, **options: Any) -> AsyncIterator[ChangingServer]:
-    """A server of all protocols with a model, and with all that a client may change open to it."""
+    """Run a server of all protocols, with a model `half`, that permits clients every change of its state."""
     write_model(
         folder / "repository" / "half",
         "import triglot\n\n"
@@ -113,13 +113,13 @@ async def changing_server(folder: Path, **options: Any) -> AsyncIterator[Changin
 
 
 def rows_of(config: triglot.Config) -> Rows:
-    """All that a server with this configuration offers."""
+    """Returns the gRPC methods and REST routes of a server with this configuration."""
     server = triglot.Server([], config)
     return rows(server.dataplane, Predictions(server.dataplane), server.telemetry, config)
 
 
 def changes_of(config: triglot.Config, key: str) -> list[Change]:
-    """By the rows of a server with this configuration."""
+    """Returns a request for each route of a server with this configuration that may change its state."""
     _, routes = rows_of(config)
     bodies = {**BODIES, "/register": {"key": f"/{key}", "byte_size": 8}}
     return [change_of(route, bodies) for route in routes if route.operation in _CHANGING]
@@ -129,7 +129,7 @@ _CHANGING = (Operation.INFER, *ADMINISTRATION)
 
 
 def path_of(route: Route) -> str:
-    """A path that the row takes, of the model `half` where it names one."""
+    """Returns a path that matches the route; it names the model `half` if it has a model."""
     verb = re.search(r"verb:\(\?i:(\w+)\)", route.path)
     values = {
         "model": "half",
@@ -149,7 +149,7 @@ def change_of(route: Route, bodies: dict[str, Any]) -> Change:
     end = next((end for end in sorted(bodies, key=len, reverse=True) if path.endswith(end)), None)
     takes = end is not None and not REFUSED_ANYWAY.search(path)
     if end is None and route.operation in _CHANGING:
-        # Those that TensorFlow Serving refuses by their path.
+        # Routes without a body are those that TensorFlow Serving refuses by their path.
         assert "{v1" in route.path, f"a request for {route.verb} {route.path} is missing"
     body = b"" if end is None else json.dumps(bodies[end]).encode()
     return Change(route.verb, path, body, route.operation, takes)

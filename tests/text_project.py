@@ -1,4 +1,4 @@
-"""A small grps project: it answers each request with the text of a file of its own."""
+"""A small grps project whose responses have the text of one of its own files."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class MyTestCase(GrpsTest):
 
 
 def inference(*models: tuple[str, str], dag: str = "your_dag") -> str:
-    """inference.yml of models by name and version; the DAG runs the last."""
+    """Returns the text of an inference.yml with these models, given by name and version; the DAG runs the last."""
     listed = "".join(f"- {MODEL % model}\n" for model in models)
     nodes = f"[{{name: n, type: model, model: {models[-1][0]}-{models[-1][1]}}}]"
     return f"models:\n{listed}dag: {{type: sequential, name: {dag}, nodes: {nodes}}}\n"
 
 
 def write_project(folder: Path, server: str = SERVER, models: str = inference(("reader", "1.0.0"))) -> Path:
-    """A project that serves one text."""
+    """Write the project into `folder`, which is returned."""
     files = {
         "conf/server.yml": server,
         "conf/inference.yml": models,

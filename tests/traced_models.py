@@ -1,4 +1,4 @@
-"""A server that traces its requests, a client of it, and what its files tell (spec 3.11)."""
+"""A server that traces its requests, a client of it, and a reader of its trace files (spec 3.11)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Record = dict[str, Any]
 
 
 class Client:
-    """By REST and by gRPC."""
+    """A client over REST (`session`) and gRPC (`channel`)."""
 
     def __init__(self, server: triglot.Server, session: aiohttp.ClientSession, channel: grpc.aio.Channel) -> None:
         self.server = server
@@ -34,7 +34,7 @@ class Client:
             return answer.status, await answer.json(content_type=None)
 
     async def infer(self, model: str, *x: int, status: int = 200, **more: Any) -> None:
-        """With INT32 input `x`, by KServe's REST interface."""
+        """Send a request with INT32 input `x` over KServe's REST interface, and expect this `status`."""
         tensor = {"name": "x", "datatype": "INT32", "shape": [len(x)], "data": list(x)}
         found, answer = await self.post(f"/v2/models/{model}/infer", {"inputs": [tensor], **more})
         assert found == status, answer
@@ -46,7 +46,7 @@ class Client:
         return answer  # type: ignore[no-any-return]  # JSON
 
     async def stream(self, model: str, *x: int) -> int:
-        """How many answers a request has over ModelStreamInfer."""
+        """Send a request over ModelStreamInfer; returns the number of responses."""
         call = self.channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
         message = pb.ModelInferRequest(
             model_name=model,
@@ -58,7 +58,7 @@ class Client:
 
 @asynccontextmanager
 async def served(file: Path, models: Mapping[str, triglot.Model], **options: Any) -> AsyncIterator[Client]:
-    """A server that traces every request, unless the options say otherwise."""
+    """Run a server that traces every request, unless the options differ; yields a client of it."""
     usual = {"trace_file": str(file), "trace_level": "TIMESTAMPS", "trace_rate": 1}
     async with (
         serving(models, **usual | options) as it,
@@ -69,7 +69,7 @@ async def served(file: Path, models: Mapping[str, triglot.Model], **options: Any
 
 
 class Traces:
-    """What a file tells, trace by trace."""
+    """The traces in a trace file. `heads` are the first records of the traces."""
 
     def __init__(self, file: Path) -> None:
         records: list[Record] = json.loads(file.read_text())
@@ -84,7 +84,7 @@ class Traces:
         return [stamp["name"] for stamp in self.stamps(number)]
 
     def stamps(self, number: int) -> list[Record]:
-        """In the order of the file."""
+        """Returns the timestamps of a trace, in the order of the file."""
         (stamps,) = [one["timestamps"] for one in self._of(number) if "timestamps" in one]
         return list(stamps)
 

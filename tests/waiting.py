@@ -1,4 +1,4 @@
-"""Waiting for what nobody tells: here alone tests look again and again, and no longer than they have to."""
+"""Polling, for conditions that have no event. Tests poll with these functions only."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 SECONDS = 60
-"""How long anything may take; only a test that fails waits so long."""
+"""Deadline of every wait; only a failing test waits as long."""
 Found = TypeVar("Found")
 
 
 def ever_later(first: float) -> Iterator[float]:
-    """Deadlines, in seconds, each twice the one before: for a test of what is late once it has begun.
+    """Yields eight deadlines in seconds, each twice the one before, for tests of calls that expire while they run.
 
-    A busy machine may be late before that; the test ends the loop when it was not. Raises `AssertionError` when
-    eight were not enough.
+    On a busy machine a call may expire before it runs; the test leaves the loop when it did not. Raises
+    `AssertionError` after the last deadline.
     """
     for attempt in range(8):
         yield first * 2**attempt
@@ -26,20 +26,23 @@ def ever_later(first: float) -> Iterator[float]:
 async def until(
     true: Callable[[], object], what: str = "it is not true", said: Callable[[], object] = str
 ) -> None:
-    """Wait for what another thread, task or process is about to bring about.
+    """Poll until a condition, which another thread, task or process brings about, is true.
 
-    Raises `AssertionError` when it takes too long: with `what` is wrong, and what is `said` of it then.
+    Raises `AssertionError` after `SECONDS`, with the text `what` and the details that `said` returns.
     """
     try:
         async with asyncio.timeout(SECONDS):
-            while not true():  # noqa: ASYNC110 - nobody sets an event of the test's
+            while not true():  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.001)
     except TimeoutError:
         raise AssertionError(f"after {SECONDS} s {what}: {said()}") from None
 
 
 async def until_found(look: Callable[[], Awaitable[Found]], true: Callable[[Found], object]) -> Found:
-    """Look until it is true of what is found. Raises `AssertionError` when it takes too long."""
+    """Call `look` until the condition is true of its result, and return that.
+
+    Raises `AssertionError` after `SECONDS`.
+    """
     deadline = time.monotonic() + SECONDS
     while not true(found := await look()):
         assert time.monotonic() < deadline, f"not within {SECONDS} s: {found}"
@@ -48,7 +51,7 @@ async def until_found(look: Callable[[], Awaitable[Found]], true: Callable[[Foun
 
 
 def wait_until(true: Callable[[], object]) -> None:
-    """Look until it is true, where no event loop runs. Raises `AssertionError` when it takes too long."""
+    """Poll until the condition is true, blocking the thread. Raises `AssertionError` after `SECONDS`."""
     deadline = time.monotonic() + SECONDS
     while not true():
         assert time.monotonic() < deadline, f"not true within {SECONDS} s"

@@ -1,6 +1,6 @@
-"""Test clients, a module a protocol: they make requests of protobuf messages and JSON, as any client may.
+"""Test clients, one module per protocol, which send plain protobuf messages and JSON, as any client may.
 
-`channel` and `rest` are the ways to a server; `kserve`, `tfserving` and `grps` make one protocol's calls, and
-`kserve_async` those of either interface of KServe on an event loop. `every_protocol` makes the same call in each
-protocol, and `abortable` one that may end early, and says how it ended.
+`channel` and `rest` connect to a server. `kserve`, `tfserving` and `grps` make the calls of one protocol, and
+`kserve_async` those of KServe over gRPC or REST on an event loop. `every_protocol` makes the same call in each
+protocol. `abortable` makes a call that may end early, and reports how it ended.
 """

@@ -1,4 +1,4 @@
-"""One request of one BYTES element by every client that runs models, and how a client sees it end."""
+"""Sends the same request, with BYTES input `x`, by each inference method; reports how it ends for the client."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
 
 LEFT = "left"
-"""How a request ends for a client that has left."""
+"""Outcome: the client cancelled the request."""
 CUT_OFF = "cut off"
-"""The connection was closed in the middle of the answer."""
+"""Outcome: the connection was closed in the middle of the response."""
 IN_BAND = "in band"
-"""ModelStreamInfer says the error in an answer, without a code."""
+"""Outcome: a response of ModelStreamInfer contained an error, which has no code there."""
 
 
 Metadata = tuple[tuple[str, str], ...]
@@ -32,7 +32,10 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Request:
-    """A request: its model, its text (`count` times), the seconds that its client waits, KServe's parameters."""
+    """A request to `model` with `count` elements, each of them `text`.
+
+    `timeout`: the client's deadline in seconds, None for no deadline. `parameters` are KServe's.
+    """
 
     model: str
     text: str
@@ -42,44 +45,47 @@ class Request:
 
 
 class Attempt:
-    """A request under way: the texts that were answered so far, and how it ends."""
+    """A request in progress. `answers` are the texts of the responses received so far."""
 
     def __init__(self, run: Callable[[Attempt], Awaitable[str]]) -> None:
         self.answers: list[str] = []
         self.trace, self.parent = random.randbytes(16).hex(), random.randbytes(8).hex()
-        """Of the span that the client makes the request in."""
+        """Ids of the client's trace and span, which is the parent of the server's."""
         self.leave: Callable[[], object]
-        """The client goes away."""
+        """Cancels the request."""
         self._task: asyncio.Task[str] = asyncio.ensure_future(run(self))
         self.leave = self._task.cancel
 
     @property
     def context(self) -> tuple[tuple[str, str], ...]:
-        """What is sent of that span."""
+        """Metadata or headers with the `traceparent` of the client's span."""
         return (("traceparent", f"00-{self.trace}-{self.parent}-01"),)
 
     @property
     def over(self) -> bool:
-        """Whether the client knows how it ended."""
+        """Whether the request has ended for the client."""
         return self._task.done()
 
     async def ended(self) -> str:
-        """How: the name of gRPC's code, HTTP's status, grps' status in an answer, or one of the above."""
+        """Wait for the outcome; raises `AssertionError` after `SECONDS`.
+
+        It is the name of a gRPC code, an HTTP status, the grps status in a response, or a constant above.
+        """
         await asyncio.wait([self._task], timeout=SECONDS)
         assert self._task.done(), "the client still waits"
         return LEFT if self._task.cancelled() else self._task.result()
 
 
 class Client(ABC):
-    """A method of a protocol. `endpoint` is what the telemetry calls it."""
+    """A client of one inference method of a protocol. `endpoint`: protocol, transport and method in telemetry."""
 
     streams = False
-    """Whether it can carry several answers."""
+    """Whether a call can have several responses."""
     endpoint: tuple[str, str, str]
     good = "OK"
-    """How a request ends that goes well."""
+    """Outcome of a request that succeeds."""
     sequences = False
-    """Whether a request can belong to a sequence there."""
+    """Whether requests of this method can belong to a sequence."""
 
     def __init__(self, channel: grpc.aio.Channel, session: aiohttp.ClientSession, url: str) -> None:
         self.channel = channel
@@ -87,19 +93,19 @@ class Client(ABC):
         self.url = url
 
     def begin(self, request: Request) -> Attempt:
-        """Send it."""
+        """Send a request."""
         return Attempt(lambda attempt: self.run(request, attempt))
 
     @abstractmethod
     async def run(self, request: Request, attempt: Attempt) -> str:
-        """The whole request, from the client's side."""
+        """Send a request and read its responses into `attempt`; returns the outcome."""
 
 
 # --- gRPC ---
 
 
 class GrpcClient(Client):
-    """One that goes over the channel."""
+    """A client over the gRPC channel."""
 
     async def run(self, request: Request, attempt: Attempt) -> str:
         call = self.call(request, attempt.context)
@@ -109,15 +115,15 @@ class GrpcClient(Client):
         except grpc.aio.AioRpcError as error:
             return str(error.code().name)
         except asyncio.CancelledError:
-            return LEFT  # What grpc.aio raises after call.cancel().
+            return LEFT  # Raised by grpc.aio after call.cancel().
 
     @abstractmethod
     def call(self, request: Request, metadata: Metadata) -> Any:
-        """The call, which has begun."""
+        """Start the RPC and return it."""
 
     @abstractmethod
     async def read(self, call: Any, attempt: Attempt) -> str:
-        """How it ends well."""
+        """Read the responses; returns the outcome of an RPC with status OK."""
 
 
 class KServeGrpc(GrpcClient):
@@ -194,7 +200,7 @@ class TensorFlowGrpc(GrpcClient):
 
 
 class GrpsGrpc(GrpcClient):
-    """GrpsService.Predict: errors are told in the message."""
+    """GrpsService.Predict: the response message reports errors."""
 
     endpoint = ("grps", "GRPC", "Predict")
 
@@ -207,7 +213,7 @@ class GrpsGrpc(GrpcClient):
 
 
 class GrpsStreaming(GrpcClient):
-    """GrpsService.PredictStreaming: the error is the last answer."""
+    """GrpsService.PredictStreaming: the last response reports an error."""
 
     endpoint = ("grps", "GRPC", "PredictStreaming")
     streams = True
@@ -242,7 +248,7 @@ async def _read_grps(answer: GrpsMessage, attempt: Attempt) -> str:
 
 
 class HttpClient(Client):
-    """One that goes over the session."""
+    """A client over the HTTP session."""
 
     good = "200"
     path: str
@@ -259,14 +265,14 @@ class HttpClient(Client):
 
     @abstractmethod
     def body(self, request: Request) -> Any:
-        """The request."""
+        """Returns the request's JSON body."""
 
     @abstractmethod
     def text(self, answer: Any) -> str:
-        """The text of an answer."""
+        """Returns the text in a response."""
 
     async def read(self, response: aiohttp.ClientResponse, attempt: Attempt) -> str:
-        """How it ends after a good status."""
+        """Read the response's body; returns the outcome of a request with status 200."""
         attempt.answers.append(self.text(await response.json()))
         return "200"
 
@@ -320,7 +326,7 @@ class GrpsHttp(HttpClient):
 
 
 class GrpsChunked(GrpsHttp):
-    """The same, as a stream: each answer is a chunk, and so is an error."""
+    """POST /grps/v1/infer/predict?streaming=true: each response is a chunk, and so is an error."""
 
     path = "/grps/v1/infer/predict?streaming=true"
     streams = True

@@ -1,4 +1,7 @@
-"""One request by any door of a server in this process: a float goes in, and a float comes back, or why not."""
+"""Makes the same call over each interface of a server in this process: a float as input, a float as output.
+
+The functions return the output or the error in the terms of `Told`, whatever the protocol.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _FLOAT = struct.Struct("<f")
 
 
 class Told(NamedTuple):
-    """How a call ended. `retry`: seconds after which the client may try again."""
+    """The result of a call. `retry`: seconds after which the client may retry, if the response has that."""
 
     code: Code
     text: str = ""
@@ -39,14 +42,14 @@ class Told(NamedTuple):
 
 
 Door = Callable[..., Awaitable[Told]]
-"""`door(live, value)`, and KServe's with `parameters`."""
+"""Makes a call over one interface: `door(live, value)`; KServe's also accept `parameters`."""
 
 
 # --- gRPC ---
 
 
 def _hint(metadata: Any) -> float | None:
-    # As pairs, which it is in every release.
+    # Iterated as pairs, which works in every release of grpcio.
     value = dict(iter(metadata or ())).get("grpc-retry-pushback-ms")
     return None if value is None else int(value) / 1000
 
@@ -83,7 +86,7 @@ async def kserve_stream(server: Live, value: float, parameters: dict[str, int] |
 
     *_, answer = [answer async for answer in server.stream_infer(requests())]
     if answer.error_message:
-        # The text is all that there is.
+        # Errors of a stream have a text, but no code.
         text = answer.error_message
         full, late = "Exceeds maximum queue size" in text, " passed " in text
         code = Code.RESOURCE_EXHAUSTED if full else Code.DEADLINE_EXCEEDED if late else Code.UNKNOWN
@@ -180,7 +183,7 @@ async def grps_rest(server: Live, value: float) -> Told:
 
 
 def _last(documents: str) -> str:
-    """The last of the documents of a stream; each ends with a line of its own."""
+    """Returns the last of a stream's JSON documents, each of which ends with "}" on a line of its own."""
     return "{" + documents.rstrip().rpartition("\n}\n{")[2].removeprefix("{")
 
 
@@ -208,11 +211,11 @@ STREAMS: dict[str, Door] = {
 DOORS = UNARY | STREAMS
 
 
-# --- health and metadata, by every door ---
+# --- health and metadata over every interface ---
 
 
 async def looks(server: Live) -> None:
-    """Ask every interface whether it is there, and what it has. Raises for any answer that is no good one."""
+    """Call health and metadata over every interface. Raises an error for any response that is not successful."""
     root = server.url.removesuffix("/v2")
     paths = ("/v2/health/live", "/v2/health/ready", f"/v2/models/{MODEL}", f"/v1/models/{MODEL}", "/metrics")
     for path in paths:

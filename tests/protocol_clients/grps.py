@@ -1,4 +1,4 @@
-"""grps' calls with messages of ours, for tests that look at what a model answers."""
+"""Makes grps' calls with messages of `triglot.pb`, for tests that check a model's responses."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PREDICT_PATH = "/grps/v1/infer/predict"
 
 
 def tensors(*listed: GenericTensor, model: str = "") -> GrpsMessage:
-    """A message of gtensors."""
+    """Returns a message with these tensors as its `gtensors`."""
     return GrpsMessage(model=model, gtensors=GenericTensorData(tensors=listed))
 
 
 def predict(channel: grpc.Channel, request: GrpsMessage) -> GrpsMessage:
-    """The answer of Predict, which may be a failure."""
+    """Call Predict; returns the response, which may report a failure."""
     answer: GrpsMessage = rpc(channel, SERVICE + "Predict", GrpsMessage)(
         request, timeout=SECONDS, wait_for_ready=True
     )
@@ -30,14 +30,14 @@ def predict(channel: grpc.Channel, request: GrpsMessage) -> GrpsMessage:
 
 
 def predicted(channel: grpc.Channel, request: GrpsMessage) -> GrpsMessage:
-    """The answer of Predict. Raises `AssertionError` for a failure."""
+    """Call Predict; returns the response. Raises `AssertionError` when it reports a failure."""
     answer = predict(channel, request)
     assert (answer.status.code, answer.status.status) == (200, Status.SUCCESS), answer
     return answer
 
 
 def failure(channel: grpc.Channel, request: GrpsMessage) -> str:
-    """The text of a failure, which has nothing but a status. Raises `AssertionError` for anything else."""
+    """Call Predict; returns the failure's text. Raises `AssertionError` unless the response is only a failure."""
     answer = predict(channel, request)
     status = answer.status
     assert (status.code, status.status) == (500, Status.FAILURE), answer
@@ -46,7 +46,7 @@ def failure(channel: grpc.Channel, request: GrpsMessage) -> str:
 
 
 def predict_streaming(channel: grpc.Channel, request: GrpsMessage) -> list[GrpsMessage]:
-    """All answers of PredictStreaming."""
+    """Call PredictStreaming; returns all responses."""
     call = channel.unary_stream(
         SERVICE + "PredictStreaming",
         request_serializer=GrpsMessage.SerializeToString,
@@ -56,7 +56,10 @@ def predict_streaming(channel: grpc.Channel, request: GrpsMessage) -> list[GrpsM
 
 
 def post(address: str, body: object, query: str = "", path: str = PREDICT_PATH) -> tuple[int, Any]:
-    """Status and JSON of the answer to a JSON body, or to bytes, which are sent as they are."""
+    """Send a POST request with a JSON body, or with bytes as they are.
+
+    Returns the response's status, and its decoded JSON; its bytes if it has another content type.
+    """
     encoded = isinstance(body, bytes)
     content_type = "application/octet-stream" if encoded else "application/json"
     connection = HTTPConnection(address, timeout=SECONDS)

@@ -1,4 +1,4 @@
-"""KServe's calls of a model of one INT32 element, `x`, as the tests of a process write it."""
+"""Makes KServe's gRPC calls to a model with one INT32 element as input `x`, like `process.IDENTITY`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triglot.pb.kserve import inference_pb2 as pb
 
 
 def server_ready(channel: grpc.Channel) -> bool:
-    """ServerReady."""
+    """Call ServerReady; returns whether the server is ready."""
     reply: pb.ServerReadyResponse = rpc(channel, "ServerReady", pb.ServerReadyResponse)(
         pb.ServerReadyRequest(), timeout=SECONDS
     )
@@ -20,7 +20,7 @@ def server_ready(channel: grpc.Channel) -> bool:
 
 
 def infer_request(model: str, value: int = 7, shape: Sequence[int] = (1,)) -> pb.ModelInferRequest:
-    """An inference of one INT32 element, the input `x` of the models that these tests write."""
+    """Returns a request with the INT32 element `value` as input `x`; `shape` is what the request declares."""
     return pb.ModelInferRequest(
         model_name=model,
         inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="INT32", shape=shape)],
@@ -29,11 +29,11 @@ def infer_request(model: str, value: int = 7, shape: Sequence[int] = (1,)) -> pb
 
 
 def infer(channel: grpc.Channel, model: str, value: int = 7, shape: Sequence[int] = (1,)) -> int:
-    """The one INT32 element of the answer."""
+    """Call ModelInfer; returns the INT32 element of the response."""
     call = rpc(channel, "ModelInfer", pb.ModelInferResponse)
     return answer_value(call(infer_request(model, value, shape), timeout=SECONDS))
 
 
 def answer_value(response: pb.ModelInferResponse) -> int:
-    """The one INT32 element of the first output."""
+    """Returns the INT32 element of the response's first output."""
     return int.from_bytes(response.raw_output_contents[0], "little", signed=True)

@@ -1,4 +1,4 @@
-"""The same inference by either door: what goes in and what comes out, in neither's terms."""
+"""Asyncio clients for KServe over gRPC and over REST, with the same request and response classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
-# Spec 1.5 and 3.6, written a second time.
+# Spec 1.5 and 3.6, written independently of the server's table.
 STATUS_OF = {
     Code.OK: 200,
     Code.INVALID_ARGUMENT: 400,
@@ -52,7 +52,7 @@ class Infer:
 
 @dataclass(frozen=True)
 class Answer:
-    """A code with its text, or a response."""
+    """The result of an inference: an error's code and text, or a response."""
 
     code: Code
     text: str = ""
@@ -69,11 +69,11 @@ class GrpcClient:
         self.channel = channel
 
     def stub(self, rpc: str) -> Any:
-        """A unary call on bytes."""
+        """Returns the callable of a unary RPC with serialized messages."""
         return self.channel.unary_unary(rpc if "/" in rpc else SERVICE + rpc)
 
     async def call(self, rpc: str, request: bytes) -> tuple[Code, str, bytes]:
-        """The status of a unary call, its text, and the bytes of the reply."""
+        """Make a unary call; returns its status code, the error's text, and the serialized response."""
         try:
             reply = await self.stub(rpc)(request, timeout=20)
         except grpc.aio.AioRpcError as error:
@@ -119,7 +119,7 @@ class RestClient:
     async def call(
         self, verb: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers and body of the answer; the path is sent as it is written."""
+        """Send a request; returns status, headers and body of the response. `path` is sent as it is."""
         url = URL(path, encoded=True)
         async with self._session.request(
             verb, url, data=io.BytesIO(body) if body else None, headers=headers
@@ -150,7 +150,7 @@ class RestClient:
 
 
 def rest_body(request: Infer) -> tuple[bytes, int]:
-    """The body with all tensors in binary form, and the length of its JSON part."""
+    """Returns the body, with all tensors in binary form, and the length of its JSON part in bytes."""
     body = {
         "id": request.id,
         "parameters": {"binary_data_output": True, **request.parameters},

@@ -1,4 +1,4 @@
-"""A client of REST of the standard library alone."""
+"""A REST client that uses only the standard library."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from process import SECONDS
 
 @dataclass(frozen=True)
 class Rest:
-    """The REST interface at a port of this machine."""
+    """A client of the REST interface at a port of this machine."""
 
     port: int
     host: str = "127.0.0.1"
 
     def get(self, path: str) -> tuple[int, Any]:
-        """Status and decoded JSON."""
+        """Send a GET request; returns the response's status and decoded JSON."""
         return self._call(urllib.request.Request(self._url(path)))
 
     def infer(self, model: str, value: int = 7) -> tuple[int, Any]:
-        """As the function `infer`; the status and the whole answer."""
+        """Send an inference request like `kserve.infer`; returns the status and the decoded response."""
         tensor = {"name": "x", "datatype": "INT32", "shape": [1], "data": [value]}
         return self.post(f"/v2/models/{model}/infer", {"inputs": [tensor]})
 
     def post(self, path: str, body: object) -> tuple[int, Any]:
-        """Status and decoded JSON of the answer to a JSON body; None for an empty one."""
+        """Send a POST request with a JSON body; returns status and decoded JSON, None for an empty response."""
         return self._call(urllib.request.Request(self._url(path), json.dumps(body).encode()))
 
     def _url(self, path: str) -> str:
         return f"http://{self.host}:{self.port}{path}"
 
     def _call(self, request: urllib.request.Request) -> tuple[int, Any]:
-        # No proxies: this is about this machine alone.
+        # No proxies: the server runs on this machine.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=SECONDS) as response:
