@@ -1,4 +1,4 @@
-"""A page in a real browser: Debian's Chromium, by Playwright."""
+"""Opens pages in a real browser: Debian's Chromium, controlled by Playwright."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ expect.set_options(timeout=SECONDS * 1000)
 T = TypeVar("T")
 REFUSAL = re.compile(r"Failed to load resource: the server responded with a status of 40[13] ")
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-"""Pixels of a page that stand beside the window."""
+"""JavaScript: pixels by which the page is wider than the window."""
 
 
 def chromium() -> str:
-    """The path of a Chromium of this machine; skips the test where there is none."""
+    """Returns the path of the machine's Chromium; skips the test if there is none."""
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if path := shutil.which(name):
             return path
@@ -32,13 +32,13 @@ def chromium() -> str:
 
 
 IN_ONE_BROWSER = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("browser")]
-"""Marks of a file whose tests use `visiting`: a browser takes longer to start than most of them to run."""
+"""Pytest marks for a file whose tests use `visiting`: they share a browser, which is slow to start."""
 _browsers: list[Any] = []
 
 
 @asynccontextmanager
 async def launched() -> AsyncIterator[None]:
-    """The browser of `visiting`, until the block ends."""
+    """Run the browser that `visiting` uses, until the block ends."""
     path = chromium()
     async with playwright_api.async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
@@ -51,7 +51,7 @@ async def launched() -> AsyncIterator[None]:
 
 
 class BrowserPage:
-    """A browser's page, what it asked for and what it complained about."""
+    """A browser's page, with the URLs that it requested (`asked`) and the browser's messages (`complaints`)."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -63,29 +63,29 @@ class BrowserPage:
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
     async def open(self, url: str, token: str = "") -> None:
-        """Go there, give the token that is asked for, and wait for the first numbers."""
+        """Open the monitor page, enter the token if one is given, and wait until the page shows live data."""
         await self.page.goto(url)
         if token:
             await self.give(token)
         await expect(self.page.locator("#connection")).to_have_text("live", timeout=SECONDS * 1000)
 
     async def give(self, token: str) -> None:
-        """Into the form that asks for one."""
+        """Enter a token into the page's form."""
         await self.page.get_by_role("textbox", name="Token").fill(token)
         await self.page.get_by_role("button", name="Use token").click()
 
     def other_complaints(self) -> list[str]:
-        """All but those that the browser has of every refusal."""
+        """Returns the browser's messages, without those about responses with status 401 and 403."""
         return [one for one in self.complaints if not REFUSAL.search(one)]
 
     def field(self, model: str, field: str) -> Any:
-        """A cell of the table of models."""
+        """Returns the locator of a cell in the table of models."""
         return self.page.locator(f"#models tr[data-model={model}] [data-field={field}]")
 
 
 @asynccontextmanager
 async def visiting(**options: Any) -> AsyncIterator[BrowserPage]:
-    """An empty page of the browser, for somebody of whom it knows nothing."""
+    """Yields an empty page in a new browser context, without cookies or other state."""
     context = await _browsers[-1].new_context(**options)
     try:
         yield BrowserPage(await context.new_page())
@@ -94,7 +94,7 @@ async def visiting(**options: Any) -> AsyncIterator[BrowserPage]:
 
 
 async def eventually(ask: Callable[[], Awaitable[T]], expected: T) -> None:
-    """Ask until this is the answer."""
+    """Call `ask` until it returns `expected`. Raises `AssertionError` after `SECONDS`."""
     deadline = time.monotonic() + SECONDS
     while (answer := await ask()) != expected:
         assert time.monotonic() < deadline, f"expected {expected}, got {answer}"

@@ -1,4 +1,4 @@
-"""A server in this process, requests to it, and what it says that it has counted (spec 5.9, 6)."""
+"""A server in this process, requests to it, and its statistics and metrics (spec 5.9, 6)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Stats = Mapping[str, Any]
 
 
 class Counted(Served):
-    """A running server, and a client."""
+    """A running server, with clients over gRPC (`channel`) and REST (`session`)."""
 
     def __init__(self, server: triglot.Server, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
         super().__init__(server)
@@ -48,11 +48,11 @@ class Counted(Served):
         self.url = f"http://127.0.0.1:{server.rest_port}"
 
     def ask(self, model: str, *values: int, **parameters: int | bool) -> asyncio.Task[Code]:
-        """A request that goes on by itself, and how it ends."""
+        """Start a ModelInfer call in a task that returns its status code."""
         return asyncio.ensure_future(self.code(model, *values, **parameters))
 
     async def code(self, model: str, *values: int, **parameters: int | bool) -> Code:
-        """How a ModelInfer with this input ends."""
+        """Call ModelInfer with this input; returns the status code."""
         try:
             await self.channel.unary_unary(METHOD + "ModelInfer")(message(model, *values, **parameters))
         except grpc.aio.AioRpcError as error:
@@ -60,7 +60,7 @@ class Counted(Served):
         return Code.OK
 
     def stream(self, model: str, *values: int) -> grpc.aio.StreamStreamCall:
-        """A ModelStreamInfer with one request; the client has no more to say."""
+        """Start a ModelStreamInfer call with one request; the client then closes its side of the stream."""
 
         async def requests() -> AsyncIterator[bytes]:
             yield message(model, *values)
@@ -68,17 +68,17 @@ class Counted(Served):
         return self.channel.stream_stream(METHOD + "ModelStreamInfer")(requests())
 
     async def streamed(self, model: str, *values: int) -> list[str]:
-        """The errors of a stream's answers, "" for good ones."""
+        """Call ModelStreamInfer; returns the error of each response, "" for success."""
         parse = pb.ModelStreamInferResponse.FromString
         return [parse(answer).error_message async for answer in self.stream(model, *values)]
 
     async def get(self, path: str) -> tuple[int, Any]:
-        """The status and the document at a path."""
+        """Send a GET request; returns the response's status and decoded JSON."""
         async with self.session.get(self.url + path) as response:
             return response.status, json.loads(await response.read())
 
     async def all_stats(self, name: str = "", version: str = "") -> list[Stats]:
-        """What both doors say alike."""
+        """Returns the statistics of models; expects them to be the same over gRPC and REST."""
         request = pb.ModelStatisticsRequest(name=name, version=version)
         call = self.channel.unary_unary(METHOD + "ModelStatistics")(request.SerializeToString(), timeout=SECONDS)
         reply = pb.ModelStatisticsResponse.FromString(await call)
@@ -91,26 +91,26 @@ class Counted(Served):
         return found
 
     async def stats(self, name: str) -> Stats:
-        """Of a model with one version."""
+        """Returns the statistics of a model with one version."""
         (found,) = await self.all_stats(name)
         return found
 
     async def waiting(self, requests: int) -> None:
-        """Wait until so many requests wait."""
+        """Wait until this number of requests is queued."""
         await until(lambda: self.server.dataplane.queue_depth() == requests)
 
     async def executed(self, name: str, times: int) -> Stats:
-        """As `stats`, once the model has been executed so often: after its caller has left, say."""
+        """As `stats`, once the model was executed this often, for example after its caller has disconnected."""
         version = self.server.dataplane.servable(EVERYTHING, name)
         await until(lambda: version.statistics.execution_count >= times)
         return await self.stats(name)
 
     async def metrics(self, model: str) -> dict[str, float]:
-        """Triton's metrics of a model, without "nv_"; failures by their reasons."""
+        """Returns Triton's metrics of a model by name, without "nv_"; failures by their reason."""
         async with self.session.get(self.url + "/metrics") as response:
             text = await response.text()
         return {
-            # The parser gives counters the names that newer ones have.
+            # The parser renames counters as in OpenMetrics, with the suffix "_total".
             sample.labels.get("reason", sample.name.removeprefix("nv_").removesuffix("_total")): sample.value
             for family in text_string_to_metric_families(text)
             for sample in family.samples
@@ -118,7 +118,7 @@ class Counted(Served):
         }
 
     async def failures(self, model: str) -> dict[str, int]:
-        """Those that there are, by their reason."""
+        """Returns the numbers of failures by reason, without those that are 0."""
         metrics = await self.metrics(model)
         reasons = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
         assert set(reasons) <= set(metrics)
@@ -126,7 +126,7 @@ class Counted(Served):
 
 
 class Gate:
-    """An `infer` that waits for the test; it doubles, and fails for an input that has a number below zero."""
+    """An `infer` that waits until the test sets `opened`, then acts as `failing`."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
@@ -138,12 +138,12 @@ class Gate:
         return failing(inputs)
 
     async def wait_until_entered(self) -> None:
-        """Wait until the model has begun once more."""
+        """Wait until the model has begun one more execution."""
         assert await asyncio.to_thread(self.entered.acquire, timeout=SECONDS)
 
 
 def failing(inputs: Arrays) -> dict[str, Any]:
-    """An `infer`."""
+    """An `infer` that doubles `x`. Raises `ValueError` if an element is below zero."""
     if (inputs["x"] < 0).any():
         raise ValueError("below zero")
     return {"y": inputs["x"] * 2}
@@ -151,7 +151,7 @@ def failing(inputs: Arrays) -> dict[str, Any]:
 
 @asynccontextmanager
 async def counting(models: Mapping[str, triglot.Model], **options: Any) -> AsyncIterator[Counted]:
-    """A server of these models by their names."""
+    """Run a server with these models, given by name; `options` are those of `triglot.Config`."""
     async with (
         serving(models, **options) as served,
         grpc.aio.insecure_channel(f"127.0.0.1:{served.server.grpc_port}") as channel,
@@ -161,7 +161,7 @@ async def counting(models: Mapping[str, triglot.Model], **options: Any) -> Async
 
 
 def message(model: str, *values: int, **parameters: int | bool) -> bytes:
-    """A serialized ModelInferRequest; `x` is INT32."""
+    """Returns a serialized ModelInferRequest with the INT32 input `x` of shape [values]."""
     x = np.array(values, "<i4")
     request = pb.ModelInferRequest(model_name=model, raw_input_contents=[x.tobytes()])
     request.inputs.add(name="x", datatype="INT32", shape=x.shape)
@@ -171,7 +171,7 @@ def message(model: str, *values: int, **parameters: int | bool) -> bytes:
 
 
 def from_message(stats: pb.ModelStatistics) -> Stats:
-    """As REST has it (spec 3.12), written a second time."""
+    """Returns statistics as REST formats them (spec 3.12), by code independent of the server's."""
     return {
         "name": stats.name,
         "version": stats.version,
@@ -195,9 +195,9 @@ def _durations(message: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def counts(stats: Stats) -> dict[str, int]:
-    """How many of each there are, if any; `inferences` and `executions` among them."""
+    """Returns the counts in a model's statistics by name, also `inferences` and `executions`, without zeros."""
     found = {name: stats["inference_stats"][name]["count"] for name in DURATIONS}
-    # They are of the same requests.
+    # These count the same requests.
     assert found["compute_input"] == found["compute_infer"] == found.pop("compute_output")
     found |= {"inferences": stats["inference_count"], "executions": stats["execution_count"]}
     found["computed"] = found.pop("compute_input")
@@ -206,7 +206,7 @@ def counts(stats: Stats) -> dict[str, int]:
 
 
 def went_well(requests: int, inferences: int = 0, executions: int = 0, **more: int) -> dict[str, int]:
-    """The `counts` of so many requests, each an inference and an execution unless said otherwise."""
+    """Returns the expected `counts` of successful requests, by default with one inference and execution each."""
     return {
         "success": requests,
         "queue": requests,
@@ -217,7 +217,7 @@ def went_well(requests: int, inferences: int = 0, executions: int = 0, **more: i
 
 
 def batches(stats: Stats) -> dict[int, int]:
-    """How often there was a batch of each size."""
+    """Returns the number of batches by their size."""
     found = {}
     for one in stats["batch_stats"]:
         (count,) = {one[name]["count"] for name in ("compute_input", "compute_infer", "compute_output")}
@@ -227,7 +227,7 @@ def batches(stats: Stats) -> dict[int, int]:
 
 
 def responses(stats: Stats) -> dict[str, dict[str, int]]:
-    """What became of the responses with each index; what was computed is told by `success`."""
+    """Returns counts of outcomes by the response's index in a stream; `success` equals the number computed."""
     found = {}
     for index, one in stats["response_stats"].items():
         assert one["compute_infer"]["count"] == one["compute_output"]["count"] == one["success"]["count"]
@@ -237,5 +237,5 @@ def responses(stats: Stats) -> dict[str, dict[str, int]]:
 
 
 def ns(stats: Stats) -> dict[str, int]:
-    """How long each of them took in all."""
+    """Returns the total nanoseconds of each duration."""
     return {name: stats["inference_stats"][name]["ns"] for name in DURATIONS}

@@ -1,4 +1,4 @@
-"""What every interface says of one model, side by side: the questions, and what the answers have to be."""
+"""Queries the state of one model over every interface, and computes the expected responses."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ UNLOADED = "unloaded"
 
 
 class State(enum.Enum):
-    """What may be the case with a version."""
+    """State of a version."""
 
     START = enum.auto()
     LOADING = enum.auto()
     TAKEN_BACK = enum.auto()
-    """It loads, and has been unloaded already."""
+    """It is loading, and was already requested to unload."""
     READY = enum.auto()
     KEPT = enum.auto()
-    """It serves, and what was to take its place could not be loaded."""
+    """It serves, and its replacement failed to load."""
     UNLOADING = enum.auto()
     FAILED = enum.auto()
     REPLACED = enum.auto()
-    """Another version has taken its place."""
+    """Replaced by another version."""
     UNLOADED = enum.auto()
 
 
 class Said(NamedTuple):
-    """What is said of it: in KServe's index, by TensorFlow Serving, in grps' metadata; "" where it is left out."""
+    """How a state is reported: in KServe's index, TensorFlow Serving's status, grps' metadata; "": not listed."""
 
     kserve: str
     status: str
@@ -70,9 +70,11 @@ LEAVING = (State.TAKEN_BACK, State.UNLOADING)
 
 @dataclass(frozen=True)
 class Story:
-    """What is so: the state of each version that ever was, why one failed, and whether the server is ready.
+    """The expected state of a model and its server.
 
-    `broken`: why a model that is wanted has no version at all. `code` is that of `error`.
+    `versions`: the state of each version that ever existed. `error` and `code`: why a version failed. `broken`:
+    why a requested model has no versions at all. `server`: whether the server is ready. `known`: whether the
+    health service knows the model.
     """
 
     versions: Mapping[int, State] = field(default_factory=dict)
@@ -88,12 +90,12 @@ class Story:
         return sorted(number for number, state in self.versions.items() if SAID[state].serves)
 
     def error_of(self, state: State) -> str:
-        """Why a version that is in this state failed."""
+        """Returns why a version in this state failed; "" if it did not."""
         return self.error if state in (State.FAILED, State.KEPT) else ""
 
 
 def told(story: Story, name: str) -> dict[str, Any]:
-    """The answer to each question that `ask_everybody` asks."""
+    """Returns the expected result of each query of `Everywhere.ask`."""
     states = sorted(story.versions.items())
     serving = [str(number) for number in story.serving]
     ready = bool(serving)
@@ -134,7 +136,10 @@ def told(story: Story, name: str) -> dict[str, Any]:
 
 
 class Everywhere:
-    """Asks a server about a model by every interface; `watch` is what health's stream said, without repetition."""
+    """Queries a server about a model over every interface.
+
+    `watch` has the statuses that the health service's Watch stream sent, collected on a thread.
+    """
 
     def __init__(self, server: ServerProcess, channel: grpc.Channel, name: str) -> None:
         self.rest = Rest(int(server.rest_address.rpartition(":")[2]))
@@ -154,12 +159,12 @@ class Everywhere:
                 self.watch.append(str(error))
 
     def close(self) -> None:
-        """End the stream."""
+        """End the Watch stream."""
         self._watching.cancel()
         self._thread.join(SECONDS)
 
     def expect(self, story: Story) -> None:
-        """Everybody tells this story now; health's stream will have told it in a moment."""
+        """Check that every interface reports this state now, and wait until the Watch stream does."""
         answers, expected = self.ask(story.versions), told(story, self.name)
         assert answers == expected, {key: answers[key] for key in expected if answers[key] != expected[key]}
         serves = "SERVING" if story.serving else "NOT_SERVING"
@@ -167,15 +172,15 @@ class Everywhere:
         wait_until(lambda: self.watch[-1:] == [status])
 
     def until(self, version: int, state: State) -> None:
-        """Wait until TensorFlow Serving's interface says that a version is in this state."""
+        """Wait until TensorFlow Serving's interface reports this state of a version."""
         wait_until(lambda: SAID[state].status in [one.state for one in self._statuses() if one[0] == version])
 
     def until_index(self, index: list[tuple[str, str, str]]) -> None:
-        """Wait until KServe's index says this."""
+        """Wait until KServe's index has these entries of version, state and reason for the model."""
         wait_until(lambda: self._index() == index)
 
     def ask(self, versions: Mapping[int, State]) -> dict[str, Any]:
-        """The answer to each question."""
+        """Returns the result of each query; `versions` are those whose readiness is queried."""
         numbers = list(versions)
         return {
             "index, gRPC": self._index(),

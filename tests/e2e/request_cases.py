@@ -1,4 +1,4 @@
-"""The table: every kind of request by every client, what may happen to it, where, and what each side is told."""
+"""The table of request cases: the outcome on both sides by model, client, event, and point in a request's life."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ POINTS = {
     "nested": ("queued", "step 1"),
     "ensemble": ("queued", "step 1", "step 2"),
 }
-"""Where a request of a kind may be: behind another one, or another sequence, alone in a batch that waits for more,
-or in the code of the model or of one that it calls."""
+"""Points of a request's life, by the kind of its model: queued behind another request ("queued") or another
+sequence ("backlog"), alone in a batch that waits for more ("growing"), or in the code of the model or of one that
+it calls."""
 BEHIND = ("queued", "backlog")
-"""Where it waits for another one."""
+"""Points where a request waits for another one."""
 WAITING = (*BEHIND, "growing")
 QUEUES = {"nested_loop": "step_1", "ensemble_loop": "step_1"}
-"""Whose queue it waits in, if not its model's."""
+"""The model whose queue requests wait in, if it is not the one that was called."""
 SEEN = {
     "ok": "OK",
     "cancel": "CANCELLED",
@@ -58,9 +59,9 @@ SEEN = {
     "crash": "UNAVAILABLE",
     "shutdown": "UNAVAILABLE",
 }
-"""What the server counts."""
+"""Status code that the server counts, by event."""
 COUNTED_OTHERWISE = {("kserve_stream", "shutdown"): "CANCELLED"}
-"""The requests of a stream do not learn why it is cancelled."""
+"""Exceptions by client and event: the requests of a stream do not learn why it is cancelled."""
 _GRPC = SEEN | {"cancel": LEFT}
 _HTTP = {"ok": "200", "cancel": LEFT, "deadline": "504", "error": "500", "crash": "503", "shutdown": "503"}
 _TOLD = {"ok": "OK", "cancel": LEFT, "deadline": "status 504", "error": "status 500", "crash": "status 503"}
@@ -75,19 +76,19 @@ TOLD: dict[str, dict[str, str]] = {
     "grps_http": _HTTP,
     "grps_chunked": _TOLD | {"ok": "200", "shutdown": CUT_OFF},
 }
-"""What the client is told, by client."""
+"""Outcome for the client, by client and event."""
 ORPHAN_TOLD = {"kserve_grpc": "INVALID_ARGUMENT", "kserve_stream": IN_BAND, "kserve_rest": "400"}
-"""What the client of a sequence is told that has ended with its process."""
+"""Outcome, by client, of a request of a sequence that has ended with its process."""
 AT_ITS_DEADLINE = {"DEADLINE_EXCEEDED", "status 504", IN_BAND}
-"""What a client of gRPC may see at its deadline: its own clock's word, or what the server has sent by then."""
+"""Outcomes for a gRPC client at its deadline: its own timer's, or what the server has sent by then."""
 
 BETWEEN_ANSWERS = {"UNAVAILABLE", "status 503"}
-"""How a stream of grps ends with the server: after an answer that is on its way it is told like any error."""
+"""Outcomes of a grps stream at shutdown: after a response in flight, a response reports it like any error."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One field of the table."""
+    """One cell of the table."""
 
     model: str
     client: str
@@ -96,32 +97,32 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """Of request."""
+        """Kind of model, a key of `POINTS`."""
         return self.model.partition("_")[0]
 
     @property
     def waits(self) -> bool:
-        """Whether it is behind another one."""
+        """Whether the request waits for another one."""
         return self.point in BEHIND
 
     @property
     def queue(self) -> str:
-        """The model whose queue it waits in."""
+        """The model whose queue the request waits in."""
         return QUEUES.get(self.model, self.model)
 
     @property
     def survives(self) -> bool:
-        """Whether what happens does not happen to it: the process that it waits for is replaced."""
+        """Whether the event does not affect the request: it waits for a process that crashes, and is replaced."""
         return self.event == "crash" and self.waits and not self.orphaned
 
     @property
     def orphaned(self) -> bool:
-        """Whether its sequence has ended with the process that knew of it."""
+        """Whether the request's sequence has ended with the process that held its state."""
         return (self.event, self.point, self.kind) == ("crash", "queued", "sequence")
 
     @property
     def told(self) -> set[str]:
-        """How the request may end for its client."""
+        """Possible outcomes for the client."""
         if self.survives:
             return {CLIENTS[self.client].good}
         if self.orphaned:
@@ -134,7 +135,7 @@ class Case:
 
     @property
     def counted(self) -> str:
-        """What the server counts it as."""
+        """Status code that the server counts."""
         if self.survives:
             return "OK"
         if self.orphaned:
@@ -143,7 +144,10 @@ class Case:
 
     @property
     def may_count_as(self) -> set[str]:
-        """The same, and what else it may be now and then: who was read late leaves before its time is over."""
+        """`counted`, and the code that is possible as well: a client cancels at its deadline.
+
+        A request that was read late is then cancelled before the server's deadline.
+        """
         by_its_own_clock = self.event == "deadline" and CLIENTS[self.client].endpoint[1] == "GRPC"
         return {self.counted, "CANCELLED"} if by_its_own_clock else {self.counted}
 
@@ -152,10 +156,10 @@ class Case:
 
 
 def carries(client: type[Client] | Client, model: str) -> bool:
-    """Whether requests of such a model can come by this client."""
+    """Returns whether this client can call such a model."""
     kind = model.partition("_")[0]
     if kind in ("decoupled", "pushed"):
-        # A model that only may stream gives ModelStreamInfer the one answer that it returns.
+        # ModelStreamInfer has only the one response that a model returns which may stream, but is not decoupled.
         return client.streams and (kind == "decoupled" or client.endpoint[0] == "grps")
     if kind in ("growing", "nested", "ensemble"):
         return not client.streams
@@ -163,7 +167,7 @@ def carries(client: type[Client] | Client, model: str) -> bool:
 
 
 def points(model: str, event: str) -> tuple[str, ...]:
-    """Where this may happen to a request of such a model."""
+    """Returns the points where the event may happen to a request of such a model."""
     everywhere = POINTS[model.partition("_")[0]]
     running = everywhere[everywhere.index(first_point(model)) :]
     if event == "ok":
@@ -171,12 +175,12 @@ def points(model: str, event: str) -> tuple[str, ...]:
     if event == "error" or model in ("unary_loop", "decoupled_loop"):
         return running
     if event == "deadline" and "growing" in everywhere:
-        return running  # It would not be waited for so long.
+        return running  # A batch does not wait for more requests that long.
     return everywhere
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """Yields all cases."""
     for model in MODELS:
         for event in EVENTS:
             if event == "crash" and not model.endswith("_process"):
@@ -188,7 +192,7 @@ def cases() -> Iterator[Case]:
 
 
 def pairs(case: Case) -> set[tuple[tuple[str, str], ...]]:
-    """What the case tests: each two of its four properties together."""
+    """Returns the pairs of properties that the case covers: each two of its four, with their values."""
     return set(
         itertools.combinations(((name, getattr(case, name)) for name in ("model", "client", "event", "point")), 2)
     )
@@ -196,7 +200,7 @@ def pairs(case: Case) -> set[tuple[tuple[str, str], ...]]:
 
 @cache
 def pairwise() -> list[Case]:
-    """Cells in which every two properties that can come together do: a fifth of all of them."""
+    """Returns cases that cover every possible pair of properties (pairwise testing): a fifth of all."""
     candidates = {case: pairs(case) for case in cases()}
     left = set().union(*candidates.values())
     chosen = []
@@ -208,7 +212,7 @@ def pairwise() -> list[Case]:
 
 
 def of(*events: str, http: bool | None = None) -> list[Any]:
-    """The cases of these events; `http`: those of HTTP's clients, or of gRPC's."""
+    """Returns pytest parameters for the cases of these events; `http`: only those of HTTP, or of gRPC."""
     return [
         pytest.param(case, id=str(case))
         for case in pairwise()
@@ -220,23 +224,23 @@ _sequences = itertools.count(1)
 
 
 def good(model: str, text: str = "good", timeout: float | None = None) -> Request:
-    """A request that goes well, if it is let; a whole sequence, for a model of sequences."""
+    """Returns a request that succeeds if nothing happens to it; for a model of sequences, a whole sequence."""
     if not model.startswith("sequence"):
         return Request(model, text, timeout)
     return part(Request(model, text, timeout), next(_sequences), start=True, end=True)
 
 
 def part(request: Request, sequence: int, *, start: bool = False, end: bool = False) -> Request:
-    """The request as one of a sequence."""
+    """Returns the request as a part of a sequence."""
     parameters = (("sequence_id", sequence), ("sequence_start", start), ("sequence_end", end))
     return replace(request, parameters=parameters)
 
 
 def answers_of(model: str, text: str) -> list[str]:
-    """What such a model answers to this text."""
+    """Returns the texts of such a model's responses to a request with this text."""
     return [text] * (2 if model.partition("_")[0] in ("decoupled", "pushed") else 1)
 
 
 def first_point(model: str) -> str:
-    """Where the model's code first says that it runs."""
+    """Returns the first point that is in the model's code."""
     return next(point for point in POINTS[model.partition("_")[0]] if point not in WAITING)

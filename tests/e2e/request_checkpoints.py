@@ -1,7 +1,7 @@
-"""Models that say where a request is and wait to be told how it goes on, and the checkpoints where they do.
+"""Models that report each point that a request reaches and wait there for an order, and a server of the reports.
 
-A model calls over a Unix socket, one connection for each point that it comes to, so a model on a thread, on the
-event loop and in a process of its own are told in the same way, and nobody looks at a clock.
+A model connects to a Unix socket once for each point, so models on a thread, on the event loop and in a process of
+their own are controlled in the same way, and no test depends on timing.
 """
 
 from __future__ import annotations
@@ -159,24 +159,27 @@ MODELS = {
     "step_1": _text(ONE.replace("running", "step 1")),
     "step_2": _text(ONE.replace("running", "step 2")),
 }
-"""What kind of call each model answers, and what runs it."""
+"""Source of each model; the name has the kind of its calls, and what runs it."""
 CALLS = {
     "nested_thread": ("step_1",),
     "nested_loop": ("step_1",),
     "ensemble_loop": ("step_1", "step_2"),
 }
-"""The models that a model calls."""
+"""The other models that a model calls."""
 
 
 def write_models(folder: Path, names: Sequence[str]) -> None:
-    """FOLDER/NAME/model.py for each of these `MODELS`, and for those that they call."""
+    """Write FOLDER/NAME/model.py for each of these `MODELS`, and for those that they call."""
     called = {other for name in names for other in CALLS.get(name, ())}
     for name in {*names, *called}:
         write_model(folder / name, MODELS[name])
 
 
 class Visit:
-    """A request that has come to a point and waits there; `left` says whether the model saw that nobody waits."""
+    """A model's execution that has reached a point and waits there.
+
+    `names` are the texts of its requests. `left`: whether `Call.cancelled` was true for the model.
+    """
 
     def __init__(self, names: list[str], left: bool, writer: asyncio.StreamWriter) -> None:
         self.names = names
@@ -184,31 +187,31 @@ class Visit:
         self._writer = writer
 
     def go(self, order: str = "go") -> None:
-        """Let it go on, or have it `fail`, or its process `exit`."""
+        """Let the model continue, or order it to raise an error ("fail") or to exit its process ("exit")."""
         self._writer.write(order.encode())
         self._writer.close()
 
 
 class Checkpoints:
-    """Where models say how far they are; only who is held there waits. Requests are called by their texts."""
+    """Receives the reports of models; only requests that are to be held wait. A request is named by its text."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str], asyncio.Future[Visit]] = {}
         self._open: set[asyncio.StreamWriter] = set()
 
     def hold(self, name: str, point: str) -> asyncio.Future[Visit]:
-        """Hold the request of this name when it comes to this point; the future is done when it is there."""
+        """Hold the request of this name when it reaches this point; returns a future that is done then."""
         future: asyncio.Future[Visit] = asyncio.get_running_loop().create_future()
         self._held[name, point] = future
         return future
 
     async def arrived(self, visit: asyncio.Future[Visit]) -> Visit:
-        """Wait until it is there."""
+        """Wait until the request has reached its point."""
         async with asyncio.timeout(SECONDS):
             return await asyncio.shield(visit)
 
     def clear(self) -> None:
-        """Let everybody go."""
+        """Let all held requests continue, and hold no others."""
         for future in self._held.values():
             if future.done():
                 future.result().go()
@@ -217,7 +220,7 @@ class Checkpoints:
         self._held.clear()
 
     async def receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One model at one point."""
+        """Handle one connection: the report of one model at one point."""
         point, joined, left = (await reader.readline()).decode().strip().split("|")
         names = joined.split("+")
         visit = Visit(names, left == "1", writer)
@@ -231,7 +234,7 @@ class Checkpoints:
 
 @asynccontextmanager
 async def checkpoints_in(folder: Path) -> AsyncIterator[Checkpoints]:
-    """The checkpoints of the models in this folder."""
+    """Run the checkpoints of the models in this folder."""
     checkpoints = Checkpoints()
     server = await asyncio.start_unix_server(checkpoints.receive, folder / SOCKET)
     try:

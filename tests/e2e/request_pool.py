@@ -1,4 +1,4 @@
-"""The event loop's pool of threads, in a test's hands."""
+"""A thread pool for the event loop that a test controls."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from process import SECONDS
 
 
 class Pool(ThreadPoolExecutor):
-    """The event loop's own pool; one of the jobs that come can be held before it begins."""
+    """The event loop's default executor; one of the submitted jobs can be held before it begins."""
 
     def __init__(self) -> None:
         super().__init__(thread_name_prefix=POOL)
         self.holds = False
-        """Whether the job has come."""
+        """Whether the job to hold was submitted."""
         self._jobs_before = -1
         self._go = threading.Event()
 
     def hold(self, number: int) -> None:
-        """Hold the job of this number, counted from 1 and from now."""
+        """Hold the job of this number, counted from 1 with the next one submitted."""
         self._jobs_before, self.holds = number - 1, False
         self._go.clear()
 
     def let_go(self) -> None:
-        """Let it begin, and hold none."""
+        """Let the held job begin, and hold no further one."""
         self._jobs_before, self.holds = -1, False
         self._go.set()
 

@@ -1,4 +1,4 @@
-"""One case of the table, acted out: a request that something happens to, and those beside it."""
+"""Runs one case of the table: a request, the event that happens to it, and concurrent requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEQUENCES = itertools.count(10**6)
 
 
 class Scenario:
-    """A request that is held at the point of its case, and those that it waits behind or is executed with."""
+    """The request of a case (the subject), held at its point, and those that it waits for or is batched with."""
 
     def __init__(self, served: Served, case: Case) -> None:
         self.served = served
@@ -27,23 +27,23 @@ class Scenario:
         self.client = served.clients[case.client]
         self.before = served.so_far(case.client)
         self.first: Attempt | None = None
-        """What runs while the subject waits."""
+        """The request that runs while the subject waits."""
         self.companion: Attempt | None = None
-        """What waits with it, and is in the same batch."""
+        """The request that waits with the subject, and is in the same batch."""
         self.subject: Attempt | None = None
         self._held: list[asyncio.Future[Visit]] = []
         self._sequence = next(SEQUENCES)
         self._stopping: asyncio.Future[None] | None = None
 
     async def begin(self, timeout: float | None = None) -> bool:
-        """Send it, and wait until it is at its point; whether it came so far before it ended."""
+        """Send the subject and wait until it is at its point; returns False if it ended or passed that before."""
         case = self.case
         batched = case.kind == "batched"
         subject = good(case.model, SUBJECT, timeout)
         here = None if case.point in WAITING else self.served.checkpoints.hold(SUBJECT, case.point)
         runs = None
         if case.point == "growing" or (case.waits and case.event == "deadline"):
-            # What it waits for may be too late before it is, or nothing that it waits for may come.
+            # The request ahead may expire first, or the batch may stop waiting for more: the subject then runs.
             runs = self.served.checkpoints.hold(SUBJECT, first_point(case.model))
             self._held.append(runs)
         if case.waits or batched:
@@ -63,13 +63,13 @@ class Scenario:
                 self.let_go()
                 first = self.first
                 assert first is not None
-                await self._until(lambda: first.over)  # Its answer may be on its way for longer than it runs.
+                await self._until(lambda: first.over)  # Its response may arrive long after the run.
             await self._until(lambda: sent.over or here.done())
             self._held.append(here)
         return not sent.over and (here is None or here.done()) and not (runs and runs.done())
 
     async def give_up(self) -> None:
-        """It came too late before it was where it was to come too late."""
+        """End all requests of an attempt in which the deadline expired before the subject's point."""
         self.let_everybody_go()
         for attempt in (self.first, self.subject, self.companion):
             if attempt is not None:
@@ -78,12 +78,12 @@ class Scenario:
 
     @property
     def sent(self) -> Attempt:
-        """The subject, which has begun."""
+        """The subject; it must have been sent."""
         assert self.subject is not None
         return self.subject
 
     async def _occupy(self) -> bool:
-        """Have a request run, so that those after it wait; whether it does."""
+        """Send a request that is held in the model, so that later ones wait; returns whether it runs."""
         case, checkpoints = self.case, self.served.checkpoints
         request = good(case.model, FIRST)
         if case.kind == "sequence":
@@ -98,19 +98,19 @@ class Scenario:
         await until(true, f"it is not {self.case.point}")
 
     def let_go(self, order: str = "go") -> None:
-        """Let who is held go on."""
+        """Let the held requests continue, or give them another order of `Visit.go`."""
         for visit in self._held:
             if visit.done():
                 visit.result().go(order)
         self._held.clear()
 
     def let_everybody_go(self) -> None:
-        """Let go who is held, and who would be."""
+        """Let the held requests continue, and hold no further ones."""
         self.let_go()
         self.served.checkpoints.clear()
 
     async def happens(self) -> None:
-        """What the case says."""
+        """Make the event of the case happen."""
         match self.case.event:
             case "ok":
                 self.let_go()
@@ -123,14 +123,14 @@ class Scenario:
             case "shutdown":
                 self._stopping = asyncio.ensure_future(self.served.server.stop())
             case "deadline":
-                pass  # It comes by itself.
+                pass  # Happens by itself.
 
     async def end(self) -> bool:
-        """See how everything ends; whether gRPC has said so with a status."""
+        """Check the outcome of all requests; returns whether any ended with a gRPC status other than OK."""
         case = self.case
         told = await self.sent.ended()
         assert told in case.told, f"{told}, expected {case.told}"
-        # The model is at work yet, and the server has done with the call.
+        # The server has ended the call, although the model still runs.
         await until(lambda: self.counts().keys() & case.may_count_as, "it is not counted", self.counts)
         self.let_everybody_go()
         seen = [told]
@@ -145,15 +145,15 @@ class Scenario:
         return any(one.isupper() and one != "OK" for one in seen)
 
     def counts(self) -> Counter[str]:
-        """How many ended with each code, since it began."""
+        """Returns the number of calls that ended with each code since the scenario began."""
         return self.served.counted(self.case.client) - self.before
 
     def _expected(self, other: Attempt) -> set[str]:
-        """How one beside it may end."""
+        """Returns the possible outcomes of a request beside the subject."""
         case = self.case
         if self.served.hurried:
-            return case.told | {self.client.good}  # It is late, too, or let go before that.
-        # While the subject waits, the first one runs; when it runs, that one is over, and its companion is there.
+            return case.told | {self.client.good}  # It expires, too, or continues before that.
+        # While the subject waits, the first one runs; while it runs, the first has ended, and the companion runs.
         is_there = case.waits or other is not self.first
         if case.event == "shutdown" and is_there:
             return case.told
@@ -163,7 +163,10 @@ class Scenario:
 
 
 async def run(served: Served, case: Case, timeout: float | None = None) -> None:
-    """One case, on a server that stays."""
+    """Run one case on a server that other cases use, too; tries again if it did not get to its point in time.
+
+    `timeout`: the client's deadline in seconds in the first attempt; it doubles with each further one.
+    """
     for attempt in tries(f"it was not {case.point}, or not counted as {case.counted}"):
         scenario = Scenario(served, case)
         try:
@@ -175,4 +178,4 @@ async def run(served: Served, case: Case, timeout: float | None = None) -> None:
             else:
                 await scenario.give_up()
         finally:
-            scenario.let_everybody_go()  # Those after a failure find nobody who waits.
+            scenario.let_everybody_go()  # After a failure, no request is left waiting for later cases.

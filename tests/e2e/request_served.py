@@ -1,4 +1,4 @@
-"""A server in this process with all of the staged models, and what is left in it of a request that is over."""
+"""Serves the models of `request_checkpoints` in this process, and checks that ended requests leave nothing."""
 
 from __future__ import annotations
 
@@ -37,13 +37,16 @@ from versions import OLD_AIOHTTP
 from waiting import until
 
 TRIES = 8
-"""How often a request is sent at least that has to be at some place before its deadline."""
+"""Least number of attempts for a request that must reach some point before its deadline."""
 POOL = "asyncio_"
-"""How the threads of the loop's own pool are called, which come when they are needed, and stay."""
+"""Name prefix of the threads of the event loop's default executor, which start on demand and remain."""
 
 
 class Served:
-    """The server, its clients, and the checkpoints of its models."""
+    """The server, its clients, and the checkpoints of its models.
+
+    `hurried`: the server has a default timeout, so any request may expire on a busy machine.
+    """
 
     def __init__(
         self,
@@ -63,35 +66,35 @@ class Served:
         self.old_calls: list[triglot.Call] = []
 
     async def infer(self, client: str, request: Request) -> tuple[str, list[str]]:
-        """How a request ends, and its answers."""
+        """Send a request; returns its outcome and the texts of its responses."""
         attempt = self.clients[client].begin(request)
         return await attempt.ended(), attempt.answers
 
     async def infer_well(self, model: str, client: str) -> None:
-        """A good request to this model. Raises `AssertionError` when it ends in another way."""
+        """Send a request to this model that must succeed. Raises `AssertionError` when it does not."""
         for _ in tries(f"{model} by {client} gives no good answer"):
             found = await self.infer(client, good(model))
             if found == (self.clients[client].good, answers_of(model, "good")):
                 return
-            # Where everything has to be quick, a machine that is not may need another one.
+            # With a default timeout, a busy machine may need another attempt.
             assert self.hurried, f"{model} by {client}: {found}"
 
     async def serves(self, model: str, client: str) -> None:
-        """A good request of the same kind as another one, over the same connection; nothing stays of it."""
+        """Check that a further request over the same connection succeeds, and leaves nothing."""
         await self.infer_well(model, client)
         await self.at_rest(aborted=self.hurried)
 
     def waiting(self, model: str) -> int:
-        """Requests in a model's queue."""
+        """Returns the number of requests in a model's queue."""
         return self.server.manager.registry.servable(model).queue_depth
 
     def so_far(self, client: str) -> Counter[str]:
-        """As `counted`, when a test begins: no more threads and calls are to be there in the end."""
-        self.threads, self.old_calls = threads(), calls()  # Other tests may keep calls.
+        """As `counted`, at the start of a test; `at_rest` allows the threads and calls that exist now."""
+        self.threads, self.old_calls = threads(), calls()  # Other tests may keep calls alive.
         return self.counted(client)
 
     def counted(self, client: str) -> Counter[str]:
-        """How many inferences by this client ended with each code."""
+        """Returns the number of this client's inferences that ended with each code."""
         endpoint = self.clients[client].endpoint
         counts: Counter[str] = Counter()
         for one, kind, stats in self.server.telemetry.calls():
@@ -100,9 +103,9 @@ class Served:
         return counts
 
     async def at_rest(self, *, aborted: bool = False) -> None:
-        """Wait until nothing is left of any request. Raises `AssertionError` when something stays.
+        """Wait until nothing is left of any request. Raises `AssertionError` when something remains.
 
-        `aborted`: grpc.aio has ended a call with a status.
+        `aborted`: grpc.aio has ended a call with a status, so calls may need the garbage collector.
         """
         await until(lambda: not self.server.telemetry.in_flight, "calls are in flight")
         await until(lambda: not self.held(), "something is held", self.held)
@@ -112,13 +115,13 @@ class Served:
         await until(lambda: threads() <= self.threads, "threads have come", lambda: threads() - self.threads)
 
     def check_spans(self, attempts: Iterable[Attempt | None]) -> None:
-        """Every call has one span, which has ended, below its client's; so have those of models."""
+        """Check that each inference, also by a model, has one ended span, with the client's span as ancestor."""
         counted = [stats.latency.count for one, _, stats in self.server.telemetry.calls() if one.inference]
         assert len(self.spans.calls()) == sum(counted)
         for attempt in filter(None, attempts):
             trace = self.spans.of(attempt.trace)
             roots = [span for span in trace if span.kind == SERVER]
-            assert len(roots) <= 1  # Or it has not come so far.
+            assert len(roots) <= 1  # None if the request did not reach the server's handler.
             assert all(root.parent == attempt.parent for root in roots)
             known = {span.id for span in trace}
             assert len(known) == len(trace), "a span was exported twice"
@@ -127,8 +130,11 @@ class Served:
             assert not children or max(children.values()) == 1
 
     async def _collect(self) -> None:
-        """grpc.aio keeps the task of its last call until another one has come, and leaves it to the collector."""
-        with suppress(TimeoutError):  # Who looks next says what is there.
+        """Run the garbage collector until no calls are alive.
+
+        grpc.aio keeps the task of its last call until the next one, and leaves it to the garbage collector.
+        """
+        with suppress(TimeoutError):  # The caller's next check reports what remains.
             async with asyncio.timeout(SECONDS):
                 while self.calls():
                     if not self.server.dataplane.stopping:
@@ -137,12 +143,12 @@ class Served:
                     gc.collect()
 
     def calls(self) -> list[triglot.Call]:
-        """The calls that have come since the test began, and are alive or wait for the garbage collector."""
+        """Returns the calls made since the test began that are alive, or wait for the garbage collector."""
         old = {id(call) for call in self.old_calls}
         return [call for call in calls() if id(call) not in old]
 
     def held(self) -> list[str]:
-        """Leases, requests that wait, and what is counted as held."""
+        """Returns texts for versions with leases, queued requests, or readings of held requests and bytes."""
         held = []
         for version in self.server.dataplane.versions(EVERYTHING):
             one = version.servable
@@ -159,7 +165,7 @@ class Served:
 
 
 class KeptSpans(Exporter):
-    """An exporter that keeps what it is given, for a server that samples every request."""
+    """An exporter that keeps all spans in memory. Makes the server sample every request."""
 
     def __init__(self, server: triglot.Server) -> None:
         super().__init__(SpanSettings(), make_sender=_no_sender)
@@ -173,17 +179,17 @@ class KeptSpans(Exporter):
         self._kept.append(row)
 
     def spans(self) -> list[Span]:
-        """All that have ended."""
+        """Returns all ended spans."""
         kept, self._kept = self._kept, []
         self._spans += spans_of(self._envelope.request(encode(kept, 0)))
         return self._spans
 
     def calls(self) -> list[Span]:
-        """Those of calls, of clients and of models."""
+        """Returns the spans of calls, those of clients and of models."""
         return [span for span in self.spans() if span.name not in ("queue", "compute", "batch")]
 
     def of(self, trace: str) -> list[Span]:
-        """Those of a trace."""
+        """Returns the spans of a trace."""
         return [span for span in self.spans() if span.trace == trace]
 
 
@@ -192,9 +198,9 @@ def _no_sender() -> NoReturn:
 
 
 def tries(failure: str) -> Iterator[int]:
-    """The numbers, from 0, of tries of what a busy machine may come too late for: at least `TRIES`, for `SECONDS`.
+    """Yields the numbers, from 0, of attempts that may fail on a busy machine: at least `TRIES`, for `SECONDS`.
 
-    Raises `AssertionError` with the `failure` when all of them were in vain.
+    Raises `AssertionError` with the text `failure` after the last one.
     """
     began = time.monotonic()
     for number in itertools.count():
@@ -204,12 +210,12 @@ def tries(failure: str) -> Iterator[int]:
 
 
 def calls() -> list[triglot.Call]:
-    """Those of the whole process."""
+    """Returns all calls that are alive in this process."""
     return [one for one in gc.get_objects() if isinstance(one, triglot.Call)]
 
 
 def vars_of(call: triglot.Call) -> str:
-    """For a failure: whose it is, and what keeps it."""
+    """Returns a text for a failed check: the call's model, and the objects that keep the call alive."""
     kept = [_named(one) for one in gc.get_referrers(call)]
     return f"{call.model_name}, cancelled: {call.cancelled}, kept by {kept}"
 
@@ -219,14 +225,14 @@ def _named(one: object) -> str:
 
 
 def threads() -> Counter[str]:
-    """How many threads there are of each name, but for those of pools; numbers in names do not count."""
+    """Returns the number of threads by name, with N for numbers, without those of the loop's default executor."""
     names = [one.name for one in threading.enumerate()]
     return Counter(re.sub(r"\d+", "N", name) for name in names if not name.startswith(POOL))
 
 
 @contextmanager
 def traces_as_text() -> Iterator[None]:
-    """What pytest keeps of the log would have the frames of every error, and the calls in them."""
+    """Make log records keep tracebacks as text: pytest keeps records, and so the frames and calls of errors."""
     usual = logging.getLogRecordFactory()
 
     def make(*arguments: Any, **named: Any) -> logging.LogRecord:
@@ -246,9 +252,9 @@ def traces_as_text() -> Iterator[None]:
 async def serving(
     models: Sequence[str], clients: Collection[str] = tuple(CLIENTS), **options: Any
 ) -> AsyncIterator[Served]:
-    """Serve these models on the checkpoints; each has answered a request once by each of these clients."""
+    """Serve these models with checkpoints; yields once each has served one request of each of these clients."""
     gc.collect()
-    gc.freeze()  # Who looks for what a request leaves need not look at what was there before.
+    gc.freeze()  # Searches for remaining calls then skip the objects that existed before.
     with traces_as_text(), TemporaryDirectory(prefix="checkpoints-") as folder:
         write_models(Path(folder), tuple(models))
         config = triglot.Config(

@@ -1,4 +1,4 @@
-"""A server as a process: of the embedded demo models, or of whatever its arguments name."""
+"""Runs a server as a process, with the embedded demo models, or with what its arguments name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ QUICK = {
     "TRIGLOT_DRAIN_DELAY": "0",
     "TRIGLOT_LOAD_RETRIES": "0",
 }
-"""Free ports, an end without a delay, and one try of each load."""
+"""Environment variables for free ports, shutdown without a delay, and a single attempt to load each model."""
 
 
 class ServerProcess(Triglot):
-    """`triglot serve` on free ports, or another command.
+    """A running `triglot serve` on free ports, or another command.
 
-    Leaving the `with` block sends SIGTERM, and expects a clean end.
+    At the end of the `with` block it is sent SIGTERM, and must end with status 0 and no unexpected traceback.
     """
 
     def __init__(self, *arguments: str, command: str = "serve", python: str | Path = sys.executable) -> None:
@@ -50,6 +50,6 @@ class ServerProcess(Triglot):
             super().__exit__(kind, error, trace)
         log = self.stderr.text()
         assert status == 0, f"the server ended with status {status}:\n{log}"
-        # But for those of a model's own code.
+        # Tracebacks of a model's own code are expected.
         traced = [line for line in re.findall("(.*)\nTraceback", log) if " could not be loaded: " not in line]
         assert not traced, log

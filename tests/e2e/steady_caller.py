@@ -1,4 +1,4 @@
-"""A client that asks all the time while something else happens."""
+"""A client that calls continuously while something else happens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from waiting import wait_until
 
 
 class Caller:
-    """Asks all the time, on a thread of its own, until the `with` block ends, which begins with the first answer.
+    """Calls `ask` continuously, on a thread of its own, from before the `with` block begins until it ends.
 
-    `answers` are the answers in their order, each once as long as it stays the same. An error is raised by the end
-    of the block.
+    The block begins after the first result. `answers` has the results in order, without consecutive duplicates. An
+    error of `ask` is raised at the end of the block.
     """
 
     def __init__(self, ask: Callable[[], Any]) -> None:
@@ -48,5 +48,8 @@ class Caller:
             raise self._error
 
     def wait_for(self, answer: object) -> None:
-        """Until this is the answer. Raises `AssertionError` when it takes too long, or an error comes instead."""
+        """Wait until the latest result is `answer`, or `ask` has failed: the block's end then raises the error.
+
+        Raises `AssertionError` when it takes too long.
+        """
         wait_until(lambda: self._error is not None or self.answers[-1:] == [answer])

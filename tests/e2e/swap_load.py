@@ -1,4 +1,4 @@
-"""Calls at every door without a pause, and which version answered each."""
+"""Calls over every interface without a pause, and the version that served each."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ LOCAL = [("grpc.use_local_subchannel_pool", 1)]
 STREAM = "kserve stream"
 
 Answer = tuple[float, ...]
-"""What the model's output `y` holds: the number of its folder, and the one that stands in its file."""
+"""Elements of the model's output `y`: the version (the name of its folder), and the number in its file."""
 Ask = Callable[[], Awaitable[Answer]]
 Check = Callable[[], Awaitable[None]]
 
 
 class Reply(NamedTuple):
-    """One call that went well, when it was sent and when its answer came."""
+    """A successful call. `content` is the number in the model's file; `sent` and `received` are instants of
+    `time.monotonic`."""
 
     door: str
     content: int
@@ -64,7 +65,7 @@ def kserve_grpc(channel: grpc.aio.Channel) -> Ask:
 
 
 def kserve_stream(channel: grpc.aio.Channel) -> Ask:
-    """One stream for all calls: it outlives the versions that answer."""
+    """Makes all calls on one stream, which outlives the versions that serve it."""
     call = channel.stream_stream(
         KSERVE + "ModelStreamInfer", response_deserializer=inference_pb2.ModelStreamInferResponse.FromString
     )()
@@ -163,10 +164,7 @@ def readiness(session: aiohttp.ClientSession, address: str) -> Check:
 
 
 class Load:
-    """Asks at every door without a pause, until the `async with` block ends; raises what goes wrong.
-
-    The checks are made all the time, too.
-    """
+    """Calls every interface, and runs the checks, without a pause while the block of `going_on` runs."""
 
     def __init__(self, asks: Mapping[str, Ask], checks: Collection[Check]) -> None:
         self.replies: list[Reply] = []
@@ -192,7 +190,7 @@ class Load:
 
     @asynccontextmanager
     async def going_on(self) -> AsyncIterator[None]:
-        """As long as the block runs; its last calls have their answers then."""
+        """Run the load during the block, and until the last calls end. Raises errors of calls and checks."""
         async with asyncio.TaskGroup() as tasks:
             for door, ask in self._asks.items():
                 tasks.create_task(self._ask(door, ask), name=door)
@@ -202,11 +200,11 @@ class Load:
             self._ends = True
 
     async def first_answer(self, content: int) -> None:
-        """Until some door has answered with this content."""
+        """Wait until a response of any interface has this content."""
         await self._until(lambda: content in self._latest.values())
 
     async def all_answer(self, content: int) -> None:
-        """Until this content was the last answer at every door."""
+        """Wait until the latest response of every interface has this content."""
         await self._until(lambda: set(self._latest.values()) == {content})
 
     async def _until(self, true: Callable[[], bool]) -> None:
@@ -216,7 +214,7 @@ class Load:
 
 @asynccontextmanager
 async def load_of(grpc_address: str, rest_address: str) -> AsyncIterator[Load]:
-    """The load of a server; the stream stays open until the block ends."""
+    """Yields the load for a server; its channels, stream and session stay open until the block ends."""
     async with AsyncExitStack() as stack:
         asks: dict[str, Ask] = {}
         for name, make in GRPC_ASKS.items():
@@ -227,7 +225,7 @@ async def load_of(grpc_address: str, rest_address: str) -> AsyncIterator[Load]:
 
 
 async def statuses(channel: grpc.aio.Channel) -> dict[int, str]:
-    """The state of each version in TensorFlow Serving's words."""
+    """Call GetModelStatus; returns the state of each version."""
     call = channel.unary_unary(
         GET_MODEL_STATUS, response_deserializer=management_pb2.GetModelStatusResponse.FromString
     )
