@@ -1,1 +1,1 @@
-"""What the server costs: `python -m bench.load` over the wire, `python -m bench.micro` in the codecs."""
+"""Benchmarks of the server: `python -m bench.load` over the network, `python -m bench.micro` of the codecs."""

@@ -1,7 +1,7 @@
-"""The benches of the server, one after the other: `python -m bench`, from the repository's root.
+"""Runs the server's benches, one after the other: `python -m bench`, from the repository's root.
 
-What the page of results says is measured in ten minutes; the others run when they are named, or all of them. What
-each prints is kept beside it, as NAME.txt; the load bench comes last and writes the page.
+By default, the benches for the results page run, which takes ten minutes; others run if they are named, or all of
+them. The output of each is written to bench/NAME.txt; the load bench runs last and writes the page.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from bench.servers import ROOT, ended_by_sigterm, signals_held_back
 
 HERE = Path(__file__).parent
 PAGE = "load"
-# Some are shorter than by themselves.
+# Some run with shorter rounds than by default.
 BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("micro", ()),
     ("lifecycle", ()),
@@ -39,7 +39,7 @@ ALL = "all"
 
 
 def keep(name: str, words: Sequence[str], folder: Path = HERE) -> bool:
-    """Run a bench, show what it prints and keep that; whether it ended well."""
+    """Run a bench, print its output and write it to NAME.txt; returns whether its exit status was 0."""
     printed = []
     with running(name, words, subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -53,7 +53,7 @@ def keep(name: str, words: Sequence[str], folder: Path = HERE) -> bool:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run them; 1 when one has failed."""
+    """Run the chosen benches; returns 1 if any failed, else 0."""
     names = [*dict(BENCHES), PAGE]
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
     text = f"benches to run: {', '.join(names)}, or {ALL} (default: {', '.join(USUAL)})"
@@ -68,7 +68,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if name not in chosen:
             continue
         print(f"\n=== {name}, after {(time.monotonic() - began) / 60:.1f} minutes\n", flush=True)
-        # The page is what the load bench keeps.
+        # The load bench writes the page itself.
         good = show(name) if name == PAGE else keep(name, dict(BENCHES)[name])
         if not good:
             failed.append(name)
@@ -77,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def show(name: str) -> bool:
-    """Run a bench; whether it ended well."""
+    """Run a bench; returns whether its exit status was 0."""
     with running(name) as process:
         process.wait()
     return process.returncode == 0
@@ -85,12 +85,12 @@ def show(name: str) -> bool:
 
 @contextmanager
 def running(name: str, words: Sequence[str] = (), stdout: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A bench; where the block is left early, it ends too, and has its time to end its servers."""
+    """Run a bench as a process; after an error in the block, waits until it has ended its servers and itself."""
     command = [sys.executable, "-m", f"bench.{name}", *words]
 
     def end(kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            if kind is not KeyboardInterrupt:  # Which the terminal has told it, too.
+            if kind is not KeyboardInterrupt:  # The terminal sent SIGINT to the bench, too.
                 process.terminate()
             process.wait()
 

@@ -1,9 +1,9 @@
-"""What access control costs a client that may call, and what one client's flood does to another.
+"""Measures what access control costs an authorised client, and what one client's flood does to another.
 
-From the repository's root: `python -m bench.access --help`. Small ModelInfer calls that differ, over gRPC: first
-the same load on servers that ask for nothing, for a token, a JWT, a client certificate, in turn, round by round;
-then a client that keeps within its means, alone and beside one that sends ten times its rate, or beside strangers
-with large bodies; then tokens and certificates that are changed under load.
+From the repository's root: `python -m bench.access --help`. Small, different ModelInfer calls over gRPC: first the
+same load on servers that require nothing, a token, a JWT, or a client certificate, in turn, round by round; then a
+client within its rate limit, alone and beside one that sends ten times its rate, or beside clients without
+credentials that send large bodies; then tokens and certificates that are changed under load.
 """
 
 import argparse
@@ -36,10 +36,10 @@ MODEL = "identity_fp32"
 SCENARIO = next(one for one in SCENARIOS if one.name == "infer-c64")
 TOKEN, JWT, CERTIFICATE = "a token", "a JWT, verified before", "a certificate"
 RATE = 200
-"""Requests a second that the one client may send; it sends `TIMES` as many."""
+"""Rate limit in requests per second of the flooding client, which sends `TIMES` as many."""
 TIMES = 10
 QUIET_RATE = 500
-"""Calls a second of the client beside a flood, or strangers."""
+"""Calls per second of the client beside a flood, or beside clients without credentials."""
 COLUMNS = ("credential", "calls/s", "x none", "(min-max)", "p50 ms", "p99 ms", "CPU µs", "x none", "client")
 GOALS = """\
 goals: none x 0.98 for a token and a JWT, x 0.99 for a certificate; p99 x 1.20 beside a flood, which gets its rate
@@ -50,7 +50,7 @@ that asks for nothing. A line with a certificate is compared over TLS. "!": the 
 
 
 class Issuer:
-    """Signs tokens, and says with which key."""
+    """Signs JWTs, and writes the JWKS file with its public key."""
 
     def __init__(self, folder: Path) -> None:
         self._key = rsa.generate_private_key(65537, 2048)
@@ -64,30 +64,33 @@ class Issuer:
         self.file.write_text(json.dumps({"keys": [key]}))
 
     def token(self) -> str:
-        """For an hour."""
+        """Returns a JWT that is valid for an hour."""
         claims = {"iss": "bench", "aud": "triglot", "sub": "client", "exp": int(time.time()) + 3600}
         return jwt.encode(claims, self._key, "RS256", headers={"kid": "bench"})
 
 
 def client(name: str, more: str = "") -> str:
-    """The table of a client whose name is its token."""
+    """Returns the access file's table of a client whose token equals its name; `more` are further lines."""
     digest = hashlib.sha256(name.encode()).hexdigest()
     return f'[client.{name}]\ntokens_sha256 = ["{digest}"]\noperations = ["infer"]\n{more}\n'
 
 
 def access_file(file: Path, *tables: str) -> Path:
-    """Who may call."""
+    """Write an access file with these tables; returns its path."""
     file.write_text("\n".join((*tables, '[anonymous]\noperations = ["health"]\n')))
     return file
 
 
 def bearer(token: str) -> tuple[bytes, bytes]:
-    """The field that a client adds to each call."""
+    """Returns the `authorization` field that a client adds to each call."""
     return b"authorization", f"Bearer {token}".encode()
 
 
 class Servers:
-    """Servers that ask for something or for nothing, and what their clients send."""
+    """Starts servers with and without access control, and makes the requests for them.
+
+    Files are written to `folder`; servers are pinned to `core`, and end with `stack`.
+    """
 
     def __init__(self, folder: Path, core: int | None, stack: ExitStack) -> None:
         self._folder, self._core, self._stack = folder, core, stack
@@ -108,12 +111,12 @@ class Servers:
         own.cert_chain_pems[0].write_to_path(folder / "certificate.pem")
 
     def start(self, *flags: str) -> tuple[servers.Server, int]:
-        """One, and its port for gRPC."""
+        """Start a server; returns it and its gRPC port."""
         server, port, _ = self._stack.enter_context(rounds.serving_models(self._core, flags))
         return server, port
 
     def plain(self) -> list[Subject]:
-        """Without TLS: none, a token, a JWT."""
+        """Start the servers without TLS: without access control, with a token, and with a JWT."""
         asking = ("--access", str(self.access))
         lines = (
             ((), "none", ()),
@@ -123,7 +126,7 @@ class Servers:
         return [self._subject(name, flags, fields) for flags, name, fields in lines]
 
     def secured(self) -> list[Subject]:
-        """Over TLS, with a client certificate: one that nobody looks at, and one that says who it is."""
+        """Start the servers with TLS and client certificates: one ignores these, one authenticates by them."""
         files = {"--tls-certificate": "certificate.pem", "--tls-key": "key.pem", "--tls-client-ca": "ca.pem"}
         flags = [word for flag, name in files.items() for word in (flag, str(self._folder / name))]
         mine = self._authority.issue_cert("bench.example")
@@ -153,7 +156,7 @@ class Servers:
 
 
 async def friends(subjects: Sequence[Subject], plan: Plan) -> list[Measured[str]]:
-    """What each costs."""
+    """Measure all subjects in turn, round by round."""
     return await rounds.interleaved(
         subjects, plan, lambda subject, settle, seconds: measure.load(SCENARIO, subject, settle, seconds)
     )
@@ -161,20 +164,20 @@ async def friends(subjects: Sequence[Subject], plan: Plan) -> list[Measured[str]
 
 @dataclass(slots=True)
 class Flood:
-    """What became of the other client's calls, in seconds at the 99th percentile, and of the flood's."""
+    """Results of the other client, p99 in seconds for each round, and of the flood."""
 
     alone: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
-    """A second, without the burst that a client that was silent has."""
+    """Accepted calls per second, without the burst that a previously idle client may send."""
     refused: list[float] = field(default_factory=list)
-    """Milliseconds."""
+    """Latencies of rejected calls in milliseconds."""
 
 
 async def flood(port: int, plan: Plan) -> Flood:
-    """One client within its means, alone and beside one that is not, round by round.
+    """Measure one client within its rate limit, alone and beside one that exceeds its own, round by round.
 
-    Raises `BenchError` when a call of the first one is refused.
+    Raises `BenchError` when a call of the first one is rejected.
     """
     exchange = payloads.grpc_exchange(MODEL, payloads.tensor(1, 16))
     friend = [Request(exchange.body, metadata=Metadata([bearer("friend")]))]
@@ -198,18 +201,18 @@ async def flood(port: int, plan: Plan) -> Flood:
 
 @dataclass(slots=True)
 class Strange:
-    """What became of a client's calls beside strangers, in seconds at the 99th percentile."""
+    """Results of a client, alone and beside clients without credentials: p99 in seconds for each round."""
 
     alone: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
     refused: int = 0
-    """Calls of strangers."""
+    """Rejected calls of the clients without credentials."""
 
 
 async def strange(port: int, plan: Plan, cores: frozenset[int]) -> Strange:
-    """One client, alone and beside strangers on `cores`, round by round.
+    """Measure one client, alone and beside clients without credentials on `cores`, round by round.
 
-    Raises `BenchError` when a call of the client is refused.
+    Raises `BenchError` when a call of the first one is rejected.
     """
     exchange = payloads.grpc_exchange(MODEL, payloads.tensor(1, 16))
     friend = [Request(exchange.body, metadata=Metadata([bearer("friend")]))]
@@ -223,21 +226,21 @@ async def strange(port: int, plan: Plan, cores: frozenset[int]) -> Strange:
 
 
 def strange_lines(measured: Strange) -> Iterator[str]:
-    """For people."""
+    """Yields the lines to print."""
     mib = strangers.BODY_BYTES // 2**20
     yield f"{strangers.STRANGERS} strangers with {mib} MiB each, again and again: {measured.refused:,} refused"
     yield _beside(measured.alone, measured.beside, "the strangers")
 
 
 def _beside(alone: Sequence[float], beside: Sequence[float], whom: str) -> str:
-    """The 99th percentiles of a client's calls, in words."""
+    """Returns a line with the p99 of a client's calls, alone and beside others, and the median ratio."""
     ratios = [one / another for one, another in zip(beside, alone, strict=True)]
     before, now = (statistics.median(one) * 1e3 for one in (alone, beside))
     return f"  p99 {before:.2f} ms alone, {now:.2f} ms beside {whom}: x{statistics.median(ratios):.2f}"
 
 
 async def _quiet(port: int, exchange: Exchange, requests: Sequence[Request], seconds: float) -> float:
-    """The 99th percentile of calls at random instants, far fewer than the server could answer."""
+    """Returns the p99 in seconds of calls at random instants, at a rate far below the server's capacity."""
     metadata = requests[0].metadata
     connection = await openclient.connect(port, exchange.path, exchange.body, exchange.reply, metadata)
     try:
@@ -250,7 +253,7 @@ async def _quiet(port: int, exchange: Exchange, requests: Sequence[Request], sec
 
 
 def flood_lines(measured: Flood) -> Iterator[str]:
-    """For people."""
+    """Yields the lines to print."""
     accepted = statistics.median(measured.accepted)
     yield f"a client that sends {QUIET_RATE} calls a second: none was refused"
     yield _beside(measured.alone, measured.beside, "the flood")
@@ -260,7 +263,7 @@ def flood_lines(measured: Flood) -> Iterator[str]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when something went wrong."""
+    """Measure and print; returns 1 after an error, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.access", description=__doc__.splitlines()[0])
     rounds.add_arguments(parser, 9, 1.0)
     parser.add_argument(

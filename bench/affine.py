@@ -1,4 +1,4 @@
-"""A model whose batches cost a + b·n, as it is served and as the engine runs it, with one or another batching."""
+"""A model whose batches of n rows take a + b·n seconds, for servers and for the engine; settings of batching."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,10 @@ class Model(Affine):
 
 
 class Affine(triglot.Model):
-    """Gives back what it gets, `fixed` + `per_row` · rows seconds later; the interpreter's lock is free then."""
+    """Returns its input `x` as `y` after `fixed` + `per_row` · rows seconds, without holding the GIL.
+
+    `x` and `y` are FP32 of shape [rows, elements].
+    """
 
     inputs = (triglot.TensorSpec("x", "FP32", [-1, -1]),)
     outputs = (triglot.TensorSpec("y", "FP32", [-1, -1]),)
@@ -33,13 +36,13 @@ class Affine(triglot.Model):
 
     def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         x = inputs["x"]
-        time.sleep(self.fixed + self.per_row * len(x))  # Is the work: a device's, not this core's.
+        time.sleep(self.fixed + self.per_row * len(x))  # Stands for work of a device, not of this core.
         return {"y": x}
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """A way to batch, or none."""
+    """Settings of dynamic batching; no batching unless `on`. `delay` is in seconds, `sizes` in rows."""
 
     name: str
     on: bool = True
@@ -47,17 +50,17 @@ class Batching:
     sizes: Sequence[int] = ()
 
     def arguments(self) -> dict[str, Any]:
-        """Of `triglot.DynamicBatching`."""
+        """Returns the arguments of `triglot.DynamicBatching`."""
         return {"max_queue_delay": self.delay, "preferred_sizes": tuple(self.sizes)}
 
     def source(self) -> str:
-        """The same as Python code."""
+        """Returns the settings as Python source."""
         words = ", ".join(f"{name}={value!r}" for name, value in self.arguments().items())
         return f"triglot.DynamicBatching({words})" if self.on else "None"
 
 
 def model(batching: Batching) -> Affine:
-    """The model, to be run without a server."""
+    """Returns the model, to be run without a server."""
     made = Affine()
     made.dynamic_batching = triglot.DynamicBatching(**batching.arguments()) if batching.on else None
     return made
@@ -72,7 +75,10 @@ def write(
     max_batch_size: int = MAX_BATCH_SIZE,
     max_queue_size: int | None = None,
 ) -> None:
-    """Make version 1 of the model in its folder of a repository; the server runs from the repository's root."""
+    """Write version 1 of the model into its folder of a model repository.
+
+    The server must run in the root of this project's repository, where the model imports `bench`.
+    """
     (folder / "1").mkdir(parents=True)
     text = MODEL.format(
         fixed=fixed,

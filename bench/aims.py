@@ -1,4 +1,4 @@
-"""What we aim at, and whether it was reached."""
+"""The performance goals of the load bench, and whether they were reached."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from bench.rounds import Measured, ratios
 from bench.scenarios import IDENTICAL_CALLS
 
 Results = Mapping[str, Sequence[Measured[str]]]
-"""By the name of the scenario."""
+"""Measurements of each line, by the scenario's name."""
 C64 = "64 in flight over 8 connections"
 BARE, TUNED = "bare grpc.aio", "bare grpc.aio, tuned"
 
@@ -18,20 +18,21 @@ RATE, P50, CPU = "rate", "p50", "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """A ratio of two lines of a scenario, of the calls a second at least or of the p50 at most; or CPU at most."""
+    """A goal for a line of a scenario: by `kind`, the least ratio of rates (calls per second) to another line, the
+    largest ratio of p50, or the largest CPU time."""
 
     what: str
     scenario: str
     line: str
     than: str
-    """"" with CPU."""
+    """The line to compare with; "" with CPU."""
     wanted: float
-    """A ratio, or microseconds of CPU a call."""
+    """A ratio, or microseconds of CPU per call."""
     kind: str = RATE
 
     @property
     def text(self) -> str:
-        """The figure to reach."""
+        """The goal, as text."""
         if self.kind == CPU:
             return f"CPU at most {self.wanted:g} µs a call"
         if self.kind == P50:
@@ -39,7 +40,7 @@ class Aim:
         return f"at least {self.wanted:g} times {self.than}"
 
     def measured(self, results: Results) -> float | None:
-        """The median of the rounds, or of their own ratios; None where it was not measured."""
+        """Returns the median of the rounds, or of their own ratios; None if it was not measured."""
         lines = {one.setting: one for one in results.get(self.scenario, ())}
         mine, other = lines.get(self.line), lines.get(self.than)
         if mine is None or not mine.rounds:
@@ -54,7 +55,7 @@ class Aim:
         return statistics.median(ratios(mine, other))
 
     def met(self, measured: float) -> bool:
-        """Whether it was reached, by the figure itself and not by what is printed of it."""
+        """Returns whether the goal was reached, by the exact value and not the rounded one that is printed."""
         return measured >= self.wanted if self.kind == RATE else measured <= self.wanted
 
 
@@ -89,7 +90,7 @@ AIMS = (
 
 
 def rows(results: Results) -> list[list[str]]:
-    """One line per aim: what, the aim, what was measured, whether it was met."""
+    """Returns one table line per goal: subject, goal, measured value, whether it was reached."""
     table = []
     for aim in AIMS:
         figure = aim.measured(results)

@@ -1,8 +1,8 @@
-"""What each way to tune a grpc.aio server gives, against the same server without it.
+"""Measures what each setting of a grpc.aio server gains, against the same server without it.
 
-From the repository's root: `python -m bench.aio_tuning --help`. Bare servers, a process for each setting, all of
-them loaded in turn, round by round; they are started anew again and again, as two equal ones differ from start to
-start with large messages.
+From the repository's root: `python -m bench.aio_tuning --help`. Bare servers, one process per setting, are loaded
+in turn, round by round. They are restarted several times, because with large messages two equal servers differ
+from start to start.
 """
 
 import argparse
@@ -52,16 +52,16 @@ FRAME, READ, THROUGHPUT = (
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to run the bare server."""
+    """Settings of a bare server. `environment`: additional environment variables."""
 
     name: str
     channel: Sequence[str] = ()
-    """Arguments of grpc's server, NAME=VALUE."""
+    """Channel arguments of grpc's server, NAME=VALUE."""
     uvloop: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 
     def flags(self) -> tuple[str, ...]:
-        """Of `bench.bare`."""
+        """Returns the command-line flags for `bench.bare`."""
         words = [word for argument in self.channel for word in ("--channel", argument)]
         return (*words, "--loop", "uvloop" if self.uvloop else "asyncio")
 
@@ -75,7 +75,7 @@ def _with(base: Setting, name: str, channel: Sequence[str]) -> Setting:
 
 
 def settings(base: Setting) -> list[Setting]:
-    """The base, the same again, and one thing more each; at last, all that does not exclude each other."""
+    """Returns the base, the same again, the base with one change each, and last with all compatible changes."""
     small, large = 2**20, 2**22
     both = [
         _with(base, "max_frame_size 1 MiB", [f"{FRAME}={small}"]),
@@ -107,7 +107,7 @@ BASES = {"stock": STOCK, "tuned": KEPT}
 def measure(
     scenario: Scenario, compared: Sequence[Setting], plan: Plan, core: int | None, starts: int = 1
 ) -> list[Measured[str]]:
-    """The settings under one load, with new servers so many times."""
+    """Measure the settings under one load, with the servers started `starts` times."""
     whole: list[Measured[str]] = [Measured(one.name) for one in compared]
     for _ in range(starts):
         with ExitStack() as stack:
@@ -133,13 +133,13 @@ def _start(
 
 
 def lines(measured: Sequence[Measured[str]]) -> str:
-    """The table of one load."""
+    """Returns the table of one load."""
     header = [column.format(first=measured[0].setting) for column in COLUMNS]
     return report.plain(header, [rounds.row(one, measured[0]) for one in measured])
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.aio_tuning", description=__doc__.splitlines()[0])
     rounds.add_arguments(parser, 2, seconds=0.7)
     parser.add_argument(
@@ -156,7 +156,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when something went wrong."""
+    """Measure and print; returns 1 after an error, else 0."""
     arguments = parse(words)
     cores = servers.choose_cores()
     servers.pin(cores.client)

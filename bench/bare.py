@@ -1,8 +1,8 @@
-"""The baselines: servers that do nothing but receive a request and send a canned reply.
+"""Baseline servers, which only receive a request and send a canned reply.
 
-They show what the transport library costs before any server of ours has begun, on the same machine in the
-same minute. A process of its own each: `python -m bench.bare grpc|rest|rest-json --port N --reply FILE`. They
-are stock; `--loop` and `--channel` are there to see what tuning gives.
+They show what the transport library alone costs, on the same machine in the same minute. Each is a process:
+`python -m bench.bare grpc|rest|rest-json --port N --reply FILE`. They are stock; `--loop` and `--channel` show
+what tuning gains.
 """
 
 import argparse
@@ -26,7 +26,7 @@ ChannelArgument: TypeAlias = tuple[str, int | str]
 async def serve_grpc(
     port: int, reply: bytes, messages: int, arguments: Sequence[ChannelArgument]
 ) -> grpc.aio.Server:
-    """A grpc.aio server: bytes in, bytes out, at the paths of each protocol's calls."""
+    """Start a grpc.aio server that sends `reply` to each protocol's calls, `messages` times to a response stream."""
 
     async def infer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         return reply
@@ -67,7 +67,7 @@ async def serve_grpc(
 
 
 async def serve_rest(port: int, reply: bytes, headers: dict[str, str], through_json: bool) -> web.AppRunner:
-    """A stock aiohttp server; `through_json` decodes and encodes the tensor in the most obvious way."""
+    """Start a stock aiohttp server; `through_json`: it decodes and encodes the tensor in the most obvious way."""
 
     async def canned(request: web.Request) -> web.Response:
         await request.read()
@@ -119,7 +119,7 @@ async def main(arguments: argparse.Namespace) -> None:
 
 
 def argument(text: str) -> ChannelArgument:
-    """NAME=VALUE; numbers are given to the library as numbers."""
+    """Parse NAME=VALUE; a numeric value becomes an integer. Raises `argparse.ArgumentTypeError` without "="."""
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")

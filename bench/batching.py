@@ -1,8 +1,8 @@
-"""What batching gives a model that costs a + b·n per batch.
+"""Measures what batching gains for a model whose batches of n rows take a + b·n.
 
 From the repository's root: `python -m bench.batching --help`. Each setting is a model of its own, and all of them
-are loaded in turn, round by round: first over gRPC, where the server's front end is part of what is measured and
-may well be the limit, then in this process straight on the engine, without any protocol.
+are loaded in turn, round by round: first over gRPC, where the server's front end is part of the measurement and
+may be the limit, then in this process directly on the engine, without any protocol.
 """
 
 import argparse
@@ -46,7 +46,7 @@ used. "delay d, size n": an idle instance waits for d, or until there are n rows
 
 
 def settings(in_flight: int) -> list[Batching]:
-    """What is compared with so many calls in flight; one in flight has nothing to wait for."""
+    """Returns the settings to compare with this number of calls in flight; with one, there is nothing to batch."""
     if in_flight == 1:
         return [UNBATCHED, AT_ONCE, Batching("delay 5 ms", delay=0.005)]
     sizes = (in_flight // 2, in_flight)
@@ -63,7 +63,7 @@ def settings(in_flight: int) -> list[Batching]:
 
 @contextmanager
 def _serving(batchings: Sequence[Batching], core: int | None) -> Iterator[list[Subject]]:
-    """A server with one model for each."""
+    """Run a server with one model per setting."""
     values = tensor(1, ELEMENTS)
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         folder = Path(name)
@@ -77,7 +77,7 @@ def _serving(batchings: Sequence[Batching], core: int | None) -> Iterator[list[S
 
 
 def over_grpc(in_flight: int, plan: rounds.Plan, core: int | None) -> list[Measured[Batching]]:
-    """One server, all settings, one call after the other on each of `in_flight` streams."""
+    """Measure all settings on one server, with calls one after the other on each of `in_flight` streams."""
     measured = [Measured(batching) for batching in settings(in_flight)]
     scenario = Scenario("batching", ELEMENTS, in_flight, grpc_exchange)
     with _serving([one.setting for one in measured], core) as subjects:
@@ -115,17 +115,17 @@ async def _on_engine(measured: Sequence[Measured[Batching]], in_flight: int, pla
 
 
 def on_engine(in_flight: int, plan: rounds.Plan) -> list[Measured[Batching]]:
-    """The same settings without a server: what batching itself gives."""
+    """Measure the same settings without a server: the gain of batching itself."""
     measured = [Measured(batching) for batching in settings(in_flight)]
     asyncio.run(_on_engine(measured, in_flight, plan))
     return measured
 
 
-# --- what is printed ---
+# --- output ---
 
 
 def ratio(mine: Measured[Batching], other: Measured[Batching]) -> float:
-    """Throughput, median of the rounds' own ratios."""
+    """Returns the ratio of throughputs: the median of the rounds' own ratios."""
     return statistics.median(rounds.ratios(mine, other))
 
 
@@ -147,7 +147,7 @@ def _row(one: Measured[Batching], first: Measured[Batching]) -> list[str]:
 
 
 def lines(measured: Sequence[Measured[Batching]]) -> Iterator[str]:
-    """The table of one load, and what it comes to."""
+    """Yields the table of one load, and its conclusion."""
     first = measured[0]
     yield report.plain(COLUMNS, [_row(one, first) for one in measured])
     if len(measured) > len(settings(1)):
@@ -170,7 +170,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when something went wrong."""
+    """Measure and print; returns 1 after an error, else 0."""
     arguments = parse(words)
     plan = rounds.Plan(arguments.rounds, arguments.seconds)
     cores = servers.choose_cores()

@@ -1,4 +1,4 @@
-"""Tokens and certificates that are changed under load, with two workers: who may call loses no call."""
+"""Changes tokens and certificates under load, with two workers: no call of an authorised client may fail."""
 
 import asyncio
 import re
@@ -22,16 +22,19 @@ from bench.tally import BenchError
 MODEL = "identity_fp32"
 WORKERS = 2
 CHANNELS = 8
-"""Connections, that both workers may have some."""
+"""Number of connections: enough that both workers have some."""
 IN_FLIGHT = 2
-"""Calls of each connection."""
+"""Calls in flight on each connection."""
 PATIENCE = 10.0
 _SERVES = re.compile(r"worker \d+ \(pid \d+\) serves")
 
 
 @dataclass(slots=True)
 class Changed:
-    """What became of the calls: answered, and failed. Seconds until a removed token was refused everywhere."""
+    """Results: numbers of changes, answered calls and ended streams, and texts of failed calls.
+
+    `refused_after`: for each change, seconds until the removed token was rejected on every connection.
+    """
 
     changes: int = 0
     answered: int = 0
@@ -41,7 +44,7 @@ class Changed:
 
 
 class Files:
-    """The access file and the server's certificate, each replaced as a whole."""
+    """The access file and the server's certificate; files are replaced atomically."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -51,19 +54,19 @@ class Files:
 
     @property
     def flags(self) -> Sequence[str]:
-        """For the server."""
+        """The server's command-line flags."""
         certificate, key = (str(self._folder / name) for name in ("certificate.pem", "key.pem"))
         return ("--access", str(self.access), "--tls-certificate", certificate, "--tls-key", key)
 
     def allow(self, *tokens: str) -> None:
-        """These tokens, and no others."""
+        """Write an access file that accepts these tokens only."""
         digests = [sha256(token.encode()).hexdigest() for token in tokens]
         listed = ", ".join(f'"{digest}"' for digest in digests)
         text = f'[client.friend]\ntokens_sha256 = [{listed}]\noperations = ["infer"]\n'
         self._replace("access.toml", (text + '[anonymous]\noperations = ["health"]\n').encode())
 
     def certify(self) -> None:
-        """A new certificate. One file after the other: between the two, the server keeps the pair that it has."""
+        """Write a new key, then its certificate; until both are written, the server keeps the old pair."""
         own = self._authority.issue_cert("localhost", "127.0.0.1")
         self._replace("key.pem", own.private_key_pem.bytes())
         self._replace("certificate.pem", b"".join(one.bytes() for one in own.cert_chain_pems))
@@ -75,7 +78,7 @@ class Files:
 
 
 class Client:
-    """Calls over some connections, with the token of the moment."""
+    """Calls over `CHANNELS` connections, with the current `token`."""
 
     def __init__(self, port: int, files: Files) -> None:
         self._port, self._files = port, files
@@ -85,11 +88,11 @@ class Client:
         self._channels = [self._channel(number) for number in range(CHANNELS)]
 
     def _channel(self, number: int) -> grpc.aio.Channel:
-        options = [("triglot.bench", number)]  # Channels of other options do not share a connection.
+        options = [("triglot.bench", number)]  # Channels with different options do not share a connection.
         return grpc.aio.secure_channel(f"127.0.0.1:{self._port}", self._files.credentials, options)
 
     async def call_steadily(self, number: int) -> None:
-        """Until cancelled; each failure is kept."""
+        """Call until cancelled; records each failure."""
         call = self._channels[number % CHANNELS].unary_unary(self._exchange.path)
         while True:
             try:
@@ -99,7 +102,7 @@ class Client:
                 self.changed.failed.append(f"{error.code().name}: {error.details()}")
 
     async def until(self, token: str, code: grpc.StatusCode) -> None:
-        """Until a call with the token ends so on each connection."""
+        """Call with a token until a call on each connection ends with this code."""
         await asyncio.gather(*(self._until(channel, token, code) for channel in self._channels))
 
     async def _until(self, channel: grpc.aio.Channel, token: str, code: grpc.StatusCode) -> None:
@@ -113,10 +116,10 @@ class Client:
                     found = error.code()
                 if found is code:
                     return
-                await asyncio.sleep(0.01)  # Between two looks.
+                await asyncio.sleep(0.01)  # Poll interval.
 
     async def stream_ends(self, token: str) -> None:
-        """Until a stream that was opened with the token has been ended for it."""
+        """Open a stream with a token, and wait until it ends; counts it if its code is UNAUTHENTICATED."""
         call = self._channels[0].stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
         stream = call(metadata=_bearer(token))
         await stream.write(self._exchange.body)
@@ -128,14 +131,14 @@ class Client:
             self.changed.streams_ended += 1
 
     async def reconnect(self) -> None:
-        """A new connection meets the new certificate."""
+        """Make a call on a new connection, which gets the new certificate."""
         async with self._channel(-1 - self.changed.changes) as channel:
             await channel.unary_unary(self._exchange.path)(
                 self._exchange.body, metadata=_bearer(self.token), timeout=PATIENCE
             )
 
     async def close(self) -> None:
-        """All connections."""
+        """Close all connections."""
         for channel in self._channels:
             await channel.close()
 
@@ -169,9 +172,9 @@ async def measure(changes: int, core: int | None) -> Changed:
 
 
 async def _all_serve(server: Server) -> None:
-    """Until both workers do: connections are spread over those that listen."""
+    """Wait until both workers serve: connections are spread over the workers that listen."""
     async with asyncio.timeout(PATIENCE):
-        while len(_SERVES.findall(server.log.read_text())) < WORKERS:  # noqa: ASYNC110 - it sets no event.
+        while len(_SERVES.findall(server.log.read_text())) < WORKERS:  # noqa: ASYNC110 - there is no event.
             await asyncio.sleep(0.05)
 
 
@@ -184,7 +187,7 @@ async def _change(client: Client, files: Files, changes: int) -> None:
         await client.until(new, grpc.StatusCode.OK)
         client.token = new
         await client.reconnect()
-        await asyncio.sleep(0.05)  # For the calls with the old token to end: their senders know of the new one.
+        await asyncio.sleep(0.05)  # Until the calls with the old token have ended; later ones have the new one.
         files.allow(new)
         removed = time.perf_counter()
         await client.until(old, grpc.StatusCode.UNAUTHENTICATED)
@@ -194,7 +197,7 @@ async def _change(client: Client, files: Files, changes: int) -> None:
 
 
 def lines(changed: Changed) -> Iterator[str]:
-    """For people."""
+    """Yields the lines to print."""
     after = changed.refused_after
     yield f"token and certificate changed {changed.changes} times, 2 workers, {CHANNELS * IN_FLIGHT} in flight:"
     yield f"  {changed.answered:,} calls answered, {len(changed.failed)} failed, goal 0"

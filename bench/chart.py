@@ -1,4 +1,4 @@
-"""A bar chart as SVG, written by hand: a page shows it without any library."""
+"""Makes a bar chart as SVG, without a library."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ COLOURS = ("#9aa0a6", "#5f6368", "#1a73e8", "#34a853", "#f9ab00", "#a142f4", "#d
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Bars below one title; a bar's colour goes with its name."""
+    """Bars (name and value) with a common title; bars of the same name have the same colour in all groups."""
 
     title: str
     bars: Sequence[tuple[str, float]]
 
 
 def svg(title: str, groups: Sequence[Group], unit: str) -> str:
-    """The longest bar of each group has the whole width."""
+    """Returns the chart; the longest bar of each group has the full width."""
     names = list(dict.fromkeys(name for group in groups for name, _ in group.bars))
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
     parts = [_text(8, 18, title, "title")]

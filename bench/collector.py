@@ -1,7 +1,7 @@
 """A collector of OpenTelemetry spans over gRPC that counts them: `python -m bench.collector --port PORT`.
 
-It is slow or quick, and takes no part of a core to speak of: a span is counted, and looked at no further. What it
-has counted it writes to a file, again after each request.
+It may be slow on purpose, and uses hardly any CPU: it only counts spans. It writes the count to a file after each
+request.
 """
 
 import argparse
@@ -18,7 +18,7 @@ SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 
 def spans_in(request: bytes) -> int:
-    """How many spans an ExportTraceServiceRequest has."""
+    """Returns the number of spans in an ExportTraceServiceRequest."""
     message = ExportTraceServiceRequest.FromString(request)
     return sum(len(scope.spans) for resource in message.resource_spans for scope in resource.scope_spans)
 
@@ -34,7 +34,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def export(request: bytes, _: grpc.ServicerContext) -> bytes:
         nonlocal counted
-        time.sleep(arguments.delay)  # Is what makes it slow.
+        time.sleep(arguments.delay)  # Makes it slow on purpose.
         counted += spans_in(request)
         arguments.counted.write_text(str(counted))
         return b""

@@ -1,4 +1,4 @@
-"""One scenario: start what is compared, look at one reply of each, then load them in turn, round by round."""
+"""Runs one scenario: starts its servers, checks one reply of each, then loads them in turn, round by round."""
 
 import asyncio
 import contextlib
@@ -20,26 +20,26 @@ from bench.traffic import exchanges, requests
 from triglot.config.options import Config
 
 CANNED = ("grpc", "rest")
-"""Kinds of `bench.bare` that give the same reply to every request."""
+"""Kinds of `bench.bare` that send the same reply to every request."""
 CORES_TO_SHARE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the person who started the bench chose."""
+    """The settings from the command line."""
 
     rounds: int
     seconds: float  # length of a round
     core: int | None  # where the servers run
     all_cores: frozenset[int] = frozenset()
-    """For what shares them with the client; none where nothing is pinned."""
+    """The cores for servers that share them with the client; empty if nothing is pinned."""
     aa: bool = False  # a second server like the first one, in place of the others
     against: Checkout | None = None
-    """The lines of our server are loaded in pairs, with this one's server and with its own."""
+    """Another checkout: the lines of triglot are then measured in pairs, with this server and with that one."""
 
 
 def lines_of(scenario: Scenario, against: Checkout | None = None) -> tuple[list[Line], list[str]]:
-    """The lines that can be measured here, and why others cannot; against another checkout, pairs of ours."""
+    """Returns the lines that can be measured here, and why others cannot; pairs of lines `against` a checkout."""
     if scenario.needs and scenario.needs not in {option.name for option in fields(Config)}:
         return [], [f"this server has no option {scenario.needs}"]
     if scenario.shared_cores and (os.cpu_count() or 1) < CORES_TO_SHARE:
@@ -59,7 +59,7 @@ def lines_of(scenario: Scenario, against: Checkout | None = None) -> tuple[list[
 
 
 def _pairs(lines: Sequence[Line], other: Checkout) -> Iterator[Line]:
-    """Our lines, each with the other checkout's; without those with an option that it does not know."""
+    """Yields each line of triglot, and its pair with the other checkout, if that has all of the line's options."""
     known = other.options()
     for line in lines:
         launch = line.launch
@@ -70,7 +70,7 @@ def _pairs(lines: Sequence[Line], other: Checkout) -> Iterator[Line]:
 
 
 def compare(scenario: Scenario, settings: Settings) -> list[Measured[str]]:
-    """Run a scenario; the first line is the baseline of the others."""
+    """Run a scenario; returns the measurements of each line, of which the first is the baseline."""
     lines, _ = lines_of(scenario, settings.against)
     if settings.aa:
         lines = [lines[0], replace(lines[0], name="the same again")]
@@ -85,13 +85,13 @@ def compare(scenario: Scenario, settings: Settings) -> list[Measured[str]]:
 
 
 def _run(scenario: Scenario, lines: Sequence[Line], measured: Sequence[Measured[str]], settings: Settings) -> None:
-    """Some rounds with the same servers."""
+    """Measure some rounds with the same servers."""
     with contextlib.ExitStack() as stack:
         subjects = list(_subjects(stack, scenario, lines, settings))
         for subject in subjects:
             with _named(scenario, subject, under_load=False):
                 subject.expected = call_once(subject)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # The client's cheaper one.
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # uvloop costs the client less.
             runner.run(_rounds(scenario, subjects, measured, settings))
         for one, subject in zip(measured, subjects, strict=True):
             one.peak = max(one.peak or 0, subject.server.peak_bytes() or 0) or None
@@ -104,11 +104,11 @@ async def _rounds(
     settle = min(0.5, seconds / 4)
     turns = list(zip(subjects, measured, strict=True))
     for number in range(settings.rounds + 1):
-        turns.reverse()  # Neither of two lines always comes after the other.
+        turns.reverse()  # So that no line always follows the same other one.
         for subject, one in turns:
             with _named(scenario, subject, under_load=True):
                 taken = await _load(scenario, subject, settle, seconds if number else settle)
-            if number:  # The first round finds a cold start.
+            if number:  # The first round is a warm-up.
                 one.rounds.append(taken)
 
 
@@ -121,7 +121,7 @@ async def _load(scenario: Scenario, subject: Subject, settle: float, seconds: fl
 
 @contextlib.contextmanager
 def _named(scenario: Scenario, subject: Subject, *, under_load: bool) -> Iterator[None]:
-    """Say in an error whose it is, and what that server has to say."""
+    """Add to errors the scenario, the subject, and the state and output of its server."""
     try:
         yield
     except (BenchError, OSError) as error:
@@ -135,7 +135,7 @@ def _named(scenario: Scenario, subject: Subject, *, under_load: bool) -> Iterato
 
 
 def _ask_again(subject: Subject) -> str:
-    """The load client cannot read a status: an error that lasts shows it to an ordinary client."""
+    """Returns a lasting error's status and text, by an ordinary client: the load client cannot read a status."""
     try:
         call_once(subject)
     except BenchError as error:
@@ -146,7 +146,7 @@ def _ask_again(subject: Subject) -> str:
 def _subjects(
     stack: contextlib.ExitStack, scenario: Scenario, lines: Sequence[Line], settings: Settings
 ) -> Iterator[Subject]:
-    """The lines, with their servers up until the stack ends."""
+    """Yields a subject for each line; the servers run until the stack ends."""
     core = None if scenario.shared_cores else settings.core
     running: dict[str, tuple[Server, int, int]] = {}
     for line in lines:
@@ -157,7 +157,7 @@ def _subjects(
             if traffic
             else [making(line.model, tensor(scenario.rows, scenario.elements), "")]
         )
-        # Two lines of the same name are for two servers: that is what shows how much equal ones differ.
+        # With `aa`, two equal lines have a server each, which shows how much equal servers differ.
         key = f"{launch.name}, {line.name}" if settings.aa else launch.name
         if key not in running:
             running[key] = stack.enter_context(_started(launch, made[0], core))

@@ -1,4 +1,4 @@
-"""What the bench has in C++: built once, where there is a compiler."""
+"""Compiles the bench's C++ sources, once, if there is a compiler."""
 
 import hashlib
 import shutil
@@ -14,7 +14,7 @@ KEPT = ROOT / ".venv" / "bench"
 
 
 def can_compile(header: str = "cstdint") -> bool:
-    """Whether there is a compiler, and that header."""
+    """Returns whether there is a compiler, and it finds this header."""
     if shutil.which(COMPILER) is None:
         return False
     words = [COMPILER, "-std=c++17", "-E", "-x", "c++", "-"]
@@ -23,13 +23,13 @@ def can_compile(header: str = "cstdint") -> bool:
 
 
 def compiled(source: Path, flags: Sequence[str]) -> Path:
-    """The program, or the library, of a source file; of the same text and flags it is built once."""
+    """Returns the path of the program or library of a source file; built once for the same text and flags."""
     digest = hashlib.sha256("\0".join((source.read_text(), *flags)).encode()).hexdigest()[:16]
     made = KEPT / f"{source.stem}-{digest}"
     if not made.exists():
         KEPT.mkdir(parents=True, exist_ok=True)
         part = made.with_suffix(".part")
-        # What the flags name comes after what needs it.
+        # Libraries, which the flags name, must follow the source that needs them.
         words = [COMPILER, "-std=c++17", "-O2", "-o", str(part), str(source), *flags]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -1,7 +1,7 @@
-"""How much memory of the server one client's connection can hold, whatever it sends (HTTP/2 and HTTP/1.1).
+"""Measures how much of the server's memory one connection can hold, whatever it sends (HTTP/2 and HTTP/1.1).
 
 From the repository's root: `python -m bench.connection_memory --help`. Each way of wasting memory has a server
-of its own, whose resident size is read before its connections are made and when all have sent what they send.
+of its own, whose resident size is read before the connections are opened, and after all have sent their data.
 """
 
 import argparse
@@ -37,20 +37,21 @@ from bench.tally import BenchError
 
 CONNECTIONS = 1000
 LIMIT = 2**20
-"""Bytes a connection."""
+"""Most bytes of the server's memory per connection."""
 STREAMS = 256
-"""Of one connection: as many calls as all together may have open are open long before the last one has so many."""
+"""Streams of one connection: with so many on each, the server's limit of calls that are open on all connections is
+reached long before the last connection."""
 BLOCKS = 100
-"""Of one connection, which together decode to more than a MiB."""
+"""Header blocks of one connection, which together decode to more than a MiB."""
 FEW_BLOCKS = 25
-"""As above, of blocks of small fields, which decode to many times what HTTP/2 counts, and take long."""
+"""As `BLOCKS`, for small fields, which decode to many times the size that HTTP/2 counts, and take long."""
 MANY_STREAMS = 1024
-"""As many as one connection may have."""
+"""Streams of one connection, as many as the server allows."""
 CONTINUATION = 9
 UNKNOWN_PATH = "/none"
 LIVE_PATH = "/inference.GRPCInferenceService/ServerLive"
 SECONDS = 30.0
-"""For one connection to be heard."""
+"""Seconds within which the server must have read all data of a connection."""
 SETTLED = 0.02
 """The resident size is read when it grows by no more than this in a second."""
 BLOCKED = 1.0
@@ -78,7 +79,7 @@ class Model(triglot.Model):
 
 
 def _length(count: int, bits: int, first: int) -> bytes:
-    """HPACK's integer (RFC 7541, 5.1) in the low `bits` of a byte that begins as `first`."""
+    """Returns an HPACK integer (RFC 7541, 5.1) with a prefix of `bits`; `first` has the other bits of its byte."""
     most = (1 << bits) - 1
     if count < most:
         return bytes([first | count])
@@ -91,50 +92,50 @@ def _length(count: int, bits: int, first: int) -> bytes:
 
 
 def field(name: str, value: str, *, indexed: bool = False) -> bytes:
-    """A literal field; `indexed`: it enters the dynamic table."""
+    """Returns a literal header field; `indexed`: it enters the dynamic table."""
     text = b"".join(_length(len(one), 7, 0) + one.encode() for one in (name, value))
     return (b"\x40" if indexed else b"\x00") + text
 
 
 def call(path: str) -> bytes:
-    """The block of a gRPC call."""
+    """Returns the header block of a gRPC call."""
     return b"\x83\x86" + field(":path", path) + field("content-type", "application/grpc") + field("te", "trailers")
 
 
 def headers(stream: int, block: bytes, *, end: bool = False) -> bytes:
-    """A request's HEADERS frame."""
+    """Returns a request's HEADERS frame."""
     return frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), stream, block)
 
 
 def message(body: bytes, size: int | None = None) -> bytes:
-    """gRPC's framing of a message, or of one that says that it is of that size."""
+    """Returns a message with gRPC's prefix, which declares `size` bytes, or the body's size."""
     return b"\0" + (len(body) if size is None else size).to_bytes(4) + body
 
 
 LAST = b"\xbe"
-"""The newest entry of the dynamic table."""
+"""Reference to the newest entry of the dynamic table."""
 NUMBERS = range(1, 2 * STREAMS, 2)
 LARGE_FIELD = field("a", "x" * 3900, indexed=True)
 TABLE = headers(1, call(UNKNOWN_PATH) + LARGE_FIELD, end=True)
-"""One call that leaves a large entry in the table."""
+"""A call that leaves a large entry in the dynamic table."""
 REST_PATH = "/v2/models/held/infer"
 BODY = infer_request("endless", tensor(1, 16)).SerializeToString()
 HELD = infer_request("held", tensor(1, 16)).SerializeToString()
 
 
 def idle() -> bytes:
-    """Nothing."""
+    """No data."""
     return b""
 
 
 def remembered() -> bytes:
-    """Small blocks that each name a large entry as often as one request may, all of them different."""
+    """Small, different header blocks, each with as many references to a large entry as one request may have."""
     block = call(UNKNOWN_PATH) + LAST * 4
     return TABLE + b"".join(headers(n, block + field("n", str(n)), end=True) for n in NUMBERS[1:BLOCKS])
 
 
 def remembered_small_fields() -> bytes:
-    """As above, with as many small fields as one request may have."""
+    """As `remembered`, with as many small fields as one request may have."""
     return headers(1, call(UNKNOWN_PATH) + field("a", "b", indexed=True), end=True) + b"".join(
         headers(number, call(UNKNOWN_PATH) + LAST * 440 + field("n", str(number)), end=True)
         for number in NUMBERS[1:FEW_BLOCKS]
@@ -147,7 +148,7 @@ def table() -> bytes:
 
 
 def unfinished_block() -> bytes:
-    """A header block that does not end."""
+    """A header block without an end."""
     parts = [frame(CONTINUATION, 0, 1, field("a", "x" * 3900)) for _ in range(10)]
     return frame(HEADERS, 0, 1, call(UNKNOWN_PATH)) + b"".join(parts)
 
@@ -158,13 +159,13 @@ def open_calls() -> bytes:
 
 
 def open_calls_deadlines() -> bytes:
-    """Calls without a body, each with another deadline."""
+    """Calls without a body, with different deadlines."""
     block = call(GRPC_PATH)
     return b"".join(headers(number, block + field("grpc-timeout", f"{number + 9000}S")) for number in NUMBERS)
 
 
 def open_calls_windows() -> bytes:
-    """Calls without a body, each with a larger window."""
+    """Calls without a body, whose windows are then enlarged."""
     update = (60_000).to_bytes(4)
     return b"".join(headers(n, call(GRPC_PATH)) + frame(WINDOW_UPDATE, 0, n, update) for n in NUMBERS)
 
@@ -177,31 +178,31 @@ def open_metadata() -> bytes:
 
 
 def open_small_metadata() -> bytes:
-    """As above, of small fields."""
+    """As `open_metadata`, with small fields."""
     return headers(1, call(UNKNOWN_PATH) + field("a", "b", indexed=True), end=True) + b"".join(
         headers(number, call(GRPC_PATH) + LAST * 440 + field("n", str(number))) for number in NUMBERS[1:FEW_BLOCKS]
     )
 
 
 def open_streams() -> bytes:
-    """Streams that nothing is sent on."""
+    """Bidirectional streams without messages."""
     return b"".join(headers(number, call(STREAM_PATH)) for number in NUMBERS)
 
 
 def running_calls() -> bytes:
-    """Calls of a model that never answers."""
+    """Calls of a model that never responds."""
     body = message(HELD)
     return b"".join(headers(n, call(GRPC_PATH)) + frame(DATA, END_STREAM, n, body) for n in NUMBERS)
 
 
 def running_streams() -> bytes:
-    """Streams of a model that goes on for ever, whose answers no window takes."""
+    """Streams of a model that yields forever, whose responses have no window."""
     body = message(BODY)
     return b"".join(headers(n, call(STREAM_PATH)) + frame(DATA, 0, n, body) for n in NUMBERS)
 
 
 def rest(*fields: bytes) -> bytes:
-    """The block of a REST request."""
+    """Returns the header block of a REST request."""
     return b"\x83\x86" + field(":path", REST_PATH) + field(":authority", "localhost") + b"".join(fields)
 
 
@@ -211,12 +212,12 @@ def open_rest() -> bytes:
 
 
 def open_rest_fields() -> bytes:
-    """As above, with as many fields as one may have."""
+    """As `open_rest`, with as many fields as one request may have."""
     return TABLE + b"".join(headers(n, rest(LAST * 4, field("n", str(n)))) for n in NUMBERS[1:BLOCKS])
 
 
 def announced() -> bytes:
-    """Messages that say that they are large, of which a byte comes."""
+    """Messages with a large declared size, of which one byte is sent."""
     body = frame(DATA, 0, 1, message(b"x", 16 * 2**20))
     return b"".join(
         headers(number, call(GRPC_PATH)) + body[:5] + number.to_bytes(4) + body[9:] for number in NUMBERS
@@ -224,7 +225,7 @@ def announced() -> bytes:
 
 
 def small_messages() -> bytes:
-    """A stream of many small requests that its handler does not take."""
+    """A stream with many small requests, which its handler does not read."""
     many = message(b"\x0a\x00") * 2000
     return headers(1, call(STREAM_PATH)) + frame(DATA, 0, 1, message(BODY)) + frame(DATA, 0, 1, many) * 4
 
@@ -238,21 +239,21 @@ def resets() -> bytes:
 
 
 UNREAD = headers(1, call(STREAM_PATH)) + frame(DATA, 0, 1, message(BODY))
-"""A stream whose answers fill the socket."""
+"""A stream whose responses fill the socket."""
 
 
 def unread_statuses() -> bytes:
-    """Calls that fail, whose statuses nobody reads."""
+    """Calls that fail; the client does not read their statuses."""
     return UNREAD + b"".join(headers(number, call("/x"), end=True) for number in range(3, 40_000, 2))
 
 
 def unread_acknowledgements() -> bytes:
-    """Pings, whose answers nobody reads."""
+    """PING frames; the client does not read their acknowledgements."""
     return UNREAD + frame(PING, 0, 0, bytes(8)) * 900
 
 
 def unread_answers() -> bytes:
-    """Calls whose answers no window takes."""
+    """Calls whose responses have no window."""
     empty = message(b"")
     return b"".join(
         headers(n, call(LIVE_PATH)) + frame(DATA, END_STREAM, n, empty) for n in range(1, 2 * MANY_STREAMS, 2)
@@ -264,7 +265,7 @@ HTTP_BODY = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "da
 
 
 def post(body: bytes, *fields: bytes) -> bytes:
-    """A request of HTTP/1.1 to the model that never answers."""
+    """Returns an HTTP/1.1 request to the model that never responds."""
     lines = [
         b"POST %b HTTP/1.1" % REST_PATH.encode(),
         b"Host: localhost",
@@ -275,62 +276,63 @@ def post(body: bytes, *fields: bytes) -> bytes:
 
 
 def http_idle() -> bytes:
-    """A line that does not end."""
+    """A request line without an end."""
     return b"GET"
 
 
 def http_unfinished_head() -> bytes:
-    """As many long fields as are taken, and no end."""
+    """As many long fields as the server accepts, and no end of the head."""
     return b"GET / HTTP/1.1\r\n" + HOST + b"".join(b"%d: %b\r\n" % (n, b"x" * 1000) for n in range(126))
 
 
 def http_unfinished_line() -> bytes:
-    """One field that does not end."""
+    """A header field without an end."""
     return b"GET / HTTP/1.1\r\n" + HOST + b"a: " + b"x" * 500_000
 
 
 def http_running() -> bytes:
-    """A call with a large head, of a model that never answers."""
+    """A call with a large head, of a model that never responds."""
     return post(HTTP_BODY, *(b"%d: %b" % (n, b"x" * 1000) for n in range(120)))
 
 
 def http_pipelined() -> bytes:
-    """Requests behind one that is not answered."""
+    """Pipelined requests behind one that gets no response."""
     return post(HTTP_BODY) + (b"GET / HTTP/1.1\r\n" + HOST + b"\r\n") * 20_000
 
 
 def http_pipelined_fields() -> bytes:
-    """As above, with many small fields."""
+    """As `http_pipelined`, with many small fields."""
     fields = b"".join(b"%d:\r\n" % n for n in range(120))
     return post(HTTP_BODY) + (b"GET / HTTP/1.1\r\n" + HOST + fields + b"\r\n") * 1000
 
 
 def http_pipelined_bodies() -> bytes:
-    """As above, with bodies."""
+    """As `http_pipelined`, with bodies."""
     return post(HTTP_BODY) + post(bytes(100_000)) * 10
 
 
 def http_upgrade() -> bytes:
-    """What follows the wish to speak another protocol."""
+    """Data after a request to upgrade to another protocol."""
     return post(HTTP_BODY, b"Connection: upgrade", b"Upgrade: websocket") + bytes(1_000_000)
 
 
 def http_trailers() -> bytes:
-    """A body in chunks, whose trailers do not end."""
+    """A chunked body, whose trailers have no end."""
     head = b"POST %b HTTP/1.1\r\n" % REST_PATH.encode() + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
     return head + b"0\r\n" + b"".join(b"%d: %b\r\n" % (n, b"x" * 10_000) for n in range(100))
 
 
 def http_unread() -> bytes:
-    """Requests whose answers nobody reads."""
+    """Requests; the client does not read their responses."""
     return (b"GET /v2 HTTP/1.1\r\n" + HOST + b"\r\n") * 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What a connection sends. `window`: of each of its streams; `reads`: whether it takes what it is sent.
+    """A way of wasting memory. `make` returns the data that a connection sends.
 
-    `http1`: it speaks HTTP/1.1, on the REST port.
+    `window`: the client's initial window per stream, in bytes. `reads`: whether the client reads. `http1`: it uses
+    HTTP/1.1, on the REST port.
     """
 
     make: Callable[[], bytes]
@@ -348,7 +350,7 @@ WAYS = (
     Way(remembered),
     Way(remembered_small_fields),
     Way(table),
-    Way(unfinished_block, reads=False),  # Nothing else may come in between, no ping either.
+    Way(unfinished_block, reads=False),  # Within a header block no other frame is allowed, not even a PING.
     Way(open_calls),
     Way(open_calls_deadlines),
     Way(open_calls_windows),
@@ -393,7 +395,7 @@ def _read(client: socket.socket, count: int) -> bytes:
 
 
 def _is_heard(client: socket.socket) -> bool:
-    """Whether the server has read everything; False where it has ended the connection."""
+    """Wait until the server has read all data; returns False if it has closed the connection."""
     mine = b"is heard"
     client.sendall(frame(PING, 0, 0, mine))
     while True:
@@ -406,7 +408,10 @@ def _is_heard(client: socket.socket) -> bool:
 
 
 def waste(port: int, way: Way, data: bytes, ends: ExitStack) -> bool:
-    """One connection, open until `ends`; whether it still is."""
+    """Open a connection, which `ends` closes, and send the data; returns whether the server has kept it open.
+
+    Raises `BenchError` if the server does not read the data within `SECONDS`.
+    """
     client = ends.enter_context(socket.socket())
     if not way.reads:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -429,7 +434,7 @@ def waste(port: int, way: Way, data: bytes, ends: ExitStack) -> bool:
 
 
 def _settled(server: servers.Server) -> int:
-    """The resident size when it has come to rest."""
+    """Returns the server's resident size in bytes once it grows no further."""
     seen = 0
     while True:
         now = server.resident_bytes()
@@ -438,11 +443,11 @@ def _settled(server: servers.Server) -> int:
         if now < seen * (1 + SETTLED):
             return now
         seen = now
-        time.sleep(1)  # Nothing tells when another process needs no more.
+        time.sleep(1)  # No event signals that another process's memory has stopped growing.
 
 
 def measure(way: Way, connections: int) -> tuple[float, int]:
-    """Bytes that one of so many connections holds, and how many of them stayed. Raises `BenchError`."""
+    """Returns the bytes that one connection holds, and the number that stayed open. Raises `BenchError`."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name, ExitStack() as ends:
         models = Path(name) / "models"
         for model, code in MODELS.items():
@@ -453,7 +458,7 @@ def measure(way: Way, connections: int) -> tuple[float, int]:
         port = rest_port if way.http1 else grpc_port
         data = way.make()
         with ExitStack() as first:
-            waste(port, way, data, first)  # What is loaded or made once is no connection's.
+            waste(port, way, data, first)  # Memory for first use belongs to no connection.
         before = _settled(server)
         stayed = sum(waste(port, way, data, ends) for _ in range(connections))
         held = (_settled(server) - before) / connections
@@ -463,7 +468,7 @@ def measure(way: Way, connections: int) -> tuple[float, int]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 where a connection can hold too much."""
+    """Measure and print; returns 1 if a connection can hold more than `LIMIT`, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.connection_memory", description=__doc__.splitlines()[0])
     parser.add_argument("--connections", type=int, default=CONNECTIONS, help="of each kind (default: %(default)s)")
     parser.add_argument("--only", default="", help="ways, with commas (default: all)")

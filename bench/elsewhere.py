@@ -1,4 +1,4 @@
-"""What the other benches have said, from their texts: the aims that they measure, and their lines with a goal."""
+"""Reads the results of the other benches from their texts: goals that they measure, and all lines with a goal."""
 
 import re
 from collections.abc import Iterator
@@ -9,20 +9,20 @@ _START = re.compile(
     r"\s*start over +(?P<transport>\w+): ready after (?P<seconds>[\d.]+) s .*, (?P<resting>\d+) MiB at rest"
 )
 WRONG = "WRONG"
-"""What is said of a shape whose memory grows, or whose calls did not end as they should."""
+"""Verdict on a shape whose memory grows, or whose calls did not end as they should."""
 _TRANSPORT = re.compile(r"\w+")
 _SLOPE = re.compile(r"\s*(?P<shape>.+): +(?P<bytes>-?\d+) bytes a call, .*, (?P<said>.+)")
 _LIMITS = re.compile(r"less than (\d+) bytes a call wanted, more than (\d+) of what keeps (\d+)")
 
 
 def said(folder: Path) -> Iterator[tuple[str, str]]:
-    """The lines with a goal, and the names of their files."""
+    """Yields the lines with a goal, each after the name of its file."""
     for file in sorted(folder.glob("*.txt")):
         yield from ((file.name, line.strip()) for line in _lines(file) if ", goal" in line)
 
 
 def rows(folder: Path) -> list[list[str]]:
-    """As `aims.rows`: what, the aim, what was measured, whether it was met."""
+    """As `aims.rows`: subject, goal, measured value, whether it was reached."""
     return [*_starts(_lines(folder / "lifecycle.txt")), *_leaks(_lines(folder / "leaks.txt"))]
 
 
@@ -31,7 +31,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _starts(lines: list[str]) -> Iterator[list[str]]:
-    """Of the demo repository, over each transport."""
+    """Yields lines for starts with the demo repository, over each transport."""
     for found in filter(None, map(_START.fullmatch, lines)):
         over, seconds, resting = found["transport"], float(found["seconds"]), int(found["resting"])
         met = _yes(seconds <= READY_SECONDS)
@@ -41,7 +41,8 @@ def _starts(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _leaks(lines: list[str]) -> Iterator[list[str]]:
-    """The shape of calls whose memory grows fastest, and what is kept on purpose, over each transport."""
+    """Yields lines, over each transport, for the shape of calls whose memory grows fastest, and for the control,
+    which keeps memory on purpose."""
     limits = next(filter(None, map(_LIMITS.fullmatch, lines)), None)
     if limits is None:
         return

@@ -1,4 +1,4 @@
-"""Load straight on the engine, in this process and without any protocol."""
+"""Loads the engine directly, in this process and without any protocol."""
 
 import asyncio
 import gc
@@ -13,10 +13,10 @@ from triglot.scheduling.servable import Servable
 
 
 async def load(servable: Servable, elements: int, in_flight: int, seconds: float) -> Round:
-    """One round of so many tasks, each of which asks at least once, and looks at what it gets.
+    """Measure one round with `in_flight` tasks, each of which makes at least one call, and checks each result.
 
-    The model's `y` is its `x`, which has one row of so many FP32 elements, or its negation. CPU is this process's.
-    Raises `RuntimeError` when it is something else.
+    The model's input `x` is FP32 of shape [1, elements]; its output `y` must be `x`, or its negation. CPU time is
+    this process's. Raises `RuntimeError` for any other output.
     """
     inputs = {"x": tensor(1, elements)}
     latencies: list[float] = []

@@ -1,8 +1,8 @@
-"""Whether failed requests leave their bodies in the server's memory, without a garbage collector that frees them.
+"""Measures whether failed requests leave their bodies in the server's memory when the garbage collector is off.
 
 From the repository's root: `python -m bench.failed_bodies --help`. Each protocol and transport has a server of its
 own, which collects no garbage and is sent large requests that fail. Its resident size is read before them, after a
-few of them have warmed it up, and when it has rested.
+few of them have warmed it up, and at the end when it has been idle.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from triglot.pb.tfserving import predict_pb2, tensor_pb2
 REQUESTS = 100
 MIB = 1024 * 1024
 SIZE = 64
-"""MiB of a request."""
+"""Size of a request in MiB."""
 ALLOWED = 64 * MIB
 REST_SECONDS = 40
-"""Within which a server gives the memory of large requests back."""
+"""Seconds within which a server returns the memory of large requests to the system."""
 WARM_UP = 3
 MODEL = """
 import gc
@@ -52,7 +52,7 @@ class Model(triglot.Model):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Where a request goes, and what makes one of so many bytes; those of gRPC have no headers."""
+    """A route, and `make`, which returns a request body of this many bytes. gRPC methods have no `headers`."""
 
     name: str
     path: str
@@ -82,7 +82,7 @@ def _grps(size: int) -> bytes:
 
 
 def _text(before: str, after: str) -> Callable[[int], bytes]:
-    """JSON with a list of numbers, just within the bounds of JSON, so that all of it is received and parsed."""
+    """Returns a maker of JSON with a list of numbers, just within JSON's limits, so that all of it is parsed."""
     number = "0.5000000,"
     room = len(before) + len(number) + len(after)
     return lambda size: f"{before}{number * ((size - room) // len(number))}0.5{after}".encode()
@@ -142,7 +142,7 @@ async def _over_rest(port: int, way: Way, body: bytes, count: int) -> None:
 
 
 def measure(way: Way, transport: str, requests: int) -> str:
-    """One server; a line on what its requests left."""
+    """Run a server and send it requests; returns a line about the memory that they left."""
     body = way.make(SIZE * MIB)
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         models = Path(name) / "models"
@@ -170,15 +170,15 @@ def _resident(server: servers.Server) -> int:
 
 
 def _rested(server: servers.Server, before: int) -> int:
-    """The resident size once memory has been given back, or is not for too long."""
+    """Returns the resident size in bytes once memory was returned to the system, or after `REST_SECONDS`."""
     deadline = time.monotonic() + REST_SECONDS
     while (size := _resident(server)) - before >= ALLOWED and time.monotonic() < deadline:
-        time.sleep(1)  # Nothing tells when another process needs no more.
+        time.sleep(1)  # No event signals that another process has returned memory.
     return size
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when a server keeps what it should not."""
+    """Measure and print; returns 1 if a server keeps memory of failed requests, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.failed_bodies", description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=REQUESTS, help="of each kind (default: %(default)s)")
     arguments = parser.parse_args(words)

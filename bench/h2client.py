@@ -4,11 +4,11 @@ Strategy: the bench is about the server's cost, so the client must be far cheape
 grpc client costs as much per call as a Python grpc server: on two cores it would be the bottleneck, and two
 servers of different cost would show the same throughput. So this client speaks only as much HTTP/2 as one
 unary method needs. Requests are made beforehand and sent in turn; their header blocks are what gRPC's C-core
-would write. A small request is one `join` of ready-made pieces; of a reply it looks at frame headers and data
-alone. It does obey the server: frame size, both flow-control windows, PING and SETTINGS. What it does not do is
-decode HPACK, so a status is not read: a reply counts as good when it holds what its request says and then has
-trailers. Where a request says nothing, the reply must have exactly the expected number of bytes, and the first one
-of each run must be equal byte by byte. An error has no data before its trailers and is found that way.
+would write. A small request is one `join` of ready-made pieces; of a reply it reads only frame headers and data.
+It obeys the server's frame size, both flow-control windows, PING and SETTINGS. It does not decode HPACK, so it
+does not read statuses: a reply is correct when it contains the parts that its request names (`Request.holds`), and
+then has trailers. For a request that names none, the reply must have exactly the expected number of bytes, and the
+first one of each run must be equal byte by byte. An error is detected because it has no data before its trailers.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ from bench.h2frames import (
 from bench.headers import HeaderBlocks
 from bench.tally import BenchError, Request, Tally
 
-REPLENISH = 2**29  # give the connection window back in big steps: a WINDOW_UPDATE costs the server work
-PIECE = 2**20  # bytes handed to the transport at once; also the most in one DATA frame
+REPLENISH = 2**29  # replenish the connection's window in big steps: a WINDOW_UPDATE costs the server work
+PIECE = 2**20  # bytes passed to the transport at once; also the most in one DATA frame
 JOINED = 2**16  # DATA below this shares a write with its frame header; above, a copy costs more than a write
 BUFFER = 2**20
 
@@ -59,13 +59,13 @@ Framed = tuple[Request, memoryview]
 
 
 def framed_requests(requests: Sequence[Request]) -> Iterator[Framed]:
-    """The requests in turn, for ever, from anyone on."""
+    """Yields the requests in turn, forever, beginning at a random one."""
     framed = [(one, memoryview(b"\0" + len(one.body).to_bytes(4, "big") + one.body)) for one in requests]
     return islice(cycle(framed), randrange(len(framed)), None)
 
 
 class OpenCall:
-    """One open stream."""
+    """One open stream, with the progress of its request and its reply."""
 
     __slots__ = ("body", "kept", "offset", "received", "request", "started", "stream", "window")
 
@@ -74,14 +74,14 @@ class OpenCall:
         self.request = request
         self.body = body  # with gRPC's prefix
         self.started = started
-        self.window = window  # what the server still lets us send on this stream
+        self.window = window  # bytes that the server still allows on this stream
         self.offset = 0  # how much of the body is sent
         self.received = 0
-        self.kept = bytearray() if request.holds else None  # the reply, where it is looked at
+        self.kept = bytearray() if request.holds else None  # the reply, if its content is checked
 
 
 class H2Connection(asyncio.BufferedProtocol):
-    """One connection that keeps `in_flight` calls open."""
+    """A connection that keeps `in_flight` calls open during a run. On the event loop."""
 
     def __init__(self, requests: Iterator[Framed], in_flight: int, headers: HeaderBlocks) -> None:
         self.requests = requests
@@ -93,11 +93,11 @@ class H2Connection(asyncio.BufferedProtocol):
         self.expected_size = 0
         self.calls: dict[int, OpenCall] = {}
         self.next_stream = 1
-        self.sending: list[OpenCall] = []  # calls whose body is not out yet, oldest first
+        self.sending: list[OpenCall] = []  # calls whose body is not sent completely, oldest first
         self.out: list[bytes | memoryview] = []
         self.queued = 0
         self.paused = False
-        self.window = DEFAULT_WINDOW  # what the server still lets us send on the connection
+        self.window = DEFAULT_WINDOW  # bytes that the server still allows on the connection
         self.initial_window = DEFAULT_WINDOW
         self.max_frame = 16384
         self.max_streams = LARGEST_WINDOW
@@ -107,7 +107,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self.reading: tuple[int, int] = (0, 0)  # stream and missing bytes of a DATA frame read in part
         self.unacknowledged = 0
 
-    # --- what asyncio calls
+    # --- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -117,7 +117,7 @@ class H2Connection(asyncio.BufferedProtocol):
             + settings(
                 (ENABLE_PUSH, 0),
                 (INITIAL_WINDOW_SIZE, LARGEST_WINDOW),
-                (MAX_FRAME_SIZE, 2**22),  # what C-core's clients say
+                (MAX_FRAME_SIZE, 2**22),  # as C-core's clients set it
             )
             + window_update(LARGEST_WINDOW - DEFAULT_WINDOW)
         )
@@ -150,7 +150,7 @@ class H2Connection(asyncio.BufferedProtocol):
                 pos = self._data(stream, size, pos + 9, end)
                 continue
             if end - pos - 9 < size:  # frames other than DATA are read whole
-                if size > BUFFER - 9:  # no server sends that; text in place of frames looks like it
+                if size > BUFFER - 9:  # no server sends that much; text instead of frames looks like it
                     self._abort(f"no HTTP/2 from the server: {bytes(self.view[pos : pos + 40])!r}")
                 break
             if kind == HEADERS:
@@ -167,7 +167,7 @@ class H2Connection(asyncio.BufferedProtocol):
     # --- replies
 
     def _data(self, stream: int, size: int, pos: int, end: int) -> int:
-        """Count the bytes of a DATA frame that are here; return where they end."""
+        """Count the bytes of a DATA frame that have arrived; returns the position where they end."""
         here = min(size, end - pos)
         self.reading = (stream, size - here)
         call = self.calls.get(stream)
@@ -184,7 +184,7 @@ class H2Connection(asyncio.BufferedProtocol):
         return pos + here
 
     def _finish(self, stream: int) -> None:
-        """The stream ended with trailers: check and record the reply, start the next call in its place."""
+        """Handle trailers: check and record the reply, and start the next call in its place."""
         call, tally = self.calls.pop(stream, None), self.tally
         if call is None or tally is None:
             return
@@ -209,7 +209,7 @@ class H2Connection(asyncio.BufferedProtocol):
             tally.close_slot()
 
     def _wrong(self, call: OpenCall) -> None:
-        """Say what is wrong with a reply and stop sending its request."""
+        """Record what is wrong with a reply, and stop sending its request."""
         self.sending = [other for other in self.sending if other is not call]
         if call.received == 0:
             text = "an error: trailers without any data"
@@ -221,7 +221,7 @@ class H2Connection(asyncio.BufferedProtocol):
             self.tally.wrong(text)
 
     def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        """Every frame that is neither DATA nor HEADERS."""
+        """Handle a frame that is neither DATA nor HEADERS."""
         if kind == PING and not flags & ACK:
             self.out.append(frame(PING, ACK, 0, payload))
         elif kind == SETTINGS and not flags & ACK:
@@ -243,7 +243,7 @@ class H2Connection(asyncio.BufferedProtocol):
     def _settings(self, payload: bytes) -> None:
         for name, value in SETTING.iter_unpack(payload):
             if name == INITIAL_WINDOW_SIZE:
-                for call in self.calls.values():  # the change counts for open streams too
+                for call in self.calls.values():  # the change applies to open streams, too
                     call.window += value - self.initial_window
                 self.initial_window = value
             elif name == HEADER_TABLE_SIZE:
@@ -304,7 +304,7 @@ class H2Connection(asyncio.BufferedProtocol):
         return call
 
     def _pump(self) -> None:
-        """Send as much of the waiting bodies as the windows and the socket take."""
+        """Send as much of the pending bodies as the windows and the socket allow."""
         if not self.sending:
             return
         for call in self.sending:
@@ -335,13 +335,13 @@ class H2Connection(asyncio.BufferedProtocol):
             self.queued = 0
 
     def close(self) -> None:
-        """Close without noise: what comes now is no error."""
+        """Close the connection; data that still arrives is no error."""
         self.tally = None
         self.transport.close()
 
 
 def headers_of(port: int, path: str, indexed: bool = False) -> HeaderBlocks:
-    """A new connection's to a local server."""
+    """Returns the header blocks for a new connection to a local server."""
     return HeaderBlocks(path, f"127.0.0.1:{port}", indexed)
 
 
@@ -371,7 +371,7 @@ async def connect(
             )
             opened.append(connection)
             async with asyncio.timeout(10):
-                await connection.ready  # the windows and the frame size to obey
+                await connection.ready  # the server's SETTINGS, with windows and frame size
     except BaseException as error:
         for connection in opened:
             connection.close()

@@ -1,4 +1,4 @@
-"""The little of HTTP/2 (RFC 9113) that the load client writes."""
+"""The part of HTTP/2 (RFC 9113) that the load client writes."""
 
 import struct
 
@@ -13,15 +13,15 @@ SETTING = struct.Struct(">HI")
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One whole frame."""
+    """Returns a frame."""
     return FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
 def settings(*pairs: tuple[int, int]) -> bytes:
-    """A SETTINGS frame."""
+    """Returns a SETTINGS frame with these pairs of identifier and value."""
     return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*pair) for pair in pairs))
 
 
 def window_update(step: int) -> bytes:
-    """Gives the peer so many bytes more on the connection."""
+    """Returns a WINDOW_UPDATE frame that allows the peer `step` more bytes on the connection."""
     return frame(WINDOW_UPDATE, 0, 0, step.to_bytes(4, "big"))

@@ -1,4 +1,4 @@
-"""HPACK (RFC 7541) as gRPC's C-core writes it, for the load client."""
+"""Encodes HPACK (RFC 7541) for the load client, as gRPC's C-core does."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -8,21 +8,21 @@ from functools import cached_property
 Field = tuple[bytes, bytes]
 STATIC_ENTRIES, ENTRY_OVERHEAD, DEFAULT_TABLE = 61, 32, 4096
 POST, HTTP = b"\x83", b"\x86"
-"""Whole fields of the static table: `:method` and `:scheme`."""
+"""References to fields of the static table: `:method: POST` and `:scheme: http`."""
 ADDED, NOT_ADDED = b"\x40", b"\x00"
-"""How a literal with a literal name begins: the field goes into the dynamic table, or it does not."""
+"""First byte of a literal field with a literal name, which is added to the dynamic table, or is not."""
 SHORTER, KEPT_TIMEOUTS = 0.03, 5
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """Fields that a call adds to those of gRPC."""
+    """Metadata of a call: header fields besides those of gRPC itself."""
 
     fields: Sequence[Field] = ()
 
     @cached_property
     def literals(self) -> bytes:
-        """As C-core writes metadata: they stay out of the dynamic table."""
+        """Returns the encoded fields as C-core writes metadata: not added to the dynamic table."""
         return b"".join(_literal(NOT_ADDED, one) for one in self.fields)
 
 
@@ -30,7 +30,7 @@ NO_METADATA = Metadata()
 
 
 def _literal(first: bytes, one: Field) -> bytes:
-    """Without Huffman's code, as C-core does."""
+    """Returns a literal field, without Huffman coding, as C-core does."""
     name, value = one
     return first + _string(name) + _string(value)
 
@@ -40,7 +40,7 @@ def _string(text: bytes) -> bytes:
 
 
 def _integer(first: int, bits: int, value: int) -> bytes:
-    """A number in the last bits of a byte, and in bytes after it if need be (RFC 7541, 5.1)."""
+    """Returns an integer in the last `bits` of a byte, and in further bytes if it is larger (RFC 7541, 5.1)."""
     most = (1 << bits) - 1
     if value < most:
         return bytes((first | value,))
@@ -54,12 +54,12 @@ def _integer(first: int, bits: int, value: int) -> bytes:
 
 @dataclass
 class HeaderBlocks:
-    """The header blocks of one connection's calls; they must be sent in the order in which they are made.
+    """Encodes the header blocks of one connection's calls, which must be sent in the order in which they are made.
 
-    As C-core does it (1.51 and 1.85 write the same): a field that is the same for each call goes into the
-    dynamic table once and is a reference from then on. So does a timeout, which stands for those that are up to 3%
-    shorter, too, while it is one of the last five. Metadata are literals each time. With `indexed` these, and each
-    timeout, go into the table, as grpc-go and grpc-java do it.
+    It encodes as C-core does (1.51 and 1.85 write the same): a field that is equal in all calls is added to the
+    dynamic table once, and later calls refer to it. So is a timeout, which also represents timeouts up to 3%
+    shorter, while it is one of the last five. Metadata are literals each time. With `indexed`, metadata and each
+    timeout are added to the table, too, as grpc-go and grpc-java do.
     """
 
     path: str
@@ -68,18 +68,18 @@ class HeaderBlocks:
     agent: str = "triglot-bench"
     _limit: int = DEFAULT_TABLE
     _entries: deque[tuple[Field, int]] = field(default_factory=deque)
-    """The dynamic table with the entries' sizes, oldest first."""
+    """The dynamic table: fields and their sizes in bytes, oldest first."""
     _used: int = 0
     _added: int = 0
-    """Entries so far, which is also the newest one's number."""
+    """Number of entries ever added, which is also the number of the newest one."""
     _numbers: dict[Field, int] = field(default_factory=dict)
-    """Of the newest entry of each field."""
+    """Number of the newest entry of each field."""
     _timeouts: list[tuple[int, int]] = field(default_factory=list)
-    """Some timeouts in milliseconds, and their entries' numbers."""
+    """The latest timeouts in milliseconds, with the numbers of their entries."""
     _next_timeout: int = 0
     _update: bytes = b""
     _begin: tuple[int, bytes] = (-1, b"")
-    """The part before the timeout, and the number of entries for which it is right."""
+    """Cache of the part before the timeout; and the number of entries (`_added`) for which it is valid."""
 
     def __post_init__(self) -> None:
         self._first = ((b":path", self.path.encode()), (b":authority", self.authority.encode()))
@@ -91,7 +91,7 @@ class HeaderBlocks:
         )
 
     def limit_table(self, size: int) -> None:
-        """Obey the peer's HEADER_TABLE_SIZE; the next block says so. No more than the default is used."""
+        """Obey the peer's HEADER_TABLE_SIZE, up to the default size; the next block has the table size update."""
         limit = min(size, DEFAULT_TABLE)
         if limit != self._limit:
             self._limit = limit
@@ -99,7 +99,7 @@ class HeaderBlocks:
             self._update = _integer(0x20, 5, limit)
 
     def block(self, timeout: int | None = None, metadata: Metadata = NO_METADATA) -> bytes:
-        """The block of one call, with its timeout in milliseconds."""
+        """Returns the header block of one call; `timeout` is in milliseconds."""
         update, self._update = self._update, b""
         before = self._added
         if self._begin[0] != before:
@@ -114,7 +114,7 @@ class HeaderBlocks:
         return begin + metadata.literals
 
     def _field(self, one: Field) -> bytes:
-        """A reference to it, or a literal that is added."""
+        """Returns a reference to the field, or a literal that is added to the table."""
         number = self._numbers.get(one)
         return self._add(one) if number is None else self._reference(number)
 
@@ -133,7 +133,7 @@ class HeaderBlocks:
         return _literal(ADDED, one)
 
     def _evict(self, size: int) -> None:
-        """Make room for an entry, oldest first."""
+        """Remove the oldest entries until an entry of this size fits."""
         while self._used + size > self._limit:
             number = self._added - len(self._entries) + 1
             one, freed = self._entries.popleft()
@@ -142,7 +142,7 @@ class HeaderBlocks:
                 del self._numbers[one]
 
     def _timeout(self, milliseconds: int) -> bytes:
-        """From one second on in steps of 10 ms."""
+        """Returns the field `grpc-timeout`; timeouts from one second on are rounded up to 10 ms."""
         rounded = milliseconds if milliseconds < 1000 else -(-milliseconds // 10) * 10
         one = (b"grpc-timeout", b"%dS" % (rounded // 1000) if rounded % 1000 == 0 else b"%dm" % rounded)
         if self.indexed:

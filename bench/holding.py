@@ -1,9 +1,9 @@
-"""A model in pure Python that holds the interpreter's lock while it works."""
+"""A model in pure Python that holds the GIL while it works."""
 
 from pathlib import Path
 
 STEPS = 30_000
-"""Of a loop in pure Python: some milliseconds."""
+"""Iterations of a loop in pure Python, which take some milliseconds."""
 MODEL = """
 import triglot
 
@@ -26,7 +26,7 @@ GIVES_BACK, COMPUTES = 'inputs["x"]', '-inputs["x"]'
 def write(
     folder: Path, instances: int, steps: int = STEPS, max_queue_size: int | None = None, gives: str = GIVES_BACK
 ) -> Path:
-    """Make the model's file in a new folder."""
+    """Write the model into a new folder; returns the path of its file."""
     folder.mkdir(parents=True)
     file = folder / "model.py"
     file.write_text(MODEL.format(instances=instances, steps=steps, max_queue_size=max_queue_size, gives=gives))

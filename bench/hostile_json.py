@@ -1,8 +1,8 @@
-"""What hostile JSON costs: memory, and the time that other calls take meanwhile.
+"""Measures what hostile JSON costs: memory, and the latency of concurrent calls.
 
-From the repository's root: `python -m bench.hostile_json --help`. Every JSON route that reads large bodies gets
-every kind of body, 16 at once, compressed where the route takes that. One client asks for a small inference all
-the while. The server runs in a cgroup of 2 GiB where this user may make one.
+From the repository's root: `python -m bench.hostile_json --help`. Every JSON route that reads large bodies is sent
+every kind of body, 16 at once, compressed if the route accepts that. Meanwhile, one client calls a small inference
+again and again. The server runs in a cgroup of 2 GiB if this user may create one.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SIZE = 60 * 2**20
 CGROUPS = Path("/sys/fs/cgroup/memory")
 CGROUP_BYTES = 2 * 2**30
 MOST_GROWN = 4 * DEFAULT_LIMITS.size
-"""Resident bytes more than before, besides the bodies as they are sent."""
+"""Most bytes by which the resident size may grow, besides the size of the bodies as sent."""
 MOST_P99 = 0.05
 MODELS = {
     "numbers/model.py": """
@@ -94,9 +94,9 @@ class Predictor:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`head` and `tail` stand around the hostile part. `compressed`: whether the route takes gzip.
+    """A route. `head` and `tail` of a body enclose the hostile part. `compressed`: whether it accepts gzip.
 
-    `first`: of those with the same codec, which gets bodies that are not compressed, and those that take long.
+    `first`: the first of the routes with the same codec; only it is sent uncompressed bodies, and slow ones.
     """
 
     path: str
@@ -140,7 +140,7 @@ PLAIN = "empty texts,small numbers,deep,one number,one text,blanks"
 
 @dataclass(slots=True)
 class Result:
-    """Of one kind of body: what the routes answered, how long other calls took, how large the server became."""
+    """Results for one kind of body: the routes' responses, latencies of concurrent calls, the server's size."""
 
     statuses: dict[int, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -152,14 +152,17 @@ class Result:
 
 
 def body_of(route: Route, item: bytes) -> bytes:
-    """About `SIZE` bytes, valid where the kind is."""
+    """Returns a body of about `SIZE` bytes that repeats `item`, valid JSON if the item is."""
     count = max(1, SIZE // len(item))
     return route.head + (item * count).rstrip(b",") + route.tail
 
 
 @contextlib.contextmanager
 def cgroup() -> Iterator[tuple[str, contextlib.AbstractContextManager[None]]]:
-    """A cgroup that bounds memory: how it does, and a block in which what is started is in it."""
+    """Create a cgroup with a memory limit, if possible.
+
+    Yields a description of the limit, and a context manager: processes started in its block run in the cgroup.
+    """
     folder = CGROUPS / f"triglot-bench-{os.getpid()}"
     try:
         folder.mkdir()
@@ -175,7 +178,7 @@ def cgroup() -> Iterator[tuple[str, contextlib.AbstractContextManager[None]]]:
 
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
-    """This process and its children; it alone comes out again."""
+    """Move this process into the cgroup during the block; children that it starts stay there."""
     (folder / "cgroup.procs").write_text(str(os.getpid()))
     try:
         yield
@@ -184,7 +187,7 @@ def _inside(folder: Path) -> Iterator[None]:
 
 
 def probe(port: int, stop: Event, waits: Connection) -> None:
-    """Ask for a small inference until `stop` is set; sends how long each took. In a process of its own."""
+    """Call a small inference until `stop` is set; then send the latencies. Runs in a process of its own."""
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     taken = []
@@ -199,7 +202,7 @@ def probe(port: int, stop: Event, waits: Connection) -> None:
 
 @contextlib.contextmanager
 def probing(port: int, result: Result) -> Iterator[None]:
-    """Probe while the block runs."""
+    """Run `probe` during the block; adds the latencies to `result`."""
     context = get_context("spawn")
     stop = context.Event()
     receiver, sender = context.Pipe(duplex=False)
@@ -238,7 +241,7 @@ async def _attack(url: str, body: bytes, headers: dict[str, str], result: Result
 def measure(
     kind: str, routes: Sequence[Route], compressed: bool, models: Path, cores: servers.Cores, timeout: float
 ) -> bool:
-    """One kind of body on all routes, one after the other, of one server; whether it was as it should be."""
+    """Send one kind of body to all routes of a server, one after the other; returns whether it kept all bounds."""
     result = Result()
     with contextlib.ExitStack() as stack:
         how, inside = stack.enter_context(cgroup())
@@ -268,7 +271,7 @@ def measure(
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when something is above its bound."""
+    """Measure and print; returns 1 if a bound was exceeded, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.hostile_json", description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", default=",".join(KINDS), help="sent compressed, with commas (default: all)")
     parser.add_argument("--plain", default=PLAIN, help="kinds sent as they are (default: %(default)s)")

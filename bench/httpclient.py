@@ -1,7 +1,7 @@
-"""An HTTP/1.1 keep-alive load client: prebuilt requests in turn, one call in flight on each connection.
+"""A load client for HTTP/1.1 with keep-alive: prebuilt requests in turn, one call in flight on each connection.
 
-Raw for the reason that h2client is: an HTTP client library costs as much as the server under test and would
-hide the difference.
+It is written on bare sockets for the same reason as `h2client`: an HTTP client library costs as much as the server
+under test, and would hide differences.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from bench.tally import BenchError, Request, Tally
 
 BUFFER = 2**18
 BLANKS = b" \n"
-"""What writers of JSON put between values, or do not."""
+"""Whitespace that JSON encoders may write between values."""
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*(?:\r\n|$)", re.IGNORECASE)
 
 
 def request_bytes(port: int, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """A whole POST request."""
+    """Returns a complete POST request."""
     lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """One connection that sends its next request as soon as the reply is complete."""
+    """A connection that sends its next request as soon as the reply is complete. On the event loop."""
 
     def __init__(self, requests: Iterator[Request]) -> None:
         self.requests = requests
@@ -41,7 +41,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.head = b""  # the reply's head, empty until it is complete
         self.length = 0
         self.left = 0  # bytes of the body still to come
-        self.kept: bytearray | None = None  # the body, where it is looked at
+        self.kept: bytearray | None = None  # the body, if its content is checked
         self.started = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -86,7 +86,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.kept = bytearray()
 
     def _finish(self) -> None:
-        """The reply is complete: check and record it, send the next request."""
+        """Check and record the complete reply, and send the next request."""
         tally, kept, head = self.tally, self.kept, self.head
         started, self.started, self.head, self.kept = self.started, 0.0, b"", None
         if tally is None:
@@ -126,7 +126,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.transport.write(self.request.body)
 
     def begin(self, tally: Tally) -> None:
-        """Send the first request of a run; where it says nothing of its reply, that is compared byte by byte."""
+        """Send the first request of a run; if it has no `holds`, its reply is compared byte by byte."""
         if self.transport.is_closing():
             raise BenchError("the server closed the connection")
         self.tally = tally
@@ -135,13 +135,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._send()
 
     def close(self) -> None:
-        """Close without noise: what comes now is no error."""
+        """Close the connection; data that still arrives is no error."""
         self.tally = None
         self.transport.close()
 
 
 async def connect(port: int, requests: Sequence[Request], connections: int) -> Sequence[HttpConnection]:
-    """Open so many connections to a local server, each of which begins with another request."""
+    """Open connections to a local server, each of which begins with a different request."""
     loop = asyncio.get_running_loop()
     return [
         (
