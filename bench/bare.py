@@ -26,7 +26,10 @@ ChannelArgument: TypeAlias = tuple[str, int | str]
 async def serve_grpc(
     port: int, reply: bytes, messages: int, arguments: Sequence[ChannelArgument]
 ) -> grpc.aio.Server:
-    """Start a grpc.aio server that sends `reply` to each protocol's calls, `messages` times to a response stream."""
+    """Start a grpc.aio server that sends `reply` to the calls of each protocol.
+
+    PredictStreaming sends it `messages` times, ModelStreamInfer once for each request.
+    """
 
     async def infer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         return reply

@@ -1,8 +1,8 @@
-"""Whether the server's memory grows with its calls, of any shape and over either gRPC transport.
+"""Measures whether the server's memory grows with its calls, of any shape and over either gRPC transport.
 
 From the repository's root: `python -m bench.leaks --help`. Each shape of call has a server of its own, which is
-asked again and again; its resident size is read after each slice, and a line is fitted through all but the first
-ones. A model that really keeps 4 KB of each call has to be seen.
+called again and again; its resident size is read after each slice of calls, and a line is fitted through all but
+the first ones. As a control, a model that keeps 4 KB of each call must be detected.
 """
 
 import argparse
@@ -31,9 +31,9 @@ CALLS = 20_000
 IN_FLIGHT = 32
 SLICES, UNCOUNTED = 16, 6
 LIMIT, SEEN = 1024.0, 3 * 1024.0
-"""Bytes per call: no shape may reach the first, and what really leaks 4 KB has to reach the second."""
+"""Bytes per call: growth must be less than `LIMIT` for each shape, and more than `SEEN` for the control."""
 MEANT = 0.9
-"""Of a shape's calls, so many have to end as it says: some are over before they are left or late."""
+"""Least share of a shape's calls that must end as intended: some end before they are cancelled or expire."""
 KEPT = 4096
 LOAD_PATH = "/inference.GRPCInferenceService/RepositoryModelLoad"
 TRANSPORTS = ("h2", "aio")
@@ -91,13 +91,13 @@ MODELS = {
 
 
 class Client:
-    """Calls of all shapes, on one connection."""
+    """Makes the calls of all shapes, on one connection."""
 
     def __init__(self, channel: grpc.aio.Channel, models: Path) -> None:
         self._models = models
         self._loaded = 0
         self.meant = 0
-        """Calls that ended as their shape says."""
+        """Number of calls that ended as their shape intends."""
         self._infer = channel.unary_unary(GRPC_PATH)
         self._stream = channel.stream_stream(STREAM_PATH)
         self._load = channel.unary_unary(LOAD_PATH)
@@ -125,13 +125,13 @@ class Client:
 
     async def deadline(self, number: int) -> None:
         model = ("waits_on_loop", "waits_on_thread")[number % 2]
-        # Whoever is first says how it ends; a connection with too many resets is ended by the server.
+        # Client and server race at the deadline; and the server closes a connection with too many resets.
         ends = Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.OK, Code.UNAVAILABLE
         await self._ends(model, *ends, timeout=0.003)
 
     async def cancel(self, number: int) -> None:
         call = self._infer(self._bodies[("waits_on_loop", "waits_on_thread")[number % 2]])
-        await asyncio.sleep(0.003)  # It may be anywhere by then, which is the point.
+        await asyncio.sleep(0.003)  # The call may be at any stage by then, on purpose.
         self.meant += call.cancel()
         with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
             await call
@@ -149,14 +149,14 @@ class Client:
     async def reload(self, number: int) -> None:
         self._loaded += 1
         code = f"{HEAD}{MODELS['answers']}\nLOADED = {self._loaded}\n"
-        (self._models / "answers" / "model.py").write_text(code)  # It is another one, or nothing is loaded.
+        (self._models / "answers" / "model.py").write_text(code)  # Without a change, nothing would be loaded.
         await self._load(pb.RepositoryModelLoadRequest(model_name="answers").SerializeToString())
         await self.ok(number)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How calls end."""
+    """A shape: a way in which calls end."""
 
     name: str
     call: Callable[[Client, int], Awaitable[None]]
@@ -177,8 +177,8 @@ CONTROL = SHAPES[-1]
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Of one shape: the server's resident bytes after each slice of so many calls, and how many of all calls were
-    what was `meant`."""
+    """Results of one shape: the server's resident bytes after each slice of `slice_calls` calls; `meant` is the
+    number of all calls that ended as intended."""
 
     shape: Shape
     slice_calls: int
@@ -187,14 +187,14 @@ class Growth:
 
     @property
     def slope(self) -> float:
-        """Bytes per call."""
+        """Growth of memory in bytes per call."""
         counted = np.array(self.resident[UNCOUNTED:], np.float64)
         calls = np.arange(len(counted)) * self.slice_calls
         return float(np.polyfit(calls, counted, 1)[0])
 
     @property
     def right(self) -> bool:
-        """Whether it is as it has to be."""
+        """Whether calls ended as intended, and memory did not grow, or for the control did."""
         if self.meant < MEANT * self.slice_calls * SLICES:
             return False
         return self.slope > SEEN if self.shape == CONTROL else self.slope < LIMIT
@@ -219,7 +219,7 @@ async def _ask(port: int, models: Path, shape: Shape, calls: int, look: Callable
 
 
 def measure(shape: Shape, transport: str, calls: int) -> Growth:
-    """One server, one shape. Raises `BenchError` for a call that does not end as it should."""
+    """Measure one shape on a server of its own. Raises `BenchError` for a call with an unexpected end."""
     each = max(1, calls // SLICES)
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         models = Path(name) / "models"
@@ -245,7 +245,7 @@ def measure(shape: Shape, transport: str, calls: int) -> Growth:
 
 
 def line(growth: Growth) -> str:
-    """What is printed of it."""
+    """Returns the line to print."""
     calls = growth.slice_calls * SLICES
     meant = f"{calls} calls" if growth.meant == calls else f"{growth.meant} of {calls} calls"
     first, last = (growth.resident[at] / 2**20 for at in (0, -1))
@@ -257,7 +257,7 @@ def line(growth: Growth) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when a shape grows, or the control is not seen."""
+    """Measure and print; returns 1 if memory grows with a shape, or the control is not detected, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.leaks", description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=CALLS, help="of each shape (default: %(default)s)")
     parser.add_argument("--only", default="", help="shapes, with commas (default: all)")
@@ -269,7 +269,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print(*report.machine(), what, sep="\n", flush=True)
     chosen = [shape for shape in SHAPES if not names or shape.name in names]
     right = True
-    # No time is measured: two at a time, in processes, since grpc's library has one loop in each.
+    # Two at a time, because no times are measured; in processes, because grpc.aio has one loop per process.
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         growing = {
             transport: [pool.submit(measure, shape, transport, arguments.calls) for shape in chosen]

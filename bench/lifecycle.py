@@ -1,9 +1,10 @@
-"""How long the server takes to start and what it needs at rest; how long a new version takes to serve, and what
-its loading does to the calls of another model.
+"""Measures the server's start and memory at rest, and how long new versions take to serve.
 
-From the repository's root: `python -m bench.lifecycle --help`. What is started serves the demo repository, without
-the model that needs ONNX Runtime. Then one model takes calls all the time; of the other
-one a new version is renamed into place, again and again, and served by polling or by RepositoryModelLoad.
+It also measures how the loading of a version affects calls of another model.
+
+From the repository's root: `python -m bench.lifecycle --help`. The server is started with the demo repository,
+without the model that needs ONNX Runtime. Then one model is called continuously, while new versions of another one
+are renamed into place, one after the other, and served by polling or by RepositoryModelLoad.
 """
 
 import argparse
@@ -30,13 +31,13 @@ STEADY, CHANGING = "identity_fp32", "changing"
 SLICE_SECONDS = 0.25
 LOAD_LIMIT = 60.0
 PAUSE_SECONDS = 0.5
-"""Between a version that serves and the next one."""
+"""Seconds between the time when a version serves and the next version."""
 STARTS = 7
 START_LIMIT = 30.0
 REST_SECONDS = 1.0
-"""After the start, before the resident size is read."""
+"""Seconds from the start until the resident size is read."""
 LOOK_SECONDS = 0.02
-"""How often the server is asked whether the new version serves; the times of polling are as exact as this."""
+"""Interval of the readiness checks of a new version, and so the resolution of the times with polling."""
 
 MODEL = """
 from pathlib import Path
@@ -59,17 +60,21 @@ class Changing(triglot.Model):
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A way to have a new version served: the server's flags, and what follows the renaming."""
+    """A way to make the server load a new version: the server's flags, and the action after the renaming."""
 
     name: str
     flags: Sequence[str]
     serve: Callable[[int, int], Awaitable[None]]
-    """Returns when that version serves, of the server at that REST port."""
+    """`serve(rest_port, version)` waits until the version serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one way: seconds from the renaming until the version serves, and the other model's latencies."""
+    """Results of one way of control.
+
+    `served`: seconds from each renaming until the version serves. `before`, `during` and `after` the loads: the
+    other model's latencies in seconds.
+    """
 
     control: str
     served: list[float]
@@ -77,12 +82,12 @@ class Result:
     during: list[float]
     after: list[float]
     cpu: float | None
-    """The server's CPU seconds per load, without those of the calls meanwhile."""
+    """The server's CPU seconds per load, without those of the concurrent calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Of a gRPC transport: seconds from the command until the server says that it is ready, and bytes at rest."""
+    """Results of a gRPC transport for each start: seconds until the server is ready, resident bytes at rest."""
 
     transport: str
     seconds: list[float]
@@ -90,7 +95,7 @@ class Started:
 
 
 def start(transport: str, times: int, core: int | None) -> Started:
-    """Start the server so often, with the demo models that need no further library."""
+    """Start the server `times` times, with the demo models that need no further library."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         models = Path(name) / "models"
         shutil.copytree(DEMO, models, ignore=shutil.ignore_patterns("__pycache__", "image_classifier"))
@@ -109,7 +114,7 @@ def _start_once(models: Path, transport: str, core: int | None) -> tuple[float, 
         nonlocal seconds
         limit = began + START_LIMIT
         while not servers.answers_ready(rest_port) and time.perf_counter() < limit:
-            time.sleep(0.002)  # Nothing tells when another process is ready.
+            time.sleep(0.002)  # No event signals that another process is ready.
         seconds = time.perf_counter() - began
         return True
 
@@ -117,12 +122,12 @@ def _start_once(models: Path, transport: str, core: int | None) -> tuple[float, 
     with servers.started("triglot", command, ready, core=core, log=log, environment={}) as server:
         if seconds >= START_LIMIT:
             raise BenchError(f"the server was not ready within {START_LIMIT:.0f} s:\n{server.tail()}")
-        time.sleep(REST_SECONDS)  # What a start needs for a moment is given back by then.
+        time.sleep(REST_SECONDS)  # Memory used only during the start is freed by then.
         return seconds, server.resident_bytes() or 0
 
 
 def start_line(started: Started) -> str:
-    """What is printed of it."""
+    """Returns the line to print."""
     seconds, megabytes = np.median(started.seconds), np.median(started.resident) / 2**20
     return (
         f"start over {started.transport:>3}: ready after {seconds:.2f} s (longest {max(started.seconds):.2f} s), "
@@ -146,7 +151,7 @@ async def _polled(port: int, version: int) -> None:
     while (await asyncio.to_thread(_ask, port, "GET", path))[0] != 200:
         if time.monotonic() > limit:
             raise BenchError(f"version {version} did not serve within {LOAD_LIMIT:.0f} s")
-        await asyncio.sleep(LOOK_SECONDS)  # Nothing tells when a poll has found and loaded it.
+        await asyncio.sleep(LOOK_SECONDS)  # No event signals that polling has loaded it.
 
 
 async def _loaded(port: int, version: int) -> None:
@@ -162,7 +167,7 @@ CONTROLS = (
 
 
 class Repository:
-    """The two models; versions of the changing one are made beside it and renamed into place."""
+    """The model repository with two models; versions of the changing one are written elsewhere, then renamed."""
 
     def __init__(self, folder: Path, megabytes: int) -> None:
         self.root = folder / "models"
@@ -175,21 +180,21 @@ class Repository:
         self.put(self.make(1), 1)
 
     def make(self, version: int) -> Path:
-        """A whole version, where nobody looks for it yet."""
+        """Write a complete version outside of the repository; returns its folder."""
         folder = self._beside / str(version)
         folder.mkdir(parents=True)
         (folder / "model.py").write_text(MODEL)
-        (folder / "weights.npy").hardlink_to(self._weights)  # Writing it each time would be measured, too.
+        (folder / "weights.npy").hardlink_to(self._weights)  # Writing it each time would be measured.
         return folder
 
     def put(self, made: Path, version: int) -> None:
-        """The version is there from now on, and the one before the last no more."""
+        """Rename a version into the repository, and remove the one before the last."""
         made.rename(self.root / CHANGING / str(version))
         shutil.rmtree(self.root / CHANGING / str(version - 2), ignore_errors=True)
 
 
 async def _latencies(port: int, seconds: float, work: Callable[[], Awaitable[None]] | None = None) -> list[float]:
-    """Of calls of the steady model, one at a time, for so many seconds, or until the work is done."""
+    """Call the steady model, one call at a time, for `seconds` or until `work` is done; returns the latencies."""
     exchange = grpc_exchange(STEADY, tensor(1, 16))
     latencies: list[float] = []
     connections = await h2client.connect(port, exchange.path, [Request(exchange.body)], 1)
@@ -218,9 +223,9 @@ async def _measure(
             repository.put(made, version)
             await control.serve(rest_port, version)
             served.append(time.perf_counter() - started)
-            await asyncio.sleep(PAUSE_SECONDS)  # Loads one by one, each with its own trace in the latencies.
+            await asyncio.sleep(PAUSE_SECONDS)  # So that the effects of loads on latencies do not overlap.
 
-    await _latencies(grpc_port, 1.0)  # not counted: a cold start
+    await _latencies(grpc_port, 1.0)  # warm-up, not counted
     before = await _latencies(grpc_port, 4.0)
     calm = server.cpu_seconds()
     during = await _latencies(grpc_port, 0.0, change)
@@ -234,7 +239,7 @@ async def _measure(
 
 
 def measure(control: Control, megabytes: int, loads: int, core: int | None) -> Result:
-    """One server, one way of control."""
+    """Measure one way of control, on a server of its own."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as folder:
         repository = Repository(Path(folder), megabytes)
         with servers.serving(repository.root, core, control.flags) as (server, grpc_port, rest_port):
@@ -245,7 +250,7 @@ def measure(control: Control, megabytes: int, loads: int, core: int | None) -> R
 
 
 def lines(result: Result) -> Iterator[str]:
-    """What is printed of a result."""
+    """Yields the lines to print."""
     milliseconds = np.array(result.served) * 1e3
     median, worst = np.median(milliseconds), milliseconds.max()
     cpu = "" if result.cpu is None else f", {result.cpu * 1e3:.0f} ms of the server's CPU time each"
@@ -261,7 +266,7 @@ def lines(result: Result) -> Iterator[str]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when something went wrong."""
+    """Measure and print; returns 1 after an error, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.lifecycle", description=__doc__.splitlines()[0])
     parser.add_argument("--loads", type=int, default=20, help="versions to load (default: %(default)s)")
     parser.add_argument("--starts", type=int, default=STARTS, help="of the server (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""The load bench: bare servers against ours, over loopback.
+"""The load bench: compares triglot with bare servers, over loopback.
 
 From the repository's root: `python -m bench.load --help`.
 """
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).with_name("results.md")
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.load", description="bare servers against ours, over loopback"
     )
@@ -48,7 +48,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def choose(names: Sequence[str] | None) -> list[Scenario]:
-    """The scenarios that `--only` asks for."""
+    """Returns the scenarios that `--only` names, or all."""
     for name in names or ():
         if not any(name in scenario.name for scenario in SCENARIOS):
             raise BenchError(f"no scenario's name holds {name!r}; see --list")
@@ -56,7 +56,7 @@ def choose(names: Sequence[str] | None) -> list[Scenario]:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measure, print, write the page."""
+    """Measure, print, and write the results page."""
     scenarios = choose(arguments.only)
     cores = servers.choose_cores()
     servers.pin(cores.client)
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when something went wrong."""
+    """Measure and print; returns 1 after an error, else 0."""
     arguments = parse(words)
     if arguments.list:
         for scenario in SCENARIOS:

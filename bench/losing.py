@@ -1,4 +1,4 @@
-"""A process that is lost with a call: how soon its caller is told, and how soon there is another."""
+"""Measures how soon a call fails whose instance's process is lost, and how soon the process is replaced."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from triglot.model.config import ModelConfig
 from triglot.scheduling.servable import Servable
 
 GOAL = 1.0
-"""Seconds until the caller is told."""
+"""Most seconds until the call fails."""
 BEGUN = "begun"
 MODEL = """
 import time
@@ -47,14 +47,14 @@ COLUMNS = ("the process is", "UNAVAILABLE after ms", "longest", "the next call a
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Seconds since the process was lost: until its call had failed, and until the next one was answered."""
+    """Seconds from the loss of the process until its call failed, and until the next call was answered."""
 
     told: float
     replaced: float
 
 
 async def lose(way: signal.Signals, times: int) -> list[Loss]:
-    """So often the same model's process. Raises `RuntimeError` for a call that ends otherwise."""
+    """Signal the process of a model, `times` times. Raises `RuntimeError` for a call with an unexpected end."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         file = Path(name) / "model.py"
         file.write_text(MODEL)
@@ -87,23 +87,23 @@ async def _lose(servable: Servable, way: signal.Signals, begun: Path, others: se
 
 
 def _await_file(file: Path) -> None:
-    """Until the model has made it; it is gone then."""
+    """Wait until the model has created the file, and delete it."""
     while not file.exists():
-        time.sleep(0.01)  # Nothing tells when another process has made a file.
+        time.sleep(0.01)  # No event signals that another process has created a file.
     file.unlink()
 
 
 def _children() -> set[int]:
-    """The processes that this one has started."""
+    """Returns the ids of this process's children."""
     found: set[int] = set()
     for file in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
-        with suppress(OSError):  # The thread has ended meanwhile.
+        with suppress(OSError):  # The thread has ended in the meantime.
             found.update(map(int, file.read_text().split()))
     return found
 
 
 def lines(losses: Mapping[str, Sequence[Loss]]) -> Iterator[str]:
-    """The table, and what it comes to."""
+    """Yields the table, and its conclusion."""
     rows = []
     for way, found in losses.items():
         rows.append((way, *_spread([one.told for one in found]), *_spread([one.replaced for one in found])))
@@ -113,5 +113,5 @@ def lines(losses: Mapping[str, Sequence[Loss]]) -> Iterator[str]:
 
 
 def _spread(seconds: Sequence[float]) -> tuple[str, str]:
-    """The median and the longest, in ms."""
+    """Returns the median and the maximum, in ms."""
     return f"{statistics.median(seconds) * 1e3:,.1f}", f"{max(seconds) * 1e3:,.1f}"

@@ -1,4 +1,4 @@
-"""One round of one server: a reply is looked at, then it is loaded."""
+"""Measures one round of one server: checks a reply, then loads the server."""
 
 import http.client
 import ssl
@@ -22,7 +22,7 @@ MODELS = Path(__file__).parent / "models"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of one subject."""
+    """Results of one round of one subject."""
 
     rate: float  # calls per second
     p50: float  # seconds
@@ -34,16 +34,16 @@ class Round:
 
 @dataclass(slots=True)
 class Subject:
-    """One of the servers, or one model on it, that a scenario compares."""
+    """One of the servers, or one model on a server, that a scenario compares."""
 
     name: str
     server: Server
     port: int
     exchange: Exchange
     expected: bytes = b""
-    """The reply, as it comes; over gRPC with its prefix."""
+    """The reply as received; over gRPC with its prefix."""
     requests: Sequence[Request] = ()
-    """What is sent in turn; without any, the exchange's request again and again."""
+    """Requests to send in turn; if empty, the exchange's request is repeated."""
     indexed: bool = False
     """As in `HeaderBlocks`."""
     client: str = RAW
@@ -51,9 +51,9 @@ class Subject:
 
 
 def call_once(subject: Subject) -> bytes:
-    """The reply as an ordinary client gets it, checked for its meaning.
+    """Make one call with an ordinary client, and check the content of the reply, which is returned.
 
-    It is what the load client's replies are held against, and where errors have their status and text.
+    The load client's replies are compared with it. Raises `BenchError`, with status and text, for an error.
     """
     exchange = subject.exchange
     if exchange.kind != REST:
@@ -116,12 +116,12 @@ async def _connect(scenario: Scenario, subject: Subject) -> Sequence[LoadConnect
 
 
 async def load(scenario: Scenario, subject: Subject, settle: float, seconds: float) -> Round:
-    """One round on fresh connections."""
+    """Measure one round on new connections."""
     return await load_on(await _connect(scenario, subject), subject, settle, seconds)
 
 
 async def load_on(connections: Sequence[LoadConnection], subject: Subject, settle: float, seconds: float) -> Round:
-    """One round: settle, so that windows and buffers have their size, then measure; closes the connections."""
+    """Measure one round, after `settle` seconds in which windows and buffers grow; closes the connections."""
     try:
         await drive(connections, settle, subject.expected)
         server_before, client_before = subject.server.cpu_seconds(), time.process_time()
@@ -133,7 +133,7 @@ async def load_on(connections: Sequence[LoadConnection], subject: Subject, settl
 
 
 def round_of(outcome: Outcome, before: float | None, after: float | None, client_used: float) -> Round:
-    """What a run comes to; CPU seconds of the server's before and after it, and what the client used."""
+    """Returns the results of a run; `before`, `after`: the server's CPU seconds; `client_used`: the client's."""
     p50, p99 = np.percentile(outcome.latencies, (50, 99))
     cpu = None if before is None or after is None else (after - before) / outcome.calls
     rate = outcome.calls / outcome.seconds

@@ -1,8 +1,9 @@
-"""What a codec costs, bytes to array and array to bytes, against plain protobuf; telemetry, credentials, and the
-garbage collector.
+"""Measures the cost of codecs, bytes to array and array to bytes, against plain protobuf.
+
+It also measures telemetry, credentials, and the garbage collector.
 
 From the repository's root: `python -m bench.micro`. `--keep-memory` runs it with a malloc that keeps freed
-memory; as it comes, glibc's gives large blocks back to the kernel, and page faults are then most of what is
+memory; by default, glibc's malloc returns large blocks to the kernel, and page faults are then most of what is
 measured.
 """
 
@@ -51,12 +52,12 @@ from triglot.transports.off_loop import OFF_LOOP_BYTES
 
 SIZES = {"64 B": 16, "4 KiB": 1024, "602 kB": IMAGE, "16 MiB": 16 * MIB}
 HOPS = 1000
-BATCH = 0.02  # seconds that one timed batch takes at least
+BATCH = 0.02  # least seconds of one timed batch
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A way between the wire and an array."""
+    """Decodes requests to arrays, and encodes arrays as responses."""
 
     name: str
     decode: Callable[[bytes], Floats]  # ModelInferRequest
@@ -90,13 +91,13 @@ _decoder = InferDecoder()
 CODECS = (
     Codec("protobuf", _protobuf_decode, _protobuf_encode),
     Codec("triglot", _our_decode, _our_encode),
-    # What the server does: small messages that differ in their values alone are not parsed again.
+    # As the server does: small messages that differ only in their values are not parsed again.
     Codec("triglot again", _our_decode_again, _our_encode),
 )
 
 
 def check(values: Floats, request: bytes) -> None:
-    """All codecs mean the same: timing a wrong one is of no use."""
+    """Check that all codecs give the same results: timing a wrong one is of no use."""
     wanted = infer_response(THREAD, values)
     for one in CODECS:
         if not np.array_equal(one.decode(request), values):
@@ -106,7 +107,7 @@ def check(values: Floats, request: bytes) -> None:
 
 
 def best_of(repeats: int, work: Sequence[Callable[[], object]]) -> list[tuple[float, float]]:
-    """Minimum and median seconds per call, of each; in turn, so that all of them see the same machine."""
+    """Returns the minimum and median seconds per call of each; timed in turn, so that all see the same machine."""
     timers = [timeit.Timer(one) for one in work]
     loops = []
     for timer in timers:
@@ -120,7 +121,7 @@ def best_of(repeats: int, work: Sequence[Callable[[], object]]) -> list[tuple[fl
 
 
 def lines(repeats: int) -> list[list[str]]:
-    """One line per payload and direction."""
+    """Returns one table line per payload and direction."""
     table = []
     for name, elements in SIZES.items():
         values = tensor(1, elements)
@@ -139,7 +140,7 @@ def lines(repeats: int) -> list[list[str]]:
 
 
 def observed(endpoint: Endpoint, call: Call) -> None:
-    """All that a call pays for being counted and timed."""
+    """Do all the work of counting and timing one call."""
     observation = Observation(endpoint, call, 64)
     observation.decoded()
     observation.answered()
@@ -148,7 +149,7 @@ def observed(endpoint: Endpoint, call: Call) -> None:
 
 
 def telemetry_lines(repeats: int) -> list[list[str]]:
-    """A call of a model, of a kind that came before."""
+    """Returns the table lines for telemetry of an inference call of a kind that occurred before."""
     endpoint = Telemetry().endpoint("kserve", "GRPC", "ModelInfer", inference=True)
     call = Call()
     call.model_name, call.model_version = THREAD, 1
@@ -158,8 +159,8 @@ def telemetry_lines(repeats: int) -> list[list[str]]:
 
 
 def credential_lines(repeats: int) -> list[list[str]]:
-    """What a call is allowed, by a token of the access file, and by a JWT as Kubernetes makes them: one that was
-    verified before, and new ones, of which there are more than are kept."""
+    """Returns the table lines for finding a call's permission: by a token of the access file, and by JWTs as
+    Kubernetes issues them, one that was verified before, and new ones, more than are cached."""
     key, token, now = rsa.generate_private_key(public_exponent=65537, key_size=2048), "secret", int(time.time())
     pod = {kind: {"name": f"client-{kind}", "uid": "0" * 36} for kind in ("node", "pod", "serviceaccount")}
     claims = {"iss": "https://issuer", "aud": ["triglot"], "exp": now + 3600, "iat": now, "nbf": now}
@@ -188,8 +189,8 @@ def credential_lines(repeats: int) -> list[list[str]]:
 
 
 def json_lines(repeats: int) -> list[list[str]]:
-    """A REST body of just what is still read on the event loop, and of a tenth of that, beside what it takes to
-    hand work to a thread and wait for it there."""
+    """Returns the table lines for REST bodies of the largest size that is parsed on the event loop, and of a tenth
+    of that, and for passing work to a thread and waiting for it."""
     bodies = []
     for size in (OFF_LOOP_BYTES // 10, OFF_LOOP_BYTES):
         values = np.random.default_rng(1).standard_normal(size // 21).tolist()
@@ -208,7 +209,7 @@ def json_lines(repeats: int) -> list[list[str]]:
 
 
 async def _hops() -> float:
-    """Seconds for one, of many."""
+    """Returns the seconds for passing work to a thread once, averaged over many."""
     began = time.perf_counter()
     for _ in range(HOPS):
         await asyncio.to_thread(int)
@@ -216,7 +217,7 @@ async def _hops() -> float:
 
 
 def collection_lines(repeats: int) -> list[list[str]]:
-    """A full round of the garbage collector, through what a server has loaded and after that was frozen."""
+    """Returns the table lines for a full garbage collection with a server's modules, before and after a freeze."""
     importlib.import_module("triglot.server")
     gc.collect()
     through = best_of(repeats, [gc.collect])[0]

@@ -1,4 +1,4 @@
-"""gRPC's own C++ client as a load client, built where g++ and libgrpc++-dev are installed."""
+"""Loads a server with gRPC's own C++ client, which is built if g++ and libgrpc++-dev are installed."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ PATIENCE = 30.0
 
 @cache
 def left_out() -> str:
-    """Why there is none; "" when there is one."""
+    """Returns why the client cannot be built; "" if it can."""
     return "" if can_compile(HEADER) else "gRPC's C++ client needs g++ and libgrpc++-dev (apt-get install both)"
 
 
@@ -34,7 +34,7 @@ async def load(
     connections: int = 1,
     patience: float = PATIENCE,
 ) -> Round:
-    """One round of unary calls; raises `BenchError` for an answer that is not its request's."""
+    """Measure one round of unary calls. Raises `BenchError` for a reply that does not match its request."""
     requests = subject.requests or [Request(subject.exchange.body)]
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         file, log = Path(name) / "requests", Path(name) / "latencies"
@@ -51,7 +51,7 @@ async def load(
 
 
 def _written(one: Request) -> bytes:
-    """As `native.cc` reads it."""
+    """Returns a request in the format that `native.cc` reads."""
     fields = [text for pair in one.metadata.fields for text in pair]
     parts = [_number(one.timeout or 0), _number(len(one.metadata.fields)), *map(_text, fields)]
     return b"".join((*parts, _text(one.body), _number(len(one.holds)), *map(_text, one.holds)))
@@ -66,7 +66,7 @@ def _text(text: bytes) -> bytes:
 
 
 async def _run(words: Sequence[str], limit: float) -> float:
-    """The seconds that it took."""
+    """Run the client; returns the seconds that it took."""
     process = await asyncio.create_subprocess_exec(
         *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -87,6 +87,6 @@ async def _run(words: Sequence[str], limit: float) -> float:
 
 
 def _used() -> float:
-    """CPU seconds of the clients that have ended."""
+    """Returns the CPU seconds of all ended clients."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,4 +1,4 @@
-"""An open-loop gRPC load client: calls start when they are due, whatever has become of the ones before."""
+"""An open-loop gRPC load client: calls start when they are due, whether or not earlier ones have ended."""
 
 import asyncio
 import time
@@ -12,29 +12,30 @@ from bench.tally import BenchError, Request
 
 @dataclass(slots=True)
 class Ended:
-    """The latencies, in seconds from when a call was due: of the expected answers, and of the errors."""
+    """Latencies of the expected replies and of the errors, in seconds from the time when a call was due."""
 
     good: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    """From the first call until the last answer."""
+    """Seconds from the first call until the last reply."""
     latest: float = 0.0
-    """How much later than due a call was sent at most: the client's own share of a latency."""
+    """Most seconds by which a call was sent late: the client's own share of a latency."""
 
 
 class OpenConnection(H2Connection):
-    """One connection. An error has no data before its trailers; which one it is, the server's metrics say."""
+    """One connection. It detects errors because they have no data before their trailers; only the server's metrics
+    have their codes."""
 
     def __init__(self, request: Request, headers: HeaderBlocks, reply: bytes) -> None:
         super().__init__(framed_requests([request]), 0, headers)
         self.ended = Ended()
         self.failure = ""
         self.over = asyncio.Event()
-        """No call is open, or none will ever be answered."""
+        """Set when no call is open, or the connection has failed."""
         self._reply_size = len(reply) + 5
 
     def send(self, due: float) -> None:
-        """Start a call that was due then."""
+        """Start a call that was due at `due`."""
         self.over.clear()
         self._start().started = due
         self.ended.latest = max(self.ended.latest, time.perf_counter() - due)
@@ -63,7 +64,7 @@ class OpenConnection(H2Connection):
 async def connect(
     port: int, path: str, message: bytes, reply: bytes, metadata: Metadata = NO_METADATA
 ) -> OpenConnection:
-    """A connection to a local server; `reply` is a good answer."""
+    """Open a connection to a local server; `reply` is the expected reply."""
     _, connection = await asyncio.get_running_loop().create_connection(
         lambda: OpenConnection(Request(message, metadata=metadata), headers_of(port, path), reply),
         "127.0.0.1",
@@ -75,9 +76,9 @@ async def connect(
 
 
 async def offer(connection: OpenConnection, rate: float, seconds: float, patience: float = 30.0) -> Ended:
-    """So many calls a second, at random instants; waits for the last answers.
+    """Make `rate` calls per second, at random instants; waits at most `patience` seconds for the last replies.
 
-    Raises `BenchError` for a connection that breaks, and for calls without an answer.
+    Raises `BenchError` when the connection fails, or calls get no reply.
     """
     random = Random(1)
     began = due = time.perf_counter()
@@ -86,7 +87,7 @@ async def offer(connection: OpenConnection, rate: float, seconds: float, patienc
         while due <= min(time.perf_counter(), end):
             connection.send(due)
             due += random.expovariate(rate)
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))  # The pace, whatever the answers do.
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))  # The pace does not depend on replies.
     try:
         async with asyncio.timeout(patience):
             await connection.over.wait()

@@ -1,8 +1,8 @@
-"""What a server does that is offered several times what its model can do.
+"""Measures how a server behaves that is offered several times the load that its model can serve.
 
-From the repository's root: `python -m bench.overload --help`. The capacity is measured before and after, with as
-many calls in flight as fill the batches. Between the two, calls come at random instants over gRPC, whatever has
-become of the ones before, so the queue is full all the time; others ask for the server's health and metadata.
+From the repository's root: `python -m bench.overload --help`. The capacity is measured before and after, with
+enough calls in flight to fill the batches. Between the two, calls arrive at random instants over gRPC, whether or
+not earlier ones have ended, so the queue is always full; others query the server's health and metadata.
 """
 
 import argparse
@@ -26,19 +26,19 @@ from bench.tally import BenchError, Request, close, drive
 
 MODEL = "busy"
 INSTANCES = 4
-"""Of the model that holds the interpreter's lock."""
+"""Instances of the model that holds the GIL."""
 SAMPLES = 6
-"""How often the resident size is looked at."""
+"""Number of times that the resident size is read."""
 REQUESTS = re.compile(r'triglot_requests_total\{.*code="(\w+)".*method="ModelInfer".*\} (\S+)')
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the person who started the bench chose."""
+    """The settings from the command line."""
 
     seconds: float
     times: float
-    """How many times its capacity the server is offered."""
+    """Offered load as a multiple of the server's capacity."""
     fixed: float
     per_row: float
     max_batch_size: int
@@ -47,10 +47,10 @@ class Plan:
 
 @dataclass(slots=True)
 class Result:
-    """Of one run."""
+    """Results of one run."""
 
     capacity: tuple[float, float]
-    """Calls a second, before and after."""
+    """Calls per second, before and after the overload."""
     offered: float
     ended: openclient.Ended
     probes: dict[str, list[float]] = field(default_factory=dict)
@@ -64,14 +64,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The server, and where it listens."""
+    """The server, and its ports."""
 
     server: servers.Server
     grpc_port: int
     rest_port: int
 
     def codes(self) -> Counter[str]:
-        """How many calls of ModelInfer have ended with which code."""
+        """Returns the number of ModelInfer calls that ended with each code, from the server's metrics."""
         connection = http.client.HTTPConnection("127.0.0.1", self.rest_port, timeout=10)
         try:
             connection.request("GET", "/metrics")
@@ -98,7 +98,7 @@ def _serving(plan: Plan, core: int | None) -> Iterator[Serving]:
 
 
 async def _capacity(port: int, exchange: Exchange, plan: Plan, seconds: float) -> float:
-    """Calls a second when every batch is full, and none is refused."""
+    """Returns the calls per second when every batch is full, and no call is rejected."""
     in_flight = min(4 * plan.max_batch_size, plan.queue)
     connections = await h2client.connect(port, exchange.path, [Request(exchange.body)], in_flight)
     try:
@@ -112,7 +112,7 @@ async def _capacity(port: int, exchange: Exchange, plan: Plan, seconds: float) -
 async def _samples(server: servers.Server, seconds: float) -> list[int | None]:
     sizes = []
     for _ in range(SAMPLES):
-        await asyncio.sleep(seconds / SAMPLES)  # The times at which memory is looked at.
+        await asyncio.sleep(seconds / SAMPLES)  # Interval of the samples.
         sizes.append(server.resident_bytes())
     return sizes
 
@@ -138,14 +138,14 @@ async def _overload(serving: Serving, exchange: Exchange, asked: Sequence[Probe]
 
 
 def measure(plan: Plan, core: int | None) -> Result:
-    """Start a server, and offer it too much."""
+    """Start a server, and overload it."""
     exchange = grpc_exchange(MODEL, tensor(1, 16))
     with _serving(plan, core) as serving:
         return asyncio.run(_overload(serving, exchange, probes.of_model(serving.grpc_port, MODEL), plan))
 
 
 def lines(result: Result) -> Iterator[str]:
-    """What is printed of a result."""
+    """Yields the lines to print."""
     before, after = result.capacity
     capacity = (before + after) / 2
     yield f"capacity {before:,.0f} calls/s before, {after:,.0f} after"
@@ -163,11 +163,12 @@ def lines(result: Result) -> Iterator[str]:
     yield f"resident MiB, at {SAMPLES} points: {sizes}"
 
 
-# --- a model that holds the interpreter's lock ---
+# --- a model that holds the GIL ---
 
 
 class Insisting(h2client.H2Connection):
-    """Asks again where the queue was full: an instance that has answered need not have its next request yet."""
+    """Retries calls that were rejected by the full queue: an instance that has sent a reply may not have taken its
+    next request yet."""
 
     refused = 0
 
@@ -184,7 +185,7 @@ class Insisting(h2client.H2Connection):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How answers came while every instance worked in pure Python, and the queue was full."""
+    """Results while every instance ran pure Python code, and the queue was full."""
 
     latencies: list[float]
     refused: int
@@ -192,7 +193,7 @@ class Held:
 
 
 async def _hold(serving: Serving, exchange: Exchange, plan: Plan) -> Held:
-    """As many calls in flight as run and wait."""
+    """Keep as many calls in flight as run in instances and fit into the queue."""
     port = serving.grpc_port
     asked = probes.of_model(port, MODEL)
     _, connection = await asyncio.get_running_loop().create_connection(
@@ -218,7 +219,7 @@ async def _hold(serving: Serving, exchange: Exchange, plan: Plan) -> Held:
 
 
 def hold(plan: Plan, core: int | None) -> Held:
-    """Start a server whose model leaves the interpreter to nobody else, and fill its queue."""
+    """Start a server whose model holds the GIL, and fill its queue."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         models = Path(name) / "models"
         holding.write(models / MODEL / "1", INSTANCES, max_queue_size=plan.queue)
@@ -227,7 +228,7 @@ def hold(plan: Plan, core: int | None) -> Held:
 
 
 def held_lines(held: Held) -> Iterator[str]:
-    """What is printed of it."""
+    """Yields the lines to print."""
     yield f"answered {len(held.latencies):,}: {probes.times(held.latencies)}; refused {held.refused:,}"
     for name, latencies in held.probes.items():
         yield f"{name} meanwhile: {probes.times(latencies)}, goal p99 {probes.GOAL * 1e3:.0f} ms"
@@ -246,7 +247,7 @@ def parse(words: Sequence[str] | None = None) -> Plan:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when something went wrong."""
+    """Measure and print; returns 1 after an error, else 0."""
     plan = parse(words)
     cores = servers.choose_cores()
     servers.pin(cores.client)
