@@ -63,7 +63,8 @@ def _start(
     python: str | Path = sys.executable,
     folder: Path | None = None,
 ) -> subprocess.Popen[str] | Forked:
-    """Start `triglot ARGUMENTS`: forked, unless another interpreter, code or environment variables are needed."""
+    """Start `triglot ARGUMENTS`: forked, unless it needs another interpreter, code to run before, or further
+    variables than TRIGLOT_*."""
     extra = environment or {}
     plain = not before and python == sys.executable and all(name.startswith("TRIGLOT_") for name in extra)
     if plain and "COVERAGE_PROCESS_CONFIG" not in os.environ:  # Coverage is measured from the interpreter's start.
@@ -123,7 +124,10 @@ class Lines:
             return self._text
 
     def wait_for(self, pattern: str | re.Pattern[str]) -> re.Match[str]:
-        """Wait for the first match and return it. Raises `AssertionError` when the text ends without one."""
+        """Wait for the first match and return it.
+
+        Raises `AssertionError` when the text ends without one, or none appears within `SECONDS`.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._ended or re.search(pattern, self._text) is not None, SECONDS)
             match = re.search(pattern, self._text)

@@ -83,7 +83,7 @@ AT_ITS_DEADLINE = {"DEADLINE_EXCEEDED", "status 504", IN_BAND}
 """Outcomes for a gRPC client at its deadline: its own timer's, or what the server has sent by then."""
 
 BETWEEN_ANSWERS = {"UNAVAILABLE", "status 503"}
-"""Outcomes of a grps stream at shutdown: after a response in flight, a response reports it like any error."""
+"""Outcomes of a grps stream at shutdown: after a response in flight, a further one reports the error as usual."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 RPC = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds before the first retry of a request, which double with each one, and the most of them."""
+"""Seconds before the first retry of a request, and at most before any; they double with each retry."""
 RETRYABLE_STATUSES = (429, 502, 503, 504)
 RETRYABLE_CODES = (
     "CANCELLED",
