@@ -1,4 +1,4 @@
-"""What was measured, as tables for a terminal and as the results page."""
+"""Formats the measurements as tables for a terminal, and as the results page."""
 
 import statistics
 from collections.abc import Sequence
@@ -56,14 +56,14 @@ that gives back its inputs, on the same one core."""
 
 
 def columns(scenario: Scenario) -> list[str]:
-    """The header: of calls, or of a stream's messages."""
+    """Returns the table's header, for calls or for a stream's messages."""
     what = "message" if scenario.messages > 1 else "call"
     first = ("first ms",) if scenario.messages > 1 else ()
     return [column.format(what=what) for column in (*COLUMNS, *first, *LAST_COLUMNS)]
 
 
 def rows(scenario: Scenario, measured: Sequence[Measured[str]]) -> list[list[str]]:
-    """One line each, the first one being the baseline."""
+    """Returns one table row for each line; the first is the baseline."""
     return [_row(one, measured[0], scenario.messages) for one in measured]
 
 
@@ -87,7 +87,7 @@ def _row(one: Measured[str], first: Measured[str], messages: int) -> list[str]:
 
 
 def pair_rows(measured: Sequence[Measured[str]]) -> list[list[str]]:
-    """Of two checkouts' lines, one after the other: one line each pair."""
+    """Returns one table row for each pair of lines of two checkouts, which alternate in `measured`."""
     return [_pair(here, there) for here, there in zip(measured[::2], measured[1::2], strict=True)]
 
 
@@ -111,7 +111,7 @@ def _first(one: Round) -> float:
 
 
 def drawn(measured: Sequence[tuple[Scenario, Sequence[Measured[str]]]]) -> str:
-    """The ratios to the first lines, as a chart, of what has an aim."""
+    """Returns a chart of the ratios to the first lines, for the scenarios that have a goal."""
     aimed = {aim.scenario for aim in aims.AIMS}
     groups = [
         chart.Group(
@@ -130,7 +130,7 @@ def page(
     picture: str,
     folder: Path = HERE,
 ) -> str:
-    """The results page; `picture` is the chart's file, `folder` that of the other benches' texts."""
+    """Returns the results page; `picture` is the chart's file, `folder` has the other benches' texts."""
     by_name: Results = {scenario.name: measured for scenario, measured in results}
     goals = [*aims.rows(by_name), *elsewhere.rows(folder)]
     parts = [

@@ -1,4 +1,4 @@
-"""What is sent, what must come back, and what the bare servers answer."""
+"""Requests of the benches, checks of their replies, and the canned replies of the bare servers."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,39 +20,39 @@ PREDICT_PATH = "/tensorflow.serving.PredictionService/Predict"
 GRPS_PATH = "/grps.protos.v1.GrpsService/Predict"
 GRPS_STREAM_PATH = "/grps.protos.v1.GrpsService/PredictStreaming"
 MESSAGES = 1000
-"""Messages of a stream: what bench/models/tokens yields."""
+"""Messages of a stream: the number that bench/models/tokens yields."""
 UNARY, STREAMED, BOTH_WAYS, REST = "unary", "streamed", "both ways", "rest"
-"""Kinds of exchanges: three of gRPC, by what is a stream (none, the reply, both), and HTTP/1.1."""
+"""Kinds of exchanges: gRPC without a stream, with a response stream, with streams in both directions; HTTP/1.1."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request, and its reply as a server without any work of its own would give it."""
+    """A request, and the reply of a server that does no work of its own."""
 
     path: str
     body: bytes
     reply: bytes
     check: Callable[[Mapping[str, str], bytes], None]
-    """Raises BenchError when a reply, its headers (in lower case) and body, does not mean what was asked."""
+    """`check(headers, body)` raises BenchError for a wrong reply; the names of headers are in lower case."""
     headers: dict[str, str] = field(default_factory=dict)
-    """Over gRPC, metadata."""
+    """HTTP headers, or gRPC metadata."""
     reply_headers: dict[str, str] = field(default_factory=dict)
     messages: int = 1
-    """How often a stream repeats the reply."""
+    """Number of times that a stream repeats the reply."""
     kind: str = UNARY
     holds: tuple[bytes, ...] = ()
-    """What is in the reply to this request and to no other: its id and values. Over REST without blanks."""
+    """Parts of the reply to this request that no other reply has: id and values; over REST without whitespace."""
 
 
 def tensor(rows: int, elements: int) -> Floats:
-    """The input: [rows, elements], the same values each time."""
+    """Returns an FP32 input of shape [rows, elements], with the same values each time."""
     return np.random.default_rng(elements).random((rows, elements), dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input `x...` of a model that gives it back as `y...`."""
+    """An input `x...` of a model that returns it as output `y...`."""
 
     name: str
     datatype: str
@@ -61,17 +61,17 @@ class Tensor:
 
     @property
     def output(self) -> str:
-        """The name of what comes back."""
+        """Name of the output."""
         return self.name.replace("x", "y")
 
 
 def fp32(values: Floats, name: str = "x") -> Tensor:
-    """An FP32 tensor."""
+    """Returns an FP32 tensor."""
     return Tensor(name, "FP32", values.shape, values.tobytes())
 
 
 def infer_request(model: str, values: Floats) -> pb.ModelInferRequest:
-    """The gRPC request."""
+    """Returns the gRPC request."""
     return _infer_request(model, [fp32(values)])
 
 
@@ -84,7 +84,7 @@ def _infer_request(model: str, tensors: Sequence[Tensor], request_id: str = "") 
 
 
 def infer_response(model: str, values: Floats) -> pb.ModelInferResponse:
-    """The gRPC reply of an identity model."""
+    """Returns an identity model's gRPC reply."""
     return _infer_response(model, [fp32(values)])
 
 
@@ -97,7 +97,7 @@ def _infer_response(model: str, tensors: Sequence[Tensor], request_id: str = "")
 
 
 def check_infer(model: str, reply: pb.ModelInferResponse, tensors: Sequence[Tensor], request_id: str = "") -> None:
-    """Raises BenchError for anything but an identity model's reply."""
+    """Raise BenchError for anything but an identity model's reply."""
     described = [(output.name, output.datatype, tuple(output.shape)) for output in reply.outputs]
     wanted = [(one.output, one.datatype, one.shape) for one in tensors]
     if (reply.model_name, reply.id, described) != (model, request_id, wanted):
@@ -139,7 +139,7 @@ def contents_exchange(model: str, values: Floats, request_id: str = "") -> Excha
 
     def check(_: Mapping[str, str], body: bytes) -> None:
         reply = pb.ModelInferResponse.FromString(body)
-        # Some answer in the way in which they are asked.
+        # Some servers reply with contents to a request with contents.
         if len(reply.outputs) == 1 and not reply.raw_output_contents:
             floats = np.array(reply.outputs[0].contents.fp32_contents, np.float32)
             reply.raw_output_contents.append(floats.tobytes())
@@ -154,14 +154,14 @@ def two_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
 
 
 def bytes_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
-    """ModelInfer with a BYTES tensor, one text a row."""
+    """ModelInfer with a BYTES tensor, one text per row."""
     texts = [" and ".join(f"{value:.2f}" for value in row[:6]).encode() for row in values]
     raw = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
     return _infer_exchange(model, [Tensor("x", "BYTES", (len(texts), 1), raw)], request_id)
 
 
 def stream_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
-    """The same request and its answer as messages of ModelStreamInfer."""
+    """The same request and reply as messages of ModelStreamInfer."""
     tensors = [fp32(values)]
 
     def check(_: Mapping[str, str], body: bytes) -> None:
@@ -189,7 +189,7 @@ def predict_values_exchange(model: str, values: Floats, request_id: str = "") ->
 
 
 def _id_header(request_id: str) -> dict[str, str]:
-    """For protocols whose messages have no id."""
+    """Returns the header with the request's id, for protocols whose messages have none."""
     return {"x-request-id": request_id} if request_id else {}
 
 
@@ -257,12 +257,12 @@ def grps_stream_exchange(model: str, values: Floats, request_id: str = "") -> Ex
 
 
 def framed(messages: Iterable[bytes]) -> bytes:
-    """Messages as gRPC sends them."""
+    """Returns messages with gRPC's prefixes."""
     return b"".join(b"\0" + len(message).to_bytes(4, "big") + message for message in messages)
 
 
 def unframed(data: bytes) -> list[bytes]:
-    """The messages of `framed`."""
+    """Returns the messages in the result of `framed`."""
     messages, at = [], 0
     while at < len(data):
         end = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
@@ -321,7 +321,7 @@ def predict_json_exchange(model: str, values: Floats, request_id: str = "") -> E
 
 
 def json_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
-    """REST with the numbers as JSON. Requests carry them as a Python client prints them: as doubles."""
+    """REST with the numbers as JSON. Requests have them as a Python client formats them: as doubles."""
 
     def check(_: Mapping[str, str], body: bytes) -> None:
         reply = json.loads(body)
@@ -379,7 +379,7 @@ def binary_exchange(model: str, values: Floats, request_id: str = "") -> Exchang
 def _compare(
     name: str | None, model: str, described: list[tuple[str, str, list[int]]], raw: bytes, values: Floats
 ) -> None:
-    """The reply names the model and holds one output y, equal to the input."""
+    """Raise BenchError unless the reply names the model, and has one output y, equal to the input."""
     wanted = [("y", "FP32", list(values.shape))]
     if name != model or described != wanted:
         raise BenchError(f"the reply is of {name!r} with outputs {described}, not of {model!r} with {wanted}")

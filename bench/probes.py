@@ -1,4 +1,4 @@
-"""Questions that a server answers while it is under load: health and metadata over gRPC, readiness over REST."""
+"""Probes of a server under load: health and metadata over gRPC, readiness over REST."""
 
 import asyncio
 import re
@@ -14,14 +14,14 @@ from bench.tally import BenchError, close
 from triglot.pb.kserve import inference_pb2 as pb
 
 RATE = 20.0
-"""Of each kind, a second."""
+"""Probes of each kind per second."""
 GOAL = 0.05
-"""Seconds: the p99 of each."""
+"""Largest p99 of each kind, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A question over gRPC, and its answer while nothing else goes on."""
+    """A gRPC request, and its reply without load."""
 
     name: str
     path: str
@@ -30,7 +30,7 @@ class Probe:
 
 
 def of_model(port: int, model: str) -> list[Probe]:
-    """The gRPC server's health and the model's metadata, asked once."""
+    """Returns probes of the gRPC server's health and the model's metadata; calls each once for its reply."""
     metadata = pb.ModelMetadataRequest(name=model).SerializeToString()
     asked = (
         ("gRPC health", "/grpc.health.v1.Health/Check", b""),
@@ -44,7 +44,7 @@ def of_model(port: int, model: str) -> list[Probe]:
 
 
 async def run(probes: Sequence[Probe], grpc_port: int, rest_port: int, seconds: float) -> dict[str, list[float]]:
-    """How long the answers take, in seconds, and REST's readiness beside them."""
+    """Run the probes, and REST's readiness; returns the latencies of each in seconds, by name."""
     *answers, rest = await asyncio.gather(
         *[_grpc(grpc_port, probe, seconds) for probe in probes], _rest(rest_port, seconds)
     )
@@ -63,7 +63,7 @@ async def _grpc(port: int, probe: Probe, seconds: float) -> list[float]:
 
 
 async def _rest(port: int, seconds: float) -> list[float]:
-    """On one connection."""
+    """Probe REST's readiness on one connection; returns the latencies in seconds."""
     latencies: list[float] = []
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     end = time.perf_counter() + seconds
@@ -84,7 +84,7 @@ async def _rest(port: int, seconds: float) -> list[float]:
 
 
 def times(latencies: Sequence[float]) -> str:
-    """Latencies as text."""
+    """Returns latencies as text."""
     if not latencies:
         return "none"
     p50, p99 = np.percentile(latencies, (50, 99)) * 1e3

@@ -1,7 +1,7 @@
-"""What instances that are processes give code that holds the interpreter's lock, and what they cost.
+"""Measures what process instances gain for code that holds the GIL, and what they cost.
 
-From the repository's root: `python -m bench.process --help`. Straight on the engine, without any protocol: the
-same model as threads and as processes, in turn, round by round.
+From the repository's root: `python -m bench.process --help`. Directly on the engine, without any protocol: the
+same model with thread and with process instances, in turn, round by round.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from triglot.scheduling.servable import Servable
 
 BUSY_ELEMENTS = 16
 SIZES = (64, 64 * 1024, 2**20)
-"""Bytes of a tensor that goes in and comes out."""
+"""Bytes of the input tensor, and of the output tensor."""
 LOSSES = 5
 COLUMNS = ("instances", "calls/s", "x 1 process", "(min-max)", "p50 ms", "p99 ms")
 HAND_OVER_COLUMNS = ("tensor", "thread p50 µs", "process p50 µs", "more µs", "(min-max)")
@@ -37,7 +37,7 @@ of the rounds' own ratios to the line of one process, "more" that of the rounds'
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the instances of the model are, how many, and what it gives."""
+    """The kind and number of a model's instances, and the expression for its output."""
 
     execution: str
     instances: int
@@ -79,7 +79,7 @@ async def _compare(
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         for _ in range(plan.rounds):
             for one in measured:
-                # Each by itself: processes that only look after themselves take something, too.
+                # Each alone: even idle processes use some CPU time.
                 with tempfile.TemporaryDirectory(dir=name) as folder:
                     async with _serving(Path(folder), one.setting, steps) as servable:
                         await engine.load(servable, elements, in_flight, settle)
@@ -88,26 +88,26 @@ async def _compare(
 
 
 def busy(plan: Plan, in_flight: int = 4, steps: int = STEPS) -> list[Measured[Kind]]:
-    """A model that holds the interpreter's lock all the time."""
+    """Measure a model that holds the GIL all the time."""
     return asyncio.run(_compare(KINDS, steps, BUSY_ELEMENTS, in_flight, plan))
 
 
 def hand_over(plan: Plan, size: int, gives: str = GIVES_BACK) -> list[Measured[Kind]]:
-    """One call after the other of a model that does nothing else: a thread, and a process."""
+    """Measure sequential calls of a model that does no work, with a thread and with a process instance."""
     kinds = (Kind("thread", 1, gives), Kind("process", 1, gives))
     return asyncio.run(_compare(kinds, 0, size // 4, 1, plan))
 
 
-# --- what is printed ---
+# --- output ---
 
 
 def more(process: Measured[Kind], thread: Measured[Kind]) -> list[float]:
-    """Seconds of the median call, round by round."""
+    """Returns the differences of p50 in seconds, round by round."""
     return [mine.p50 - its.p50 for mine, its in zip(process.rounds, thread.rounds, strict=True)]
 
 
 def busy_lines(measured: Sequence[Measured[Kind]]) -> Iterator[str]:
-    """The table, and what it comes to."""
+    """Yields the table, and its conclusion."""
     first = next(one for one in measured if one.setting == ONE_PROCESS)
     rows = []
     for one in measured:
@@ -128,7 +128,7 @@ def busy_lines(measured: Sequence[Measured[Kind]]) -> Iterator[str]:
 
 
 def hand_over_lines(by_size: Sequence[tuple[int, Sequence[Measured[Kind]]]]) -> Iterator[str]:
-    """The table of all sizes, and what it comes to."""
+    """Yields the table of all sizes, and its conclusion."""
     rows = []
     for size, (thread, process) in by_size:
         differences = [seconds * 1e6 for seconds in more(process, thread)]

@@ -1,7 +1,8 @@
-"""What instances on other nodes of a Ray cluster give, what the way there costs, and what becomes of lost ones.
+"""Measures instances on nodes of a Ray cluster: their throughput, the latency that they add, and lost nodes.
 
-From the repository's root: `python -m bench.ray --help`. The nodes are real ones, a raylet each with processes of
-its own, but all on this machine: no network and no core more. As many processes of one server are loaded in turn.
+From the repository's root: `python -m bench.ray --help`. The nodes are real, a raylet each with processes of its
+own, but all on this machine: there is no network, and there are no further cores. For comparison, the same number
+of process instances of a server is loaded in turn.
 """
 
 import argparse
@@ -32,10 +33,10 @@ from bench.tally import BenchError, Request, close, drive
 NODES = 3
 SERVE = "Ray Serve"
 ELEMENTS = 64
-"""Of a row."""
+"""Elements of a row."""
 IN_FLIGHT = 12
 SIZES = (64, 2**20)
-"""Bytes of a tensor that goes in and comes out."""
+"""Bytes of the input tensor, and of the output tensor."""
 KINDS = {
     SLEEPS: "sleeps 2 ms, as for a device: what the instances have to do is no matter of this machine's cores",
     COMPUTES: "uses 2 ms of CPU: all instances share this machine's cores with server and client",
@@ -51,27 +52,27 @@ these use, so throughput per core used."""
 
 @dataclass(frozen=True, slots=True)
 class Split(Round):
-    """The CPU seconds of a call: of the server, of the instances, and of Ray, which is there all the time."""
+    """A round with the CPU seconds per call of the server, of the instances, and of Ray, which always runs."""
 
     server: float = 0.0
     instances: float = 0.0
     ray: float = 0.0
 
     def per_core(self, *, on_ray: bool) -> float:
-        """Calls for each second of CPU; Ray's counts where the instances are there."""
+        """Returns the calls per CPU second; Ray's CPU time counts if the instances are `on_ray`."""
         return 1 / (self.server + self.instances + (self.ray if on_ray else 0.0))
 
 
 @dataclass(slots=True)
 class Line:
-    """What is compared, and what was measured of it."""
+    """A subject of the comparison, and its rounds."""
 
     subject: Subject
     on_ray: bool = True
     rounds: list[Split] = field(default_factory=list)
 
     def per_core(self) -> list[float]:
-        """Of each round."""
+        """Returns the calls per CPU second of each round."""
         return [one.per_core(on_ray=self.on_ray) for one in self.rounds]
 
 
@@ -96,7 +97,7 @@ async def _loaded(nodes: Nodes, subject: Subject, settle: float, seconds: float)
 
 
 def _cpu(nodes: Nodes, server: Server) -> dict[int, tuple[str, float]]:
-    """Whose each process is, and its CPU seconds."""
+    """Returns by process id: the part that the process belongs to, and its CPU seconds."""
     own, *children = servers.tree(server.process.pid)
     whose = {own: "server"}
     for pid in children:
@@ -109,12 +110,12 @@ def _cpu(nodes: Nodes, server: Server) -> dict[int, tuple[str, float]]:
 def _command(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # It has ended.
+    except OSError:  # The process has ended.
         return b""
 
 
 def throughput(nodes: Nodes, plan: Plan, kinds: Sequence[float] = tuple(KINDS)) -> dict[float, list[Line]]:
-    """Processes, and actors with one and with two batches each."""
+    """Measure process instances, and actors with one and with two batches each."""
     settle = min(0.3, plan.seconds)
     count = len(nodes.nodes)
     ways: dict[str, Mapping[str, object]] = {
@@ -138,13 +139,13 @@ def throughput(nodes: Nodes, plan: Plan, kinds: Sequence[float] = tuple(KINDS)) 
             for turn in range(plan.rounds + 1):
                 for line in lines:
                     taken = asyncio.run(_loaded(nodes, line.subject, settle, plan.seconds if turn else settle))
-                    if turn:  # The first round finds a cold start.
+                    if turn:  # The first round is a warm-up.
                         line.rounds.append(taken)
     return measured
 
 
 def throughput_lines(lines: Sequence[Line]) -> Iterator[str]:
-    """The table, and what it comes to."""
+    """Yields the table, and its conclusion."""
     first = lines[0]
     rows = []
     for line in lines:
@@ -172,12 +173,12 @@ def throughput_lines(lines: Sequence[Line]) -> Iterator[str]:
     yield f"{two.subject.name}: {rows[-1][-2]} of the processes' throughput per core used, goal 0.8"
 
 
-# --- the way there ---
+# --- latency of the hop to an instance ---
 
 
 @contextmanager
 def _serve(nodes: Nodes, folder: Path) -> Iterator[tuple[Server, int]]:
-    """Ray Serve, and its gRPC port."""
+    """Run Ray Serve; yields its server and gRPC port."""
     port = servers.free_port()
     exchange = grpc_exchange("works", values(AT_ONCE))
 
@@ -187,7 +188,7 @@ def _serve(nodes: Nodes, folder: Path) -> Iterator[tuple[Server, int]]:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             try:
                 channel.unary_unary(exchange.path)(exchange.body, timeout=measure.CALL_LIMIT)
-            except grpc.RpcError:  # The model is not there yet.
+            except grpc.RpcError:  # The model does not serve yet.
                 return False
         return True
 
@@ -198,7 +199,7 @@ def _serve(nodes: Nodes, folder: Path) -> Iterator[tuple[Server, int]]:
 
 
 def hop(nodes: Nodes, plan: Plan, sizes: Sequence[int] = SIZES) -> dict[str, list[list[Round]]]:
-    """One call after the other of a model that does nothing, by instance and by size."""
+    """Measure sequential calls of a model that does no work; returns rounds by kind of instance and by size."""
     settle = min(0.3, plan.seconds)
     ways = {way: {"execution": way} for way in ("thread", "process")} | {"ray": on_ray()}
     measured: dict[str, list[list[Round]]] = {name: [[] for _ in sizes] for name in (*ways, SERVE)}
@@ -218,7 +219,7 @@ def hop(nodes: Nodes, plan: Plan, sizes: Sequence[int] = SIZES) -> dict[str, lis
             for turn in range(plan.rounds + 1):
                 for subject in subjects:
                     taken = asyncio.run(_one_by_one(subject, settle, plan.seconds if turn else settle))
-                    if turn:  # As above.
+                    if turn:  # The first round is a warm-up.
                         measured[subject.name][at].append(taken)
     return measured
 
@@ -230,7 +231,7 @@ async def _one_by_one(subject: Subject, settle: float, seconds: float) -> Round:
 
 
 def hop_lines(measured: Mapping[str, Sequence[Sequence[Round]]], sizes: Sequence[int] = SIZES) -> Iterator[str]:
-    """The table."""
+    """Yields the table."""
     header = ["instance"]
     for size in sizes:
         header += [f"{size:,} bytes: p50 µs", "p99 µs", "more µs than a thread", "(min-max)"]
@@ -246,11 +247,11 @@ def hop_lines(measured: Mapping[str, Sequence[Sequence[Round]]], sizes: Sequence
     yield report.plain(header, rows)
 
 
-# --- all of it ---
+# --- the whole bench ---
 
 
 def _in_its_environment() -> None:
-    """Go on in the environment that has Ray, which is made first where it is missing."""
+    """Restart this program in the environment that has Ray, which is created first if it is missing."""
     made = subprocess.run(
         [sys.executable, "tests/environments.py", "ray"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     )
@@ -259,7 +260,7 @@ def _in_its_environment() -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when something went wrong."""
+    """Measure and print; returns 1 after an error, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.ray", description=__doc__.splitlines()[0])
     rounds.add_arguments(parser, 5, 0.6)
     parser.add_argument("--losses", type=int, default=2, help="nodes that are killed (default: %(default)s)")
@@ -275,7 +276,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 print(f"\ncalls of {ROWS} rows, {IN_FLIGHT} in flight; the model {KINDS[kind]}")
                 print(*throughput_lines(lines), sep="\n", flush=True)
             print(*raychanges.measured(nodes, arguments.losses, plan.seconds), sep="\n", flush=True)
-            # The last one, as Ray Serve leaves the cluster some time.
+            # Last, because Ray Serve stays in the cluster for some time.
             print("\na model that does nothing, ModelInfer over gRPC, 1 in flight, nodes on this machine")
             print(f"{SERVE}: the same model as one replica, behind its own gRPC ingress")
             print(*hop_lines(hop(nodes, plan)), sep="\n", flush=True)

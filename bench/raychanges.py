@@ -1,4 +1,4 @@
-"""Nodes that are lost under load, and instances that come with a burst and go again: what callers see of it."""
+"""Measures the effects on callers when nodes are lost under load, and when instances scale with a burst."""
 
 import http.client
 import itertools
@@ -22,10 +22,10 @@ from bench.tally import BenchError
 
 CALLERS, MAX_INFLIGHT, MOST_INSTANCES = 24, 2, 3
 CALL_SECONDS = 30.0
-"""A call that takes longer hangs, or is lost."""
+"""Deadline of calls: one that takes longer hangs, or is lost."""
 PATIENCE = 180.0
 PAUSE = 0.5
-"""Seconds between the calls of the one who stays when a burst is over."""
+"""Seconds between the calls of the only client after a burst."""
 LOOK = 0.02
 LOSS_COLUMNS = ("", "median", "least", "most")
 PROCESSES = re.compile(r'triglot_processes\{model="\w+",version="1"\} (\d+)')
@@ -33,7 +33,7 @@ PROCESSES = re.compile(r'triglot_processes\{model="\w+",version="1"\} (\d+)')
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A call that was not answered."""
+    """A failed call."""
 
     number: int
     code: str
@@ -42,9 +42,9 @@ class Failed:
 
 
 class Callers:
-    """Call again and again, each time under another number, and keep what becomes of it. To be closed.
+    """Clients that call continuously, each call with a number of its own, and record the outcomes. Must be closed.
 
-    On threads: a node is started by the main thread only, which takes seconds.
+    They run on threads, because only the main thread can start a node, which takes seconds.
     """
 
     def __init__(self, port: int, model: str) -> None:
@@ -58,7 +58,7 @@ class Callers:
         self._lock = threading.Lock()
 
     def start(self, count: int, pause: float = 0.0) -> None:
-        """So many, each of which pauses between its calls."""
+        """Start `count` clients, each of which pauses this many seconds between its calls."""
         self._over.clear()
         self._threads = [threading.Thread(target=self._call, args=(pause,), daemon=True) for _ in range(count)]
         for thread in self._threads:
@@ -84,38 +84,38 @@ class Callers:
             self._over.wait(pause)
 
     def end(self) -> None:
-        """Let each have its last answer."""
+        """Stop the clients, after their last replies."""
         self._over.set()
         for thread in self._threads:
             thread.join()
 
     def close(self) -> None:
-        """End them, and their connection."""
+        """Stop the clients, and close their connection."""
         self._over.set()
         self._channel.close()
 
 
 @dataclass(slots=True)
 class Loss:
-    """What became of the calls when a node was killed. Seconds."""
+    """Outcomes of calls when a node was killed. `killed` is an instant of `time.perf_counter`."""
 
     in_flight: int
     failed: list[Failed]
     killed: float
     begun: list[int]
-    """Calls that its instance had begun."""
+    """Numbers of the calls that the node's instance had begun."""
     elsewhere: list[int]
-    """Calls that others had begun."""
+    """Numbers of the calls that other instances had begun."""
     meanwhile: int
-    """Calls answered from the kill until the new node was there."""
+    """Calls answered between the kill and the new node's start."""
     starting: float
-    """Seconds until a new node is there, from its start on."""
+    """Seconds that the start of a new node takes."""
     back: float
-    """Seconds from there until its instance runs a call."""
+    """Seconds from then until its instance runs a call."""
 
     @property
     def hung(self) -> int:
-        """Calls that ended by their deadline only."""
+        """Number of calls that ended only by their deadline."""
         return sum(one.code == "DEADLINE_EXCEEDED" for one in self.failed)
 
     @property
@@ -124,39 +124,40 @@ class Loss:
 
     @property
     def sent_there(self) -> int:
-        """They failed before they began, as they were sent to the instance already."""
+        """Number of calls that failed before they began, because they were already sent to the instance."""
         return sum(one.number not in (*self.begun, *self.elsewhere) for one in self.failed) - self.lost
 
     @property
     def lost(self) -> int:
-        """Failed in the queue, or on other nodes: more than the instance can have had, or begun by others."""
+        """Number of calls that failed in the queue or on other nodes: begun by other instances, or more than the
+        lost instance can have had."""
         elsewhere = sum(one.number in self.elsewhere for one in self.failed)
         return elsewhere + max(0, len(self.failed) - elsewhere - MAX_INFLIGHT)
 
     @property
     def twice(self) -> int:
-        """Calls that were begun more than once."""
+        """Number of calls that were begun more than once."""
         return sum(count > 1 for count in Counter([*self.begun, *self.elsewhere]).values())
 
     @property
     def failed_after(self) -> float:
-        """Seconds from the kill until the last of its calls had failed."""
+        """Seconds from the kill until the last failure of a call."""
         return max((one.at - self.killed for one in self.failed), default=0.0)
 
 
 def lose(nodes: Nodes, port: int, model: str, records: Path, seconds: float) -> Loss:
-    """Kill a node under load; a new one comes a while later."""
+    """Kill a node under load, and start a new one `seconds` later."""
     callers = Callers(port, model)
     before = begun(records)
     try:
         callers.start(CALLERS)
         count = len(nodes.nodes)
         _until(lambda: len(_busy(records, before)) == count, "every instance runs calls")
-        time.sleep(seconds)  # The load, as long as was asked for.
+        time.sleep(seconds)  # Load for the chosen time.
         answered, killed = callers.answered, time.perf_counter()
         gone = nodes.kill()
         _until(lambda: bool(callers.failed), "a call fails", CALL_SECONDS)
-        time.sleep(seconds)  # As above, on what is left.
+        time.sleep(seconds)  # As above, on the remaining nodes.
         meanwhile = callers.answered - answered
         known, began = set(begun(records)), time.perf_counter()
         nodes.add()
@@ -175,7 +176,7 @@ def lose(nodes: Nodes, port: int, model: str, records: Path, seconds: float) -> 
 
 
 def _busy(records: Path, before: dict[int, Sequence[int]]) -> list[int]:
-    """The processes that have begun a call since."""
+    """Returns the ids of the processes that have begun a call since `before`."""
     return [pid for pid, numbers in begun(records).items() if len(numbers) > len(before.get(pid, ()))]
 
 
@@ -184,21 +185,21 @@ def _until(there: Callable[[], bool], what: str, patience: float = PATIENCE) -> 
     while not there():
         if time.monotonic() > until:
             raise BenchError(f"expected within {patience:.0f} s: {what}")
-        time.sleep(LOOK)  # Nothing tells when another process has done something.
+        time.sleep(LOOK)  # No event signals progress in another process.
 
 
 def losses(nodes: Nodes, times: int, seconds: float) -> list[Loss]:
-    """So many nodes in turn, under load."""
+    """Kill nodes in turn, under load."""
     model = "lost"
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
-        # One fits on a node, so that a lost one waits for another node.
+        # A node has room for one instance, so a lost one has to wait for another node.
         parameters = on_ray(ray_num_cpus=CPUS, ray_max_inflight=MAX_INFLIGHT)
         with serving(nodes, model, parameters, len(nodes.nodes), Path(name)) as (_, port, _):
             return [lose(nodes, port, model, Path(name) / model, seconds) for _ in range(times)]
 
 
 def loss_lines(found: Sequence[Loss]) -> Iterator[str]:
-    """The tables, and what they come to."""
+    """Yields the tables, and their conclusion."""
 
     def counted(title: str, values: Iterable[float]) -> tuple[str, ...]:
         kept = list(values)
@@ -231,20 +232,20 @@ def loss_lines(found: Sequence[Loss]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Burst:
-    """From one instance to the most, and back."""
+    """Results of scaling from one instance to the maximum, and back."""
 
     answered: int
     failed: list[Failed] = field(default_factory=list)
     up: float = 0.0
-    """Seconds from its first call until every instance has run calls."""
+    """Seconds from the burst's first call until every instance has run calls."""
     down: float | None = None
-    """Seconds from its end until there is one instance; None: nobody waited for that."""
+    """Seconds from the burst's end until there is one instance; None: not measured."""
     trickled: int = 0
-    """Calls answered meanwhile."""
+    """Calls answered during the latter time."""
 
 
 def scale(port: int, rest_port: int, model: str, records: Path, *, back: bool) -> Burst:
-    """Call until there are as many instances as there may be, and then hardly."""
+    """Call until the maximum number of instances runs; then, with `back`, call rarely until one is left."""
     callers = Callers(port, model)
     try:
         began = time.perf_counter()
@@ -267,7 +268,7 @@ def scale(port: int, rest_port: int, model: str, records: Path, *, back: bool) -
 
 
 def _instances(rest_port: int) -> int:
-    """As many as are there, says the server."""
+    """Returns the number of instances, from the server."""
     connection = http.client.HTTPConnection("127.0.0.1", rest_port, timeout=10)
     try:
         connection.request("GET", "/metrics")
@@ -280,7 +281,7 @@ def _instances(rest_port: int) -> int:
 
 
 def burst(nodes: Nodes, *, back: bool = True) -> Burst:
-    """On a server of its own."""
+    """Measure a burst, on a server of its own."""
     model = "scaled"
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         parameters = on_ray(ray_max_instances=MOST_INSTANCES, ray_max_wait_ms=20)
@@ -289,7 +290,7 @@ def burst(nodes: Nodes, *, back: bool = True) -> Burst:
 
 
 def burst_lines(found: Burst) -> Iterator[str]:
-    """For people."""
+    """Yields the lines to print."""
     yield f"1 to {MOST_INSTANCES} instances: {found.up:.1f} s from the first call on, {found.answered:,} answered"
     if found.down is not None:
         yield f"back to 1: {found.down:.1f} s from the last one on, {found.trickled:,} answered meanwhile"
@@ -299,7 +300,7 @@ def burst_lines(found: Burst) -> Iterator[str]:
 
 
 def measured(nodes: Nodes, times: int, seconds: float) -> Iterator[str]:
-    """Both, for people."""
+    """Measure lost nodes and a burst; yields the lines to print."""
     yield f"\na node that is killed under load, {times} times: {CALLERS} callers of a model that sleeps 20 ms, 1"
     yield f"instance on each node, {MAX_INFLIGHT} calls each; all processes of the node are killed at once"
     yield from loss_lines(losses(nodes, times, seconds))

@@ -1,4 +1,4 @@
-"""The model of the bench of Ray: gives back what it gets, and works as the first value of that says."""
+"""The model of the Ray bench: returns its input, after the work that the input's first element selects."""
 
 import hashlib
 import os
@@ -25,7 +25,10 @@ BEGUN = "begun-"
 
 
 class Works(triglot.Model):
-    """A call that is recorded has its number behind what it is to do; the start of its run is written down."""
+    """Returns `x` as `y`, after the work.
+
+    A recorded call has its number as the second element; the start of its run is written to a file in `records`.
+    """
 
     inputs = (triglot.TensorSpec("x", "FP32", [-1, -1]),)
     outputs = (triglot.TensorSpec("y", "FP32", [-1, -1]),)
@@ -38,10 +41,10 @@ class Works(triglot.Model):
 
 
 def work(x: Any, records: str = "") -> None:
-    """Do it. The interpreter's lock is free nearly all the time."""
+    """Do the work that `x[0, 0]` selects. The GIL is free nearly all the time."""
     what = x[0, 0]
     if what == SLEEPS:
-        time.sleep(SECONDS)  # Is the work: a device's, not this core's.
+        time.sleep(SECONDS)  # Stands for work of a device, not of this core.
     elif what == COMPUTES:
         end = time.thread_time() + SECONDS
         while time.thread_time() < end:
@@ -53,13 +56,13 @@ def work(x: Any, records: str = "") -> None:
 
 
 def begun(folder: Path) -> dict[int, Sequence[int]]:
-    """The numbers of the calls whose runs have begun, by the process that runs them."""
+    """Returns the numbers of the recorded calls whose runs have begun, by process id."""
     files = {int(file.name.removeprefix(BEGUN)): file for file in folder.glob(f"{BEGUN}*")}
     return {pid: [int(line) for line in file.read_text().splitlines()] for pid, file in files.items()}
 
 
 def write(repository: Path, name: str, parameters: Mapping[str, object], count: int, records: Path) -> None:
-    """Make version 1 of it; servers and nodes find `bench` from the repository's root."""
+    """Write version 1 of the model into a model repository; servers and nodes must be able to import `bench`."""
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "1" / "model.py").write_text(SOURCE.format(records=str(records)))
     text = f'backend: "python"\ninstance_group {{ count: {count} }}\n'

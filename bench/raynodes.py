@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine: each is a raylet with processes of its own."""
+"""Runs a Ray cluster of several nodes on this machine: each is a raylet with processes of its own."""
 
 import os
 import signal
@@ -14,11 +14,11 @@ from bench.servers import ROOT, Server
 from bench.tally import BenchError
 
 SETTINGS = {
-    "PYTHONPATH": str(ROOT),  # Of what runs on the nodes.
+    "PYTHONPATH": str(ROOT),  # For the processes on the nodes.
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    # Nodes give up what takes seconds on a machine that has something else to do, too.
+    # With the defaults, nodes abandon a start that takes seconds on a busy machine.
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_raylet_start_wait_time_s": "60",
     "RAY_worker_register_timeout_seconds": "300",
@@ -26,34 +26,34 @@ SETTINGS = {
 MEMORY = 80 * 2**20
 """Bytes of a node's object store."""
 CPUS = 4
-"""That a node says it has."""
+"""CPUs that a node declares."""
 TRIES = 3
 
 
 class Nodes:
-    """The nodes; the first one, the head, has no room for instances."""
+    """The nodes of a cluster; the first one, the head, has no CPUs for instances."""
 
     def __init__(self) -> None:
-        from ray import cluster_utils  # noqa: PLC0415 - reads the settings, and other benches do without it.
+        from ray import cluster_utils  # noqa: PLC0415 - reads the settings; other benches do not need it.
 
         self._cluster: Any = cluster_utils.Cluster()
         self.nodes: list[Any] = []
 
     @property
     def address(self) -> str:
-        """Of the head."""
+        """Address of the head node."""
         return str(self._cluster.address)
 
     def start_head(self) -> None:
-        """The first one."""
+        """Start the head node."""
         self._started(0)
 
     def add(self) -> None:
-        """One more."""
+        """Start one more node."""
         self.nodes.append(self._started(CPUS))
 
     def _started(self, cpus: int) -> Any:
-        """Its parts wait for each other for 30 s, which nobody can change."""
+        """Start a node; retries after a failure, since its parts wait for each other for a fixed limit of 30 s."""
         error: Exception | None = None
         for _ in range(TRIES):
             before = set(servers.tree(os.getpid()))
@@ -65,7 +65,7 @@ class Nodes:
         raise BenchError(f"a node does not start: {error}") from error
 
     def kill(self) -> set[int]:
-        """A node's every process at once, as if its machine were switched off; the processes that it had."""
+        """Kill all processes of a node at once, as if its machine were switched off; returns their ids."""
         node = self.nodes.pop()
         pids = set(_processes(node))
         _kill(pids)
@@ -73,11 +73,11 @@ class Nodes:
         return pids
 
     def processes(self) -> list[int]:
-        """Of all nodes."""
+        """Returns the ids of the processes of all nodes."""
         return [pid for node in (self._cluster.head_node, *self.nodes) for pid in _processes(node)]
 
     def close(self) -> None:
-        """End all that it has started."""
+        """End the cluster and all its processes."""
         self._cluster.shutdown()
 
 
@@ -94,9 +94,9 @@ def _processes(node: Any) -> list[int]:
 
 @contextmanager
 def cluster(count: int) -> Iterator[Nodes]:
-    """So many nodes, and a head."""
+    """Run a cluster with `count` nodes and a head node."""
     before = dict(os.environ)
-    os.environ.update(SETTINGS)  # What starts a node takes them from here.
+    os.environ.update(SETTINGS)  # Nodes inherit them from this process.
     nodes = Nodes()
     try:
         nodes.start_head()
@@ -113,7 +113,7 @@ def cluster(count: int) -> Iterator[Nodes]:
 def serving(
     nodes: Nodes, name: str, parameters: Mapping[str, object], count: int, folder: Path
 ) -> Iterator[tuple[Server, int, int]]:
-    """A server of one model with so many instances, and its ports; the folder has the records of its runs."""
+    """Run a server of one model with `count` instances; yields it and its ports. `folder` has records of runs."""
     repository = folder / name
     write(repository / "models", name, parameters, count, repository)
     with servers.serving(repository / "models", None, ("--ray-address", nodes.address)) as started:
@@ -121,12 +121,12 @@ def serving(
 
 
 def on_ray(**more: object) -> dict[str, object]:
-    """Parameters of a model whose instances are on different nodes."""
+    """Returns the parameters of a model whose instances are on different nodes, and `more`."""
     return {"execution": "ray", "ray_placement": "spread"} | more
 
 
 def values(what: float, rows: int = 1, elements: int = 16, number: int = 0) -> Floats:
-    """What has the model do that."""
+    """Returns an input that selects the work `what`, with the call's number."""
     made = tensor(rows, elements)
     made[0, :2] = what, number
     return made

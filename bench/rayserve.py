@@ -1,6 +1,6 @@
-"""The model of the bench of Ray as Ray Serve has it, behind its own gRPC ingress.
+"""Serves the model of the Ray bench with Ray Serve, behind its gRPC ingress.
 
-A process of its own: `python -m bench.rayserve ADDRESS PORT`, until SIGTERM.
+It is a process of its own: `python -m bench.rayserve ADDRESS PORT`, until SIGTERM.
 """
 
 import signal
@@ -16,17 +16,17 @@ from triglot.pb.kserve import inference_pb2 as pb
 
 
 class Encoded:
-    """A message that is encoded already; what Ray Serve asks of a message."""
+    """A message that is already serialized, with the method of messages that Ray Serve calls."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    def SerializeToString(self) -> bytes:  # noqa: N802 - protobuf's name.
+    def SerializeToString(self) -> bytes:  # noqa: N802 - the name in protobuf.
         return self._data
 
 
 class Works:
-    """See `bench.raymodel.Works`; it has the message."""
+    """As `bench.raymodel.Works`, with serialized messages."""
 
     def ModelInfer(self, data: bytes) -> Encoded:  # noqa: N802 - the method's name.
         request = pb.ModelInferRequest.FromString(data)
@@ -40,7 +40,7 @@ class Works:
 
 
 def add_servicer(servicer: Any, server: Any) -> None:
-    """As generated code has it; requests stay bytes, which Ray Serve can send on."""
+    """Add the service like generated code; requests remain bytes, which Ray Serve can send to replicas."""
     handlers = {"ModelInfer": grpc.unary_unary_rpc_method_handler(servicer.ModelInfer)}
     service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers)
     server.add_generic_rpc_handlers((service,))

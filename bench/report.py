@@ -1,4 +1,4 @@
-"""Tables, and where and with what they were made."""
+"""Formats tables, and describes the machine and the software."""
 
 import datetime
 import os
@@ -15,7 +15,7 @@ CLIENT_BOUND = 0.9
 
 
 def plain(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table for a terminal."""
+    """Returns a table for a terminal."""
     widths = [max(len(line[column]) for line in (header, *lines)) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -26,13 +26,13 @@ def plain(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """The same table for a page."""
+    """Returns a table in Markdown."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *lines))
 
 
 def machine() -> list[str]:
-    """Where and with what the figures were made, one line each."""
+    """Returns lines about the machine and the software of the measurement."""
     packages = ("grpcio", "uvloop", "aiohttp", "numpy", "protobuf", "orjson")
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
     return [
@@ -43,7 +43,7 @@ def machine() -> list[str]:
 
 
 def _how_built() -> str:
-    """Without the profile of a training run Python takes longer for all that is Python, and for nothing else."""
+    """Returns how Python was built: without profile-guided optimisation, Python code alone is slower."""
     arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
     return "" if "--enable-optimizations" in arguments else " (built without --enable-optimizations)"
 
@@ -63,7 +63,7 @@ def _commit() -> str:
         return done.stdout.strip()
 
     try:
-        # what the benches write is written again by each run, and says nothing about the code
+        # each run rewrites the benches' results, which do not affect the code
         written = (":!bench/*.md", ":!bench/*.svg", ":!bench/*.txt")
         changed = git("status", "--porcelain", "--", ".", *written)
         return git("rev-parse", "--short", "HEAD") + (" with uncommitted changes" if changed else "")

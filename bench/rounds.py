@@ -1,4 +1,4 @@
-"""What is compared round by round: settings, each with its rounds, and the rounds' own ratios."""
+"""Comparisons round by round: settings with their rounds, and the rounds' own ratios."""
 
 import argparse
 import statistics
@@ -18,16 +18,16 @@ from bench.tally import BenchError
 
 T = TypeVar("T")
 BUSY = 0.5
-"""A client that uses less of its core waits for the server, however little that does."""
+"""Share of a core: a client that uses less of its own waits for the server, even if that uses still less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the person who started the bench chose."""
+    """Number and length of rounds, from the command line."""
 
     rounds: int
     seconds: float
-    """Length of a round."""
+    """Length of a round, in seconds."""
 
 
 @dataclass(slots=True)
@@ -40,40 +40,40 @@ class Measured(Generic[T]):
     """The server's largest resident size, in bytes."""
 
     def median(self, value: Callable[[Round], float]) -> float:
-        """Of all rounds."""
+        """Returns the median over all rounds."""
         return statistics.median(value(one) for one in self.rounds)
 
 
 def ratios(mine: Measured[T], other: Measured[T]) -> list[float]:
-    """Of the throughput, round by round."""
+    """Returns the ratios of throughput, round by round."""
     return [one.rate / another.rate for one, another in zip(mine.rounds, other.rounds, strict=True)]
 
 
 def costs(mine: Measured[T], other: Measured[T]) -> list[float]:
-    """Ratios of the CPU time of a call, round by round, as far as it is known."""
+    """Returns the ratios of CPU time per call, for each round in which it is known."""
     pairs = zip(mine.rounds, other.rounds, strict=True)
     return [one.cpu / another.cpu for one, another in pairs if one.cpu is not None and another.cpu]
 
 
 def middle(values: Sequence[float]) -> str:
-    """The median of ratios, as text."""
+    """Returns the median of ratios, as text."""
     return f"{statistics.median(values):.2f}" if values else "n/a"
 
 
 def span(values: Sequence[float]) -> str:
-    """The least and the greatest ratio, as text."""
+    """Returns the least and the greatest ratio, as text."""
     return f"({min(values):.2f}-{max(values):.2f})" if values else "n/a"
 
 
 def client_bound(one: Measured[T]) -> bool:
-    """Whether the client, and not the server, was the limit: it used its whole core, or more than the server."""
+    """Returns whether the client, not the server, was the limit: used its whole core, or more than the server."""
     busy = one.median(lambda mine: mine.client_busy)
     server = one.median(lambda mine: (mine.cpu or 1.0) * mine.rate)
     return busy > CLIENT_BOUND or busy > max(server, BUSY)
 
 
 def row(one: Measured[str], first: Measured[str]) -> list[str]:
-    """Setting, calls/s, their ratio to the first line's, p50, p99, CPU, its ratio, and how busy the client was."""
+    """Returns a table row: setting, calls/s, ratio to the first line, p50, p99, CPU, its ratio, client's share."""
     rates, busy = ratios(one, first), one.median(lambda mine: mine.client_busy)
     known = all(mine.cpu is not None for mine in one.rounds)
     return [
@@ -92,13 +92,13 @@ def row(one: Measured[str], first: Measured[str]) -> list[str]:
 async def interleaved(
     subjects: Sequence[Subject], plan: Plan, load: Callable[[Subject, float, float], Awaitable[Round]]
 ) -> list[Measured[str]]:
-    """Each in turn; `load` is given the seconds to settle, and those to measure."""
+    """Measure all subjects in turn, round by round; `load` gets the seconds to settle, and those to measure."""
     measured = [Measured(subject.name) for subject in subjects]
     settle = min(0.5, plan.seconds / 4)
     for number in range(plan.rounds + 1):
         for one, subject in zip(measured, subjects, strict=True):
             taken = await load(subject, settle, plan.seconds if number else settle)
-            if number:  # The first round finds a cold start.
+            if number:  # The first round is a warm-up.
                 one.rounds.append(taken)
     return measured
 
@@ -110,9 +110,9 @@ def serving_models(
     checkout: Checkout | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Server, int, int]]:
-    """`triglot serve` of the bench's models, its gRPC and its REST port."""
+    """Run `triglot serve` with the bench's models; yields the server, its gRPC port and its REST port."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
-        models = Path(name) / "models"  # A log is written beside them.
+        models = Path(name) / "models"  # The log is written to their parent folder.
         models.symlink_to(MODELS)
         with servers.serving(models, core, flags, checkout, environment) as started:
             yield started
@@ -127,7 +127,7 @@ def main(
     lines: Callable[[Sequence[Measured[str]]], Iterator[str]],
     legend: str,
 ) -> int:
-    """Measure with each number in flight, and print; 1 when something went wrong."""
+    """Measure with each number of calls in flight, and print; returns 1 after an error, else 0."""
     add_arguments(parser, 5)
     parser.add_argument(
         "--in-flight",
@@ -153,6 +153,6 @@ def main(
 
 
 def add_arguments(parser: argparse.ArgumentParser, rounds: int, seconds: float = 1.5) -> None:
-    """The options that are a `Plan`, with these defaults."""
+    """Add the command-line options of a `Plan`, with these defaults."""
     parser.add_argument("--seconds", type=float, default=seconds, help="length of a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=rounds, help="rounds of each (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""Which loads there are, and which servers each of them compares."""
+"""The scenarios: loads, and the servers that each of them compares."""
 
 from dataclasses import dataclass, replace
 
@@ -28,37 +28,37 @@ SPIN = "spin_200us"
 RAW, CPP, PYTHON = "our own client", "gRPC's C++ client", "gRPC's Python client"
 
 STARTS = 2
-"""In a round, where equal processes differ: neither kind is then found in all of them by chance."""
+"""Starts in a round, for loads where equal processes differ: then not all are fast, or all slow, by chance."""
 
-# glibc's malloc as it comes gives the memory of large messages back to the kernel after each call and faults it
-# in again, or it does not: that depends on what happens to lie at the heap's end, so two equal processes may
-# differ by a factor of two.
+# By default, glibc's malloc may return the memory of large messages to the kernel after each call, and fault it in
+# again. Whether it does depends on what happens to be at the end of the heap, so two equal processes may differ by
+# a factor of two.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a server is started; the lines of a scenario that name the same one share its process."""
+    """How a server is started; lines of a scenario with the same launch share its process."""
 
     name: str
     bare: str = ""
     """A kind of `bench.bare`; "" is `triglot serve`."""
     flags: tuple[str, ...] = ()
     keep_memory: bool = False
-    """Only of a bare one; ours does what it does by itself."""
+    """Whether malloc keeps freed memory; only for a bare server, as triglot sets that itself."""
     triton: bool = False
-    """It is Triton's server."""
+    """Whether it is Triton's server."""
     checkout: Checkout | None = None
-    """Whose server it is, where it is not this one's."""
+    """The checkout whose server it is; None for this one."""
 
     @property
     def ours(self) -> bool:
-        """It is `triglot serve`."""
+        """Whether it is `triglot serve`."""
         return not self.bare and not self.triton
 
 
 BARE_GRPC = Launch("bare grpc.aio", "grpc")
-# What ours has over grpc.aio as well: the same loop, and a malloc that keeps its memory.
+# With what triglot uses over grpc.aio, too: the same loop, and a malloc that keeps its memory.
 TUNED_GRPC = Launch("bare grpc.aio, tuned", "grpc", ("--loop", "uvloop"), keep_memory=True)
 BARE_REST, BARE_JSON = Launch("bare aiohttp", "rest"), Launch("bare aiohttp + json", "rest-json")
 TUNED_REST = Launch("bare aiohttp, tuned", "rest", ("--loop", "uvloop"), keep_memory=True)
@@ -76,7 +76,7 @@ ONE_WORKER, TWO_WORKERS = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is loaded: a model on one of the servers, with the scenario's exchange and traffic or with its own."""
+    """A line: a model on one of the servers, with the scenario's exchange and traffic, or its own."""
 
     name: str
     launch: Launch
@@ -84,12 +84,12 @@ class Line:
     exchange: Making | None = None
     traffic: Traffic | None = None
     and_model: str = ""
-    """Every other call goes to this one."""
+    """Model of every second call; "" for none."""
     client: str = RAW
 
     @property
     def models(self) -> tuple[str, ...]:
-        """They are called in turn."""
+        """The models that are called in turn."""
         return (self.model, self.and_model) if self.and_model else (self.model,)
 
 
@@ -114,7 +114,7 @@ EVERY_WAY = (BARE, TUNED, H2_THREAD, H2_IDENTICAL, H2_ASYNC, AIO_THREAD, AIO_ASY
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One kind of request, at one load; what is measured is compared with the first line."""
+    """One kind of request at one load; the lines are compared with the first one."""
 
     name: str
     elements: int
@@ -123,19 +123,19 @@ class Scenario:
     lines: tuple[Line, ...] = ()
     rows: int = 1
     connections: int = 1
-    """Of gRPC; over REST each call in flight has one."""
+    """Number of gRPC connections; over REST each call in flight has one."""
     traffic: Traffic | None = None
-    """Of small calls; without any one request is sent again and again."""
+    """How small calls differ; None: one request is repeated."""
     starts: int = 0
-    """How often in a round servers are started anew, for what differs from start to start; 0: one start."""
+    """Starts of the servers per round, for results that differ from start to start; 0: one for all rounds."""
     shared_cores: bool = False
-    """Client and servers share all cores."""
+    """Whether client and servers share all cores."""
     needs: str = ""
-    """An option without which it is left out."""
+    """Option of the server without which the scenario is skipped; "" for none."""
 
     @property
     def messages(self) -> int:
-        """Messages of one reply."""
+        """Number of messages of one reply."""
         return MESSAGES if self.exchange is grps_stream_exchange else 1
 
     @property

@@ -1,4 +1,4 @@
-"""Starts and ends the servers under test, keeps them on their core, and reads what they used."""
+"""Starts and ends the servers under test, pins them to their core, and reads their CPU time and memory."""
 
 import contextlib
 import http.client
@@ -27,7 +27,7 @@ STOP_LIMIT = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Which core is whose; None where nothing can be pinned."""
+    """The cores of client and server; None if processes cannot be pinned."""
 
     client: int | None
     server: int | None
@@ -36,7 +36,7 @@ class Cores:
 
 
 def choose_cores() -> Cores:
-    """One core for the client, another one for whichever server is loaded."""
+    """Returns one core for the client, and another for the server under load."""
     if sys.platform != "linux":
         return Cores(None, None, "not pinned: this platform has no sched_setaffinity")
     usable = sorted(os.sched_getaffinity(0))
@@ -48,14 +48,14 @@ def choose_cores() -> Cores:
 
 
 def pin(core: int | None) -> None:
-    """Keep the calling thread, and what it starts from now on, on one core."""
+    """Pin the calling thread, and what it starts from now on, to one core."""
     if core is not None and sys.platform == "linux":
         os.sched_setaffinity(0, {core})
 
 
 @contextlib.contextmanager
 def on_cores(cores: frozenset[int]) -> Iterator[None]:
-    """Let the calling thread, and what it starts, run on these; where there are none, on what it runs on."""
+    """Let the calling thread, and what it starts, run on these cores; if empty, nothing changes."""
     if not cores or sys.platform != "linux":
         yield
         return
@@ -69,13 +69,13 @@ def on_cores(cores: frozenset[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM leaves the block as Ctrl-C does: through the `with` blocks that end what was started."""
+    """Make SIGTERM leave the block as Ctrl-C does: through the `with` blocks that end what was started."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # Signals are the main thread's.
+        yield  # Only the main thread handles signals.
         return
 
     def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # A second one would come in the way of these blocks.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # A second one would interrupt these blocks.
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, leave)
@@ -87,14 +87,14 @@ def ended_by_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Ctrl-C and SIGTERM come after the block: what is started in it, and kept, is not lost to them meanwhile."""
+    """Defer Ctrl-C and SIGTERM until the block ends, so that a process that was just started is not lost."""
     came: list[int] = []
     before = {}
-    if threading.current_thread() is threading.main_thread():  # Signals are its own.
+    if threading.current_thread() is threading.main_thread():  # Only it handles signals.
         before = {
             number: signal.signal(number, lambda number, frame: came.append(number))
             for number in (signal.SIGINT, signal.SIGTERM)
-            if callable(signal.getsignal(number))  # What is ignored stays so.
+            if callable(signal.getsignal(number))  # Ignored signals remain ignored.
         }
     try:
         yield
@@ -106,21 +106,21 @@ def signals_held_back() -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port that is free now."""
+    """Returns a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody listens on the port."""
+    """Returns whether the port accepts connections."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
 
 
 def answers_ready(port: int) -> bool:
-    """Whether the server there says that it is ready."""
+    """Returns whether the server at this REST port reports that it is ready."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
     try:
         connection.request("GET", "/v2/health/ready")
@@ -140,17 +140,17 @@ class Server:
         self.log = log
 
     def cpu_seconds(self) -> float | None:
-        """CPU time of all threads, ended ones too, of the process and its children."""
+        """Returns the CPU time of all threads, also ended ones, of the process and its children."""
         if sys.platform != "linux":
             return None
         return sum(cpu_of(tree(self.process.pid)).values())
 
     def peak_bytes(self) -> int | None:
-        """The largest resident size so far (VmHWM), summed over the process and its children."""
+        """Returns the largest resident size so far (VmHWM), summed over the process and its children."""
         return self._status_bytes("VmHWM:")
 
     def resident_bytes(self) -> int | None:
-        """The resident size now (VmRSS), summed over the process and its children."""
+        """Returns the resident size now (VmRSS), summed over the process and its children."""
         return self._status_bytes("VmRSS:")
 
     def _status_bytes(self, key: str) -> int | None:
@@ -165,7 +165,7 @@ class Server:
         return total
 
     def tail(self) -> str:
-        """The last lines that the server wrote."""
+        """Returns the last lines of the server's output."""
         text = self.log.read_text(errors="replace").strip()
         return "\n".join(text.splitlines()[-15:]) or "(it wrote nothing)"
 
@@ -174,7 +174,7 @@ class Server:
 
 
 def tree(root: int) -> list[int]:
-    """A process, and all that come from it."""
+    """Returns the ids of a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -189,7 +189,7 @@ def tree(root: int) -> list[int]:
 
 
 def cpu_of(pids: Iterable[int]) -> dict[int, float]:
-    """The CPU seconds of each process that is still there, of all its threads, ended ones too."""
+    """Returns the CPU seconds of each process that still exists, of all its threads, also ended ones."""
     # The kernel's id of another process's CPU clock, as clock_getcpuclockid(3) computes it;
     # /proc/PID/stat holds the same sum, but in steps of 10 ms.
     seconds = {}
@@ -209,7 +209,7 @@ def started(
     log: Path,
     environment: Mapping[str, str],
 ) -> Iterator[Server]:
-    """Run a server until the block ends; it is ready when the block begins."""
+    """Run a server until the block ends; the block begins when `ready()` is true."""
     with ended_by_sigterm(), contextlib.ExitStack() as ends:
         with signals_held_back():
             process = _start(command, core, log, environment)
@@ -222,7 +222,7 @@ def started(
 def _start(
     command: Sequence[str], core: int | None, log: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """In a process group of its own."""
+    """Start a process in a process group of its own, pinned to `core`."""
     mine = os.sched_getaffinity(0) if sys.platform == "linux" else set()
     with log.open("wb") as output:
         pin(core)  # a child inherits it from the thread that starts it, before it has any thread of its own
@@ -243,17 +243,17 @@ def _start(
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """Another state of the project, whose server runs with this one's Python and models."""
+    """Another checkout of the project, whose server runs with this one's Python and models."""
 
     path: Path
 
     @property
     def environment(self) -> dict[str, str]:
-        """Lets Python find its package before the installed one."""
+        """Environment variables that make Python find its package before the installed one."""
         return {"PYTHONPATH": str(self.path / "server")}
 
     def options(self) -> frozenset[str]:
-        """The flags of its `triglot serve`. Raises `BenchError` where there is no such server."""
+        """Returns the flags of its `triglot serve`. Raises `BenchError` if there is no such server."""
         said = self._run("-m", "triglot", "serve", "--help")
         where = self._run("-c", "import triglot; print(triglot.__file__)").strip()
         if not Path(where).is_relative_to(self.path):
@@ -282,17 +282,20 @@ def serving(
     checkout: Checkout | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Server, int, int]]:
-    """`triglot serve` of a folder, its gRPC and its REST port; it writes its log beside the folder."""
+    """Run `triglot serve` with the models of a folder; yields the server, its gRPC port and its REST port.
+
+    The log is written to the folder's parent.
+    """
     grpc_port, rest_port = free_port(), free_port()
     command = [sys.executable, "-m", "triglot", "serve", str(models), *flags]
     command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port)]
     if checkout is None or "--drain-delay" in checkout.options():
-        # Nobody is to be told by its not being ready any more.
+        # No load balancer has to notice that it is not ready.
         command += ["--drain-delay", "0"]
     with started(
         "triglot",
         command,
-        # Over TLS: a port is opened when the models are loaded.
+        # With TLS, checks only that the port is open, which it is once the models are loaded.
         lambda: accepts(rest_port) if "--tls-certificate" in flags else answers_ready(rest_port),
         core=core,
         log=models.parent / "log",
@@ -312,7 +315,10 @@ def bare(
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Server, int, int]]:
-    """A kind of `bench.bare` that gives the exchange's reply, and its port, twice as `serving` has two."""
+    """Run a kind of `bench.bare` that sends the exchange's reply.
+
+    Yields the server, and its port twice, like the two ports of `serving`.
+    """
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         reply, port = Path(name) / "reply", free_port()
         reply.write_bytes(exchange.reply)
@@ -336,11 +342,11 @@ def _await_ready(server: Server, ready: Callable[[], bool]) -> None:
             raise BenchError(f"{server.name} ended at its start:\n{server.tail()}")
         if time.monotonic() > limit:
             raise BenchError(f"{server.name} was not ready within {START_LIMIT:.0f} s:\n{server.tail()}")
-        time.sleep(0.05)  # Nothing tells when another process is ready.
+        time.sleep(0.05)  # No event signals that another process is ready.
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to stop; after a while, end it and whatever is left of its process group, which is its own."""
+    """Ask the process to stop; after a while, kill it and the rest of its own process group."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,9 +1,9 @@
-"""16 MiB in and out of a model through system shared memory, against the same bytes in gRPC messages.
+"""Compares 16 MiB in and out of a model through system shared memory with the same bytes in gRPC messages.
 
-From the repository's root: `python -m bench.shared_memory --help`. One server and one model, and a bare grpc.aio
-handler that answers with the same bytes. The client has its tensor in the region, as a program that works there
-has it; what a call leaves in the other region is compared with it after each round. The load client costs as
-little as it can; the same is measured by grpcio's, which tritonclient is built on, with a request made once.
+From the repository's root: `python -m bench.shared_memory --help`. One server with one model, and a bare grpc.aio
+handler that replies with the same bytes. The client's tensor is already in its region, as in a program that works
+there; the output in the other region is compared with it after each round. The load client costs as little as
+possible; the same is measured with grpcio's client, on which tritonclient is built, with a request made once.
 """
 
 import argparse
@@ -55,25 +55,25 @@ share of its core that the load client used."""
 
 
 def _bytes(region: SharedMemory) -> memoryview:
-    """What is in it; only a closed one has nothing."""
+    """Returns the region's memory, which only a closed region lacks."""
     assert region.buf is not None
     return region.buf
 
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """What is shared: the input, and where the output goes."""
+    """The shared memory regions of input (`given`) and output (`taken`)."""
 
     given: SharedMemory
     taken: SharedMemory
     values: Floats
 
     def expect(self) -> None:
-        """Forget what lies in the output."""
+        """Clear the output region."""
         _bytes(self.taken)[: self.values.nbytes] = bytes(self.values.nbytes)
 
     def check(self) -> None:
-        """Raises `BenchError` when the output is not the input."""
+        """Raise `BenchError` when the output differs from the input."""
         if _bytes(self.taken)[: self.values.nbytes] != _bytes(self.given)[: self.values.nbytes]:
             raise BenchError("the region of the output does not hold what went in")
 
@@ -96,7 +96,7 @@ def _regions(values: Floats) -> Iterator[Regions]:
 
 
 def region_exchange(values: Floats) -> Exchange:
-    """The request without its tensor, and the reply without its own."""
+    """Returns an exchange whose request and reply refer to tensors in the regions."""
     request = pb.ModelInferRequest(model_name=MODEL)
     tensors = (
         (request.inputs.add(name="x", datatype="FP32", shape=values.shape), IN),
@@ -130,7 +130,7 @@ def _register(port: int, regions: Regions) -> None:
 
 @contextmanager
 def _serving(regions: Regions, core: int | None) -> Iterator[list[Subject]]:
-    """A bare handler, and one server, by each of the two clients."""
+    """Run a bare handler and a server; yields a subject for each of the two clients."""
     messages = grpc_exchange(MODEL, regions.values)
     with (
         servers.bare(BARE_GRPC.bare, messages, core) as (handler, handler_port, _),
@@ -165,7 +165,7 @@ async def _rounds(
 def measure(
     plan: Plan, in_flights: Sequence[int], core: int | None, elements: int = ELEMENTS
 ) -> dict[int, list[Measured[str]]]:
-    """The same servers under each load, and others `STARTS` times a round."""
+    """Measure the same servers under each load; new servers are started `STARTS` times a round."""
     values = tensor(1, elements)
     found: dict[int, list[list[Measured[str]]]] = {in_flight: [] for in_flight in in_flights}
     for _ in range(plan.rounds * STARTS):
@@ -182,12 +182,12 @@ def measure(
 
 
 def _joined(starts: Sequence[Measured[str]]) -> Measured[str]:
-    """The rounds of all starts of one server."""
+    """Returns the rounds of all starts of one server."""
     return Measured(starts[0].setting, [one for start in starts for one in start.rounds])
 
 
 def lines(measured: Sequence[Measured[str]]) -> Iterator[str]:
-    """The table of one load, and what it comes to."""
+    """Yields the table of one load, and its conclusion."""
     yield report.plain(COLUMNS, [rounds.row(one, measured[0]) for one in measured])
     by_name = {one.setting: one for one in measured}
     bare = measured[0].setting
@@ -197,7 +197,7 @@ def lines(measured: Sequence[Measured[str]]) -> Iterator[str]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when something went wrong."""
+    """Measure and print; returns 1 after an error, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.shared_memory", description=__doc__.splitlines()[0])
     what = f"{MODEL}, FP32 [1,{ELEMENTS}], {ELEMENTS * 4 / 2**20:g} MiB in and out"
     return rounds.main(parser, words, what, IN_FLIGHT, measure, lines, LEGEND)

@@ -1,9 +1,8 @@
-"""What OpenTelemetry spans cost, and what becomes of calls and spans when their collector is slow or gone.
+"""Measures what OpenTelemetry spans cost, and the effects on calls and spans of a slow or absent collector.
 
-From the repository's root: `python -m bench.spans --help`. Small ModelInfer calls that differ, over gRPC, each
-with a trace context of its own, in turn on servers that export no spans, that export those of clients who want it
-when none does, and that export those of every call; then on servers whose collector takes its time, is not there,
-or goes and comes back.
+From the repository's root: `python -m bench.spans --help`. Small, different ModelInfer calls over gRPC, each with
+a trace context of its own, in turn on servers that export no spans, that export only sampled calls when none is
+sampled, and that export the spans of every call; then on servers whose collector is slow, absent, or restarted.
 """
 
 import argparse
@@ -40,7 +39,7 @@ exports none. Every call has a traceparent of its own, an id and a deadline. "!"
 
 @dataclass(slots=True)
 class Counted:
-    """Spans, at the end: what a server says, and what its collector has counted."""
+    """Numbers of spans at the end: exported and lost by the server, and received by its collector."""
 
     exported: int
     lost: int
@@ -49,7 +48,7 @@ class Counted:
 
 @dataclass(slots=True)
 class Faulty:
-    """A server whose collector has something the matter: p99 of its calls, and of those of a healthy one's."""
+    """Results of a server with a faulty collector: p99 of its calls, and of a server with a healthy one's."""
 
     what: str
     healthy: list[float] = field(default_factory=list)
@@ -59,7 +58,7 @@ class Faulty:
 
 
 class Collector:
-    """A process that counts spans, beside the client."""
+    """A process `bench.collector`, on the client's core."""
 
     def __init__(self, folder: Path, core: int | None, stack: ExitStack, *, delay: float = 0.0) -> None:
         self.port = servers.free_port()
@@ -68,11 +67,11 @@ class Collector:
         self._stack = stack
         self._running = ExitStack()
         self._before = 0
-        """Spans of its earlier lives."""
+        """Spans that earlier processes received."""
         stack.callback(self.stop)
 
     def start(self) -> None:
-        """Take spans, and go on counting from 0."""
+        """Start the process, whose count begins at 0; an earlier one is ended."""
         self.stop()
         self._before = self.received
         command = [sys.executable, "-m", "bench.collector", "--port", str(self.port)]
@@ -90,12 +89,12 @@ class Collector:
         )
 
     def stop(self) -> None:
-        """Take none any more."""
+        """End the process."""
         self._running.close()
 
     @property
     def received(self) -> int:
-        """Spans that it has counted, in all its lives."""
+        """Number of spans that all its processes received."""
         text = self.file.read_text() if self.file.exists() else ""
         return self._before + int(text or 0)
 
@@ -118,7 +117,7 @@ class Traced:
         self.subject = subject_of(name, server, port, sampled=kind != UNSAMPLED)
 
     def counted(self) -> Counted:
-        """Spans, when no more are on their way."""
+        """Wait until no more spans are in flight; returns their numbers."""
         before: dict[str, float] = {}
         for _ in range(60):
             found = self._metrics()
@@ -138,7 +137,7 @@ class Traced:
 
 
 def subject_of(name: str, server: servers.Server, port: int, *, sampled: bool) -> Subject:
-    """A server, and what its clients send."""
+    """Returns the subject: a server, and the requests that its clients send."""
     varied = traffic.Traffic(sampled=sampled)
     made = traffic.exchanges(payloads.grpc_exchange, (MODEL,), 16, varied)
     subject = Subject(name, server, port, made[0], framed([made[0].reply]))
@@ -147,14 +146,14 @@ def subject_of(name: str, server: servers.Server, port: int, *, sampled: bool) -
 
 
 async def costs(subjects: Sequence[Subject], plan: Plan) -> list[Measured[str]]:
-    """What each costs."""
+    """Measure all subjects in turn, round by round."""
     return await rounds.interleaved(
         subjects, plan, lambda subject, settle, seconds: measure.load(SCENARIO, subject, settle, seconds)
     )
 
 
 async def fault(healthy: Traced, faulty: Traced, what: str, plan: Plan) -> Faulty:
-    """Load both in turn, the same; a collector that comes back is gone in every second round."""
+    """Load both servers in turn; a collector that is restarted is absent in every second round."""
     measured = Faulty(what)
     settle = min(0.5, plan.seconds / 4)
     for number in range(plan.rounds):
@@ -168,7 +167,7 @@ async def fault(healthy: Traced, faulty: Traced, what: str, plan: Plan) -> Fault
 
 
 def fault_lines(measured: Faulty) -> Iterator[str]:
-    """For people."""
+    """Yields the lines to print."""
     before, now = (statistics.median(one) * 1e3 for one in (measured.healthy, measured.faulty))
     ratios = [one / another for one, another in zip(measured.faulty, measured.healthy, strict=True)]
     yield f"a collector that {measured.what}:"
@@ -182,7 +181,7 @@ def fault_lines(measured: Faulty) -> Iterator[str]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when something went wrong."""
+    """Measure and print; returns 1 after an error, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.spans", description=__doc__.splitlines()[0])
     rounds.add_arguments(parser, 9, 1.0)
     arguments = parser.parse_args(words)

@@ -1,4 +1,4 @@
-"""A load client as programs have it: grpcio's own, and protobuf's messages, on threads."""
+"""A load client as in ordinary programs: grpcio's client and protobuf messages, on threads."""
 
 import asyncio
 import threading
@@ -17,11 +17,11 @@ from triglot.pb.kserve import inference_pb2 as pb
 
 SIZES = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 PREFIX = 5
-"""Bytes before a message, of what is expected."""
+"""Bytes of gRPC's prefix, which an expected reply has before its message."""
 
 
 async def load(subject: Subject, in_flight: int, settle: float, seconds: float, connections: int = 1) -> Round:
-    """One round of ModelInfer on fresh channels, so many threads calling; raises `BenchError`."""
+    """Measure one round of ModelInfer on new channels, with `in_flight` threads. Raises `BenchError`."""
     with _calling(subject, connections) as (connect, call):
         await asyncio.to_thread(connect)
         await asyncio.to_thread(_drive, call, in_flight, settle)
@@ -33,10 +33,10 @@ async def load(subject: Subject, in_flight: int, settle: float, seconds: float, 
 
 @contextmanager
 def _calling(subject: Subject, connections: int) -> Iterator[tuple[Callable[[], None], Callable[[], Any]]]:
-    """What connects and looks at a first reply, and a call: each time the next request, over the next channel.
+    """Yields two functions: one connects and checks a first reply, one calls with the next request and channel.
 
-    A reply must hold what its request says; where that says nothing, the first reply must be the expected one, and
-    others must have its size.
+    A reply must contain what its request names (`Request.holds`); if that is nothing, the first reply must be
+    equal to the expected one, and the others must have its size.
     """
     requests = [
         (pb.ModelInferRequest.FromString(one.body), one)
@@ -48,7 +48,7 @@ def _calling(subject: Subject, connections: int) -> Iterator[tuple[Callable[[], 
     with ExitStack() as stack:
         channels, stubs = [], []
         for number in range(connections):
-            # Channels of other options do not share a connection.
+            # Channels with different options do not share a connection.
             options = [*SIZES, ("triglot.bench", number)]
             channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{subject.port}", options))
             channels.append(channel)
@@ -74,7 +74,7 @@ def _calling(subject: Subject, connections: int) -> Iterator[tuple[Callable[[], 
             return reply
 
         def connect() -> None:
-            for channel in channels:  # Which would be part of the first calls' deadlines.
+            for channel in channels:  # Else this would count towards the first calls' deadlines.
                 grpc.channel_ready_future(channel).result(CALL_LIMIT)
             if call() != expected and not requests[0][1].holds:
                 raise BenchError("the first reply is another one than before")
@@ -83,7 +83,7 @@ def _calling(subject: Subject, connections: int) -> Iterator[tuple[Callable[[], 
 
 
 def _parsed(data: bytes) -> tuple[bytes, Any]:
-    """As clients do; what a request wants is looked for in the bytes."""
+    """Returns a reply's bytes, to be searched for `Request.holds`, and its message, which clients parse, too."""
     return data, pb.ModelInferResponse.FromString(data)
 
 

@@ -1,9 +1,9 @@
-"""What storms by stock clients cost the calls beside them: calls that end at once, clients that reconnect at once.
+"""Measures the effect of storms by stock clients on concurrent calls: many calls that end, or reconnect, at once.
 
-From the repository's root: `python -m bench.storms --help`. gRPC's own client calls a model that never answers;
+From the repository's root: `python -m bench.storms --help`. gRPC's own client calls a model that never responds;
 all these calls reach their deadline together, are cancelled together, or lose their channels together, which are
-made anew. Meanwhile other calls go on, one after the other and on a stream: on the same channels, or, beside
-reconnects, on one of their own. Nothing but the calls of the storm may end otherwise than well.
+then replaced. Meanwhile other calls are made, one after the other and on a stream: on the same channels, or, for
+reconnects, on one of their own. Only the calls of the storm may fail.
 """
 
 import argparse
@@ -47,10 +47,10 @@ ENDS = {
     "reconnects": grpc.StatusCode.CANCELLED,
 }
 LIMIT = 60.0
-"""Seconds that a call beside a storm may take: it fails with more."""
+"""Deadline in seconds of calls beside a storm."""
 DEADLINE = 2.0
 CALLS_PER_CLIENT = 5
-"""Of those that come again."""
+"""Calls of each client that reconnects."""
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 COLUMNS = (
     "transport",
@@ -69,7 +69,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """One line of the table."""
+    """A storm: one line of the table."""
 
     transport: str
     how: str
@@ -79,25 +79,25 @@ class Storm:
 
 @dataclass(slots=True)
 class Result:
-    """What came of it."""
+    """Results of a storm."""
 
     seconds: float = 0.0
     lost: int = 0
-    """Connections that ended while their channel was open."""
+    """Number of connections that ended while their channel was open."""
     latencies: list[float] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)
-    """Calls beside the storm, by what they ended with."""
+    """Failed calls beside the storm, by their outcome."""
     otherwise: Counter[grpc.StatusCode] = field(default_factory=Counter)
-    """Calls of the storm that did not end as it makes them end."""
+    """Calls of the storm that ended with another code than expected."""
 
     @property
     def good(self) -> bool:
-        """Whether nothing was harmed."""
+        """Whether nothing beside the storm failed, and its calls ended as expected."""
         return not (self.lost or self.failed or self.otherwise) and bool(self.latencies)
 
 
 class Beside:
-    """Calls one after the other and a stream, on one channel, while it is open."""
+    """Makes calls one after the other, and calls on a stream, on one channel during its `async with` block."""
 
     def __init__(self, channel: grpc.aio.Channel, result: Result) -> None:
         exchange = grpc_exchange(QUICK, tensor(1, 16))
@@ -126,7 +126,7 @@ class Beside:
     async def _calls(self) -> None:
         over = False
         while not over:
-            over = self._over.is_set()  # There is one after the storm, too.
+            over = self._over.is_set()  # One more call is made after the storm.
             began = time.perf_counter()
             try:
                 if await self._call(self._body, timeout=LIMIT) != self._expected:
@@ -134,7 +134,7 @@ class Beside:
             except grpc.aio.AioRpcError as error:
                 self._result.failed[error.code().name] += 1
             self._result.latencies.append(time.perf_counter() - began)
-            await asyncio.sleep(0.01)  # The client has other things to do.
+            await asyncio.sleep(0.01)  # Leaves time for the client's other calls.
 
     async def _streamed(self) -> None:
         over = False
@@ -220,7 +220,7 @@ async def _reconnect(storm: Storm, port: int, result: Result) -> None:
 
 
 async def run(storm: Storm, port: int) -> Result:
-    """One storm."""
+    """Run one storm."""
     result, began = Result(), time.perf_counter()
     await (_reconnect if storm.how == "reconnects" else _end_together)(storm, port, result)
     result.seconds = time.perf_counter() - began
@@ -228,7 +228,7 @@ async def run(storm: Storm, port: int) -> Result:
 
 
 def storms(transport: str, counts: Sequence[int], channels: int) -> Iterator[Storm]:
-    """What is tried of a transport."""
+    """Yields the storms for a transport."""
     for count in counts:
         for how in ("deadlines", "cancels"):
             yield Storm(transport, how, count, 1)
@@ -237,7 +237,7 @@ def storms(transport: str, counts: Sequence[int], channels: int) -> Iterator[Sto
 
 
 def line(storm: Storm, result: Result) -> list[str]:
-    """A line of the table."""
+    """Returns a line of the table."""
     by_nobody = sum(number for how, number in result.failed.items() if "CANCELLED" in how)
     if storm.how == "deadlines":
         by_nobody += result.otherwise[grpc.StatusCode.CANCELLED]
@@ -257,7 +257,7 @@ def line(storm: Storm, result: Result) -> list[str]:
 
 
 def measure(transport: str, counts: Sequence[int], channels: int) -> list[tuple[Storm, Result]]:
-    """Start a server with this transport, and raise every storm."""
+    """Start a server with this transport, and run every storm."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         models = Path(name) / "models"
         for model, wait in ((SLOW, "await asyncio.sleep(3600)"), (QUICK, "")):
@@ -269,7 +269,7 @@ def measure(transport: str, counts: Sequence[int], channels: int) -> list[tuple[
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when a storm has harmed anything."""
+    """Measure and print; returns 1 if a storm did any harm, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.storms", description=__doc__.splitlines()[0])
     parser.add_argument("--transport", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, help="(default: both)")
     parser.add_argument("--calls", nargs="+", type=int, default=[200, 1000, 5000], help="that end at once")

@@ -1,6 +1,6 @@
-"""Clients without credentials that come again and again, each with a large body, from a process of their own.
+"""Clients without credentials that call repeatedly, each with a large body, in a process of their own.
 
-`python -m bench.strangers PORT PATH` runs until its standard input ends, and prints the calls that were refused.
+`python -m bench.strangers PORT PATH` runs until its standard input ends, and prints the number of rejected calls.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ STRANGERS = 64
 BODY_BYTES = 16 * 2**20
 READY = "ready"
 PAUSE = 0.1
-"""Seconds from a refusal until the same one comes again."""
+"""Seconds from a rejection until the same client calls again."""
 NICE = 19
 SECONDS = 60
-"""Their coming and their leaving may take so long."""
+"""Most seconds for their start, and for their end."""
 LEAST_CALLS = 2
-"""Each calls at least so often before it leaves: it comes again."""
+"""Least number of calls of each client, so that each has called again after a rejection."""
 
 
 class Stranger(H2Connection):
-    """Sends all of a call's body, unless it is told to stop."""
+    """A client that sends a call's body until the call has ended, and calls again after `PAUSE`."""
 
     def __init__(self, headers: HeaderBlocks, body: bytes) -> None:
         super().__init__(framed_requests([Request(body)]), 1, headers)
@@ -37,7 +37,7 @@ class Stranger(H2Connection):
         self.came_again = asyncio.Event()
 
     def come(self) -> None:
-        """Call, and when that has been refused, again."""
+        """Start a call."""
         if not self.transport.is_closing():
             self._start()
             self._flush()
@@ -58,7 +58,7 @@ class Stranger(H2Connection):
 
 
 async def _come(port: int, path: str) -> str:
-    """What is printed at the end."""
+    """Run the clients; returns the text to print at the end."""
     loop = asyncio.get_running_loop()
     body = bytes(BODY_BYTES)
     strangers = []
@@ -83,14 +83,14 @@ async def _come(port: int, path: str) -> str:
 
 @dataclass(slots=True)
 class Refused:
-    """How many calls were, once they have left."""
+    """Number of rejected calls, once the clients have ended."""
 
     calls: int = 0
 
 
 @contextlib.asynccontextmanager
 async def strangers(port: int, path: str, cores: frozenset[int]) -> AsyncIterator[Refused]:
-    """They are there meanwhile, on these cores, behind whatever else wants them. Raises `BenchError`."""
+    """Run the clients during the block, on these cores, at a low priority. Raises `BenchError`."""
     command = (sys.executable, "-m", "bench.strangers", str(port), path)
     pipe = asyncio.subprocess.PIPE
     with servers.on_cores(cores):

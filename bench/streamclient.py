@@ -1,4 +1,4 @@
-"""A load client of bidirectional gRPC streams: one stream, with so many messages sent ahead of their answers."""
+"""A load client for bidirectional gRPC: one stream, with a number of requests sent ahead of their responses."""
 
 import asyncio
 import time
@@ -11,29 +11,29 @@ from bench.headers import HeaderBlocks
 from bench.tally import BenchError, Request, Tally
 
 PREFIX = 5
-"""gRPC's, before each message."""
+"""Bytes of gRPC's prefix before each message."""
 
 
 class StreamConnection(H2Connection):
-    """Sends the next message when an answer comes; answers come in order, each as its request wants it.
+    """Sends the next request when a response arrives; responses arrive in order, and must match their requests.
 
-    `in_flight` is how many messages wait for an answer. Where requests say nothing of their answers, these must
-    have the expected size, and the first one of a run is compared byte by byte.
+    `in_flight` is the number of requests without a response. If requests name no parts of their responses, these
+    must have the expected size, and the first one of a run is compared byte by byte.
     """
 
     def __init__(self, requests: Iterator[Framed], in_flight: int, headers: HeaderBlocks) -> None:
         super().__init__(requests, in_flight, headers)
         self.sent: deque[tuple[float, Request]] = deque()
-        """The messages that are not answered yet, and when they went out."""
+        """Requests without a response so far, with the times when they were sent."""
         self.owed = 0
-        """Messages that wait for the server's windows."""
+        """Number of requests that wait for the server's windows."""
         self.next: Framed = next(requests)
         self.call: OpenCall | None = None
         self.first = False
-        """The next answer is the first one of a run."""
+        """Whether the next response is the first one of a run."""
 
     def begin(self, tally: Tally) -> None:
-        """Open the stream, and send the first messages."""
+        """Open the stream, and send the first requests."""
         if self.transport.is_closing():
             raise BenchError("the server closed the connection")
         self.tally = tally
@@ -95,7 +95,7 @@ class StreamConnection(H2Connection):
         return ""
 
     def _finish(self, stream: int) -> None:
-        """Trailers: good when nothing is missing, and nothing was too much."""
+        """Handle trailers, which are correct if no response is missing or superfluous."""
         call, tally = self.calls.pop(stream, None), self.tally
         if call is None or tally is None:
             return
@@ -110,7 +110,7 @@ class StreamConnection(H2Connection):
 async def connect(
     port: int, path: str, requests: Sequence[Request], in_flight: int, *, indexed: bool = False
 ) -> StreamConnection:
-    """A connection to a local server; `indexed` as in `HeaderBlocks`."""
+    """Open a connection to a local server; `indexed` as in `HeaderBlocks`."""
     _, connection = await asyncio.get_running_loop().create_connection(
         lambda: StreamConnection(framed_requests(requests), in_flight, headers_of(port, path, indexed)),
         "127.0.0.1",

@@ -1,4 +1,4 @@
-"""What the load clients share: the counting of a run, how it is driven, and the error that ends the bench."""
+"""Shared by the load clients: drives and counts a run; and the error that ends a bench."""
 
 import asyncio
 import gc
@@ -13,23 +13,23 @@ CLOSE_LIMIT = 10.0
 
 
 class BenchError(Exception):
-    """The bench cannot go on; the text is for the person who started it."""
+    """Ends the bench; its text is printed for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as a client sends it, and what its reply must hold."""
+    """One request as a client sends it, and the parts that its reply must contain."""
 
     body: bytes
-    """A gRPC message, or a whole HTTP/1.1 request."""
+    """A gRPC message, or a complete HTTP/1.1 request."""
     holds: tuple[bytes, ...] = ()
-    """Without any the reply must have the expected one's size, and the first one its bytes."""
+    """Parts of the reply. If empty, replies must have the expected one's size, and the first one must be equal."""
     metadata: Metadata = NO_METADATA
     timeout: int | None = None
-    """Milliseconds, over gRPC."""
+    """Deadline in milliseconds, over gRPC; None for no deadline."""
 
     def missing(self, reply: bytes | bytearray) -> str:
-        """What is wrong with a reply that must hold something; "" when it is right."""
+        """Returns what is wrong with a reply by `holds`; "" if nothing is."""
         for part in self.holds:
             if part not in reply:
                 return f"the reply does not hold its request's {part[:100]!r}: {bytes(reply[:300])!r}"
@@ -38,16 +38,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run under load."""
+    """Results of one run under load."""
 
     calls: int
     seconds: float  # from the first request to the last reply
     latencies: list[float]  # seconds
-    first_bytes: list[float]  # seconds to the first bytes of a reply, as far as the client looks at them
+    first_bytes: list[float]  # seconds to the first bytes of a reply, if the client measures them
 
 
 class Tally:
-    """Counts one run, for all its connections together."""
+    """Counts one run, for all its connections together. On the event loop."""
 
     __slots__ = ("deadline", "done", "errors", "expected", "first_bytes", "first_error", "latencies", "open_slots")
 
@@ -62,20 +62,20 @@ class Tally:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def close_slot(self) -> None:
-        """One of the places for a call in flight stays empty from here on."""
+        """Close one of the places for a call in flight; the run is done when none is left."""
         self.open_slots -= 1
         if not self.open_slots and not self.done.done():
             self.done.set_result(None)
 
     def wrong(self, text: str) -> None:
-        """A reply was not the expected one: no further calls, the open ones may end."""
+        """Record an unexpected reply: no further calls start, the open ones may end."""
         self.errors += 1
         self.first_error = self.first_error or text
         self.deadline = 0.0
         self.close_slot()
 
     def abort(self, text: str) -> None:
-        """The connection is of no more use: the run ends now."""
+        """Record the failure of a connection: the run ends now."""
         self.errors += 1
         self.first_error = self.first_error or text
         if not self.done.done():
@@ -86,7 +86,7 @@ class LoadConnection(Protocol):
     """A connection that keeps its calls in flight from `begin` until the tally's deadline."""
 
     lost: asyncio.Future[None]
-    """Done when its socket is closed."""
+    """Done when the connection's socket is closed."""
 
     def begin(self, tally: Tally) -> None: ...
 
@@ -94,7 +94,7 @@ class LoadConnection(Protocol):
 
 
 async def close(*connections: LoadConnection) -> None:
-    """Close them without noise, and wait for their sockets to be closed."""
+    """Close the connections, and wait for their sockets to be closed."""
     for connection in connections:
         connection.close()
     async with asyncio.timeout(CLOSE_LIMIT):
@@ -105,13 +105,13 @@ async def close(*connections: LoadConnection) -> None:
 async def drive(
     connections: Sequence[LoadConnection], seconds: float, expected: bytes, patience: float = 60.0
 ) -> Outcome:
-    """Load the server for so many seconds; raise BenchError if a single reply was not as expected.
+    """Load the server for `seconds`; returns the results. Raises BenchError if any reply was not as expected.
 
-    Calls that are open at the end are waited for (at most `patience` seconds), so every call that cost the
-    server something is counted and the server is idle afterwards.
+    It waits for calls that are open at the end (at most `patience` seconds), so every call that cost the server
+    something is counted, and the server is idle afterwards.
     """
     gc.collect()
-    gc.disable()  # a collection of the client's would be measured as the server's latency
+    gc.disable()  # a collection in the client would be measured as the server's latency
     try:
         started = time.perf_counter()
         tally = Tally(expected, started + seconds)

@@ -1,4 +1,4 @@
-"""What a small-call line sends: calls that differ as those of users do, or one call again and again."""
+"""Makes the requests for lines with small calls: calls that differ as those of users do, or one repeated call."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,28 +14,28 @@ from bench.payloads import REST, Exchange, Floats
 from bench.tally import Request
 
 Making = Callable[[str, Floats, str], Exchange]
-"""Makes the exchange of a model, an input and a request's id."""
+"""Makes the exchange for a model, an input and a request's id."""
 COUNT = 4096
-"""Different calls of a bench, made beforehand and sent in turn, from another one on in each round."""
+"""Number of different calls of a bench, made beforehand and sent in turn; each round begins at a different one."""
 TIMEOUT = 900, 1100
-"""Milliseconds: the least and the greatest."""
+"""Least and greatest deadline, in milliseconds."""
 FRACTIONS = 0.25, 0.5, 0.75
-"""Of values: every JSON writer prints them alike."""
+"""Fractional parts of values, which all JSON encoders format in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """How calls differ: each has other values, some rows, and an id, a deadline and a traceparent of its own."""
+    """How calls differ: each has its own values, number of rows, id, deadline and traceparent."""
 
     varied: bool = True
     rows: int = 8
-    """At most."""
+    """Most rows of a call."""
     indexed: bool = False
-    """HPACK as grpc-go and grpc-java write it."""
+    """Whether HPACK is encoded as by grpc-go and grpc-java."""
     sampled: bool = True
-    """Whether its clients have their traces recorded."""
+    """Sampled flag of the clients' traces."""
     count: int = COUNT
-    """Different calls."""
+    """Number of different calls."""
 
 
 VARIED, ONE_ROW, INDEXED = Traffic(), Traffic(rows=1), Traffic(indexed=True)
@@ -44,7 +44,7 @@ IDENTICAL = Traffic(varied=False, rows=1)
 
 @cache
 def exchanges(making: Making, models: tuple[str, ...], elements: int, traffic: Traffic) -> Sequence[Exchange]:
-    """What is sent in turn, to one model after the other. The first one has as many rows as the mean."""
+    """Returns the exchanges to send in turn, to one model after another. The first has the mean number of rows."""
     random, numbers = Random(elements), np.random.default_rng(elements)
     made = []
     for number in range(traffic.count if traffic.varied else 1):
@@ -56,7 +56,7 @@ def exchanges(making: Making, models: tuple[str, ...], elements: int, traffic: T
 
 
 def requests(made: Sequence[Exchange], traffic: Traffic, port: int, canned: bytes = b"") -> Sequence[Request]:
-    """The same as it is sent; a server that does nothing gives the canned reply to each."""
+    """Returns the exchanges as requests to send; `canned`: the reply of a server that sends the same to each."""
     random, prepared = Random(len(made)), []
     for one in made:
         trace = {"traceparent": _traceparent(random, sampled=traffic.sampled)} if traffic.varied else {}
@@ -71,5 +71,5 @@ def requests(made: Sequence[Exchange], traffic: Traffic, port: int, canned: byte
 
 
 def _traceparent(random: Random, *, sampled: bool) -> str:
-    """As W3C's Trace Context has it."""
+    """Returns a random traceparent (W3C Trace Context)."""
     return f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-{sampled:02d}"

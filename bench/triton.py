@@ -1,6 +1,6 @@
-"""Triton's server, where the environment variable TRITON names its binary (the wheel of nvidia-pytriton has one).
+"""Runs Triton's server, if the variable TRITON names its binary (the wheel of nvidia-pytriton has one).
 
-Its models are the bench's small ones, of a backend in C++ that gives back the inputs: no Python is between.
+Its models are the bench's small ones, with a backend in C++ that returns the inputs, without Python.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ MODELS = {
     "identity_two": ("FP32", ("x", "x2")),
     "identity_bytes": ("STRING", ("x",)),
 }
-"""The datatype and the inputs."""
+"""Datatype and inputs of each model."""
 
 
 @cache
 def left_out() -> str:
-    """Why it is not measured; "" when it is."""
+    """Returns why Triton is not measured; "" if it is."""
     binary = os.environ.get(VARIABLE, "")
     if not binary:
         return f"tritonserver was not measured: {VARIABLE} does not name its binary"
@@ -39,7 +39,7 @@ def left_out() -> str:
 
 @contextlib.contextmanager
 def serving(core: int | None) -> Iterator[tuple[Server, int, int]]:
-    """The server of `MODELS`, its gRPC and its REST port."""
+    """Run the server with `MODELS`; yields it, its gRPC port and its REST port."""
     grpc_port, rest_port = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""Gives back texts, on an instance's thread."""
+"""Returns its input of texts, on an instance's thread."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import triglot
 
 
 class Model(triglot.Model):
-    """One BYTES matrix in, the same out."""
+    """Returns the BYTES matrix `x` as `y`."""
 
     inputs = (triglot.TensorSpec("x", "BYTES", [-1, -1]),)
     outputs = (triglot.TensorSpec("y", "BYTES", [-1, -1]),)

@@ -1,4 +1,4 @@
-"""Gives back what it gets, on an instance's thread."""
+"""Returns its input, on an instance's thread."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import triglot
 
 
 class Model(triglot.Model):
-    """One FP32 matrix in, the same out."""
+    """Returns the FP32 matrix `x` as `y`."""
 
     inputs = (triglot.TensorSpec("x", "FP32", [-1, -1]),)
     outputs = (triglot.TensorSpec("y", "FP32", [-1, -1]),)

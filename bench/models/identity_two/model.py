@@ -1,4 +1,4 @@
-"""Gives back what it gets, on an instance's thread."""
+"""Returns its inputs, on an instance's thread."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import triglot
 
 
 class Model(triglot.Model):
-    """Two FP32 matrices in, the same out."""
+    """Returns the FP32 matrices `x` and `x2` as `y` and `y2`."""
 
     inputs = (triglot.TensorSpec("x", "FP32", [-1, -1]), triglot.TensorSpec("x2", "FP32", [-1, -1]))
     outputs = (triglot.TensorSpec("y", "FP32", [-1, -1]), triglot.TensorSpec("y2", "FP32", [-1, -1]))

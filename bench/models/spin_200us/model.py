@@ -1,4 +1,4 @@
-"""Gives back what it gets after 200 µs of work in pure Python."""
+"""Returns its input after 200 µs of work in pure Python."""
 
 import time
 from typing import Any
@@ -9,7 +9,7 @@ SECONDS = 200e-6
 
 
 class Model(triglot.Model):
-    """One FP32 matrix in, the same out. CPU time is what counts, whoever else has the core meanwhile."""
+    """Returns the FP32 matrix `x` as `y`. It works for 200 µs of CPU time, even if others share the core."""
 
     inputs = (triglot.TensorSpec("x", "FP32", [-1, -1]),)
     outputs = (triglot.TensorSpec("y", "FP32", [-1, -1]),)

@@ -1,4 +1,4 @@
-"""Answers with the same row again and again, as a generator on the model's own thread."""
+"""Yields the same row repeatedly, as a generator on the model's own thread."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import triglot
 
 
 class Model(triglot.Model):
-    """One FP32 matrix in, the same out a thousand times."""
+    """Yields the FP32 matrix `x` as `y` a thousand times."""
 
     inputs = (triglot.TensorSpec("x", "FP32", [-1, -1]),)
     outputs = (triglot.TensorSpec("y", "FP32", [-1, -1]),)
