@@ -115,7 +115,8 @@ async def test_what_a_model_may_ask_of_its_call(tmp_path: Path) -> None:
         expected = ("seven", "other", {"a": 1, "b": "ü", "c": 0.5}, call.scheduling, 4)
         assert await one.say(f"({parts})", call) == str(expected)
         assert await one.say("str(call.metadata)", call) == str({"a": "b", "c-bin": b"\xff"})
-        assert float(await one.say("call.deadline", call)) == call.deadline
+        # A machine of its own has another clock; what that is behind is known but for a message's delay.
+        assert float(await one.say("call.deadline", call)) == pytest.approx(call.deadline, abs=1)
         assert 0 < float(await one.say("call.remaining", call)) < SECONDS
         assert await one.say("(call.deadline, call.expired, call.cancelled, len(call.members))") == str(
             (None, False, False, 1)
