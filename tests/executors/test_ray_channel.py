@@ -216,6 +216,17 @@ def test_what_both_sides_say_apart_from_calls() -> None:
     theirs.close()
 
 
+@pytest.mark.parametrize("said", [b"", b"no JSON\n"])
+def test_an_actor_ends_without_its_server(said: bytes) -> None:
+    server, actor = socket.socketpair()
+    ended = threading.Event()
+    with actor, server:
+        ActorControl(actor, ended.set)
+        server.sendall(said)
+        server.shutdown(socket.SHUT_WR)
+        assert ended.wait(SECONDS)
+
+
 def test_only_the_last_cancelled_calls_are_remembered() -> None:
     recent = Recent()
     for number in range(10_000):

@@ -431,8 +431,8 @@ class SerialCalls(Calls):
         work(*arguments)
 
 
-class ThreadCalls(Calls):
-    """Calls of plain code by several threads, as in `SerialCalls`; one more thread reads for all of them."""
+class ThreadCalls(SerialCalls):
+    """Calls of plain code by several threads; one more thread reads for all of them."""
 
     def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], **options: bool) -> None:
         super().__init__(owner, loop, **options)
@@ -461,17 +461,11 @@ class ThreadCalls(Calls):
         with self._table:
             self._gone()
 
-    async def _wait_for_end(self, state: CallState) -> None:
-        await self._drain(state)
-
     def _write(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Gone:
             self._owner.kill("closed its connection")  # So that the reader detects it, too.
-
-    def _hand(self, work: Callable[..., object], *arguments: object) -> None:
-        work(*arguments)
 
     def close(self) -> None:
         """See `Calls`."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from triglot.core.errors import ModelLoadError
-from triglot.executors.process.calls import Calls, LoopCalls, SerialCalls, ThreadCalls
+from triglot.executors.process.calls import Calls, LoopCalls, SerialCalls
 from triglot.executors.process.channel import Channel, Gone
 from triglot.executors.process.control_block import Control, ControlBlock
 from triglot.executors.process.environment import Environment
@@ -93,7 +93,7 @@ class Process:
 
     kind: ClassVar[str] = "process"
     remote: ClassVar[bool] = False
-    calls_of_threads: ClassVar[type[SerialCalls | ThreadCalls]] = SerialCalls
+    calls_of_threads: ClassVar[type[SerialCalls]] = SerialCalls
 
     def __init__(
         self,

@@ -166,8 +166,8 @@ class ActorControl:
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     self._took(json.loads(line))
-        except OSError:
-            pass
+        except (OSError, ValueError):
+            pass  # Disconnected or silent for too long, or not our server's JSON.
         self._end()
 
     def _took(self, said: Mapping[str, Any]) -> None:
