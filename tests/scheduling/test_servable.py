@@ -328,6 +328,25 @@ async def test_a_streams_error_comes_after_what_it_yielded() -> None:
     await one.close()
 
 
+@pytest.mark.parametrize("coroutine", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_fails_after_the_deadline_fails_for_the_deadline(streamed: bool, coroutine: bool) -> None:
+    """A model that asks another one with its own deadline fails before the server's timer fires."""
+
+    def infer(inputs: Inputs, call: Call) -> None:
+        call.deadline = time.monotonic()
+        raise ValueError("what was asked gave no answer in time")
+
+    async def infer_on_loop(inputs: Inputs, call: Call) -> None:
+        infer(inputs, call)
+
+    one = servable(Plain(infer_on_loop if coroutine else infer))
+    call = Call(deadline=time.monotonic() + 100)
+    with pytest.raises(DeadlineExceeded, match="while the model"):
+        await (anext(one.stream(number(0), call)) if streamed else one.infer(number(0), call))
+    await one.close()
+
+
 async def test_a_stream_past_its_deadline_ends_with_that_error() -> None:
     released = threading.Event()
 

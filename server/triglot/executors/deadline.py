@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable
 from typing import Generic, TypeVar
 
 from triglot.core.call import Call
-from triglot.core.errors import Cancelled, DeadlineExceeded
+from triglot.core.errors import DeadlineExceeded, ServingError
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -25,11 +25,13 @@ def is_cancelled(error: BaseException) -> bool:
 
 
 def seen_late(error: E, call: Call, when: str) -> E | DeadlineExceeded:
-    """Returns `DeadlineExceeded` for `Cancelled` raised after the call's deadline, else the error itself.
+    """Returns `DeadlineExceeded` for a `ServingError` raised after the call's deadline, else the error itself.
 
-    The model may notice the deadline before the server does, and then raise `Cancelled`.
+    The model, or a model that it called, may notice the deadline before the server's timer does.
     """
-    return call.overdue(when) if isinstance(error, Cancelled) and call.expired else error
+    if call.expired and isinstance(error, ServingError) and not isinstance(error, DeadlineExceeded):
+        return call.overdue(when)
+    return error
 
 
 async def in_time(call: Call, work: Awaitable[T], when: str) -> T:
