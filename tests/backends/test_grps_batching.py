@@ -129,7 +129,7 @@ def test_why_batches_were_closed_is_counted(tmp_path: Path) -> None:
 def test_a_batch_is_not_waited_for_when_a_deadline_is_near(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batching, "hurry_of", lambda deadline, now: now if deadline else inf)
+    monkeypatch.setattr(batching, "latest_start_of", lambda deadline, now: now if deadline else inf)
     with one(tmp_path, SIZES, 100) as model:
         call = GrpsCall(GrpsMessage(str_data="a"))
         call.deadline = time.monotonic() + PATIENCE

@@ -93,9 +93,11 @@ def test_text_becomes_bytes(value: Any, elements: list[bytes]) -> None:
         ("x", "FP31", [1], "x: datatype 'FP31' is none of BOOL, "),
         ("x", "fp32", [1], "x: datatype 'fp32' is none of BOOL, "),
         ("x", "FP32", [-2], r"x: a dim of shape \[-2\] is below -1"),
+        ("\ud800", "FP32", [1], r"the name of a tensor: expected Unicode text, got '\\ud800'"),
+        (5, "FP32", [1], "the name of a tensor: expected Unicode text, got 5"),
     ],
 )
-def test_a_wrong_spec(name: str, datatype: str, shape: list[int], text: str) -> None:
+def test_a_wrong_spec(name: Any, datatype: str, shape: list[int], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         TensorSpec(name, datatype, shape)
 

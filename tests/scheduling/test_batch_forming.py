@@ -148,7 +148,7 @@ def test_an_instance_that_waits_looks_again_when_the_next_request_expires() -> N
 
 def test_a_request_is_not_held_back_until_its_deadline() -> None:
     (one,) = waiting(1)
-    one.hurry = NOW + 0.25
+    one.latest_start = NOW + 0.25
     decision = form([Lane(waiting=[one])], NOW, Rules(8, delay=1.0))
     assert isinstance(decision.then, Wait)
     assert decision.then.until == NOW + 0.25

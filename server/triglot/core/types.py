@@ -25,7 +25,7 @@ class TensorSpec:
     the first dim is the batch and must be -1. A request may omit an `optional` input; `infer` then does not get
     it.
 
-    Raises `ValueError` for an unknown datatype or a dim below -1.
+    Raises `ValueError` for a name that is not Unicode text, an unknown datatype or a dim below -1.
     """
 
     name: str
@@ -34,6 +34,8 @@ class TensorSpec:
     optional: bool = False
 
     def __post_init__(self) -> None:
+        if not is_unicode(self.name):
+            raise ValueError(f"the name of a tensor: expected Unicode text, got {self.name!r}")
         if self.datatype not in DATATYPES:
             raise ValueError(f"{self.name}: datatype {self.datatype!r} is none of {', '.join(DATATYPES)}")
         if self.shape is None:
@@ -46,6 +48,17 @@ class TensorSpec:
             ) from None
         if any(dim < -1 for dim in self.shape):
             raise ValueError(f"{self.name}: a dim of shape {list(self.shape)} is below -1")
+
+
+def is_unicode(value: object) -> bool:
+    """Returns whether this is a text that UTF-8 can encode, which excludes lone surrogates."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from triglot.executors.work import Execution, Work
 from triglot.model.model import Model
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
 from triglot.scheduling.batch_keys import BatchKeys
-from triglot.scheduling.forming import Decision, Lane, Rules, Run, Wait, Waiting, form, hurry_of
+from triglot.scheduling.forming import Decision, Lane, Rules, Run, Wait, Waiting, form, latest_start_of
 
 REQUESTS = (Execution, Stream)
 """The types of requests; a constant, because `Execution | Stream` would be evaluated each time."""
@@ -96,8 +96,8 @@ class BatchQueue:
         work = pieces[0][0]
         assert isinstance(work, REQUESTS)
         rows = pieces[0][1] if len(pieces) == 1 else sum([rows for _, rows in pieces])
-        level, expires, hurry = self._apply_policy(work, rows, now)
-        added = [Waiting(piece, rows, key, now, expires, hurry) for piece, rows in pieces]
+        level, expires, latest_start = self._apply_policy(work, rows, now)
+        added = [Waiting(piece, rows, key, now, expires, latest_start) for piece, rows in pieces]
         for one in added:
             level.count += 1
             self._rows += self._rows_of(one)
@@ -119,7 +119,7 @@ class BatchQueue:
         self._check_room(level, rows)
         timeout = _timeout(level.policy, call.scheduling.timeout)
         expires = now + timeout if timeout else inf
-        return level, expires, hurry_of(call.deadline, now)
+        return level, expires, latest_start_of(call.deadline, now)
 
     def _level(self, number: int) -> Level:
         level = self._levels.get(number)

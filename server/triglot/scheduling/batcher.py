@@ -45,7 +45,10 @@ class PendingBatch:
         wait = self._wait
         self._rows += one.rows
         return (
-            self._rows >= wait.target or one.key != wait.key or one.expires < wait.until or one.hurry < wait.until
+            self._rows >= wait.target
+            or one.key != wait.key
+            or one.expires < wait.until
+            or one.latest_start < wait.until
         )
 
 

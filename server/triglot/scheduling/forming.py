@@ -32,7 +32,7 @@ class Waiting:
     """A queued request.
 
     Requests with equal `key`s can share a batch; one with the key None runs alone. Instants are in seconds of
-    one clock: at `expires` it has been queued longer than its policy allows; after `hurry` it is no longer
+    one clock: at `expires` it has been queued longer than its policy allows; after `latest_start` it is no longer
     delayed for a batch to grow. `gone`: it is no longer queued, for whatever reason.
     """
 
@@ -41,11 +41,11 @@ class Waiting:
     key: object
     arrived: float
     expires: float = inf
-    hurry: float = inf
+    latest_start: float = inf
     gone: bool = False
 
 
-def hurry_of(deadline: float | None, now: float) -> float:
+def latest_start_of(deadline: float | None, now: float) -> float:
     """Returns when a request arriving now may no longer be delayed: half-way to its deadline."""
     return inf if deadline is None else now + (deadline - now) / 2
 
@@ -198,16 +198,16 @@ class _Pending:
         too_old = rules.delay > 0 and now >= due
         if self._best and not (too_old or draining or self._reason == "alone"):
             return self._run_best()
-        hurry = min([one.hurry for one in members])
-        reason = self._reason or self._reason_to_run(draining, too_old, now >= hurry)
+        latest_start = min([one.latest_start for one in members])
+        reason = self._reason or self._reason_to_run(draining, too_old, now >= latest_start)
         if reason is None and mixed:
             reason = "full"
         if reason is not None:
             return Run(members, reason)
         expires = min([one.expires for one in members if one.expires > now], default=inf)
-        return Wait(min(due, hurry, expires), members[0].key, self._rows, rules.next_size(self._rows))
+        return Wait(min(due, latest_start, expires), members[0].key, self._rows, rules.next_size(self._rows))
 
-    def _reason_to_run(self, draining: bool, too_old: bool, hurried: bool) -> Reason | None:
+    def _reason_to_run(self, draining: bool, too_old: bool, is_last_moment: bool) -> Reason | None:
         """Returns why a batch that could grow is executed now, or None."""
         rules, rows = self._rules, self._rows
         if draining:
@@ -218,7 +218,7 @@ class _Pending:
             return "preferred"
         if not rules.delay:
             return "no_delay"
-        return "deadline" if hurried else None
+        return "deadline" if is_last_moment else None
 
     def _run_best(self) -> Run:
         best = self.members[: self._best]

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from triglot.core.errors import Code, DeadlineExceeded, Internal, ServingError
 from triglot.dataplane.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments
@@ -48,7 +48,8 @@ class Changes:
         self._replace = replace
         self._load_seconds = CHANGE_SECONDS + load_timeout if load_timeout else None
         self._members: list[Member] = []
-        self._locks: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # Weak, because keys include model names, of which there is no limit: a change holds its lock.
+        self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     def join(self, member: Member, revision: int) -> list[Change]:
         """Returns the changes since a revision.
@@ -67,13 +68,8 @@ class Changes:
 
     async def make(self, origin: Member, name: str, arguments: Arguments) -> None:
         """Make a change in all workers. Raises `ServingError`."""
-        key = key_of(name, arguments)
-        async with self._locks[key]:
-            try:
-                await self._make(origin, name, arguments)
-            finally:
-                if not self._locks[key]._waiters:  # Keys include model names, of which there is no limit.
-                    del self._locks[key]
+        async with self._locks.setdefault(key_of(name, arguments), asyncio.Lock()):
+            await self._make(origin, name, arguments)
 
     async def _make(self, origin: Member, name: str, arguments: Arguments) -> None:
         results = {origin: await self._ask(origin, name, arguments)}

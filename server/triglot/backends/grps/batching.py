@@ -20,7 +20,7 @@ from triglot.core.call import Call
 from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Cancelled, ServingError
 from triglot.scheduling import forming
-from triglot.scheduling.forming import Lane, Rules, Wait, Waiting, form, hurry_of
+from triglot.scheduling.forming import Lane, Rules, Wait, Waiting, form, latest_start_of
 
 Run = Callable[[list[Any], list[GrpsContext]], list[Any]]
 """Runs messages with their contexts, and returns one output each."""
@@ -52,7 +52,7 @@ class Member:
         self.joined = time.perf_counter()
         now = time.monotonic()
         deadline = None if context.call is None else context.call.deadline
-        self.place = Waiting(self, 1, _ANY, now, hurry=hurry_of(deadline, now))
+        self.place = Waiting(self, 1, _ANY, now, latest_start=latest_start_of(deadline, now))
         context.on_finish(self.done.set)
 
 
@@ -85,7 +85,7 @@ class DynamicBatcher:
     def _leads(self, member: Member) -> bool:
         with self._changed:
             self._waiting.append(member.place)
-            if len(self._waiting) >= self._rules.max_rows or member.place.hurry < inf:
+            if len(self._waiting) >= self._rules.max_rows or member.place.latest_start < inf:
                 self._changed.notify()
             return self._waiting[0] is member.place
 
