@@ -257,6 +257,28 @@ def test_tls(tmp_path: Path) -> None:
     assert "--tls-ca: no/such/file: " in run_triglot("infer", "m", "--tls-ca", "no/such/file").stderr
 
 
+def test_a_client_certificate(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    ca = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(ca)
+    for name in ("localhost", "client.example"):
+        issued = authority.issue_cert(name)
+        issued.private_key_pem.write_to_path(tmp_path / f"{name}.key")
+        issued.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
+    write_model(tmp_path / "fp32", ECHO.format(datatype="FP32"))
+    own = ("--tls-certificate", tmp_path / "localhost.pem", "--tls-key", tmp_path / "localhost.key")
+    required = ("--tls-client-ca", ca, "--tls-client-auth", "required")
+    with Triglot(tmp_path / "fp32", *FREE_PORTS, *own, *required) as server:
+        called = ("infer", "fp32", "x=[1, 2]", "--url", f"localhost:{server.ports()[0]}", "--tls-ca", ca)
+        certificate = ("--tls-certificate", tmp_path / "client.example.pem")
+        ended = run_triglot(*called, *certificate, "--tls-key", tmp_path / "client.example.key")
+        assert ended.returncode == 0, ended.stderr
+        assert run_triglot(*called).returncode == 1
+        without_key = run_triglot(*called, *certificate)
+        assert without_key.returncode == 2
+        assert "--tls-certificate and --tls-key: expected both, or neither" in without_key.stderr
+
+
 def test_a_token(tmp_path: Path) -> None:
     write_model(tmp_path / "models" / "fp32", ECHO.format(datatype="FP32"))
     write_model(tmp_path / "models" / "words", WORDS)

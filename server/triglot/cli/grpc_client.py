@@ -45,6 +45,13 @@ def add_connection(parser: argparse.ArgumentParser, address: str, what: str) -> 
     add("--tls", action="store_true", help="connect with TLS")
     add("--tls-ca", type=Path, metavar="FILE", help="PEM file of the CA certificates to trust; implies --tls")
     add(
+        "--tls-certificate",
+        type=Path,
+        metavar="FILE",
+        help="PEM file of the client's certificate chain, with --tls-key; implies --tls",
+    )
+    add("--tls-key", type=Path, metavar="FILE", help="PEM file of the client certificate's private key")
+    add(
         "--token-file",
         type=Path,
         metavar="FILE",
@@ -56,7 +63,7 @@ def add_connection(parser: argparse.ArgumentParser, address: str, what: str) -> 
 def connected(flags: Mapping[str, Any], service: str, protocol: str) -> Iterator[Client]:
     """Connects a client of a `protocol`'s service, with the flags of `add_connection`. Raises `ConfigError`."""
     token = _token(flags["token_file"])
-    with _channel(flags["address"], flags["tls"], flags["tls_ca"]) as channel:
+    with _channel(flags) as channel:
         yield Client(channel, service, protocol, flags, token)
 
 
@@ -77,7 +84,7 @@ def _token(file: Path | None) -> str:
 
 
 @contextmanager
-def _channel(url: str, tls: bool, ca: Path | None) -> Iterator[grpc.Channel]:
+def _channel(flags: Mapping[str, Any]) -> Iterator[grpc.Channel]:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Errors have the same information.
     import grpc  # noqa: PLC0415 - other commands do not need it.
 
@@ -86,16 +93,25 @@ def _channel(url: str, tls: bool, ca: Path | None) -> Iterator[grpc.Channel]:
         ("grpc.max_send_message_length", -1),
         ("grpc.enable_http_proxy", 0),
     ]
-    if not tls and ca is None:
-        channel = grpc.insecure_channel(url, options)
+    ca, certificate, key = flags["tls_ca"], flags["tls_certificate"], flags["tls_key"]
+    if (certificate is None) != (key is None):
+        raise ConfigError("--tls-certificate and --tls-key: expected both, or neither")
+    if flags["tls"] or ca is not None or certificate is not None:
+        credentials = grpc.ssl_channel_credentials(
+            _read("--tls-ca", ca), _read("--tls-key", key), _read("--tls-certificate", certificate)
+        )
+        channel = grpc.secure_channel(flags["address"], credentials, options)
     else:
-        try:
-            roots = None if ca is None else ca.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"--tls-ca: {ca}: {error.strerror}") from None
-        channel = grpc.secure_channel(url, grpc.ssl_channel_credentials(roots), options)
+        channel = grpc.insecure_channel(flags["address"], options)
     with channel:
         yield channel
+
+
+def _read(flag: str, file: Path | None) -> bytes | None:
+    try:
+        return None if file is None else file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{flag}: {file}: {error.strerror}") from None
 
 
 class Client:
