@@ -44,7 +44,7 @@ from triglot.repository.manager.summary import VersionSummary, table
 from triglot.repository.manager.warm_up import warm_up as run_warm_up
 from triglot.repository.scan.source import ModelFiles, NamedPath
 from triglot.repository.storage.storage import Storage
-from triglot.scheduling.admission import UNLIMITED, Admission, Limits
+from triglot.scheduling.admission import Admission, Limits
 from triglot.scheduling.response_cache import ResponseCache
 from triglot.scheduling.servable import Servable
 from triglot.telemetry.log_settings import LogSettings
@@ -292,8 +292,7 @@ class Server:
         if self.config.warm_up:
             await self._warm_up(servable, files)
         servable.guard.watch(self.config.loop_lag_warning)
-        if self._admission.limits != UNLIMITED:
-            servable.bound(self._admission)
+        servable.bound(self._admission)
         if servable.sequences is not None and self.config.workers > 1 and self.dataplane.control.number == 1:
             log.warning(
                 "%s: with %d workers, send all requests of a sequence over one connection: each worker has its "

@@ -79,6 +79,18 @@ async def test_code_on_the_loop_has_no_instances(tmp_path: Path) -> None:
         assert not [name for name in found if name.startswith("triglot_instances")]
 
 
+async def test_requests_are_counted_without_limits(tmp_path: Path) -> None:
+    """An autoscaler asks for them."""
+    put(tmp_path / "m" / "1")
+    none = {"max_queue_bytes": 0, "max_total_queue_size": 0, "max_total_queue_bytes": 0}
+    model = Held()
+    async with serve_models([tmp_path], load=lambda *_: model, **none) as served:
+        call = asyncio.create_task(ask(served, "m"))
+        await until_found(lambda: readings(served, "text/plain"), lambda one: one["triglot_held_requests"] == 1)
+        model.gate.set()
+        await call
+
+
 async def test_batches_on_the_loop_use_an_instance_each(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1")
     model = OnTheLoop()

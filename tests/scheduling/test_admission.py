@@ -14,7 +14,7 @@ from scripted_models import Counting, Inputs, Plain, Scripted, number, servable
 
 from triglot import Call
 from triglot.core.errors import Code, DeadlineExceeded, QueueFull
-from triglot.scheduling.admission import UNLIMITED, Admission, Gate, Limits
+from triglot.scheduling.admission import Admission, Gate, Limits
 from triglot.scheduling.servable import Servable
 
 SIZES = st.integers(1, 20)
@@ -91,7 +91,7 @@ async def test_what_came_by_no_door_is_not_counted(on_loop: bool) -> None:
 async def test_a_request_is_held_until_its_call_has_ended() -> None:
     model = Scripted(open_gate=False)
     one = servable(model)
-    admission = Admission(UNLIMITED)
+    admission = Admission(Limits())
     one.bound(admission)
     running = asyncio.ensure_future(one.infer(number(0), by_a_door(10)))
     await model.wait_until_entered()
@@ -117,7 +117,7 @@ async def test_a_request_is_held_until_its_call_has_ended() -> None:
 
 async def test_a_stream_is_held_until_it_is_closed() -> None:
     one = servable(Counting())
-    admission = Admission(UNLIMITED)
+    admission = Admission(Limits())
     one.bound(admission)
     stream = one.stream(number(0), by_a_door(10))
     assert held(admission) == (0, 0)
