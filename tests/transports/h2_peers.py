@@ -21,6 +21,7 @@ from triglot.telemetry.store import Telemetry
 from triglot.transports.aio.server import GrpcServer
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.fields import Field, Name
+from triglot.transports.http2.core.hpack import Decoder
 from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.server import H2Server
 
@@ -258,9 +259,15 @@ async def greeted(here: Served, **settings: int) -> Client:
     return client
 
 
-def classified(pairs: Iterable[tuple[bytes, bytes]]) -> list[Field]:
+def classified(pairs: Iterable[tuple[bytes, bytes]]) -> tuple[Field, ...]:
     """Fields as the decoder of header blocks makes them."""
-    return [Field(Name(name), value) for name, value in pairs]
+    return tuple(Field(Name(name), value) for name, value in pairs)
+
+
+def decoded(decoder: Decoder, block: bytes) -> list[Field]:
+    """All fields of a block."""
+    start, rest = decoder.decode(block)
+    return [*start, *rest]
 
 
 def pairs_of(fields: Iterable[Field]) -> list[tuple[bytes, bytes]]:

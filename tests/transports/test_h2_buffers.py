@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import BULK_BYTES, READ_BYTES, Connection, read_buffer
 from triglot.transports.http2.core.data_frames import DIRECT_BYTES
 from triglot.transports.http2.core.events import DataPlaced, DataReceived, RequestReceived
-from triglot.transports.http2.core.fields import Field
 from triglot.transports.http2.messages import IN_PLACE_BYTES, MessageReader
 
 SIZE = 1024 * 1024
@@ -151,7 +150,7 @@ class Receiver:
     def __init__(self, buffer: memoryview | None = None) -> None:
         self.pool = BufferPool()
         self.readers: dict[int, MessageReader] = {}
-        self.connection: Connection[Sequence[Field]] = Connection(lambda fields: fields, buffer=buffer)
+        self.connection: Connection[object] = Connection(lambda *fields: fields, buffer=buffer)
         self.placed = 0
 
     def begin(self, number: int) -> bytes:

@@ -31,8 +31,8 @@ HEADERS = b"\x88"  # :status 200, of the static table
 TRAILERS = b"\x00\x0bgrpc-status\x010"
 
 
-def fields(received: Sequence[Field]) -> dict[bytes, bytes]:
-    return dict(pairs_of(received))
+def fields(start: Sequence[Field], rest: Sequence[Field]) -> dict[bytes, bytes]:
+    return dict(pairs_of([*start, *rest]))
 
 
 def client() -> h2.connection.H2Connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import tracemalloc
+from itertools import chain
 from typing import Any
 
 from h2_peers import SECONDS, classified, data, frame, greeted, message, request_fields, served
@@ -18,57 +19,44 @@ from triglot.core.http import HttpRequest
 from triglot.telemetry.store import Telemetry
 from triglot.transports.http2.body import SMALL_HELD_BYTES
 from triglot.transports.http2.core import frames
-from triglot.transports.http2.core.fields import header_list_size
-from triglot.transports.http2.core.headers import MAX_CACHED_BYTES, HeaderBlocks
 from triglot.transports.http2.core.hpack import Decoder
 from triglot.transports.http2.core.limits import DEFAULTS, MAX_HEADER_BYTES, Limits
-from triglot.transports.http2.core.requests import CALL_BYTES, RpcHead, read_head, response_head, trailers
+from triglot.transports.http2.core.requests import CALL_BYTES, read_head, response_head, trailers
 from triglot.transports.http2.core.sending import Sender
 from triglot.transports.http2.messages import prefix
 from triglot.transports.http2.server import H2Server
 from waiting import until
 
 RESOURCE_EXHAUSTED = "8"
-LAST = b"\xbe"
-"""The newest entry of the dynamic table."""
+ENTRY = 3900
+"""Bytes of a table's only entry."""
 
 
-class Remembering:
-    """The decoder of a connection, and what its client has sent."""
-
-    def __init__(self) -> None:
-        self.blocks: HeaderBlocks[RpcHead] = HeaderBlocks(read_head, 3 * MAX_HEADER_BYTES)
-        self._encoder = Encoder()
-
-    def first(self, *more: tuple[str, str]) -> None:
-        self.blocks.decode(self._encoder.encode([*request_fields("Echo"), *more]))
-
-    def send(self, block: bytes) -> None:
-        self.blocks.decode(block)
-
-    @property
-    def remembered(self) -> int:
-        """Bytes that the blocks decode to which it knows."""
-        known = self.blocks._cached.values()
-        assert known
-        return sum(header_list_size(head.fields) for head in known)
+def test_what_is_kept_of_header_blocks_is_bounded() -> None:
+    """Connections share fields and beginnings of blocks; what others sent is forgotten."""
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(3000):
+        decoder = Decoder()
+        value = b"%04d" % number + bytes(b"x" * (ENTRY - 4))
+        decoder.decode(b"\x40\x01a\x7f" + encoded_length(ENTRY - 127) + value)
+        request = b"\x83\x86\x84" + b"\xbe" * (number % 3 + 1)  # POST, http, /, and the entry.
+        assert read_head(*decoder.decode(request)).fields[-1].value == value
+        assert read_head(*decoder.decode(request + b"\x00\x01b\x00")).fields[-2].value == value
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 1500 * ENTRY
 
 
-def test_what_is_remembered_is_bounded_by_what_it_decodes_to() -> None:
-    one = Remembering()
-    one.first(("a", "x" * 1000))
-    indexed = Encoder()
-    indexed.encode([*request_fields("Echo"), ("a", "x" * 1000)])
-    again = indexed.encode([*request_fields("Echo")])
-    for number in range(1000):
-        one.send(again + LAST * (number % 11 + 1) + b"\x00\x01n" + bytes([4]) + b"%04d" % number)
-        assert one.remembered <= MAX_CACHED_BYTES
+def encoded_length(rest: int) -> bytes:
+    """The bytes behind the prefix of an HPACK integer of two more bytes."""
+    return bytes((rest & 0x7F | 0x80, rest >> 7))
 
 
 def test_what_is_announced_of_header_lists() -> None:
     block = Encoder().encode([*request_fields("Echo"), ("a", "x" * 100)])
-    received = Decoder(MAX_HEADER_BYTES).decode(block)
-    assert header_list_size(received) == sum(
+    received = (*chain(*Decoder().decode(block)),)
+    assert sum(field.size for field in received) == sum(
         32 + len(name) + len(value) for name, value in [*request_fields("Echo"), ("a", "x" * 100)]
     )
     head = read_head(received)

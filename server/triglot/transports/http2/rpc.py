@@ -182,7 +182,7 @@ class Rpc:
         names, fields = access.fields[GRPC], []
         for one in self.head.fields:  # A comprehension would add a function call per request.
             if (name := one.name.text) in names:
-                fields.append((name, one.text or one.value.decode("latin-1")))  # noqa: PERF401
+                fields.append((name, one.text))  # noqa: PERF401
         try:
             permission = access.permission(row.operation, GRPC, fields, self.protocol.certificate_names)
             self.permission = permission

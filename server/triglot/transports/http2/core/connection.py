@@ -49,7 +49,7 @@ class Connection(Generic[T]):
 
     def __init__(
         self,
-        read: Callable[[Sequence[Field]], T],
+        read: Callable[[tuple[Field, ...], Sequence[Field]], T],
         limits: Limits = DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
         buffer: memoryview | None = None,

@@ -18,9 +18,9 @@ METADATA, TRACEPARENT, TRACESTATE, MALFORMED = range(10, 14)
 """Kinds of other valid fields, of the trace context, and of invalid fields."""
 FIRST_REGULAR = TE
 """Kinds below this are pseudo-headers."""
+_TEXTS = frozenset((PATH, ENCODING, ACCEPT_ENCODING, TRACEPARENT, TRACESTATE))
 CREDENTIALS = (b"authorization", b"x-api-key")
 """Fields that a client sends with each call, with the same value."""
-MAX_CACHED_CREDENTIAL = 4096
 FIELD_BYTES = 32
 """Bytes that HTTP/2 counts per field besides its name and value (RFC 9113, 6.5.2)."""
 _KINDS = {
@@ -53,7 +53,7 @@ _GRPC_TYPE = re.compile(rb"application/grpc([+;].*)?")
 class Name:
     """A field name, classified."""
 
-    __slots__ = ("is_binary", "is_credential", "kind", "text", "value")
+    __slots__ = ("is_binary", "is_credential", "is_parsed", "is_valid", "kind", "size", "text", "value")
 
     def __init__(self, value: bytes) -> None:
         self.value = value
@@ -64,6 +64,11 @@ class Name:
         self.kind = kind
         self.is_credential = value in CREDENTIALS
         self.is_binary = kind == METADATA and value.endswith(b"-bin")
+        self.is_parsed = kind != METADATA or self.is_binary
+        """Whether its values have a meaning besides their bytes."""
+        self.is_valid = (_METADATA_VALUE if kind >= METADATA else _VALUE).fullmatch
+        """Matches its valid values."""
+        self.size = FIELD_BYTES + len(value)
 
 
 _cached_name = lru_cache(maxsize=1024)(Name)
@@ -84,27 +89,32 @@ class Field:
     "". `size`: bytes as HTTP/2 counts them.
     """
 
-    __slots__ = ("kind", "meaning", "name", "problem", "size", "text", "value")
+    __slots__ = ("_text", "kind", "meaning", "name", "problem", "size", "value")
 
     def __init__(self, name: Name, value: bytes) -> None:
         self.name = name
         self.value = value
-        self.text = ""
-        """Value of a cached credential as text, else ""."""
-        self.size = FIELD_BYTES + len(name.value) + len(value)
-        rule = _METADATA_VALUE if name.kind >= METADATA else _VALUE
-        self.kind = name.kind if rule.fullmatch(value) else MALFORMED
+        self._text: str | None = None
+        self.size = name.size + len(value)
+        self.kind = name.kind if name.is_valid(value) else MALFORMED
         self.meaning: Any = value
         self.problem = ""
-        if self.kind != METADATA or name.is_binary:
+        if name.is_parsed:
             self._read()
+
+    @property
+    def text(self) -> str:
+        """The value as text."""
+        if self._text is None:
+            self._text = self.value.decode("latin-1")
+        return self._text
 
     def _read(self) -> None:
         kind, value = self.kind, self.value
         if kind == TIMEOUT:
             self._read_timeout()
-        elif kind in (PATH, ENCODING, ACCEPT_ENCODING, TRACEPARENT, TRACESTATE):
-            self.meaning = value.decode("latin-1")
+        elif kind in _TEXTS:
+            self.meaning = self.text
         elif kind == METHOD:
             self.meaning = value == b"POST"
         elif kind == CONTENT_TYPE:
@@ -139,21 +149,17 @@ class Field:
         """Returns the field as gRPC metadata."""
         if self.name.is_binary:
             return [(self.name.text, value) for value in self.meaning]
-        return ((self.name.text, self.value.decode("latin-1")),)
+        return ((self.name.text, self.text),)
 
 
-@lru_cache(maxsize=256)
-def _cached_credential(name: Name, value: bytes) -> Field:
-    field = Field(name, value)
-    field.text = value.decode("latin-1")
-    return field
+_cached_field = lru_cache(maxsize=512)(Field)
+MAX_CACHED_VALUE = 4096
 
 
-def credential_of(name: Name, value: bytes) -> Field:
-    """Returns a field with a credential; repeated ones are cached."""
-    return _cached_credential(name, value) if len(value) <= MAX_CACHED_CREDENTIAL else Field(name, value)
+def field_of(name: Name, value: bytes) -> Field:
+    """Returns a field that clients send again: a credential, or one for the table. Repeated ones are cached."""
+    return _cached_field(name, value) if len(value) <= MAX_CACHED_VALUE else Field(name, value)
 
 
-def header_list_size(fields: Iterable[Field]) -> int:
-    """Returns the size of fields in bytes, as SETTINGS_MAX_HEADER_LIST_SIZE counts them (RFC 9113, 6.5.2)."""
-    return sum([field.size for field in fields])
+class MalformedRequest(Exception):
+    """The fields are not a valid request: the stream ends with PROTOCOL_ERROR, others continue."""

@@ -7,10 +7,9 @@ from typing import Generic, TypeVar
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.events import Event, RequestEnded, RequestReceived
-from triglot.transports.http2.core.fields import Field
+from triglot.transports.http2.core.fields import Field, MalformedRequest
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.headers import HeaderBlocks, MalformedRequest
-from triglot.transports.http2.core.hpack import FieldsTooLarge, HpackError
+from triglot.transports.http2.core.hpack import Decoder, FieldsTooLarge, HpackError
 from triglot.transports.http2.core.streams import H2Error, Streams
 
 T = TypeVar("T")
@@ -19,11 +18,12 @@ T = TypeVar("T")
 class HeaderFrames(Generic[T]):
     """The handler of these frames. All methods may raise `H2Error`."""
 
-    def __init__(self, streams: Streams, read: Callable[[Sequence[Field]], T]) -> None:
+    def __init__(self, streams: Streams, read: Callable[[tuple[Field, ...], Sequence[Field]], T]) -> None:
         self.expects = 0
         """The stream whose CONTINUATION must be the next frame; 0: none."""
         self._streams = streams
-        self._blocks = HeaderBlocks(read, streams.limits.max_header_block)
+        self._read = read
+        self._decoder = Decoder()
         self._block = bytearray()
         self._end_stream = False
         self._continuations = 0
@@ -64,7 +64,7 @@ class HeaderFrames(Generic[T]):
     def request(self, block: bytes) -> T | None:
         """Decode a request's complete header block; None: not a valid request. Raises `H2Error`."""
         try:
-            return self._blocks.decode(block)
+            return self._read(*self._decoder.decode(block))
         except MalformedRequest:
             return None
         except HpackError as error:
@@ -95,13 +95,11 @@ class HeaderFrames(Generic[T]):
             events.append(RequestReceived(number, value, ended))
 
     def _trailers(self, number: int, block: bytes, ended: bool, events: list[Event[T]]) -> None:
-        malformed = not ended
         try:
-            self._blocks.check_trailers(block)
-        except MalformedRequest:
-            malformed = True
+            start, rest = self._decoder.decode(block)
         except HpackError as error:
             raise _broken(error) from None
+        malformed = not ended or any(field.name.value[:1] == b":" for field in (*start, *rest))
         stream = self._streams.open[number]
         if stream.ended:
             self._streams.reset_invalid(number, ErrorCode.STREAM_CLOSED, events)

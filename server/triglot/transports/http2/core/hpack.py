@@ -1,10 +1,10 @@
-"""HPACK decoder (RFC 7541). The dynamic table holds `Field` objects, each classified once."""
+"""HPACK decoder (RFC 7541). The tables hold `Field` objects, each classified once."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from triglot.transports.http2.core.fields import Field, Name, credential_of, name_of
+from triglot.transports.http2.core.fields import Field, Name, field_of, name_of
 
 TABLE_BYTES = 4096
 """Largest dynamic table, the default unless our SETTINGS change it (RFC 9113, 6.5.2)."""
@@ -78,6 +78,10 @@ www-authenticate
 _ENTRIES = [line.encode().partition(b" ") for line in _STATIC_TABLE.split("\n")[1:-1]]
 _STATIC = [Field(Name(name), value) for name, _, value in _ENTRIES]
 _STATIC_COUNT = len(_STATIC)
+MAX_FIELDS = 1024
+"""Limit on the fields of a block: an index takes one byte."""
+_INDICES = bytes(range(0x81, 0xFF))
+"""Indexed fields that take one byte each (6.1)."""
 _BEYOND = "an index beyond the tables"
 
 
@@ -90,64 +94,65 @@ class FieldsTooLarge(HpackError):
 
 
 class Decoder:
-    """Decodes the header blocks of one connection, in order.
+    """Decodes the header blocks of one connection, in order."""
 
-    A block's fields may have `max_bytes` together, as HTTP/2 counts them (RFC 9113, 6.5.2). `changes` counts
-    changes of the dynamic table: while it stays the same, so does the meaning of a block of indices.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self.changes = 0
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self._entries = _STATIC[::-1]
         """Both tables in reverse order, so that an index counts from the end (2.3.3)."""
         self._bytes = 0
         self._room = TABLE_BYTES
 
-    def decode(self, block: bytes) -> list[Field]:
-        """Returns the fields of a block. Raises `HpackError`."""
+    def decode(self, block: bytes) -> tuple[tuple[Field, ...], list[Field]]:
+        """Returns the fields of a block: first the table entries that it begins with, then the others.
+
+        Clients that repeat fields send them as entries, so most blocks begin alike. Raises `HpackError`.
+        """
+        entries = self._entries
+        end = len(block) - len(block.lstrip(_INDICES))
+        if end > MAX_FIELDS:
+            raise FieldsTooLarge(f"more than {MAX_FIELDS} fields")
         try:
-            return self._decode(block)
+            start = tuple([entries[0x80 - byte] for byte in block[:end]])
+        except IndexError:
+            raise HpackError(_BEYOND) from None
+        try:
+            return start, self._decode(block, end)
         except IndexError:
             raise HpackError("a block that ends too early") from None
 
-    def _decode(self, block: bytes) -> list[Field]:
+    def _decode(self, block: bytes, at: int) -> list[Field]:
+        """Returns the fields from `at` on."""
         fields: list[Field] = []
-        entries = self._entries
-        at, end, room = 0, len(block), self._max_bytes
+        start, end = at, len(block)
         while at < end:
             first = block[at]
-            if 0x80 < first < 0xFF:  # An indexed field (6.1), as most are.
-                try:
-                    field = entries[0x80 - first]
-                except IndexError:
-                    raise HpackError(_BEYOND) from None
-                at += 1
-            elif first & 0x80:
+            if first & 0x80:  # An indexed field (6.1).
                 index, at = _integer(block, at, 0x7F)
                 field = self._entry(index)
             elif first & 0xE0 == 0x20:
-                if fields:
+                if start or fields:
                     raise HpackError("a change of the table's size behind a field")
                 size, at = _integer(block, at, 0x1F)
                 self._resize(size)
                 continue
             else:
                 is_added = first & 0x40  # Else without indexing, or never indexed (6.2.2, 6.2.3).
-                index, at = _integer(block, at, 0x3F if is_added else 0x0F)
-                if index:
+                mask = 0x3F if is_added else 0x0F
+                if first & mask:
+                    index, at = _integer(block, at, mask)
                     name = self._entry(index).name
                 else:
-                    text, at = _string(block, at)
+                    text, at = _string(block, at + 1)
                     name = name_of(text)
                 value, at = _string(block, at)
-                field = credential_of(name, value) if name.is_credential else Field(name, value)
                 if is_added:
+                    field = field_of(name, value)
                     self._add(field)
-            room -= field.size
-            if room < 0:
-                raise FieldsTooLarge(f"more than {self._max_bytes} bytes of fields")
+                else:
+                    field = field_of(name, value) if name.is_credential else Field(name, value)
             fields.append(field)
+            if len(fields) > MAX_FIELDS:
+                raise FieldsTooLarge(f"more than {MAX_FIELDS} fields")
         return fields
 
     def _entry(self, index: int) -> Field:
@@ -167,7 +172,6 @@ class Decoder:
         self._evict()
 
     def _evict(self) -> None:
-        self.changes += 1
         while self._bytes > self._room:
             self._bytes -= self._entries.pop(0).size
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from triglot.transports.http2.core.fields import FIRST_REGULAR, MALFORMED, METADATA, TRACEPARENT, TRACESTATE, Field
-from triglot.transports.http2.core.headers import MalformedRequest
+from triglot.transports.http2.core.fields import (
+    FIRST_REGULAR,
+    MALFORMED,
+    METADATA,
+    TRACEPARENT,
+    TRACESTATE,
+    Field,
+    MalformedRequest,
+)
+from triglot.transports.http2.core.hpack import FieldsTooLarge
 from triglot.transports.http2.core.limits import MAX_HEADER_BYTES
 
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -18,6 +27,9 @@ CALL_BYTES = 16 * 1024
 """Approximate memory of an open call besides its fields: 2 to 15 KiB; streams and REST calls take the most."""
 FIELDS_FACTOR = 10
 """Memory of fields, as a multiple of their size as HTTP/2 counts it."""
+MAX_CACHED_FIELDS = 16
+MAX_FIELDS_BYTES = 3 * MAX_HEADER_BYTES
+"""Limit on the fields of a block, as HTTP/2 counts them (RFC 9113, 6.5.2): larger ones end the connection."""
 CODINGS = ("identity", "deflate", "gzip")
 _DEFAULTS: Sequence[Any] = (None, None, None, None, None, False, None, "identity", "", None)
 """The meaning of an absent field, by kind."""
@@ -56,14 +68,67 @@ class RpcHead:
         return [pair for field in self.fields if field.kind >= METADATA for pair in field.metadata()]
 
 
-def read_head(fields: Sequence[Field]) -> RpcHead:
-    """Parse the fields. Raises `MalformedRequest` for fields that HTTP/2 does not allow (RFC 9113, 8)."""
-    meanings = list(_DEFAULTS)
-    problem = parent = state = ""
-    size = 0
-    is_regular = False
+class _Parsed(NamedTuple):
+    """What the first fields of a request say."""
+
+    fields: tuple[Field, ...] = ()
+    meanings: Sequence[Any] = _DEFAULTS
+    traceparent: str = ""
+    tracestate: str = ""
+    problem: str = ""
+    size: int = 0
+    is_regular: bool = False
+    """Whether a pseudo-header may no longer follow."""
+
+
+_NOTHING = _Parsed()
+
+
+def read_head(start: tuple[Field, ...], rest: Sequence[Field] = ()) -> RpcHead:
+    """Returns the head of a request with these fields, given as `Decoder.decode` returns them.
+
+    Most blocks begin with the same entries of the table: what these say is cached. Raises `FieldsTooLarge`, and
+    `MalformedRequest` for fields that HTTP/2 does not allow (RFC 9113, 8).
+    """
+    if len(start) > MAX_CACHED_FIELDS:
+        return _head(_parse((*start, *rest)))
+    return _head(_parse(rest, _cached_start(start))) if rest else _cached_head(start)
+
+
+def _head(parsed: _Parsed) -> RpcHead:
+    fields, meanings, traceparent, tracestate, problem, size, _ = parsed
+    is_post, scheme, path, _, _, is_grpc, timeout, encoding, accepts, length = meanings
+    if is_post is None or not scheme or not path:
+        raise MalformedRequest("a pseudo-header is missing")
+    status = 405 if not is_post else 415 if not is_grpc else 0
+    too_large = size > MAX_HEADER_BYTES
+    if too_large:
+        problem = f"received metadata size exceeds the limit ({size} vs. {MAX_HEADER_BYTES})"
+        fields = ()
+    return RpcHead(
+        fields,
+        path,
+        timeout,
+        encoding,
+        accepts,
+        length,
+        traceparent,
+        tracestate,
+        status,
+        problem,
+        too_large,
+        CALL_BYTES + FIELDS_FACTOR * size,
+    )
+
+
+def _parse(fields: Sequence[Field], before: _Parsed = _NOTHING) -> _Parsed:
+    """Returns what the fields say, after those `before`. Raises as `read_head`."""
+    meanings = list(before.meanings)
+    _, _, traceparent, tracestate, problem, size, is_regular = before
     for field in fields:
         size += field.size
+        if size > MAX_FIELDS_BYTES:
+            raise FieldsTooLarge(f"more than {MAX_FIELDS_BYTES} bytes of fields")
         kind = field.kind
         if kind >= FIRST_REGULAR:
             is_regular = True
@@ -75,21 +140,20 @@ def read_head(fields: Sequence[Field]) -> RpcHead:
         if kind < METADATA:
             meanings[kind] = field.meaning
         elif kind == TRACEPARENT:
-            parent = field.meaning
+            traceparent = field.meaning
         elif kind == TRACESTATE:
-            state = f"{state},{field.meaning}" if state else field.meaning
-    is_post, scheme, path, _, _, is_grpc, timeout, encoding, accepts, length = meanings
-    if is_post is None or not scheme or not path:
-        raise MalformedRequest("a pseudo-header is missing")
-    status = 405 if not is_post else 415 if not is_grpc else 0
-    too_large = size > MAX_HEADER_BYTES
-    if too_large:
-        problem = f"received metadata size exceeds the limit ({size} vs. {MAX_HEADER_BYTES})"
-        fields = ()
-    call_bytes = CALL_BYTES + FIELDS_FACTOR * size
-    return RpcHead(
-        fields, path, timeout, encoding, accepts, length, parent, state, status, problem, too_large, call_bytes
-    )
+            tracestate = f"{tracestate},{field.meaning}" if tracestate else field.meaning
+    return _Parsed((*before.fields, *fields), meanings, traceparent, tracestate, problem, size, is_regular)
+
+
+@lru_cache(maxsize=512)
+def _cached_start(fields: tuple[Field, ...]) -> _Parsed:
+    return _parse(fields)
+
+
+@lru_cache(maxsize=512)
+def _cached_head(fields: tuple[Field, ...]) -> RpcHead:
+    return _head(_cached_start(fields))
 
 
 # --- responses ---
