@@ -33,6 +33,7 @@ BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("access", ()),
     ("spans", ()),
     ("ray", ()),
+    ("storage", ()),
 )
 USUAL = ("micro", "lifecycle", "leaks", PAGE)
 ALL = "all"

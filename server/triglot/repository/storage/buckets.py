@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triglot.repository.storage.store import (
+    PIECE,
     ObjectChanged,
     StoredObject,
     StoreError,
@@ -86,7 +87,7 @@ class Bucket:
             got = self._obstore.get(self.store, path, options=options)
             if _tag(got.meta) != stored.tag:  # Some servers ignore If-Match.
                 raise ObjectChanged(path)
-            yield from map(bytes, got.stream())
+            yield from map(bytes, got.stream(PIECE))
         except (FileNotFoundError, self._obstore.exceptions.PreconditionError):
             raise ObjectChanged(path) from None
         except self._obstore.exceptions.BaseError as error:

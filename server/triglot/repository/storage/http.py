@@ -14,11 +14,10 @@ from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
-from triglot.repository.storage.store import ObjectChanged, StoredObject, StoreError
+from triglot.repository.storage.store import PIECE, ObjectChanged, StoredObject, StoreError
 
 TIMEOUT_SECONDS = 60
 TRIES = 4
-PIECE = 1 << 20
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 """OpenSSL's variables for additional certificate authorities."""
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")

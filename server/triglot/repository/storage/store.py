@@ -11,6 +11,9 @@ from typing import Protocol
 MAX_OBJECTS = 100_000
 """Limit on the objects at one URL: more are not models, but a whole bucket."""
 
+PIECE = 1 << 20
+"""Size of the pieces in which a store reads an object; each of several connections holds one in memory."""
+
 
 class StoreError(Exception):
     """Raised when a store fails; the text contains no credentials, and is the same for each retry."""
