@@ -112,7 +112,7 @@ def request(
     answer = connection.getresponse()
     text = answer.read()
     connection.close()
-    assert answer.status < 300, text
+    assert answer.status < 300, (answer.status, text)
 
 
 class Proxy:

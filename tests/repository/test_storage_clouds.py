@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -19,7 +20,7 @@ from triglot.core.errors import ModelLoadError
 from triglot.repository.storage.buckets import Bucket
 from triglot.repository.storage.store import StoreError
 from triglot.repository.storage.urls import Url
-from waiting import until_found
+from waiting import until, until_found
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +42,23 @@ def google_port() -> Iterator[int]:
 def azure_port() -> Iterator[int]:
     with azurite() as port:
         yield port
+
+
+@pytest.fixture(scope="module")
+def s3_port() -> Iterator[int]:
+    with moto() as port:
+        yield port
+
+
+@pytest.fixture
+def s3(s3_port: int, no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """S3 behind a proxy, with the model s3://models/r/a."""
+    request(s3_port, "POST", "/moto-api/reset")
+    for path, body in (("", b""), ("/r/a/1/value.txt", b"1"), ("/r/a/1/model.py", SAYS.encode())):
+        request(s3_port, "PUT", f"/models{path}", body)
+    with Proxy(s3_port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
+        yield proxy
 
 
 async def test_google(google_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +129,53 @@ def test_credentials_of_a_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "D" not in said().values()
 
 
+def profile(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, *lines: str) -> None:
+    """Use a profile of AWS's files with these settings."""
+    file = folder / "config"
+    file.write_text("\n".join((f"[profile {name}]", "region = eu-north-1", *lines, "")))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", name)
+
+
+def refuse_others(key: str, handler: BaseHTTPRequestHandler) -> bool:
+    """Answer 403 to requests that another key signs."""
+    return f"Credential={key}" not in handler.headers.get("Authorization", "") and refuse(handler, 403)
+
+
+async def test_a_profile_that_takes_a_role(s3: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The role's keys are fetched once, and not for each listing."""
+    role = ("role_arn = arn:aws:iam::123456789012:role/reader", "source_profile = reader")
+    profile(tmp_path, monkeypatch, "reader", *role, "aws_access_key_id = AKIAMINE", "aws_secret_access_key = S")
+    s3.answer = lambda handler: refuse_others("AKIAMINE" if handler.path == "/" else "ASIA", handler)
+    async with serving("s3://models/r", **POLL) as served:
+        assert await served.value("a") == 1
+        count = len(s3.requests)
+        await until(lambda: len(s3.requests) > count + 3)
+    assert s3.requests.count("POST /") == 1
+
+
+def test_a_profile_that_logs_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What boto3 says is the reason."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    session = ("sso_session = s", "sso_account_id = 1", "sso_role_name = r", "[sso-session s]", "sso_region = a")
+    profile(tmp_path, monkeypatch, "login", *session, "sso_start_url = https://example.awsapps.com/start")
+    with pytest.raises(
+        StoreError, match=r"^SSOTokenLoadError: Error loading SSO Token: Token for s does not exist$"
+    ):
+        Bucket(Url("s3", "bucket", "")).objects()
+    profile(tmp_path, monkeypatch, "program", "credential_process = false")
+    with pytest.raises(
+        StoreError, match=r"^the AWS profile 'program': Error when retrieving credentials from custom"
+    ):
+        Bucket(Url("s3", "bucket", ""))
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.delitem(sys.modules, "obstore.auth.boto3", raising=False)
+    profile(tmp_path, monkeypatch, "team", "role_arn = arn:aws:iam::123456789012:role/team", "source_profile = a")
+    text = "the AWS profile 'team' has role_arn, which needs boto3, which is not installed; run: pip install boto3"
+    with pytest.raises(StoreError, match=f"^{text}$"):
+        Bucket(Url("s3", "bucket", ""))
+
+
 CREDENTIALS = {
     "AccessKeyId": "ASIAPOD",
     "SecretAccessKey": "S",
@@ -119,23 +184,36 @@ CREDENTIALS = {
 }
 
 
-async def test_the_identity_of_a_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As EKS gives pods one: a token of the cluster is exchanged for credentials."""
+async def test_keys_that_change(
+    s3: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are read again when the store refuses those of before."""
+    profile(tmp_path, monkeypatch, "p", "aws_access_key_id = AKIAONE", "aws_secret_access_key = S")
+    s3.answer = lambda handler: refuse_others("AKIAONE", handler)
+    async with serving("s3://models/r", **POLL) as served:
+        profile(tmp_path, monkeypatch, "p", "aws_access_key_id = AKIATWO", "aws_secret_access_key = S")
+        s3.answer = lambda handler: refuse_others("AKIATWO", handler)
+        for path, body in (("value.txt", b"2"), ("model.py", SAYS.encode())):
+            request(s3.target, "PUT", f"/models/r/a/2/{path}", body)
+        await until_found(lambda: served.value("a"), lambda value: value == 2)
+    assert "403" not in caplog.text
+
+
+async def test_the_identity_of_a_pod(s3: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As EKS gives pods one: a token of the cluster is exchanged for credentials, once."""
     (tmp_path / "token").write_text("a token of the cluster")
-    with moto() as port, Proxy(port) as proxy:
 
-        def answer(handler: BaseHTTPRequestHandler) -> bool:
-            if handler.path == "/credentials":
-                allowed = handler.headers.get("Authorization") == "a token of the cluster"
-                return refuse(handler, 200 if allowed else 401, json.dumps(CREDENTIALS))
-            return "Credential=ASIAPOD" not in handler.headers.get("Authorization", "") and refuse(handler, 403)
+    def answer(handler: BaseHTTPRequestHandler) -> bool:
+        if handler.path == "/credentials":
+            allowed = handler.headers.get("Authorization") == "a token of the cluster"
+            return refuse(handler, 200 if allowed else 401, json.dumps(CREDENTIALS))
+        return refuse_others("ASIAPOD", handler)
 
-        for path, body in (("", b""), ("/r/a/1/value.txt", b"1"), ("/r/a/1/model.py", SAYS.encode())):
-            request(port, "PUT", f"/models{path}", body)
-        endpoint = f"http://127.0.0.1:{proxy.port}"
-        proxy.answer = answer
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{endpoint}/credentials")
-        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "token"))
-        async with serving("s3://models/r") as served:
-            assert await served.value("a") == 1
+    s3.answer = answer
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{s3.port}/credentials")
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "token"))
+    async with serving("s3://models/r", **POLL) as served:
+        assert await served.value("a") == 1
+        count = len(s3.requests)
+        await until(lambda: len(s3.requests) > count + 3)
+    assert s3.requests.count("GET /credentials") == 1

@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from configparser import Error as ConfigError
-from configparser import RawConfigParser
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triglot.repository.storage.aws import profile_options
 from triglot.repository.storage.store import (
     PIECE,
     ObjectChanged,
@@ -36,14 +34,6 @@ ENDPOINTS = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 """Environment variables that set another server than the cloud's own."""
-CREDENTIALS = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_SKIP_SIGNATURE",
-)
-"""Environment variables with S3 credentials; AWS's files come next, and the machine's own role last."""
 _STATUS = re.compile(r"status code: (\d{3}[\w ]*)")
 _CODE = re.compile(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)")
 
@@ -113,7 +103,7 @@ def _open_store(url: Url) -> ObjectStore:
         "retry_config": {"max_retries": 4, "retry_timeout": timedelta(seconds=60)},
     }
     if url.scheme == "s3":
-        return S3Store(url.host, config=_profile(), **options)
+        return S3Store(url.host, **profile_options(), **options)
     if url.scheme == "az":
         return AzureStore(url.host, **options)
     if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # Google's own variable.
@@ -128,44 +118,10 @@ _ANONYMOUS = (
 )
 
 
-def _profile() -> Any:
-    """Returns the settings in AWS's own files, unless variables have credentials.
-
-    Raises `StoreError` for a profile without credentials.
-    """
-    if any(os.environ.get(name) for name in CREDENTIALS):
-        return {}
-    name = os.environ.get("AWS_PROFILE", "")
-    files = [
-        Path(os.environ.get(variable) or usual).expanduser()
-        for variable, usual in (
-            ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
-            ("AWS_CONFIG_FILE", "~/.aws/config"),
-        )
-    ]
-    profiles = RawConfigParser(strict=False)
-    try:
-        profiles.read(files)
-    except (ConfigError, UnicodeDecodeError):
-        raise StoreError(f"{' or '.join(map(str, files))} cannot be understood") from None
-    wanted = name or "default"
-    found = {
-        key: profiles[section][f"aws_{key}" if key != "region" else key]
-        for section in (f"profile {wanted}", wanted)
-        if profiles.has_section(section)
-        for key in ("access_key_id", "secret_access_key", "session_token", "region")
-        if (f"aws_{key}" if key != "region" else key) in profiles[section]
-    }
-    if name and "access_key_id" not in found:
-        raise StoreError(f"AWS_PROFILE: {files[0]} has no aws_access_key_id for the profile {name!r}")
-    if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
-        found.pop("region", None)
-    return found
-
-
 def reason(error: Exception) -> str:
     """Returns the store's error text without parts that differ between retries."""
     text = str(error).partition("\n\nDebug source")[0]
+    text = text.rpartition("credential provider: ")[2]
     status, code = _STATUS.search(text), _CODE.search(text)
     if code is not None:
         return f"{code[1]}: {without_secrets(code[2].splitlines()[0] if code[2] else '')}".rstrip(": ")

@@ -76,6 +76,8 @@ class Mirror:
         self._request = MirrorRequest(())
         self._chosen: set[PurePosixPath] = set()
         self.unused = False
+        self.store: Store | None = None
+        """Kept from listing to listing, with its connections and credentials; None after an error."""
         self._archive = without_suffix(PurePosixPath(url.key).name) if url.key else None
         key = re.sub("@[^/]*", "", url.key) if url.scheme == "hf" else url.key
         self._path = PurePosixPath(url.host, *PurePosixPath(key).parts)

@@ -195,12 +195,17 @@ class _Update:
         return self._problems
 
     def _listed(self, mirror: Mirror) -> tuple[Store, list[StoredObject]] | None:
+        kept, mirror.store = mirror.store, None
         try:
-            store = open_store(mirror.url)
-            return store, sorted(store.objects())
+            store = kept or open_store(mirror.url)
+            listed = sorted(store.objects())
         except (StoreError, OSError) as error:
+            if kept is not None:
+                return self._listed(mirror)  # New credentials may be in the files.
             self._problems[mirror] = error
             return None
+        mirror.store = store
+        return store, listed
 
     def _download(self, objects: Iterable[Missing]) -> None:
         missing = [one for one in objects if not self._cache.has(one.url, one.stored)]
