@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from triton_served import Door, serving, text
 
+from triglot.repository.scan.source import NamedPath
+
 pytest.importorskip("kserve", reason="the kserve environment has it")
 
 V2 = '''
@@ -125,6 +127,13 @@ async def test_a_model_of_the_v2_protocol(tmp_path: Path, binary: bool) -> None:
         status, told = await post(door, "/v2/models/mine/infer", body)
         assert (status, told["outputs"][0]["data"]) == (200, [2, 4])
         assert told["outputs"][1]["data"] == ["a mine me None None"]
+
+
+async def test_a_name_of_ones_own(tmp_path: Path) -> None:
+    """As with --model-name: the class is constructed with it."""
+    async with serving(NamedPath("sample", write(tmp_path))) as door:
+        answer = await door.infer("sample", {"x": X, "names": text("")})
+        assert answer.outputs["said"].item() == b"None sample None None None"
 
 
 async def test_types_that_it_declares(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from triton_served import Door, reply, request, serving, text
 
+from triglot.repository.scan.source import NamedPath
+
 pytest.importorskip("mlserver", reason="the mlserver environment has it")
 
 MODEL = '''
@@ -133,6 +135,13 @@ async def test_a_class_in_a_model_py(tmp_path: Path) -> None:
         assert (code, "content_type" in told_wrong) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         assert not (path / "3" / "unloaded").exists()
     assert (path / "3" / "unloaded").exists()
+
+
+async def test_a_name_of_ones_own(tmp_path: Path) -> None:
+    """As with --model-name: it is in the settings."""
+    path = write(tmp_path).rename(tmp_path / "export")
+    async with serving(NamedPath("mine", path)) as door:
+        assert (await said(door))["name"] == "mine"
 
 
 SETTINGS = {

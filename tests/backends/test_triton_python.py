@@ -14,6 +14,8 @@ import pytest
 from numpy.testing import assert_array_equal
 from triton_served import MODELS, X_TO_Y, Door, copied, ints, reply, request, serving, text, write_model
 
+from triglot.repository.scan.source import NamedPath
+
 SUM = {"INPUT0": np.arange(4, dtype=np.float32), "INPUT1": np.full(4, 2, np.float32)}
 UTILS = ("triton_python_backend_utils", "c_python_backend_utils")
 
@@ -127,6 +129,29 @@ async def test_what_initialize_is_told(caplog: pytest.LogCaptureFixture) -> None
     assert sorted(one.message for one in caplog.records if one.message.startswith("initializing")) == [
         f"initializing what_came_0_{number}" for number in range(4)
     ]
+
+
+NAMED = """
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        self.names = " ".join((args["model_name"], config["name"], args["model_instance_name"]))
+
+    def execute(self, requests):
+        names = pb_utils.Tensor("Y", np.array([self.names.encode()], object))
+        return [pb_utils.InferenceResponse([names]) for _ in requests]
+"""
+
+
+@pytest.mark.parametrize("execution", ["thread", "process"])
+async def test_a_name_of_ones_own(tmp_path: Path, execution: str) -> None:
+    """As with --model-name."""
+    parameter = f'parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
+    config = X_TO_Y.replace('"Y" data_type: TYPE_INT32', '"Y" data_type: TYPE_STRING') + parameter
+    path = write_model(tmp_path, "export", NAMED, config)
+    async with serving(NamedPath("mine", path)) as door:
+        answer = await door.infer("mine", {"X": ints(1)})
+        assert answer.outputs["Y"].item() == b"mine mine mine_0_0"
 
 
 async def test_its_own_modules(tmp_path: Path) -> None:

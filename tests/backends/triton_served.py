@@ -20,6 +20,7 @@ from grpc_transport import transport_options
 import triglot
 from triglot.core.tensor import DATATYPES, byte_length, datatype_of, object_array, raw_buffer, unpack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.repository.scan.source import NamedPath
 
 SECONDS = 20
 MODELS = Path(__file__).resolve().parents[1] / "models_triton_python"
@@ -108,7 +109,7 @@ def reply(message: pb.ModelInferResponse) -> Reply:
 
 
 @asynccontextmanager
-async def serving(*paths: Path, **options: Any) -> AsyncIterator[Door]:
+async def serving(*paths: Path | NamedPath, **options: Any) -> AsyncIterator[Door]:
     """A server of the models at `paths`."""
     config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | transport_options(**options))
     async with (

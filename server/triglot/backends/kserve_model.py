@@ -36,8 +36,7 @@ def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
         raise ModelLoadError(f"{file}: {name}.predict: expected a function, generators are not supported")
     if not hasattr(model_class, "predict") or model_class.predict is kserve.Model.predict:
         raise ModelLoadError(f"{file}: {name} has no predict(self, payload, headers)")
-    folder = file.parent
-    own_name = (folder.parent if folder.name.isdecimal() else folder).absolute().name
+    own_name = config.name_for(file)
     try:
         inspect.signature(model_class).bind(own_name)
     except TypeError as error:

@@ -40,7 +40,7 @@ def load(file: Path, config: ModelConfig) -> Model:
         mlserver = importlib.import_module("mlserver")
     except ModuleNotFoundError as error:
         raise missing_dependency(file, "the mlserver backend", error) from error
-    settings = _settings(mlserver, file, "")
+    settings = _settings(mlserver, file, config, "")
     try:
         model_class = settings.implementation
     except ModuleNotFoundError as error:
@@ -63,21 +63,19 @@ def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
     """
     mlserver = importlib.import_module("mlserver")
     settings = _settings(
-        mlserver, file.with_name(SETTINGS), f"{model_class.__module__}.{model_class.__qualname__}"
+        mlserver, file.with_name(SETTINGS), config, f"{model_class.__module__}.{model_class.__qualname__}"
     )
     return _load(mlserver, model_class, settings, file, config)
 
 
-def _settings(mlserver: Any, file: Path, implementation: str) -> Any:
+def _settings(mlserver: Any, file: Path, config: ModelConfig, implementation: str) -> Any:
     """Returns the settings in the file, or defaults without a file. Raises `ModelLoadError`."""
     try:
         values = json.loads(file.read_bytes()) if implementation == "" or file.exists() else {}
         if not isinstance(values, dict):
             raise TypeError(f"expected a JSON object, got {type(values).__name__}")
         folder = file.parent
-        values["name"] = (
-            values.get("name") or (folder.parent if folder.name.isdecimal() else folder).absolute().name
-        )
+        values["name"] = values.get("name") or config.name_for(file)
         values["implementation"] = implementation or values.get("implementation", "")
         parameters = values["parameters"] = dict(values.get("parameters") or {})
         for name in NOT_SUPPORTED:

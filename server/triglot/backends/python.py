@@ -56,7 +56,7 @@ def load(file: Path, config: ModelConfig) -> Model:
 def _load_tritons(file: Path, config: ModelConfig) -> Model:
     from triglot.backends.triton_python import loading  # noqa: PLC0415 - Only for such models.
 
-    modules = loading.modules_of(file)
+    modules = loading.modules_of(file, config)
     try:
         with modules.by_plain_names():
             module = _import(file, modules, f"{modules.name}.{file.stem}")

@@ -137,6 +137,7 @@ class ModelConfig:
         environment: Folder or archive with the Python that the model's processes run in; None: the server's
             Python.
         ray: Options of instances that are actors of a Ray cluster.
+        name: Name under which the model is served; "" before it is loaded.
         source: Name of the configuration (its file) in messages.
         text: The whole configuration in Triton's JSON (spec 3.7), zero values included; "" without a
             configuration.
@@ -169,10 +170,16 @@ class ModelConfig:
     inputs_in_place: bool | None = None
     environment: Path | None = None
     ray: RayOptions = NO_RAY_OPTIONS
+    name: str = field(default="", compare=False)
     source: str = field(default="", compare=False)
     text: str = field(default="", compare=False, repr=False)
     sign: str = field(default="", repr=False)
     groups_sign: str = field(default="", repr=False)
+
+    def name_for(self, file: Path) -> str:
+        """Returns the name that the model's code sees: the served one, or else that of its file's folder."""
+        folder = file.parent
+        return self.name or (folder.parent if folder.name.isdecimal() else folder).absolute().name
 
     def says_other_instances(self, before: ModelConfig) -> bool:
         """Whether only the instance groups differ from those of the configuration `before`."""

@@ -33,12 +33,11 @@ NO_EFFECT = ("FORCE_CPU_ONLY_INPUT_TENSORS",)
 """Parameters of Triton without effect here: all tensors are in CPU memory."""
 
 
-def modules_of(file: Path) -> TritonModules:
+def modules_of(file: Path, config: Configured) -> TritonModules:
     """Returns the modules next to `file`, and in the folder above a version's folder."""
     folder = file.parent
     version = folder.name.isdecimal()
-    name = (folder.parent if version else folder).absolute().name
-    context = ModelContext(name, int(folder.name) if version else 1, folder)
+    context = ModelContext(config.name_for(file), int(folder.name) if version else 1, folder)
     return TritonModules([folder, folder.parent] if version else [folder], context)
 
 

@@ -123,7 +123,7 @@ class Loader:
         try:
             if self._adapt is not None:
                 self._adapt(model, files)
-            configure(model, files.config)
+            configure(model, files.named_config)
             if isinstance(model, RemoteModel):
                 model.start()
         except ModelLoadError:
@@ -138,7 +138,7 @@ class Loader:
         return model
 
     def _load_backend(self, files: ModelFiles, loading: Loading) -> Model:
-        config = files.config
+        config = files.named_config
         if config.environment is not None and files.backend != PYTHON:
             log.warning(
                 "%s: parameters[%s]: not supported by the %s backend, ignored", files, ENVIRONMENT, files.backend

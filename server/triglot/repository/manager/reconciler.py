@@ -281,7 +281,7 @@ class Reconciler:
             differs = files.says_other_instances(before) or says_other_instances(
                 files, Loaded(servable, before, ALL)
             )
-            if differs and await apply_instances(servable, files.config, before.config):
+            if differs and await apply_instances(servable, files.named_config, before.named_config):
                 return servable
         return await self._loader.open(files, complete)
 

@@ -76,6 +76,11 @@ class ModelFiles:
     def __str__(self) -> str:
         return f"{self.name} version {self.version}" + (f" ({self.label})" if self.label else "")
 
+    @property
+    def named_config(self) -> ModelConfig:
+        """The configuration to load the model with, which has its name."""
+        return replace(self.config, name=self.name)
+
     def says_other_instances(self, before: ModelFiles) -> bool:
         """Whether only the configured instances differ from those of `before`."""
         same_files = replace(self, config=before.config) == before
