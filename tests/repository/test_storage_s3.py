@@ -464,6 +464,47 @@ async def test_a_store_that_is_not_there_yet(remote: Remote, caplog: pytest.LogC
     await waiting
 
 
+async def test_a_start_while_the_store_is_down(
+    remote: Remote, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models that are in the cache serve; not those of another server, and not where access is denied."""
+    remote.put_model("r/a/1", 1)
+
+    def down(handler: BaseHTTPRequestHandler) -> bool:
+        return refuse(handler, 503)
+
+    remote.proxy.answer = down
+    with pytest.raises(ModelLoadError, match=r"^s3://models/r: 503 Service Unavailable$"):
+        async with serving("s3://models/r"):
+            pass
+    remote.proxy.answer = lambda _: False
+    async with serving("s3://models/r"):
+        pass
+    remote.proxy.answer = down
+    remote.put_model("r/a/2", 2)
+    async with serving("s3://models/r", **POLL) as served:
+        assert "503 Service Unavailable; starting with the models that are in the cache" in caplog.text
+        assert await served.value("a") == 1
+        remote.proxy.answer = lambda _: False
+        await until_found(lambda: served.value("a"), lambda value: value == 2)
+        assert await served.index() == {"a/1": "READY", "a/2": "READY"}
+    remote.proxy.answer = denied
+    with pytest.raises(ModelLoadError, match="AccessDenied"):
+        async with serving("s3://models/r"):
+            pass
+    remote.proxy.answer = down
+    with monkeypatch.context() as changed:
+        changed.setenv("AWS_ENDPOINT_URL", f"http://localhost:{remote.proxy.port}")
+        with pytest.raises(ModelLoadError, match="503"):
+            async with serving("s3://models/r"):
+                pass
+    for file in (tmp_path / "cache" / "triglot" / "objects").iterdir():
+        file.unlink()
+    with pytest.raises(ModelLoadError, match=r"^s3://models/r: 503 Service Unavailable$"):
+        async with serving("s3://models/r"):
+            pass
+
+
 async def test_snapshots_of_models_that_are_not_listed_any_more_go(remote: Remote, tmp_path: Path) -> None:
     for name in ("a", "b"):
         remote.put_model(f"t/{name}/1", 1)

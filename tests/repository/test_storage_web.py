@@ -340,6 +340,17 @@ async def test_an_archive_that_changes(web: Site) -> None:
         assert await served.value("a") == 2
 
 
+async def test_a_start_while_the_web_server_is_down(web: Site, caplog: pytest.LogCaptureFixture) -> None:
+    web.files["/a.tar.gz"] = tar(plain(1))
+    url = f"https://127.0.0.1:{web.port}/a.tar.gz"
+    async with serving(url):
+        pass
+    web.answer = lambda handler: refuse(handler, 500)
+    async with serving(url) as served:
+        assert await served.value("a") == 1
+    assert f"{url}: 500 Internal Server Error; starting with the models that are in the cache" in caplog.text
+
+
 @pytest.mark.parametrize(
     "content",
     [tar({"../out/model.py": b""}), tar(plain(1), link="/etc/passwd"), zipped({"../out": b""}), b"no"],

@@ -18,6 +18,7 @@ from triglot.repository.storage.store import (
     ObjectChanged,
     StoredObject,
     StoreError,
+    StoreUnreachable,
     check_count,
     without_folders,
     without_secrets,
@@ -66,8 +67,13 @@ class Bucket:
         except FileNotFoundError:
             return []
         except self._obstore.exceptions.BaseError as error:
-            raise StoreError(reason(error)) from None
+            raise self._error_type(error)(reason(error)) from None
         return without_folders(found)
+
+    def _error_type(self, error: Exception) -> type[StoreError]:
+        status = _STATUS.search(str(error))
+        generic = isinstance(error, self._obstore.exceptions.GenericError)
+        return StoreUnreachable if generic and (status is None or status[1].startswith("5")) else StoreError
 
     def read(self, stored: StoredObject, begin: int, end: int) -> Iterator[bytes]:
         """See `Store`."""

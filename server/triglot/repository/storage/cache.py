@@ -3,6 +3,7 @@
 A file is named after the hash of the object's URL, tag and size, so a changed object is another file; it is
 renamed into place once complete. Its modification time is the object's, with nanoseconds derived from the tag:
 this detects files that were written to, and a repeated download looks unchanged to anything that compares times.
+The last listing of each URL is kept, too, for a start while its store is down.
 The snapshots that are served are hard links to the files: there is no second copy, no symbolic link that leads out
 of a snapshot, and the link count tells which files are in use.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -21,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from triglot.repository.storage.store import Store, StoredObject, StoreError
@@ -34,7 +36,7 @@ PART_BYTES = 16 << 20
 CONNECTIONS = 16
 PROGRESS_SECONDS = 10.0
 READ_ONLY = 0o444
-OBJECTS, SERVERS = "objects", "servers"
+OBJECTS, SERVERS, LISTINGS = "objects", "servers", "listings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,9 @@ class Cache:
         self._most_bytes = most_bytes
         self._objects = folder / OBJECTS
         self._warned = False
+        self._listings = folder / LISTINGS
         self._objects.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._listings.mkdir(mode=0o700, exist_ok=True)
         servers = folder / SERVERS
         servers.mkdir(mode=0o700, exist_ok=True)
         with _locked(servers):
@@ -105,6 +109,19 @@ class Cache:
         place = f"{url}/{stored.path}" if stored.path else str(url)
         identity = "\0".join((place, url.query, stored.tag, str(stored.size)))
         return self._objects / hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()
+
+    def save_listing(self, name: str, listed: Sequence[StoredObject]) -> None:
+        """Keeps the objects of a URL for a start while the store is down."""
+        incoming = self._incoming / name
+        incoming.write_text(json.dumps([astuple(one) for one in listed]))
+        incoming.replace(self._listings / name)
+
+    def saved_listing(self, name: str) -> list[StoredObject]:
+        """Returns the objects that were saved last; none if nothing was."""
+        try:
+            return [StoredObject(*one) for one in json.loads((self._listings / name).read_text())]
+        except (OSError, ValueError, TypeError):
+            return []
 
     def download(self, missing: Sequence[Missing]) -> dict[Url, Exception]:
         """Downloads the objects; returns the errors by URL, which do not affect other URLs."""

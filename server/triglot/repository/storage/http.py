@@ -14,7 +14,7 @@ from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
-from triglot.repository.storage.store import PIECE, ObjectChanged, StoredObject, StoreError
+from triglot.repository.storage.store import PIECE, ObjectChanged, StoredObject, StoreError, StoreUnreachable
 
 TIMEOUT_SECONDS = 60
 TRIES = 4
@@ -61,12 +61,13 @@ def open_url(url: str, headers: Mapping[str, str], token: str = "") -> HTTPRespo
             if tries_left and (error.code >= 500 or error.code == 429):
                 time.sleep(2.0**-tries_left)
                 continue
-            raise StoreError(f"{error.code} {error.reason}") from None
+            kind = StoreUnreachable if error.code >= 500 or error.code == 429 else StoreError
+            raise kind(f"{error.code} {error.reason}") from None
         except (URLError, OSError, HTTPException) as error:
             if tries_left:
                 time.sleep(2.0**-tries_left)
                 continue
-            raise StoreError(_error_text(error)) from None
+            raise StoreUnreachable(_error_text(error)) from None
         return answer
     raise AssertionError("the last try returns or raises")
 

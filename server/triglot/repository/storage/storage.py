@@ -25,7 +25,7 @@ from triglot.repository.storage.buckets import ENDPOINTS, Bucket
 from triglot.repository.storage.cache import CONNECTIONS, Cache, Missing, cache_folder
 from triglot.repository.storage.hub import Hub
 from triglot.repository.storage.mirror import Mirror, MirrorRequest, Plan, moved, path_of
-from triglot.repository.storage.store import ObjectChanged, Store, StoredObject, StoreError
+from triglot.repository.storage.store import ObjectChanged, Store, StoredObject, StoreError, StoreUnreachable
 from triglot.repository.storage.urls import HINTS, Url, url_of
 from triglot.repository.storage.web import WebArchive
 
@@ -191,6 +191,7 @@ class _Update:
             for mirror, plan in self._without_problems(plans):
                 with self._collecting(mirror):
                     mirror.publish(self._cache, plan)
+                    self._cache.save_listing(_listing_name(mirror.url), plan.listed)
             self._cache.trim()
         return self._problems
 
@@ -202,6 +203,11 @@ class _Update:
         except (StoreError, OSError) as error:
             if kept is not None:
                 return self._listed(mirror)  # New credentials may be in the files.
+            if isinstance(error, StoreUnreachable) and not mirror.has_snapshot:
+                saved = self._cache.saved_listing(_listing_name(mirror.url))
+                if saved:
+                    log.warning("%s: %s; starting with the models that are in the cache", mirror.url, error)
+                    return UnreachableStore(error), saved
             self._problems[mirror] = error
             return None
         mirror.store = store
@@ -224,6 +230,28 @@ class _Update:
             yield
         except (StoreError, OSError) as error:
             self._problems[mirror] = error
+
+
+class UnreachableStore:
+    """A store that is down, whose objects may be in the cache."""
+
+    def __init__(self, error: StoreUnreachable) -> None:
+        self._error = error
+
+    def objects(self) -> list[StoredObject]:
+        """Raises the error."""
+        raise self._error
+
+    def read(self, stored: StoredObject, begin: int, end: int) -> Iterator[bytes]:
+        """Raises the error."""
+        raise self._error
+
+
+def _listing_name(url: Url) -> str:
+    """Returns the name of the URL's listing in the cache: another one for the same URL at another server."""
+    server = [os.environ.get(name) for names in ENDPOINTS.values() for name in names]
+    server += [os.environ.get(name) for name in ("AZURE_STORAGE_ACCOUNT_NAME", "HF_ENDPOINT")]
+    return sha256(repr((url, server)).encode(errors="surrogateescape")).hexdigest()
 
 
 def _text(error: Exception) -> str:

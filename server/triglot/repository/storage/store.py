@@ -19,6 +19,10 @@ class StoreError(Exception):
     """Raised when a store fails; the text contains no credentials, and is the same for each retry."""
 
 
+class StoreUnreachable(StoreError):
+    """Raised when a store cannot be reached, or is out of order."""
+
+
 class ObjectChanged(StoreError):
     """Raised when an object changed after it was listed."""
 
