@@ -72,7 +72,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in names:
             copy: Any = shutil.copytree if (here / name).is_dir() else shutil.copy
             copy(here / name, source / name)
-    environment = clean_environment(EXTRAS="jwt")
+    # Few of the installed modules are imported; pip wants "0" for "yes".
+    environment = clean_environment(EXTRAS="jwt", PIP_NO_COMPILE="0")
     bin_folder = Path(environments.python("deploy")).parent
     environment["PATH"] = os.pathsep.join([str(bin_folder), environment["PATH"]])
     for command in values(build, "RUN"):
