@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from told_models import SECONDS, STREAM, Told, children, code, told, write_told
+from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, Told, children, code, told, write_told
 
 from triglot import Call, Unavailable
 from triglot.core.call import BatchCall
@@ -219,6 +219,74 @@ async def test_the_other_processes_go_on(tmp_path: Path) -> None:
         assert one.changes.empty()
         (tmp_path / "open").touch()
         await goes_on(one, pid)
+
+
+# --- calls that may run again ---
+
+IDEMPOTENT = "\nTold.idempotent = True\n"
+DIES = """
+(folder / f"run-{os.getpid()}").touch()
+if len(list(folder.glob("run-*"))) <= LOSSES: os.kill(os.getpid(), signal.SIGKILL)
+answer = os.getpid()
+"""
+
+
+@pytest.mark.parametrize("infer", [PLAIN, ON_LOOP])
+async def test_an_idempotent_call_runs_again_elsewhere(tmp_path: Path, infer: str) -> None:
+    returns = "" if infer == PLAIN else "return answer"
+    async with told(tmp_path, infer, more=IDEMPOTENT + TWO_INSTANCES) as one:
+        said = await one.say(DIES.replace("LOSSES", "2") + returns)
+        assert len(runs := one.files("run-")) == 3
+        assert f"run-{said}" in runs
+        assert one.readings()["processes_lost ended"] == 2
+
+
+async def test_an_idempotent_call_does_not_end_all_processes(tmp_path: Path) -> None:
+    async with told(tmp_path, more=IDEMPOTENT + TWO_INSTANCES) as one:
+        with pytest.raises(Unavailable, match=r"that ran the request .*; the request was tried 3 times$"):
+            await one.run(DIES.replace("LOSSES", "9"))
+        assert len(one.files("run-")) == 3
+        assert await one.say("'next'") == "next"
+
+
+async def test_an_idempotent_batch_runs_again(tmp_path: Path) -> None:
+    async with told(tmp_path, more=IDEMPOTENT) as one:
+        text = DIES.replace("LOSSES", "1").replace("os.getpid()\n", "len(call.members)\n")
+        assert await one.say(text, BatchCall([Call(), Call()])) == "2"
+        assert len(one.files("run-")) == 2
+
+
+@pytest.mark.parametrize("leaves", ["call.cancel()", "call.limit(0.0, 'the test')"])
+async def test_a_call_that_nobody_waits_for_does_not_run_again(tmp_path: Path, leaves: str) -> None:
+    async with told(tmp_path, more=IDEMPOTENT) as one:
+        call = Call()
+        running = asyncio.ensure_future(one.run("(folder / f'run-{os.getpid()}').touch()\ntime.sleep(600)", call))
+        await one.entered("run-")
+        exec(leaves, {"call": call})
+        os.kill(int(one.files("run-")[0].removeprefix("run-")), signal.SIGKILL)
+        with pytest.raises(ServingError):
+            await running
+        await one.pid()
+        assert len(one.files("run-")) == 1
+
+
+async def test_an_idempotent_stream_runs_again_unless_it_has_answered(tmp_path: Path) -> None:
+    async with told(tmp_path, STREAM, more=IDEMPOTENT) as one:
+        dies = DIES.replace("LOSSES", "1")
+        assert [answer async for answer in one.servable.stream(code(dies, count=3), Call())][2]["number"] == 2
+        assert len(one.files("run-")) == 2
+        answers = one.servable.stream(code("os.getpid()", count=10**9), Call())
+        os.kill(int((await anext(answers))["said"].item()), signal.SIGKILL)
+        with pytest.raises(Unavailable, match="that ran the request"):
+            await asyncio.wait_for(read_all(answers), SECONDS)
+
+
+async def test_a_call_that_has_pushed_a_response_does_not_run_again(tmp_path: Path) -> None:
+    async with told(tmp_path, more=IDEMPOTENT) as one:
+        pushes = "call.respond({'number': 1})\n" + DIES.replace("LOSSES", "1")
+        with pytest.raises(Unavailable, match="that ran the request"):
+            await asyncio.wait_for(read_all(one.servable.stream(code(pushes), Call())), SECONDS)
+        assert len(one.files("run-")) == 1
 
 
 async def test_a_waiting_call_is_run_by_the_replacement(tmp_path: Path) -> None:

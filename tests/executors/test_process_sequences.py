@@ -47,6 +47,8 @@ def load(self, folder):
 Told.load = load
 """
 TWO = "Told.instances = 2\n"
+TURNS = 12
+"""Processes that are lost in turn."""
 MUST_START = r"^inference request for sequence \d+ to model '' must specify the START flag"
 
 
@@ -100,7 +102,7 @@ async def test_no_request_of_a_sequence_is_run_by_the_next_process(tmp_path: Pat
     """However soon it comes after the end of the process."""
     policy = RestartPolicy(first_delay=0.01, steady=0.0)
     async with told(tmp_path, SUMS, policy=policy, more=DECLARED) as one:
-        for turn in range(12):
+        for turn in range(TURNS):
             ((number, pid),) = (await started(one, range(turn + 1, turn + 2))).items()
             os.kill(pid, signal.SIGKILL)
             for _ in range(turn % 4):
@@ -109,7 +111,7 @@ async def test_no_request_of_a_sequence_is_run_by_the_next_process(tmp_path: Pat
                 await ask(one, number, 1)
             with pytest.raises(InvalidArgument, match=MUST_START):
                 await ask(one, number, 1)
-        assert count(one, "sequences_ended", reason="lost") == 12
+        assert count(one, "sequences_ended", reason="lost") == TURNS
         assert (count(one, "sequences"), one.servable.leases) == (0, 0)
 
 
@@ -143,6 +145,14 @@ async def test_a_sequence_whose_only_request_is_lost(tmp_path: Path, end: bool) 
             await ask(one, 1, 1)
         assert count(one, "sequences_ended", reason="end" if end else "lost") == 1
         assert one.servable.leases == 0
+
+
+async def test_a_sequence_of_an_idempotent_model_ends_with_its_process(tmp_path: Path) -> None:
+    """Another process lacks its state."""
+    async with told(tmp_path, SUMS, more=DECLARED + "Told.idempotent = True\n") as one:
+        with pytest.raises(Unavailable, match=r"exited with status 1$"):
+            await ask(one, 1, -1, start=True)
+        assert one.readings()["processes_lost ended"] == 1
 
 
 async def test_a_start_that_no_process_came_for_is_no_beginning(tmp_path: Path) -> None:

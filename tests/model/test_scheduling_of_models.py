@@ -116,6 +116,7 @@ NO_SECONDS = "expected a number of seconds, 0 for no limit"
             "response_cache: expected false for a decoupled model, got true",
         ),
         (Plain, {"response_cache": 1}, "response_cache: expected True or False, got 1"),
+        (Plain, {"idempotent": "yes"}, "idempotent: expected True or False, got 'yes'"),
         (Plain, {"inputs_in_place": 1}, "inputs_in_place: expected True or False, got 1"),
         (Plain, {"execution": "inline"}, f"execution: {INLINE_REMOVED}"),
         (Plain, {"execution": "fork"}, "execution: expected one of thread, process, ray, got 'fork'"),

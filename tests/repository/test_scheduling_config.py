@@ -158,22 +158,27 @@ def test_seconds_that_are_none(tmp_path: Path, text: str) -> None:
     assert wrong(tmp_path, parameters(longest_run_seconds=text)) == expected
 
 
+FLAGS = pytest.mark.parametrize("name", ["idempotent", "inputs_in_place"])
+
+
+@FLAGS
 @pytest.mark.parametrize(("text", "there"), [("true", True), ("false", False)])
-def test_inputs_in_place(tmp_path: Path, text: str, there: bool) -> None:
-    config = read(tmp_path, parameters(inputs_in_place=text, own="1"))
-    assert (config.inputs_in_place, config.parameters) == (there, {"own": "1"})
+def test_flags(tmp_path: Path, name: str, text: str, there: bool) -> None:
+    config = read(tmp_path, parameters(**{name: text}, own="1"))
+    assert (getattr(config, name), config.parameters) == (there, {"own": "1"})
     model = Model()
-    model.inputs_in_place = not there
+    setattr(model, name, not there)
     configure(model, read(tmp_path, parameters(own="1")))
-    assert model.inputs_in_place is not there
+    assert getattr(model, name) is not there
     configure(model, config)
-    assert model.inputs_in_place is there
+    assert getattr(model, name) is there
 
 
+@FLAGS
 @pytest.mark.parametrize("text", ["", "1", "True", "yes"])
-def test_inputs_that_are_somewhere_else(tmp_path: Path, text: str) -> None:
-    said = wrong(tmp_path, parameters(inputs_in_place=text))
-    assert said.startswith(f"parameters[inputs_in_place]: expected true or false, got {text!r}")
+def test_what_is_no_flag(tmp_path: Path, name: str, text: str) -> None:
+    said = wrong(tmp_path, parameters(**{name: text}))
+    assert said.startswith(f"parameters[{name}]: expected true or false, got {text!r}")
 
 
 CPUS = "CPU numbers like 0,2-3"

@@ -80,6 +80,7 @@ class Call:
 
     For telemetry: `model_name` and `model_version` (0: none) that were called; `outcome`, the status code where
     the response itself states one; and `times`. `subject` is the model that an administrative call is about.
+    `losses`: the number of instances that were lost while they ran it.
     `counted`: the end of the call is counted, unlike that of a warm-up; then `statistics` are those of its model.
     `trace` is the Triton trace of the call, or of the call on whose behalf it is made. `span` is its OpenTelemetry
     span, None if not sampled; `context` caches `received_context`, None until it is first read.
@@ -96,6 +97,7 @@ class Call:
         "deadline",
         "exchange",
         "input_parameters",
+        "losses",
         "model_name",
         "model_version",
         "operation",
@@ -142,6 +144,7 @@ class Call:
         self.subject = ""
         self.outcome = Code.OK
         self.counted = False
+        self.losses = 0
         self.times = CallTimes()
         self.statistics: Statistics | None = None
         self.trace: Any = None

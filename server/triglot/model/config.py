@@ -133,7 +133,7 @@ class ModelConfig:
         first_response_buckets: Upper bounds of the histogram of the time to the first response, in milliseconds.
         execution: One of `EXECUTIONS`.
         cpus: CPUs that the instances are pinned to, in round-robin order; empty means any CPU.
-        hang_seconds, longest_run, inputs_in_place: As in `Model`.
+        hang_seconds, longest_run, idempotent, inputs_in_place: As in `Model`.
         environment: Folder or archive with the Python that the model's processes run in; None: the server's
             Python.
         ray: Options of instances that are actors of a Ray cluster.
@@ -167,6 +167,7 @@ class ModelConfig:
     cpus: Sequence[int] = ()
     hang_seconds: float | None = None
     longest_run: float | None = None
+    idempotent: bool | None = None
     inputs_in_place: bool | None = None
     environment: Path | None = None
     ray: RayOptions = NO_RAY_OPTIONS

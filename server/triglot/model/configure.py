@@ -48,6 +48,8 @@ def _set_scheduling(model: Model, config: ModelConfig) -> None:
         model.hang_seconds = config.hang_seconds
     if config.longest_run is not None:
         model.longest_run = config.longest_run
+    if config.idempotent is not None:
+        model.idempotent = config.idempotent
     if config.inputs_in_place is not None:
         model.inputs_in_place = config.inputs_in_place
     if config.dynamic_batching or config.sequence_batching or config.response_cache or config.cpus:

@@ -107,6 +107,9 @@ class Model:
     """With `execution` "process": seconds after which a running call counts as hung, and its process is killed and
     replaced; 0: no limit. For a stream this is the time to its next response, without the time its reader
     takes."""
+    idempotent: bool = False
+    """With `execution` "process" or "ray": whether a call may run again on another instance if the one that ran it
+    is lost before it has responded, three times in total; not in a sequence."""
     places_instances: bool = False
     """Whether it has placed its instances on the configured devices, and set `instances` to their number."""
     holds_instances: bool = False

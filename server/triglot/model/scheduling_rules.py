@@ -21,6 +21,7 @@ CONFIG_KEYS: Mapping[str, str] = MappingProxyType(
         "cpus": "parameters[cpus]",
         "hang_seconds": "parameters[hang_seconds]",
         "longest_run": "parameters[longest_run_seconds]",
+        "idempotent": "parameters[idempotent]",
         "inputs_in_place": "parameters[inputs_in_place]",
     }
 )
@@ -40,6 +41,7 @@ def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({}
     if dynamic is not None and sequences is not None:
         raise ValueError("sequence_batching: expected none with dynamic_batching, got both")
     checks.flag(named("response_cache"), model.response_cache)
+    checks.flag(named("idempotent"), model.idempotent)
     checks.flag(named("inputs_in_place"), model.inputs_in_place)
     for reason, there in (
         ("with sequence_batching", sequences is not None),

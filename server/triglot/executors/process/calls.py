@@ -48,6 +48,10 @@ class NotBegun(Exception):
     """The process ended before the call reached it: the call is safe to send to another one."""
 
 
+class Lost(Unavailable):
+    """The process ended after the call had reached it, and before it had sent any response."""
+
+
 class Owner(Protocol):
     """The process that the calls belong to. `lost` is the reason why it takes no more calls; "" while it does."""
 
@@ -79,9 +83,10 @@ class CallState:
 
     `since` is the `time.monotonic()` instant since which the model computes: of the start or, of a stream, of the
     request for the next response; infinite while a stream waits for its reader. `asks`: the model has sent
-    callbacks, which `callbacks` answers on the loop. `sent`: the process may have received the call. `orphaned`:
-    it still runs, but its caller no longer waits. `messages` are received and not yet processed; `waiter` is
-    resolved when one arrives. `on_cancel` is called when the call, or one of its members, is cancelled.
+    callbacks, which `callbacks` answers on the loop. `sent`: the process may have received the call. `answered`:
+    it has sent a response. `orphaned`: it still runs, but its caller no longer waits. `messages` are received and
+    not yet processed; `waiter` is resolved when one arrives. `on_cancel` is called when the call, or one of its
+    members, is cancelled.
     """
 
     number: int
@@ -90,6 +95,7 @@ class CallState:
     callbacks: CallbackHandler | None = None
     since: float = field(default_factory=time.monotonic)
     sent: bool = False
+    answered: bool = False
     ended: bool = False
     orphaned: bool = False
     messages: deque[Message | Exception] = field(default_factory=deque)
@@ -145,7 +151,8 @@ class Calls(ABC):
     async def run(self, inputs: Inputs, call: Call) -> Any:
         """Returns what `infer` returns. Responses that it sends before with `call.respond` are passed to `call`.
 
-        Raises `NotBegun`, `Unavailable` if the process ends or hangs meanwhile, and what the model raises.
+        Raises what the model raises, `NotBegun`, and `Unavailable` if the process ends or hangs meanwhile: `Lost`
+        if it has sent no response.
         """
         return answer_of(await self._result(partial(self._one, inputs, call), call))
 
@@ -262,6 +269,7 @@ class Calls(ABC):
         else:
             if message.kind in (Kind.DONE, Kind.FAILED, Kind.UNLOADABLE):
                 self._ended(state)
+            state.answered = True
             if message.kind is Kind.FAILED:
                 self._checked(self._end_a_lost_one, message)
             state.put(message)
@@ -304,7 +312,8 @@ class Calls(ABC):
         for state in list(self._states.values()):
             self._ended(state)
             text = f"{owner.name}: the {owner.kind} that ran the request {owner.lost}"
-            state.put(Unavailable(text) if state.sent else NotBegun(owner.lost))
+            lost = Unavailable(text) if state.answered else Lost(text)
+            state.put(lost if state.sent else NotBegun(owner.lost))
 
     # --- send ---
 

@@ -23,7 +23,7 @@ from triglot.core.call import Call
 from triglot.core.errors import ModelLoadError, Unavailable
 from triglot.core.readings import Reading
 from triglot.executors.process.affinity import ThreadAffinity
-from triglot.executors.process.calls import Calls, NotBegun
+from triglot.executors.process.calls import Calls, Lost, NotBegun
 from triglot.executors.process.health import BEAT_SECONDS
 from triglot.executors.process.monitor import DEFAULT_POLICY, ProcessMonitor, RestartPolicy
 from triglot.executors.process.notices import Notice, PoolMetrics
@@ -31,6 +31,9 @@ from triglot.executors.process.process import Process, Program
 from triglot.executors.work import reason_to_skip
 
 log = logging.getLogger(__name__)
+
+MAX_TRIES = 3
+"""Limit on the instances that an idempotent call is tried on: it may be what ends them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,24 +69,26 @@ Start = Callable[[Program, int, Callable[[Notice], object]], Process]
 class Checkout:
     """A process reserved for one call, as a context manager that gives the process's `Calls`.
 
-    It suppresses `NotBegun`: the process was lost before it received the call, so the caller tries another one.
+    It suppresses `NotBegun`, and of an idempotent model's call `Lost`: the process was lost before it received the
+    call, or has responded, so the caller tries another one.
     """
 
     # Not a `contextlib` generator, which takes as long as sending small tensors.
-    __slots__ = ("_pool", "_process")
+    __slots__ = ("_call", "_pool", "_process")
 
-    def __init__(self, pool: Pool, process: Process) -> None:
+    def __init__(self, pool: Pool, process: Process, call: Call) -> None:
         self._pool = pool
         self._process = process
+        self._call = call
 
     def __enter__(self) -> Calls:
         calls = self._process.calls
         assert calls is not None, "a process that is called is not closed"
         return calls
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
         self._pool.give_back(self._process)
-        return kind is NotBegun
+        return kind is NotBegun or (kind is Lost and self._pool.runs_again(self._call, error))
 
 
 class Pool:
@@ -105,6 +110,8 @@ class Pool:
         self.loop: Callable[[], asyncio.AbstractEventLoop | None] = lambda: None
         """Returns the server's event loop, which runs calls of `async def` code and answers callbacks."""
         self.hang_seconds = self.longest_run = 0.0
+        self.idempotent = False
+        """Whether calls that were lost with their process run again in another one."""
         self.sticky = False
         """Whether each calling thread has a process of its own."""
         self._policy = policy
@@ -250,7 +257,7 @@ class Pool:
                     self._check(call)
                     return None
                 process.reserved += 1
-                return Checkout(self, process)
+                return Checkout(self, process, call)
         except BaseException:
             if self.sticky:  # If this was the first call of a sequence, that has not begun in the process.
                 self._report_loss(self.affinity.number(len(self._slots)))
@@ -271,6 +278,18 @@ class Pool:
         with self._free:
             process.reserved -= 1
             self._free.notify_all()
+
+    def runs_again(self, call: Call, error: BaseException | None) -> bool:
+        """Returns whether a call whose process was lost is to run in another one.
+
+        Raises `Unavailable` if it has been lost `MAX_TRIES` times.
+        """
+        if not self.idempotent or self._closed or call.cancelled:
+            return False
+        call.losses += 1
+        if call.losses >= MAX_TRIES:
+            raise Unavailable(f"{error}; the request was tried {MAX_TRIES} times") from None
+        return True
 
     def _free_one(self) -> Process | None:
         mine = self.affinity.number(len(self._slots)) if self.sticky else None

@@ -51,6 +51,7 @@ class RemoteModel(HostedModel):
         """Start a process for each instance, and wait until they are loaded. Raises `ModelLoadError`."""
         pool = self._pool
         pool.hang_seconds, pool.longest_run = self.hang_seconds, self.longest_run
+        pool.idempotent = self.idempotent and self.sequence_batching is None
         if self.sequence_batching is not None:
             pool.sticky = not is_async(self.infer)  # `async def` code is called by no threads.
             pool.on_lost = self._lost

@@ -168,6 +168,7 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
             cpus=own.cpus,
             hang_seconds=own.hang_seconds,
             longest_run=own.longest_run,
+            idempotent=own.idempotent,
             inputs_in_place=own.inputs_in_place,
             environment=environment_of(parameters, folder),
             ray=ray_options(parameters),

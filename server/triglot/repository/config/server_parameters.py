@@ -24,7 +24,16 @@ RAY = (
     "ray_max_instances",
     "ray_max_wait_ms",
 )
-OWN = ("execution", "cpus", "hang_seconds", "longest_run_seconds", "inputs_in_place", ENVIRONMENT, *RAY)
+OWN = (
+    "execution",
+    "cpus",
+    "hang_seconds",
+    "longest_run_seconds",
+    "idempotent",
+    "inputs_in_place",
+    ENVIRONMENT,
+    *RAY,
+)
 REMOVED = ("max_queue_delay", "latency_objective_ms")
 MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 """Placeholder for the model's folder in that path."""
@@ -39,13 +48,14 @@ _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 class ServerParameters:
     """The values of these parameters; `execution` "" means unset.
 
-    `hang_seconds`, `longest_run` and `inputs_in_place` as in `Model`, None if unset.
+    `hang_seconds`, `longest_run`, `idempotent` and `inputs_in_place` as in `Model`, None if unset.
     """
 
     execution: str = ""
     cpus: Sequence[int] = ()
     hang_seconds: float | None = None
     longest_run: float | None = None
+    idempotent: bool | None = None
     inputs_in_place: bool | None = None
 
 
@@ -67,6 +77,7 @@ def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
         _cpus(parameters),
         hang_seconds,
         longest_run,
+        flag(parameters, "idempotent"),
         flag(parameters, "inputs_in_place"),
     )
 
