@@ -22,6 +22,7 @@ from triglot.core.errors import (
 )
 from triglot.core.types import Answer, TensorSpec
 from triglot.model.model import Model
+from triglot.model.ray_options import RayOptions
 from triglot.model.scheduling import (
     ControlInput,
     DirectStrategy,
@@ -64,6 +65,7 @@ __all__ = [
     "OldestStrategy",
     "QueueFull",
     "QueuePolicy",
+    "RayOptions",
     "SequenceBatching",
     "SequenceState",
     "Server",

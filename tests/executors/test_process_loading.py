@@ -115,6 +115,7 @@ async def test_a_load_that_is_given_up_ends_at_once(tmp_path: Path, instance: in
     [
         ("Told.takes_messages = True\n", "expected 'thread' for a model that takes whole messages"),
         ("Told.example = {'x': object()}\n", "example: a value of object cannot be passed"),
+        ("Told.instances = 'auto'\n", "instances: expected an integer with execution 'process', got 'auto'"),
     ],
 )
 async def test_what_a_process_cannot_do(tmp_path: Path, more: str, text: str) -> None:

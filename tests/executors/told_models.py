@@ -18,7 +18,6 @@ from triglot.executors.process.monitor import RestartPolicy
 from triglot.executors.process.remote_model import RemoteModel
 from triglot.model.config import NO_CONFIG, ModelConfig
 from triglot.model.configure import configure
-from triglot.model.ray_options import RayOptions
 from triglot.scheduling.servable import Servable
 from waiting import until
 
@@ -92,6 +91,8 @@ def write_told(folder: Path, infer: str = PLAIN, more: str = "") -> Path:
 
 CPUS, MAX_INFLIGHT = 0.1, 2
 """Of each actor."""
+RESOURCES: Mapping[str, float] = {}
+"""Custom resources of each actor."""
 RAY: list[str] = []
 """The address of the Ray cluster whose actors are the processes; none: they are this machine's."""
 
@@ -100,7 +101,13 @@ def load(file: Path, config: ModelConfig = NO_CONFIG, policy: RestartPolicy = QU
     """The model of this file in its processes. Raises `ModelLoadError`."""
     if RAY:
         # They leave files where the test looks for them.
-        options = RayOptions(num_cpus=CPUS, send_files=False, placement="spread", max_inflight=MAX_INFLIGHT)
+        options = {
+            "num_cpus": CPUS,
+            "resources": RESOURCES,
+            "send_files": False,
+            "placement": "spread",
+            "max_inflight": MAX_INFLIGHT,
+        }
         config = replace(config, execution="ray", ray=options)
     model = Loading(backends.load, policy, *RAY)("told", "python", file, config)
     try:
@@ -156,6 +163,36 @@ class Told:
         return {" ".join([one.name, *one.labels.values()]): one.value for one in self.model.readings()}
 
 
+class Kept:
+    """Loaded models that several tests use in turn, as an actor takes seconds to start. To be closed.
+
+    They are loaded from a symbolic link, `folder / "now"`, to the folder of the test that uses them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._link = folder / "now"
+        self._models: dict[tuple[str, str], RemoteModel] = {}
+
+    def load(self, folder: Path, infer: str, more: str) -> RemoteModel:
+        """Returns the model, whose folder is the test's from now on."""
+        self._link.unlink(missing_ok=True)
+        self._link.symlink_to(folder)
+        write_told(folder, infer, more)
+        if (infer, more) not in self._models:
+            model = self._models[infer, more] = load(self._link / "model.py")
+            model.close = lambda: None  # type: ignore[method-assign]  # Servables close their model.
+        return self._models[infer, more]
+
+    def close(self) -> None:
+        """End the models."""
+        for model in self._models.values():
+            type(model).close(model)
+
+
+KEPT: list[Kept] = []
+"""The models to use; none: each test loads its own."""
+
+
 @asynccontextmanager
 async def told(
     folder: Path,
@@ -165,13 +202,17 @@ async def told(
     more: str = "",
 ) -> AsyncIterator[Told]:
     """A loaded model; it is closed in the end, and then none of its processes is left."""
-    model = await asyncio.to_thread(load, write_told(folder, infer, more), config, policy)
+    if KEPT:
+        model = await asyncio.to_thread(KEPT[0].load, folder, infer, more)
+    else:
+        model = await asyncio.to_thread(load, write_told(folder, infer, more), config, policy)
     one = Told(model, folder)
     try:
         yield one
     finally:
         await one.servable.close()
-        await until(lambda: not one.servable.alive and not model._pool._slots)
+        if not KEPT:
+            await until(lambda: not one.servable.alive and not model._pool._slots)
 
 
 def children() -> list[str]:

@@ -45,9 +45,8 @@ def counted(servable: Servable) -> Call:
 async def test_instances_come_while_requests_wait_and_go_when_none_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoscaler, "CALM_LOOKS", 5)
     model = Gated()
-    model.model_config = ModelConfig(
-        instance_groups=(InstanceGroup(count=1),), ray=RayOptions(max_instances=3, most_wait=0.01)
-    )
+    model.model_config = ModelConfig(instance_groups=(InstanceGroup(count=1),))
+    model.ray = RayOptions(max_instances=3, max_wait=0.01)
     servable = Servable("gated", 1, model, max_queue_size=100)
     scaling = asyncio.create_task(autoscale(servable, LOOK))
     try:
@@ -78,7 +77,7 @@ async def test_a_call_now_and_then_keeps_no_instance(monkeypatch: pytest.MonkeyP
     model.instances = 2
     servable = Servable("gated", 1, model, max_queue_size=100)
     try:
-        load = Load(servable, most_wait=60.0)
+        load = Load(servable, max_wait=60.0)
         model.open.clear()
         call = asyncio.create_task(servable.infer({"x": np.zeros(1, np.float32)}, counted(servable)))
         await until(lambda: servable.busy == 1)

@@ -10,10 +10,8 @@ from triglot.repository.config.ray_parameters import ray_options
 from triglot.repository.config.server_parameters import misspelt, others, server_parameters
 
 
-def test_what_is_said_of_nothing() -> None:
-    assert ray_options({}) == RayOptions() == ModelConfig().ray
-    assert ray_options({}).of_actor(0.0) == {"num_cpus": 1.0, "num_gpus": 0.0, "scheduling_strategy": "DEFAULT"}
-    assert ray_options({}).of_actor(1.0)["num_gpus"] == 1.0
+def test_without_parameters() -> None:
+    assert ray_options({}) == ModelConfig().ray == {}
 
 
 def test_every_parameter() -> None:
@@ -30,7 +28,7 @@ def test_every_parameter() -> None:
         "ray_max_wait_ms": "20",
         "mine": "7",
     }
-    options = ray_options(parameters)
+    options = RayOptions(**ray_options(parameters))
     assert options == RayOptions(
         0.5,
         2.0,
@@ -40,15 +38,8 @@ def test_every_parameter() -> None:
         send_files=False,
         max_inflight=3,
         max_instances=8,
-        most_wait=0.02,
+        max_wait=0.02,
     )
-    assert options.of_actor(1.0) == {
-        "num_cpus": 0.5,
-        "num_gpus": 2.0,
-        "resources": {"accelerator_type:A100": 1.0, "fast_disk": 0.25},
-        "scheduling_strategy": "SPREAD",
-        "runtime_env": {"pip": ["einops"], "env_vars": {"A": "b"}},
-    }
     assert server_parameters(parameters).execution == "ray"
     assert others(parameters) == {"mine": "7"}
 

@@ -21,6 +21,7 @@ from triglot.core.errors import ModelLoadError, NeedsProcess
 from triglot.model.config import ELSEWHERE, ModelConfig
 from triglot.model.model import Model, is_async
 from triglot.model.reshaping import warn_of_reshapes
+from triglot.model.scheduling_rules import check_ray
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,9 @@ def _load(file: Path, config: ModelConfig, module: ModuleType, finder: ModuleFin
         if config.execution not in ELSEWHERE:  # Otherwise each process would log it.
             _warn_of_misspelt(file, model_class)
         if (execution := model_class.execution) in ELSEWHERE and not config.execution:
-            raise NeedsProcess(f"{file}: execution {execution!r}: expected to be loaded by a server", execution)
+            check_ray(model_class)
+            text = f"{file}: execution {execution!r}: expected to be loaded by a server"
+            raise NeedsProcess(text, execution, model_class.ray)
         warn_of_reshapes(file, config)
         model = model_class()
         _remove_with(model, model_class, finder)

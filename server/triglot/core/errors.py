@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import uuid
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 log = logging.getLogger(__name__)
 E = TypeVar("E", bound=BaseException)
@@ -162,11 +162,15 @@ class ModelLoadError(Exception):
 
 
 class NeedsProcess(ModelLoadError):
-    """The model's class requires instances in processes of their own, or actors, which load it themselves."""
+    """The model's class requires instances in processes of their own, or actors, which load it themselves.
 
-    def __init__(self, message: str, execution: str) -> None:
+    `execution` and `ray` are the class's attributes.
+    """
+
+    def __init__(self, message: str, execution: str, ray: Any) -> None:
         super().__init__(message)
         self.execution = execution
+        self.ray = ray
 
 
 class MissingDependency(ModelLoadError):

@@ -7,7 +7,7 @@ import logging
 
 from triglot.executors.hosted import HostedModel
 from triglot.executors.work import takes_call
-from triglot.model.model import Model
+from triglot.model.model import AUTO, Model
 from triglot.model.scheduling import DynamicBatching
 from triglot.model.scheduling_rules import check_scheduling
 
@@ -29,6 +29,8 @@ def check_declarations(model: Model) -> None:
         value = getattr(model, name)
         if name == "max_queue_size" and value is None:
             continue
+        if name == "instances" and value == AUTO:
+            raise ValueError(f"instances: expected an integer without execution 'ray', got {value!r}")
         if not isinstance(value, int) or isinstance(value, bool):
             raise ValueError(f"{name}: expected an integer, got {value!r}")
         if value < least:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from triglot.core.errors import Code, ModelLoadError
 from triglot.executors.process.environment import Environment
@@ -17,7 +19,8 @@ from triglot.executors.process.process import Process, Program
 from triglot.executors.process.remote_model import RemoteModel, remote_model
 from triglot.executors.ray.instance import RayPlace
 from triglot.model.config import ModelConfig
-from triglot.model.model import Model
+from triglot.model.model import AUTO, Model
+from triglot.model.ray_options import RAY_DEFAULTS, RayOptions
 
 ANY_CLUSTER = "auto"
 """Address that stands for the Ray cluster of which this machine is a node."""
@@ -43,26 +46,38 @@ class Loading:
         self._given_up = False
 
     def __call__(
-        self, name: str, backend: str, file: Path, config: ModelConfig, folder: Path | None = None
+        self,
+        name: str,
+        backend: str,
+        file: Path,
+        config: ModelConfig,
+        folder: Path | None = None,
+        ray: RayOptions | None = None,
     ) -> RemoteModel:
         """Returns the model, with one process started. Blocks. Raises `ModelLoadError`.
 
         `name` identifies it in messages. `folder` contains all files of the model; None: `file` is its only one.
+        `ray` are the options of its class; None: the class is not known before a process has loaded it.
         """
         execution = config.execution or "process"
         if not hasattr(socket, "send_fds"):
             raise ModelLoadError(f"{file}: execution: expected 'thread' on {sys.platform}, got {execution!r}")
         start: Start = Process.start
         environment: Environment | RayPlace
+        try:
+            options = replace(ray or RAY_DEFAULTS, **config.ray)
+        except ValueError as error:
+            raise ModelLoadError(f"{file}: {error}", Code.INVALID_ARGUMENT) from None
         if execution == "ray":
-            _check_groups(config)
+            _check_groups(config, options)
             place = (file.absolute().parent, file.name) if folder is None else (folder.absolute(), "")
             environment = RayPlace(self._ray_address, *place)
             start = environment.start
         else:
             environment = Environment(config.environment)
         self._environment = environment
-        program = Program(name, self._path(file, execution), backend, file, config, environment, execution)
+        path = self._path(file, execution)
+        program = Program(name, path, backend, file, config, environment, execution, options)
         if self._given_up:
             environment.give_up()
         environment.open()
@@ -71,6 +86,7 @@ class Loading:
             pool.give_up()
         try:
             declared = pool.open()
+            _check_class(program, declared["attributes"], ray)
         except BaseException:
             pool.close()
             raise
@@ -97,13 +113,31 @@ class Loading:
         )
 
 
-def _check_groups(config: ModelConfig) -> None:
+def _check_class(program: Program, declared: Mapping[str, Any], ray: RayOptions | None) -> None:
+    """Check what the model's class declares about its instances.
+
+    `ray` are the class's options as far as they were known before it was loaded. Raises `ModelLoadError`.
+    """
+    error = ""
+    if program.execution != "ray":
+        if declared["instances"] == AUTO and not program.config.instance_groups:
+            error = f"instances: expected an integer with execution {program.execution!r}, got {AUTO!r}"
+    elif ray is None and declared["ray"] != RAY_DEFAULTS:
+        error = (
+            "ray: expected no options in the class with parameters[execution] 'ray': set parameters[ray_...], or "
+            "say execution in the class only"
+        )
+    if error:
+        raise ModelLoadError(f"{program.file}: {error}", Code.INVALID_ARGUMENT)
+
+
+def _check_groups(config: ModelConfig, options: RayOptions) -> None:
     """Check the instance groups of a model on Ray.
 
     Raises `ModelLoadError` for groups with GPU numbers, since the nodes are not known yet, and for several groups
-    with `ray_max_instances`.
+    with `max_instances`.
     """
-    if config.ray.max_instances and len(config.instance_groups) > 1:
+    if options.max_instances and len(config.instance_groups) > 1:
         raise ModelLoadError(
             f"{config.source}: instance_group: expected at most one with ray_max_instances, "
             f"got {len(config.instance_groups)}",

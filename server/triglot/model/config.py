@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from triglot.model.ray_options import RayOptions
 from triglot.model.scheduling import DynamicBatching, SequenceBatching, Step
 
 MAX_INSTANCES = 1000
@@ -46,7 +46,6 @@ EXECUTIONS = ("thread", "process", "ray")
 ELSEWHERE = ("process", "ray")
 """Those whose instances load the model themselves."""
 INLINE_REMOVED = "expected thread, process or ray; 'inline' was removed: an async def infer runs on the event loop"
-NO_RAY_OPTIONS = RayOptions()
 ALL = VersionPolicy()
 LATEST = VersionPolicy(latest=1)
 
@@ -136,7 +135,7 @@ class ModelConfig:
         hang_seconds, longest_run, idempotent, inputs_in_place: As in `Model`.
         environment: Folder or archive with the Python that the model's processes run in; None: the server's
             Python.
-        ray: Options of instances that are actors of a Ray cluster.
+        ray: Fields of `RayOptions` that override those of the model's class.
         name: Name under which the model is served; "" before it is loaded.
         source: Name of the configuration (its file) in messages.
         text: The whole configuration in Triton's JSON (spec 3.7), zero values included; "" without a
@@ -170,7 +169,7 @@ class ModelConfig:
     idempotent: bool | None = None
     inputs_in_place: bool | None = None
     environment: Path | None = None
-    ray: RayOptions = NO_RAY_OPTIONS
+    ray: Mapping[str, Any] = field(default_factory=dict)
     name: str = field(default="", compare=False)
     source: str = field(default="", compare=False)
     text: str = field(default="", compare=False, repr=False)

@@ -13,11 +13,16 @@ from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
 from triglot.model.config import NO_CONFIG, ModelConfig
 from triglot.model.metrics import ModelMetrics
+from triglot.model.ray_options import RAY_DEFAULTS, RayOptions
 from triglot.model.scheduling import DynamicBatching, SequenceBatching
 from triglot.model.signature import Signature
 
 if TYPE_CHECKING:
     from triglot.core.call import Call
+
+
+AUTO = "auto"
+"""Value of `Model.instances` for as many as the queue needs."""
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -76,9 +81,10 @@ class Model:
     equal_shapes: Sequence[str] = ()
     """With `infer_batch`: inputs whose shapes must be equal, except for the first dim, in all requests of a
     list."""
-    instances: int = 1
+    instances: Any = 1
     """Number of threads that call `infer` concurrently (plain functions and generators); with `execution`
-    "process", number of processes."""
+    "process" or "ray", number of processes or actors. "auto", with "ray" only: as many as the queue needs, from
+    `ray.min_instances` to `ray.max_instances`."""
     max_queue_size: int | None = None
     """Limit on queued requests; None: the server's `max_queue_size`."""
     dynamic_batching: DynamicBatching | None = None
@@ -94,8 +100,11 @@ class Model:
     not sort by inputs, or search indices in them, without a copy; no thread may hold the interpreter's lock while
     it waits for another thread that reads them."""
     execution: str = "thread"
-    """"thread"; "process": each instance is a process, for code that holds the interpreter's lock. An `async def`
-    `infer` runs on the event loop of the server or of the process."""
+    """"thread"; "process": each instance is a process, for code that holds the interpreter's lock; "ray": each is
+    an actor of a Ray cluster. An `async def` `infer` runs on the event loop of the server, the process or the
+    actor."""
+    ray: RayOptions = RAY_DEFAULTS
+    """Options for `execution` "ray"."""
     cpus: Sequence[int] = ()
     """With `execution` "process": CPUs that the instances are pinned to, one each in round-robin order; empty:
     any."""

@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 from triglot.core import checks
 from triglot.model.config import ELSEWHERE, EXECUTIONS, INLINE_REMOVED
-from triglot.model.model import Model, is_async, is_decoupled
+from triglot.model.model import AUTO, Model, is_async, is_decoupled
+from triglot.model.ray_options import RayOptions
 from triglot.model.scheduling import DynamicBatching, OldestStrategy, SequenceBatching
 from triglot.model.signature import Signature
 
@@ -52,12 +53,22 @@ def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({}
     if model.execution == "inline":
         raise ValueError(f"{named('execution')}: {INLINE_REMOVED}")
     checks.choice(named("execution"), model.execution, EXECUTIONS)
+    checks.kind("ray", model.ray, RayOptions)
     check_cpus(named("cpus"), model.cpus)
     # The process attributes of the class may stay set when the configuration selects threads.
     if model.cpus and not {model.execution, type(model).execution} & {*ELSEWHERE}:
         raise ValueError(f"{named('cpus')}: expected none without execution 'process', got {list(model.cpus)}")
     check_seconds(named("hang_seconds"), model.hang_seconds)
     check_seconds(named("longest_run"), model.longest_run)
+
+
+def check_ray(model_class: type[Model]) -> None:
+    """Raises `ValueError` for invalid options of a class whose instances are actors."""
+    checks.kind("ray", model_class.ray, RayOptions)
+    instances, most = model_class.instances, model_class.ray.max_instances
+    if model_class.execution == "ray" and (instances == AUTO) != bool(most):
+        what = "an integer without" if instances == AUTO else f"{AUTO!r} with"
+        raise checks.expected("instances", f"{what} ray.max_instances", instances)
 
 
 def check_cpus(key: str, cpus: object) -> None:

@@ -28,6 +28,7 @@ from triglot.executors.process.logs import log_setup, switches
 from triglot.executors.process.notices import Inbox, Notice
 from triglot.executors.process.values import dumps, loads
 from triglot.model.config import ModelConfig
+from triglot.model.ray_options import RAY_DEFAULTS, RayOptions
 
 _STATUS_SECONDS = 5.0
 """How long to wait for the exit status of a process that has closed its connection."""
@@ -75,6 +76,7 @@ class Program:
     config: ModelConfig = field(repr=False)
     environment: Place = field(repr=False, compare=False)
     execution: str = "process"
+    ray: RayOptions = RAY_DEFAULTS
 
     @property
     def kind(self) -> str:

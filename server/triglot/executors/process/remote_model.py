@@ -21,7 +21,7 @@ from triglot.executors.process.process import Process
 from triglot.executors.work import Function, Inputs
 from triglot.model.config import Device, ModelConfig
 from triglot.model.configure import configured_instances
-from triglot.model.model import Model, is_async, is_decoupled
+from triglot.model.model import AUTO, Model, is_async, is_decoupled
 
 
 class RemoteModel(HostedModel):
@@ -39,8 +39,11 @@ class RemoteModel(HostedModel):
         self.model_config = pool.program.config
         self.inputs_in_place = True  # The process gets a copy.
         self._pool = pool
+        self.ray = pool.program.ray
+        if self.instances == AUTO:
+            self.instances = self.ray.min_instances
         if self.execution == "ray" and not declared["streams"] and self.sequence_batching is None:
-            self.calls_per_instance = pool.program.config.ray.max_inflight
+            self.calls_per_instance = self.ray.max_inflight
         self._start_call: Call | None = None
         if declared["checks_ready"]:
             self.check_ready = pool.check_ready

@@ -22,12 +22,12 @@ from triglot.core.tensor import (
     unpack_bytes,
 )
 from triglot.model import config as model_config
-from triglot.model import scheduling, signature
+from triglot.model import ray_options, scheduling, signature
 
 _TAG = "!"
 _CLASSES: Mapping[str, type] = {
     name: value
-    for module in (types, scheduling, model_config, signature)
+    for module in (types, scheduling, model_config, signature, ray_options)
     for name, value in vars(module).items()
     if isinstance(value, type) and is_dataclass(value)
 }

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RaySystemError, RayTaskError
 
 from triglot.executors.ray.actor import Instance
 
@@ -37,7 +37,9 @@ _MAX_REASON = 300
 _REACHABLE_SECONDS = 5.0
 """Timeout of the test connection to the cluster, in seconds."""
 _LOOK_SECONDS = 2.0
-"""Seconds between checks whether the cluster knows this node, and between those of an unavailable actor."""
+"""Seconds between checks whether the cluster knows this node."""
+_UNAVAILABLE_SECONDS = 0.1
+"""Seconds between checks of an actor whose connection was lost: Ray learns the reason shortly after that."""
 
 
 def main() -> None:
@@ -64,9 +66,10 @@ def main() -> None:
 
 def _end_without_node(node_id: str) -> None:
     """End the process once the cluster does not know this driver's node: a new cluster has taken the address."""
-    while any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes()):
-        time.sleep(_LOOK_SECONDS)
-    os._exit(1)
+    with suppress(RaySystemError):  # Raised while `main` ends.
+        while any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes()):
+            time.sleep(_LOOK_SECONDS)
+        os._exit(1)
 
 
 def _check_reachable(address: str) -> None:
@@ -132,7 +135,7 @@ def _wait_for_end(actor: Any, ended: Any) -> str:
             ray.get(ended)
         except ActorUnavailableError:
             # Ray does not know yet whether the actor has ended; a later call returns that.
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_UNAVAILABLE_SECONDS)
             ended = actor.serve.remote()
         except BaseException as error:
             return reason_of(error)

@@ -26,8 +26,11 @@ MIN_SILENCE = 10.0
 
 The network may be interrupted, and the server cannot see whether the actor's code uses its processor.
 """
-_REASON_SECONDS = 0.3
-"""Seconds that failed calls wait for Ray to report why the actor has ended."""
+REASON_SECONDS = 0.7
+"""Limit on the seconds that failed calls wait for Ray to report why the actor has ended.
+
+Of a lost node, Ray reports it later; the calls there do not wait for that.
+"""
 
 
 class ActorProcess(Process):
@@ -104,7 +107,7 @@ class ActorProcess(Process):
 
     def _capacity(self, program: Program) -> float:
         # While one call runs, the next ones are sent already, and wait in the actor.
-        return program.config.ray.max_inflight
+        return program.ray.max_inflight
 
     # --- while it lives ---
 
@@ -124,9 +127,9 @@ class ActorProcess(Process):
         return self.notices.ended
 
     def why_gone(self) -> str:
-        """See `Process`. Waits up to `_REASON_SECONDS` for Ray's reason."""
+        """See `Process`. Waits up to `REASON_SECONDS` for Ray's reason."""
         if not self.lost:
-            self.body.ended.wait(_REASON_SECONDS)
+            self.body.ended.wait(REASON_SECONDS)
             self.kill(self._ended(1))
         return self.lost
 
@@ -174,7 +177,7 @@ class RayPlace:
         if self._cluster is None:
             raise OSError("loading was cancelled")
         secret = os.urandom(32)
-        options = program.config.ray
+        options = program.ray
         order = {
             "version": __version__,
             "secret": secret.hex(),

@@ -59,6 +59,8 @@ MAX_CONFIG_BYTES = 1024 * 1024
 WARM_UP_FOLDER = "warmup"
 
 INSTANCES = "instance_group"
+_RUNTIME_ENV = "runtime_env"
+"""Field of `RayOptions` that chooses which program runs."""
 THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
 """Parameters of the ONNX backend that set the number of threads per instance."""
 
@@ -195,7 +197,7 @@ def in_its_environment(config: ModelConfig, own: ModelConfig) -> ModelConfig:
             f"{config.source}: parameters[{ENVIRONMENT}]: expected none, or the one in its {CONFIG_FILE}",
             Code.INVALID_ARGUMENT,
         )
-    if config.ray.runtime_env not in ({}, own.ray.runtime_env):
+    if config.ray.get(_RUNTIME_ENV, {}) not in ({}, own.ray.get(_RUNTIME_ENV, {})):
         raise ModelLoadError(
             f"{config.source}: parameters[ray_runtime_env]: expected none, or the one in its {CONFIG_FILE}",
             Code.INVALID_ARGUMENT,
@@ -206,7 +208,8 @@ def in_its_environment(config: ModelConfig, own: ModelConfig) -> ModelConfig:
             f"got {config.execution!r}",
             Code.INVALID_ARGUMENT,
         )
-    ray = replace(config.ray, runtime_env=own.ray.runtime_env)
+    ray = {name: value for name, value in config.ray.items() if name != _RUNTIME_ENV}
+    ray |= {name: value for name, value in own.ray.items() if name == _RUNTIME_ENV}
     return replace(config, environment=own.environment, ray=ray)
 
 
@@ -235,7 +238,7 @@ def _starts(config: ModelConfig) -> dict[str, int]:
         if config.parameters.get(name, "").isdecimal()
     }
     groups = sum(one.count * max(1, len(one.gpus)) for one in config.instance_groups)
-    return counts | {INSTANCES: max(groups, config.ray.max_instances)}
+    return counts | {INSTANCES: max(groups, config.ray.get("max_instances", 0))}
 
 
 def _sign(message: pb.ModelConfig, *without: str) -> str:

@@ -7,59 +7,68 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from triglot.model.config import MAX_INSTANCES, NO_RAY_OPTIONS
-from triglot.model.ray_options import PLACEMENTS, RayOptions
+from triglot.model.config import MAX_INSTANCES
+from triglot.model.ray_options import MAX_INFLIGHT, MAX_WAIT_SECONDS, PLACEMENTS
 from triglot.repository.config.server_parameters import RAY, flag, wrong
 
-MAX_INFLIGHT = 64
-MAX_WAIT_MS = 60_000
 _AMOUNT = re.compile(r"[0-9]{1,6}(\.[0-9]{1,4})?")
 
 
-def ray_options(parameters: Mapping[str, str]) -> RayOptions:
-    """Returns the options that the parameters set. Raises `ValueError`, with the key, when one is invalid."""
+def ray_options(parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the fields of `RayOptions` that the parameters set.
+
+    Raises `ValueError`, with the key, when a parameter is invalid.
+    """
     said = [name for name in RAY if name in parameters]
     if said and parameters.get("execution", "ray") != "ray":
         raise ValueError(f"parameters[{said[0]}]: expected execution 'ray', got {parameters['execution']!r}")
-    sends = flag(parameters, "ray_send_files")
-    gpus = parameters.get("ray_num_gpus")
-    return RayOptions(
-        num_cpus=_amount("ray_num_cpus", parameters.get("ray_num_cpus", f"{NO_RAY_OPTIONS.num_cpus:g}")),
-        num_gpus=None if gpus is None else _amount("ray_num_gpus", gpus),
-        resources=_resources(parameters.get("ray_resources", "")),
-        placement=_placement(parameters.get("ray_placement", NO_RAY_OPTIONS.placement)),
-        runtime_env=_environment(parameters.get("ray_runtime_env", "{}")),
-        send_files=NO_RAY_OPTIONS.send_files if sends is None else sends,
-        max_inflight=_count("ray_max_inflight", parameters, NO_RAY_OPTIONS.max_inflight, MAX_INFLIGHT),
-        max_instances=_count("ray_max_instances", parameters, NO_RAY_OPTIONS.max_instances, MAX_INSTANCES),
-        most_wait=_count("ray_max_wait_ms", parameters, round(1000 * NO_RAY_OPTIONS.most_wait), MAX_WAIT_MS)
-        / 1000,
-    )
+    options = {
+        "num_cpus": _amount(parameters, "ray_num_cpus"),
+        "num_gpus": _amount(parameters, "ray_num_gpus"),
+        "resources": _resources(parameters),
+        "placement": _placement(parameters),
+        "runtime_env": _environment(parameters),
+        "send_files": flag(parameters, "ray_send_files"),
+        "max_inflight": _count(parameters, "ray_max_inflight", MAX_INFLIGHT),
+        "max_instances": _count(parameters, "ray_max_instances", MAX_INSTANCES),
+    }
+    milliseconds = _count(parameters, "ray_max_wait_ms", 1000 * MAX_WAIT_SECONDS)
+    options["max_wait"] = None if milliseconds is None else milliseconds / 1000
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def _amount(name: str, text: str) -> float:
+def _amount(parameters: Mapping[str, str], name: str) -> float | None:
+    return _number(name, parameters[name]) if name in parameters else None
+
+
+def _number(name: str, text: str) -> float:
     if not _AMOUNT.fullmatch(text):
         raise wrong(name, "a number like 1 or 0.5", text)
     return float(text)
 
 
-def _resources(text: str) -> dict[str, float]:
+def _resources(parameters: Mapping[str, str]) -> dict[str, float] | None:
+    if (text := parameters.get("ray_resources")) is None:
+        return None
     resources: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         resource, found, amount = part.rpartition("=")
         if not found or not resource.strip():
             raise wrong("ray_resources", "names and amounts like accelerator_type:A100=1,fast_disk=0.5", text)
-        resources[resource.strip()] = _amount("ray_resources", amount.strip())
+        resources[resource.strip()] = _number("ray_resources", amount.strip())
     return resources
 
 
-def _placement(text: str) -> str:
-    if text not in PLACEMENTS:
+def _placement(parameters: Mapping[str, str]) -> str | None:
+    text = parameters.get("ray_placement")
+    if text is not None and text not in PLACEMENTS:
         raise wrong("ray_placement", " or ".join(PLACEMENTS), text, PLACEMENTS)
     return text
 
 
-def _environment(text: str) -> dict[str, Any]:
+def _environment(parameters: Mapping[str, str]) -> dict[str, Any] | None:
+    if (text := parameters.get("ray_runtime_env")) is None:
+        return None
     try:
         environment = json.loads(text)
     except ValueError:
@@ -69,9 +78,9 @@ def _environment(text: str) -> dict[str, Any]:
     return environment
 
 
-def _count(name: str, parameters: Mapping[str, str], otherwise: int, most: int) -> int:
+def _count(parameters: Mapping[str, str], name: str, most: int) -> int | None:
     if (text := parameters.get(name)) is None:
-        return otherwise
+        return None
     if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
         raise wrong(name, f"a number from 1 to {most}", text)
     return int(text)

@@ -1,7 +1,7 @@
 """Adds and removes instances of a model by the time that its requests wait in the queue.
 
 The load is sampled every `LOOK_SECONDS`. An instance is added while requests wait for longer than
-`RayOptions.most_wait`. One is removed when for `CALM_LOOKS` samples requests have hardly waited, and the remaining
+`RayOptions.max_wait`. One is removed when for `CALM_LOOKS` samples requests have hardly waited, and the remaining
 instances would have been busy for at most `_ROOM` of the time. The utilisation of machines is not considered.
 """
 
@@ -25,15 +25,15 @@ CALM_LOOKS = 30
 _ROOM = 0.7
 """Largest average share of the remaining instances that would have been busy."""
 _LITTLE = 0.5
-"""Share of `most_wait` up to which an average wait is ignored."""
+"""Share of `max_wait` up to which an average wait is ignored."""
 
 
 class Load:
-    """Samples the load of a servable's instances. `most_wait` is in seconds."""
+    """Samples the load of a servable's instances. `max_wait` is in seconds."""
 
-    def __init__(self, servable: Servable, most_wait: float) -> None:
+    def __init__(self, servable: Servable, max_wait: float) -> None:
         self._servable = servable
-        self._most_wait = most_wait
+        self._max_wait = max_wait
         self._before = servable.statistics.queue
         self._calm: deque[float] = deque(maxlen=CALM_LOOKS)
         """Number of busy instances at each of the latest consecutive samples without a wait."""
@@ -44,10 +44,10 @@ class Load:
         self._before = now
         served, depth = now.count - before.count, self._servable.queue_depth
         wait = (now.seconds - before.seconds) / served if served else 0.0
-        if wait > self._most_wait or (depth and not served):
+        if wait > self._max_wait or (depth and not served):
             self._calm.clear()
             return 1
-        if wait > _LITTLE * self._most_wait or depth:
+        if wait > _LITTLE * self._max_wait or depth:
             self._calm.clear()
             return 0
         self._calm.append(self._servable.busy)
@@ -64,13 +64,14 @@ async def autoscale(servable: Servable, look_seconds: float = LOOK_SECONDS) -> N
     The number stays between that of the instance groups, or the initial one, and `RayOptions.max_instances`.
     Returns, with a warning, if the servable's instances can never be changed.
     """
-    load = Load(servable, servable.model.model_config.ray.most_wait)
+    ray = servable.model.ray
+    load = Load(servable, ray.max_wait)
     at_first = servable.instances
     while True:
         await asyncio.sleep(look_seconds)
         config = servable.model.model_config
         least = sum(group.count for group in config.instance_groups) or at_first
-        wanted = min(max(least, servable.instances + load.step()), config.ray.max_instances)
+        wanted = min(max(least, servable.instances + load.step()), ray.max_instances)
         if wanted != servable.instances and not await _change(servable, wanted, config):
             log.warning("%s: ray_max_instances: ignored, as its instances cannot be changed", servable)
             return

@@ -105,7 +105,7 @@ class Loader:
                 raise ModelLoadError(error.message, error.code) from error
             raise ModelLoadError(f"{type(error).__name__}: {error}") from error
         servable.load_seconds = time.monotonic() - began
-        if files.config.ray.max_instances:
+        if model.execution == "ray" and model.ray.max_instances:
             servable.companion = asyncio.create_task(autoscale(servable))
         return servable
 
@@ -138,7 +138,7 @@ class Loader:
         return model
 
     def _load_backend(self, files: ModelFiles, loading: Loading) -> Model:
-        config = files.named_config
+        config, ray = files.named_config, None
         if config.environment is not None and files.backend != PYTHON:
             log.warning(
                 "%s: parameters[%s]: not supported by the %s backend, ignored", files, ENVIRONMENT, files.backend
@@ -148,9 +148,9 @@ class Loader:
             try:
                 return self._load(files.backend, files.file, config)
             except NeedsProcess as needs:
-                config = replace(config, execution=needs.execution)
+                config, ray = replace(config, execution=needs.execution), needs.ray
         folder = None if files.alone else files.folder or files.file.parent
-        return loading(str(files), files.backend, files.file, config, folder)
+        return loading(str(files), files.backend, files.file, config, folder, ray)
 
 
 def _make(files: ModelFiles, make: Callable[[], Model]) -> Model:
