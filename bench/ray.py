@@ -25,7 +25,7 @@ from bench import h2client, measure, raychanges, report, rounds, servers
 from bench.measure import Round, Subject
 from bench.payloads import framed, grpc_exchange
 from bench.raymodel import AT_ONCE, COMPUTES, ROWS, SLEEPS
-from bench.raynodes import Nodes, cluster, on_ray, serving, values
+from bench.raynodes import START_LIMIT, Nodes, cluster, on_ray, serving, values
 from bench.rounds import Plan
 from bench.servers import ROOT, Server
 from bench.tally import BenchError, Request, close, drive
@@ -178,7 +178,10 @@ def throughput_lines(lines: Sequence[Line]) -> Iterator[str]:
 
 @contextmanager
 def _serve(nodes: Nodes, folder: Path) -> Iterator[tuple[Server, int]]:
-    """Run Ray Serve; yields its server and gRPC port."""
+    """Run Ray Serve; yields its server and gRPC port.
+
+    Its actors may outlast it and keep their CPUs: only the end of the cluster ends them for certain.
+    """
     port = servers.free_port()
     exchange = grpc_exchange("works", values(AT_ONCE))
 
@@ -194,7 +197,9 @@ def _serve(nodes: Nodes, folder: Path) -> Iterator[tuple[Server, int]]:
 
     command = [sys.executable, "-m", "bench.rayserve", nodes.address, str(port)]
     log = folder / "log-serve"
-    with servers.started(SERVE, command, answers, core=None, log=log, environment={}) as started:
+    with servers.started(
+        SERVE, command, answers, core=None, log=log, environment={}, start_limit=START_LIMIT
+    ) as started:
         yield started, port
 
 
@@ -276,7 +281,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 print(f"\ncalls of {ROWS} rows, {IN_FLIGHT} in flight; the model {KINDS[kind]}")
                 print(*throughput_lines(lines), sep="\n", flush=True)
             print(*raychanges.measured(nodes, arguments.losses, plan.seconds), sep="\n", flush=True)
-            # Last, because Ray Serve stays in the cluster for some time.
+            # Last, because of what Ray Serve leaves.
             print("\na model that does nothing, ModelInfer over gRPC, 1 in flight, nodes on this machine")
             print(f"{SERVE}: the same model as one replica, behind its own gRPC ingress")
             print(*hop_lines(hop(nodes, plan)), sep="\n", flush=True)

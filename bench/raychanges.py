@@ -155,7 +155,7 @@ def lose(nodes: Nodes, port: int, model: str, records: Path, seconds: float) -> 
         _until(lambda: len(_busy(records, before)) == count, "every instance runs calls")
         time.sleep(seconds)  # Load for the chosen time.
         answered, killed = callers.answered, time.perf_counter()
-        gone = nodes.kill()
+        gone = nodes.kill(nodes.nodes[-1])
         _until(lambda: bool(callers.failed), "a call fails", CALL_SECONDS)
         time.sleep(seconds)  # As above, on the remaining nodes.
         meanwhile = callers.answered - answered

@@ -2,10 +2,13 @@
 
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from bench import servers
 from bench.payloads import Floats, tensor
@@ -20,57 +23,77 @@ SETTINGS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # With the defaults, nodes abandon a start that takes seconds on a busy machine.
     "RAY_agent_register_timeout_ms": "300000",
-    "RAY_raylet_start_wait_time_s": "60",
+    "RAY_raylet_start_wait_time_s": "300",
     "RAY_worker_register_timeout_seconds": "300",
+    # And Ray Serve kills its proxy again and again.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "300",
 }
+START_LIMIT = 240.0
+"""Seconds for a node, or a server whose instances Ray has to start first, to be ready on a busy machine."""
 MEMORY = 80 * 2**20
 """Bytes of a node's object store."""
 CPUS = 4
 """CPUs that a node declares."""
-TRIES = 3
+RESOURCES = {"disk": 10.0}
+"""Custom resources that a node declares."""
 
 
 class Nodes:
-    """The nodes of a cluster; the first one, the head, has no CPUs for instances."""
+    """The nodes of a cluster; the first one, the head, has no CPUs for instances. Must be closed.
 
-    def __init__(self) -> None:
-        from ray import cluster_utils  # noqa: PLC0415 - reads the settings; other benches do not need it.
+    `port` is that of the head, None: any; `cpus`: how many it declares.
+    """
+
+    def __init__(self, port: int | None = None, cpus: int = 0) -> None:
+        from ray import cluster_utils  # noqa: PLC0415 - only the ray environment has it.
 
         self._cluster: Any = cluster_utils.Cluster()
         self.nodes: list[Any] = []
+        try:
+            self._started(num_cpus=cpus, **({} if port is None else {"gcs_server_port": port}))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def address(self) -> str:
         """Address of the head node."""
         return str(self._cluster.address)
 
-    def start_head(self) -> None:
-        """Start the head node."""
-        self._started(0)
+    def add(self, **resources: float) -> Any:
+        """Start one more node, with further custom `resources`, and return it."""
+        node = self._started(num_cpus=CPUS, resources=RESOURCES | resources)
+        self.nodes.append(node)
+        return node
 
-    def add(self) -> None:
-        """Start one more node."""
-        self.nodes.append(self._started(CPUS))
+    def _started(self, **options: Any) -> Any:
+        """Start a node. Raises `BenchError`."""
+        from ray._private import services  # noqa: PLC0415 - as above.
 
-    def _started(self, cpus: int) -> Any:
-        """Start a node; retries after a failure, since its parts wait for each other for a fixed limit of 30 s."""
-        error: Exception | None = None
-        for _ in range(TRIES):
-            before = set(servers.tree(os.getpid()))
-            try:
-                return self._cluster.add_node(num_cpus=cpus, object_store_memory=MEMORY, include_dashboard=False)
-            except Exception as failed:
-                error = failed
-                _kill(set(servers.tree(os.getpid())) - before)
-        raise BenchError(f"a node does not start: {error}") from error
+        # Ray itself gives up after 30 s, and has no option for that.
+        patient = mock.patch.object(services, "get_node", partial(_with_patience, services.get_node))
+        try:
+            with patient:
+                node = self._cluster.add_node(
+                    wait=False, object_store_memory=MEMORY, include_dashboard=False, **options
+                )
+            self._cluster._wait_for_node(node, START_LIMIT)
+        except Exception as error:
+            raise BenchError(f"a node does not start: {error}") from error
+        return node
 
-    def kill(self) -> set[int]:
+    def kill(self, node: Any) -> set[int]:
         """Kill all processes of a node at once, as if its machine were switched off; returns their ids."""
-        node = self.nodes.pop()
+        self.nodes.remove(node)
         pids = set(_processes(node))
         _kill(pids)
         self._cluster.remove_node(node, allow_graceful=False)
         return pids
+
+    def kill_head(self) -> None:
+        """Kill the server of the head node that knows all nodes."""
+        self._cluster.head_node.kill_gcs_server()
 
     def processes(self) -> list[int]:
         """Returns the ids of the processes of all nodes."""
@@ -79,6 +102,18 @@ class Nodes:
     def close(self) -> None:
         """End the cluster and all its processes."""
         self._cluster.shutdown()
+
+
+def _with_patience(get_node: Callable[..., Any], *node: Any) -> Any:
+    """Returns Ray's information on a node; waits for up to `START_LIMIT` seconds until there is any."""
+    until = time.monotonic() + START_LIMIT
+    while True:
+        try:
+            return get_node(*node)
+        except RuntimeError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.1)  # No event signals that.
 
 
 def _kill(pids: Iterable[int]) -> None:
@@ -93,18 +128,19 @@ def _processes(node: Any) -> list[int]:
 
 
 @contextmanager
-def cluster(count: int) -> Iterator[Nodes]:
-    """Run a cluster with `count` nodes and a head node."""
+def cluster(count: int, port: int | None = None, head_cpus: int = 0) -> Iterator[Nodes]:
+    """Run a cluster with `count` nodes and a head node, which has `head_cpus` CPUs and listens at `port`."""
     before = dict(os.environ)
     os.environ.update(SETTINGS)  # Nodes inherit them from this process.
-    nodes = Nodes()
+    nodes: Nodes | None = None
     try:
-        nodes.start_head()
+        nodes = Nodes(port, head_cpus)
         for _ in range(count):
             nodes.add()
         yield nodes
     finally:
-        nodes.close()
+        if nodes is not None:
+            nodes.close()
         os.environ.clear()
         os.environ.update(before)
 
@@ -116,7 +152,8 @@ def serving(
     """Run a server of one model with `count` instances; yields it and its ports. `folder` has records of runs."""
     repository = folder / name
     write(repository / "models", name, parameters, count, repository)
-    with servers.serving(repository / "models", None, ("--ray-address", nodes.address)) as started:
+    flags = ("--ray-address", nodes.address)
+    with servers.serving(repository / "models", None, flags, start_limit=START_LIMIT) as started:
         yield started
 
 

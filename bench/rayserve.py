@@ -5,6 +5,7 @@ It is a process of its own: `python -m bench.rayserve ADDRESS PORT`, until SIGTE
 
 import signal
 import sys
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -53,13 +54,17 @@ def main(address: str, port: int) -> None:
     from ray.serve.config import gRPCOptions  # noqa: PLC0415
 
     ray.init(address=address, logging_level="warning")
-    serve.start(
-        http_options={"host": "127.0.0.1", "port": free_port()},
-        grpc_options=gRPCOptions(port=port, grpc_servicer_functions=["bench.rayserve.add_servicer"]),
-    )
     deployed = serve.deployment(num_replicas=1, ray_actor_options={"num_cpus": 1})(Works)
     try:
-        serve.run(deployed.bind(), name="bench")
+        # Both wait for the proxy, but for 60 s at most; the bench itself waits until it answers.
+        with suppress(TimeoutError):
+            serve.start(
+                http_options={"host": "127.0.0.1", "port": free_port()},
+                grpc_options=gRPCOptions(port=port, grpc_servicer_functions=["bench.rayserve.add_servicer"]),
+                proxy_location="HeadOnly",  # Here, all nodes have the same ports.
+            )
+        with suppress(TimeoutError):
+            serve.run(deployed.bind(), name="bench")
         signal.sigwait([signal.SIGTERM])
     finally:
         serve.shutdown()

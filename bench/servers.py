@@ -208,14 +208,18 @@ def started(
     core: int | None,
     log: Path,
     environment: Mapping[str, str],
+    start_limit: float = START_LIMIT,
 ) -> Iterator[Server]:
-    """Run a server until the block ends; the block begins when `ready()` is true."""
+    """Run a server until the block ends; the block begins when `ready()` is true.
+
+    Raises `BenchError` when the server ends, or is not ready within `start_limit` seconds.
+    """
     with ended_by_sigterm(), contextlib.ExitStack() as ends:
         with signals_held_back():
             process = _start(command, core, log, environment)
             ends.callback(_end, process)
         server = Server(name, process, log)
-        _await_ready(server, ready)
+        _await_ready(server, ready, start_limit)
         yield server
 
 
@@ -281,6 +285,7 @@ def serving(
     flags: Sequence[str] = (),
     checkout: Checkout | None = None,
     environment: Mapping[str, str] | None = None,
+    start_limit: float = START_LIMIT,
 ) -> Iterator[tuple[Server, int, int]]:
     """Run `triglot serve` with the models of a folder; yields the server, its gRPC port and its REST port.
 
@@ -300,6 +305,7 @@ def serving(
         core=core,
         log=models.parent / "log",
         environment=(checkout.environment if checkout else {}) | dict(environment or {}),
+        start_limit=start_limit,
     ) as server:
         try:
             yield server, grpc_port, rest_port
@@ -335,13 +341,13 @@ def bare(
             yield server, port, port
 
 
-def _await_ready(server: Server, ready: Callable[[], bool]) -> None:
-    limit = time.monotonic() + START_LIMIT
+def _await_ready(server: Server, ready: Callable[[], bool], start_limit: float) -> None:
+    limit = time.monotonic() + start_limit
     while not ready():
         if not server.alive():
             raise BenchError(f"{server.name} ended at its start:\n{server.tail()}")
         if time.monotonic() > limit:
-            raise BenchError(f"{server.name} was not ready within {START_LIMIT:.0f} s:\n{server.tail()}")
+            raise BenchError(f"{server.name} was not ready within {start_limit:.0f} s:\n{server.tail()}")
         time.sleep(0.05)  # No event signals that another process is ready.
 
 

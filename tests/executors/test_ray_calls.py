@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import test_process_scheduling
+import test_process_sequences
 import told_models
-from ray_nodes import Nodes, models_on
 from test_process_at_once import (
     test_a_call_ends_at_its_deadline_wherever_it_is,
     test_a_call_that_leaves_leaves_the_others,
@@ -45,7 +45,6 @@ from test_process_scheduling import (
     test_a_sequence_stays_with_its_process,
 )
 from test_process_sequences import (
-    test_no_request_of_a_sequence_is_run_by_the_next_process,
     test_what_waits_of_a_lost_sequence_is_refused_and_what_starts_anew_is_run,
 )
 from test_process_tensors import (
@@ -56,16 +55,16 @@ from test_process_tensors import (
     test_large_tensors,
     test_outputs_of_any_layout_and_kind,
 )
-from told_models import told
+from told_models import Kept, told
 
+from triglot import ModelLoadError
 from waiting import until
 
 pytest.importorskip("ray", reason="the ray environment has it")
 
-SHARED = [
+LEAVING_NOTHING = [
     test_a_call_ends_at_its_deadline_wherever_it_is,
     test_a_call_that_leaves_leaves_the_others,
-    test_all_calls_end_with_their_process,
     test_async_code_runs_many_calls_at_once,
     test_one_call_asks_several_models_at_once,
     test_a_model_calls_another,
@@ -80,31 +79,40 @@ SHARED = [
     test_async_code_is_cancelled_with_its_call,
     test_closing_a_stream_closes_the_models_generator,
     test_members_of_a_batch,
-    test_the_configuration_arrives,
     test_what_a_model_may_ask_of_its_call,
     test_each_request_of_a_list_has_its_own_error,
     test_each_request_of_a_list_has_its_own_inputs_call_and_answer,
+    test_inputs_are_read_only,
+    test_outputs_of_any_layout_and_kind,
+]
+"""Tests of processes that run here once more, one after the other with the same instances."""
+SHARED = [
+    test_all_calls_end_with_their_process,
+    test_the_configuration_arrives,
     test_a_replacement_is_warmed_up_before_it_is_called,
     test_a_sequence_stays_with_its_process,
-    test_no_request_of_a_sequence_is_run_by_the_next_process,
     test_what_waits_of_a_lost_sequence_is_refused_and_what_starts_anew_is_run,
     echoing,
     test_answers_stay_as_they_are_while_others_come,
     test_any_tensors_go_there_and_back,
-    test_inputs_are_read_only,
     test_large_tensors,
-    test_outputs_of_any_layout_and_kind,
 ]
-"""Tests of processes that run here once more."""
+"""Tests of processes that run here once more, each with instances of its own."""
 TWO_INSTANCES = "\nTold.instances = 2\n"
+pytestmark = pytest.mark.usefixtures("told_on_ray")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _nodes() -> Iterator[Nodes]:
-    nodes = Nodes(2)
-    with models_on(nodes):
-        yield nodes
-    nodes.close()
+@pytest.fixture(name="kept", scope="module")
+def all_kept(tmp_path_factory: pytest.TempPathFactory, told_on_ray: None) -> Iterator[Kept]:
+    kept = Kept(tmp_path_factory.mktemp("kept"))
+    yield kept
+    kept.close()
+
+
+@pytest.fixture(autouse=True)
+def _kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kept: Kept) -> None:
+    if request.function in (*LEAVING_NOTHING, *OWN_LEAVING_NOTHING):
+        monkeypatch.setattr(told_models, "KEPT", [kept])
 
 
 async def test_instances_are_spread_over_the_nodes(tmp_path: Path) -> None:
@@ -119,6 +127,15 @@ async def test_instances_are_spread_over_the_nodes(tmp_path: Path) -> None:
     assert one.files("closed") == sorted(f"closed-{pid}" for pid in said)
 
 
+async def test_options_in_a_class_that_only_the_configuration_runs_on_ray(tmp_path: Path) -> None:
+    """It is not imported before it is placed."""
+    with pytest.raises(
+        ModelLoadError, match=r"ray: expected no options in the class with parameters\[execution\]"
+    ):
+        async with told(tmp_path, more="Told.ray = triglot.RayOptions(num_cpus=2)\n"):
+            pass
+
+
 async def test_requests_are_joined_before_they_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # With room for one more on its way, that would not wait for others.
     monkeypatch.setattr(told_models, "MAX_INFLIGHT", 1)
@@ -126,6 +143,13 @@ async def test_requests_are_joined_before_they_travel(tmp_path: Path, monkeypatc
     await test_process_scheduling.test_all_members_of_a_batch_are_unavailable_when_its_process_is_lost(
         tmp_path / "lost"
     )
+
+
+async def test_no_request_of_a_sequence_is_run_by_the_next_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_process_sequences, "TURNS", 4)  # Each needs another actor.
+    await test_process_sequences.test_no_request_of_a_sequence_is_run_by_the_next_process(tmp_path)
 
 
 async def test_plain_code_runs_on_the_main_thread_one_call_at_a_time(tmp_path: Path) -> None:
@@ -161,9 +185,19 @@ async def test_a_cancelled_call_that_waits_in_the_actor_is_not_run(tmp_path: Pat
         waiting = asyncio.ensure_future(one.run("(folder / 'run').touch()"))
         await until(lambda: process.count == 2)
         control: Any = process.control
+        assert process.calls is not None
+        first, second = sorted(process.calls._states)
         # The actor learns of both over one connection, in this order.
-        for number, call in ((2, waiting), (1, running)):
+        for number, call in ((second, waiting), (first, running)):
             call.cancel()
             await until(lambda number=number: control.is_cancelled(number))  # type: ignore[misc]
         await one.run("1")
         assert one.files("run") == []
+
+
+OWN_LEAVING_NOTHING = [
+    test_a_cancelled_call_that_waits_in_the_actor_is_not_run,
+    test_plain_code_runs_on_the_main_thread_one_call_at_a_time,
+    test_the_next_call_travels_while_one_runs,
+]
+"""As `LEAVING_NOTHING`."""

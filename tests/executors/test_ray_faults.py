@@ -6,16 +6,17 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 import test_process_chaos
 import told_models
-from ray_nodes import Nodes, models_on
+from bench.raynodes import Nodes, cluster
 from test_process_chaos import (
     test_a_call_that_runs_for_too_long,
+    test_an_idempotent_call_does_not_end_all_processes,
     test_the_other_processes_go_on,
 )
 from told_models import Told, told
@@ -23,16 +24,20 @@ from told_models import Told, told
 from process import unused_ports
 from triglot import Unavailable
 from triglot.core.errors import ServingError
+from triglot.executors.ray import instance
 from waiting import until
 
 pytest.importorskip("ray", reason="the ray environment has it")
 
 SHARED = [
     test_a_call_that_runs_for_too_long,
+    test_an_idempotent_call_does_not_end_all_processes,
     test_the_other_processes_go_on,
 ]
 """Tests of processes that run here once more."""
 TWO_INSTANCES = "\nTold.instances = 2\n"
+SILENCE = 3.0
+"""In place of `MIN_SILENCE`: enough between processes of one machine."""
 ONCE = """
 name = inputs["name"].item().decode()
 (folder / f"run-{name}-{time.monotonic_ns()}").touch()
@@ -41,24 +46,29 @@ answer = os.getpid()
 """
 
 
-@pytest.fixture(name="nodes", scope="module", autouse=True)
-def all_nodes() -> Iterator[Nodes]:
-    nodes = Nodes(2)
-    with models_on(nodes):
-        yield nodes
-    nodes.close()
+pytestmark = pytest.mark.usefixtures("told_on_ray")
 
 
+@pytest.fixture(name="reason")
+def _reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have calls wait for Ray's reason, however busy the machine is."""
+    monkeypatch.setattr(instance, "REASON_SECONDS", 60)
+
+
+@pytest.mark.usefixtures("reason")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_an_actor_is_lost_in_a_call(tmp_path: Path, number: signal.Signals) -> None:
+async def test_an_actor_is_lost_in_a_call(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with told(tmp_path) as one:
         pid = await one.pid()
         running = asyncio.ensure_future(one.run("(folder / 'in').touch()\ntime.sleep(600)"))
         await one.entered("in")
+        monkeypatch.setattr(instance, "MIN_SILENCE", SILENCE)
         os.kill(pid, number)
         with pytest.raises(Unavailable, match=r"^told: the actor that ran the request ") as caught:
             await running
-        why = {signal.SIGKILL: "ended on node", signal.SIGSTOP: "sent no heartbeat for 10."}[number]
+        why = {signal.SIGKILL: "ended on node", signal.SIGSTOP: "sent no heartbeat for "}[number]
         assert why in str(caught.value)
         assert await one.pid() != pid
         assert one.readings()["processes"] == 1
@@ -66,6 +76,7 @@ async def test_an_actor_is_lost_in_a_call(tmp_path: Path, number: signal.Signals
 
 async def test_a_waiting_call_runs_in_the_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(told_models, "MAX_INFLIGHT", 1)  # Else it is on its way.
+    monkeypatch.setattr(instance, "MIN_SILENCE", SILENCE)
     await test_process_chaos.test_a_waiting_call_is_run_by_the_replacement(tmp_path)
 
 
@@ -106,7 +117,9 @@ class Callers:
         await asyncio.wait_for(asyncio.gather(*self._tasks), 60)
 
 
-async def test_a_node_is_killed_under_load(tmp_path: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_is_killed_under_load(
+    tmp_path: Path, ray_nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(told_models, "CPUS", 4)  # One for each node.
     async with told(tmp_path, more=TWO_INSTANCES) as one:
         there = [name.split()[-1] for name in one.readings() if name.startswith("node_instances")]
@@ -114,14 +127,14 @@ async def test_a_node_is_killed_under_load(tmp_path: Path, nodes: Nodes, monkeyp
         callers = Callers(one, 12)
         await until(lambda: len(callers.answers) > 50)
         killed = time.monotonic()
-        nodes.kill(nodes.nodes[0])
+        ray_nodes.kill(ray_nodes.nodes[0])
         await until(lambda: one.readings()["processes"] == 1)
         known = time.monotonic()
         before = len(callers.answers)
         await until(lambda: len(callers.answers) > before + 50)  # The other one goes on.
         added = time.monotonic()
         assert one.readings()["processes"] == 1
-        nodes.add()
+        ray_nodes.add()
         there_again = time.monotonic()
         await until(lambda: one.readings()["processes"] == 2)
         back = time.monotonic()
@@ -145,9 +158,8 @@ async def test_a_node_is_killed_under_load(tmp_path: Path, nodes: Nodes, monkeyp
 
 async def test_the_head_is_lost_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = unused_ports()[0]
-    first = Nodes(1, port)
-    second: Nodes | None = None
-    try:
+    with ExitStack() as clusters:
+        first = clusters.enter_context(cluster(0, port, head_cpus=1))
         monkeypatch.setattr(told_models, "RAY", [first.address])
         async with told(tmp_path, more=TWO_INSTANCES) as one:
             address = first.address
@@ -163,33 +175,33 @@ async def test_the_head_is_lost_and_comes_back(tmp_path: Path, monkeypatch: pyte
             assert len(pids) == 1
             await asyncio.to_thread(first.close)
             await until(lambda: not one.servable.alive)
-            second = Nodes(1, port)  # Ray's signal handlers ask for the main thread.
+            # Ray's signal handlers ask for the main thread.
+            second = clusters.enter_context(cluster(0, port, head_cpus=1))
             assert second.address == address
             began = time.monotonic()
             while not one.servable.alive:  # Until it has found the new one.
                 await asyncio.wait_for(one.changes.get(), 180)
-            print(f"serves again {time.monotonic() - began:.2f} s after the new head's node is there")
+            print(f"serves again {time.monotonic() - began:.2f} s after the new head is there")
             assert await one.pid() not in pids
-    finally:
-        first.close()
-        if second is not None:
-            second.close()
 
 
-async def test_an_actor_takes_too_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("reason")
+async def test_an_actor_takes_too_much_memory(
+    tmp_path: Path, ray_nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ray ends it before the node's memory is full."""
     memory = psutil.virtual_memory()
     monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - memory.available / memory.total + 0.1:.3f}")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "50")
-    part = memory.total // 100
-    grows = f"taken = []\nfor _ in range(20): taken.append(b'x' * {part}); time.sleep(0.1)\ntime.sleep(60)"
-    nodes = Nodes(1)
+    part = memory.total // 400
+    grows = f"taken = []\nfor _ in range(80): taken.append(b'x' * {part}); time.sleep(0.02)\ntime.sleep(60)"
+    node = ray_nodes.add(small=1)
     try:
-        monkeypatch.setattr(told_models, "RAY", [nodes.address])
+        monkeypatch.setattr(told_models, "RESOURCES", {"small": 0.1})
         async with told(tmp_path) as one:
             pid = await one.pid()
             with pytest.raises(Unavailable, match=r"^told: the actor that ran the request .*memory"):
                 await one.run(grows)
             assert await one.pid() != pid
     finally:
-        nodes.close()
+        ray_nodes.kill(node)

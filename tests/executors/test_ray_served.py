@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import psutil
 import pytest
-from ray_nodes import Nodes
+from bench.raynodes import Nodes
 
 from process import FREE_PORTS, Triglot, write_model, write_whole
 from protocol_clients.channel import grpc_channel
@@ -50,22 +49,13 @@ instance_group { count: COUNT }
 parameters { key: "execution" value { string_value: "ray" } }
 parameters { key: "ray_num_cpus" value { string_value: "0.5" } }
 parameters { key: "ray_placement" value { string_value: "spread" } }
-parameters { key: "ray_resources" value { string_value: "told=1" } }
+parameters { key: "ray_resources" value { string_value: "disk=1" } }
 """
 EXIT, PID, SLOW = 101, 102, 103
 
 
-@pytest.fixture(name="nodes", scope="module")
-def all_nodes() -> Iterator[Nodes]:
-    nodes = Nodes(0)
-    nodes.add(told=10)
-    nodes.add(told=10)
-    yield nodes
-    nodes.close()
-
-
-def write_adder(folder: Path, added: int, more: int, count: int = 2) -> None:
-    write_model(folder / "1", MODEL)
+def write_adder(folder: Path, added: int, more: int, count: int = 2, says: str = "") -> None:
+    write_model(folder / "1", MODEL.replace("    inputs =", f"{says}    inputs ="))
     (folder / "1" / "beside.py").write_text(f"ADDED = {added}\n")
     (folder / "1" / "weights").mkdir(exist_ok=True)
     (folder / "1" / "weights" / "more.txt").write_text(str(more))
@@ -85,9 +75,9 @@ def metrics_of(port: int) -> str:
         return text.decode()
 
 
-def test_a_model_on_a_cluster_is_served_as_any_other(tmp_path: Path, nodes: Nodes) -> None:
+def test_a_model_on_a_cluster_is_served_as_any_other(tmp_path: Path, ray_nodes: Nodes) -> None:
     write_adder(tmp_path / "adder", 10, 100)
-    with serving(tmp_path, nodes.address, "--model-control-mode", "poll", "--poll-interval", "0.2") as server:
+    with serving(tmp_path, ray_nodes.address, "--model-control-mode", "poll", "--poll-interval", "0.2") as server:
         grpc_port, rest_port = server.ports()
         with grpc_channel(grpc_port) as channel:
             assert infer(channel, "adder", 1) == 111
@@ -106,8 +96,8 @@ def test_a_model_on_a_cluster_is_served_as_any_other(tmp_path: Path, nodes: Node
             write_whole(tmp_path / "adder" / "config.pbtxt", CONFIG.replace("COUNT", "1"))
             wait_until(lambda: 'triglot_processes_wanted{model="adder",version="1"} 1' in metrics_of(rest_port))
             assert infer(channel, "adder", PID) in pids
-            # Other files, on every node.
-            write_adder(tmp_path / "adder", 20, 200, count=2)
+            # Other files.
+            write_adder(tmp_path / "adder", 20, 200, count=1)
             wait_until(lambda: infer(channel, "adder", 1) == 221)
             # Files that do not load leave what is there.
             write_whole(tmp_path / "adder" / "1" / "beside.py", "ADDED = 1 / 0\n")
@@ -124,15 +114,16 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_instances_come_with_a_burst_and_end_with_a_server_that_is_killed(tmp_path: Path, nodes: Nodes) -> None:
-    write_adder(tmp_path / "adder", 10, 100, count=1)
-    more = """
-parameters { key: "ray_max_instances" value { string_value: "3" } }
-parameters { key: "ray_max_wait_ms" value { string_value: "20" } }
-"""
-    config = tmp_path / "adder" / "config.pbtxt"
-    config.write_text(config.read_text() + more)
-    with serving(tmp_path, nodes.address) as server:
+def test_instances_come_with_a_burst_and_end_with_a_server_that_is_killed(
+    tmp_path: Path, ray_nodes: Nodes
+) -> None:
+    """The class has the options, of which the configuration changes one."""
+    options = "num_cpus=0.5, resources={'disk': 1}, max_instances=9, max_wait=0.02"
+    says = f"    execution, instances, ray = 'ray', 'auto', triglot.RayOptions({options})\n"
+    write_adder(tmp_path / "adder", 10, 100, says=says)
+    most = 'parameters { key: "ray_max_instances" value { string_value: "3" } }\n'
+    (tmp_path / "adder" / "config.pbtxt").write_text(most)
+    with serving(tmp_path, ray_nodes.address) as server:
         grpc_port, rest_port = server.ports()
         ended = threading.Event()
 
