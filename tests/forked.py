@@ -33,11 +33,19 @@ LARGEST_REQUEST = 1 << 20
 TRIGLOT = tuple(
     f"triglot.{name}" for name in ("cli.main", "server", "transports.http2.server", "transports.http1.server")
 )
-CLIENTS = {
+LIBRARIES = {
     "kserve": ("kserve",),
-    "tensorflow": ("tensorflow", "tensorflow_serving.apis.prediction_service_pb2_grpc"),
+    "ml": ("sklearn.datasets", "sklearn.linear_model", "joblib", *TRIGLOT),
+    "tensorflow": ("tensorflow", "tensorflow_serving.apis.prediction_service_pb2_grpc", *TRIGLOT),
+    "torch": ("torch._dynamo", *TRIGLOT),
+    "tritonclient": ("tritonclient.grpc.aio", "tritonclient.http"),
 }
-"""By environment: its modules that take seconds to import, and start no threads."""
+"""By environment: its modules that take long to import, and start no threads."""
+
+
+def modules_of(python: str | Path) -> tuple[str, ...]:
+    """Returns the modules to import before processes of this interpreter are forked; none if these are few."""
+    return TRIGLOT if str(python) == sys.executable else LIBRARIES.get(Path(python).parents[1].name, ())
 
 
 class Forked:
@@ -125,6 +133,7 @@ def main() -> None:
     gc.disable()
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    gc.freeze()  # Else each process would copy all these objects' memory at its first collection, and at its end.
     gc.enable()
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         while True:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,12 +21,13 @@ from typing import IO, Self
 
 import grpc_transport
 
-import environments
-from forked import CLIENTS, Forked
+from forked import Forked, modules_of
 
 SECONDS = 60
 """Deadline of every wait; only a failing test waits as long."""
 FREE_PORTS = ("--grpc-port", "0", "--rest-port", "0")
+READ_LATE = ("TRIGLOT_", "OTEL_", "AIP_", "AWS_", "COLUMNS", "PATH", "TMPDIR")
+"""How variables begin that no library reads when it is imported."""
 LISTENING = re.compile(r"gRPC on 127\.0\.0\.1:(\d+) and REST on 127\.0\.0\.1:(\d+) in \d+\.\d\d s")
 
 
@@ -56,45 +57,26 @@ def triglot_command(
     return [str(python), *program, *map(str, arguments)]
 
 
-def _start(
-    arguments: tuple[str | Path, ...],
-    environment: Mapping[str, str] | None,
-    before: str = "",
+def start_python(
+    arguments: Sequence[str],
     python: str | Path = sys.executable,
+    environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> subprocess.Popen[str] | Forked:
-    """Start `triglot ARGUMENTS`: forked, unless it needs another interpreter, code to run before, or further
-    variables than TRIGLOT_*."""
+    """Start `python ARGUMENTS`: forked if its libraries are slow to import, and read no variable then."""
     extra = environment or {}
-    plain = not before and python == sys.executable and all(name.startswith("TRIGLOT_") for name in extra)
-    if plain and "COVERAGE_PROCESS_CONFIG" not in os.environ:  # Coverage is measured from the interpreter's start.
-        command = triglot_command(arguments)[1:]
-        return Forked(command, clean_environment(**extra), folder or Path.cwd())
+    modules = modules_of(python) if all(name.startswith(READ_LATE) for name in extra) else ()
+    # Coverage is measured from the interpreter's start.
+    if modules and "COVERAGE_PROCESS_CONFIG" not in os.environ:
+        return Forked(arguments, clean_environment(**extra), folder or Path.cwd(), str(python), modules)
     return subprocess.Popen(
-        triglot_command(arguments, before, python),
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=clean_environment(**extra),
-    )
-
-
-def python_in(
-    environment: str, *arguments: str, folder: Path | None = None, **variables: str
-) -> subprocess.Popen[str] | Forked:
-    """Start `python ARGUMENTS` in a test environment; forked if the environment's library is slow to import."""
-    python, folder = str(environments.python(environment)), folder or Path.cwd()
-    if imported := CLIENTS.get(environment):
-        return Forked(arguments, clean_environment(**variables), folder, python, imported)
-    return subprocess.Popen(
-        [python, *arguments],
+        [str(python), *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env=clean_environment(**variables),
+        env=clean_environment(**extra),
     )
 
 
@@ -157,7 +139,8 @@ class Triglot:
         python: str | Path = sys.executable,
         folder: Path | None = None,
     ) -> None:
-        self._process = _start((command, *arguments), environment, before, python, folder)
+        words = triglot_command((command, *arguments), before)[1:]
+        self._process = start_python(words, python, environment, folder)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self.stdout = Lines(self._process.stdout)
@@ -210,7 +193,7 @@ def run_triglot(
     *arguments: str | Path, environment: Mapping[str, str] | None = None, before: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run `triglot ARGUMENTS` until it ends; returns its exit status and output."""
-    return outcome(_start(arguments, environment, before))
+    return outcome(start_python(triglot_command(arguments, before)[1:], environment=environment))
 
 
 def outcome(process: subprocess.Popen[str] | Forked, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:

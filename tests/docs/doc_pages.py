@@ -29,7 +29,7 @@ from google.protobuf import text_format
 
 import environments
 from forked import Forked
-from process import Triglot, clean_environment, outcome, python_in
+from process import Triglot, clean_environment, outcome, start_python
 from triglot.cli.main import command_line
 from triglot.cli.serve import start
 from triglot.pb.kserve import model_config_pb2
@@ -187,8 +187,8 @@ class Reader:
             )
         }
         other = next((OTHER_LIBRARIES[name] for name in sorted(imported) if name in OTHER_LIBRARIES), "dev")
-        arguments = "-c", self._ported(text)
-        self._printed = _printed(python_in(other, *arguments, folder=self._folder, **self._variables()))
+        python, code = environments.python(other), self._ported(text)
+        self._printed = _printed(start_python(["-c", code], python, self._variables(), self._folder))
 
     def _ported(self, text: str) -> str:
         for known, port in self._ports.items():

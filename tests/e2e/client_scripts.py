@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from server_process import ServerProcess
 
-from process import outcome, python_in
+import environments
+from process import outcome, start_python
 
 CLIENTS = Path(__file__).parent / "clients"
 RUN_SECONDS = 300
@@ -44,7 +45,8 @@ class ClientScript:
 
     def run_with(self, *arguments: str) -> Report:
         """Run it in its environment."""
-        done = outcome(python_in(self.environment, str(CLIENTS / self.file), *arguments), RUN_SECONDS)
+        python = environments.python(self.environment)
+        done = outcome(start_python([str(CLIENTS / self.file), *arguments], python), RUN_SECONDS)
         return _report(done.stdout, done.stderr, f"exit status {done.returncode}")
 
 
