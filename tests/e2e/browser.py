@@ -24,8 +24,11 @@ OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clie
 
 
 def chromium() -> str:
-    """Returns the path of the machine's Chromium; skips the test if there is none."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
+    """Returns the path of the machine's Chromium; skips the test if there is none.
+
+    The headless shell has no windows, which take most of the CPU time of a test.
+    """
+    for name in ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"):
         if path := shutil.which(name):
             return path
     pytest.skip("no Chromium found: pages are not tested")
