@@ -16,7 +16,7 @@ from browser import BrowserPage, playwright_api, visiting
 
 import environments
 import triglot
-from process import SECONDS, clean_environment, write_model
+from process import SECONDS, clean_environment, outcome, start_python, write_model
 from triglot.model.config import ALL
 from triglot.repository.config.settings import ModelSettings
 
@@ -262,22 +262,14 @@ def in_python(environment: str, snippets: Sequence[str], folder: Path, **variabl
     program = (
         "import contextlib, io, json, sys\n"
         "printed = []\n"
-        "for text in json.load(sys.stdin):\n"
+        "for text in json.loads(sys.argv[1]):\n"
         "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
         "        exec(text, {})\n"
         "    printed.append(out.getvalue())\n"
         "print(json.dumps(printed))\n"
     )
-    done = subprocess.run(
-        [str(environments.python(environment)), "-c", program],
-        input=json.dumps(snippets),
-        cwd=folder,
-        env=clean_environment(TF_CPP_MIN_LOG_LEVEL="3", **variables),
-        capture_output=True,
-        text=True,
-        timeout=3 * SECONDS,
-        check=False,
-    )
+    arguments = ["-c", program, json.dumps(snippets)]
+    done = outcome(start_python(arguments, environments.python(environment), variables, folder), 3 * SECONDS)
     assert done.returncode == 0, done.stderr
     printed: list[str] = json.loads(done.stdout.splitlines()[-1])
     return printed
