@@ -2,36 +2,46 @@
 
 For some programs, importing the library takes most of their time.
 
-Each of them is like one started by `python ARGUMENTS`, with arguments, environment, working directory, standard
-streams and signals of its own. Only the start of the interpreter and the import are not repeated: a program with
-environment variables that are read then has to be started as a new process.
+Each of them is like one started by `python ARGUMENTS`: a child of the process that starts it, with arguments,
+environment, working directory, open files and signals of its own. Only the start of the interpreter and the import
+are not repeated: a program with environment variables that are read then has to be started as a new process.
 
     python forked.py FD MODULE...   # the server: forks a process per request on this socket, until it is closed
 """
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import gc
 import importlib
+import inspect
 import json
 import os
 import runpy
-import select
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import IO, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-STREAMS = 3
 LARGEST_REQUEST = 1 << 20
+MOST_FILES = 250
 TRIGLOT = tuple(
-    f"triglot.{name}" for name in ("cli.main", "server", "transports.http2.server", "transports.http1.server")
+    f"triglot.{name}"
+    for name in (
+        "cli.main",
+        "server",
+        "transports.http2.server",
+        "transports.http1.server",
+        "backends.python",
+        "executors.process.child",
+    )
 )
 LIBRARIES = {
     "kserve": ("kserve",),
@@ -41,6 +51,11 @@ LIBRARIES = {
     "tritonclient": ("tritonclient.grpc.aio", "tritonclient.http"),
 }
 """By environment: its modules that take long to import, and start no threads."""
+MODEL_PROCESS, WORKER = "from triglot.executors.process.child import main", "from triglot.__main__ import run"
+"""Code in the programs that Triglot starts."""
+_SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER of prctl(2)."""
+_PARAMETERS = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
 
 
 def modules_of(python: str | Path) -> tuple[str, ...]:
@@ -48,8 +63,81 @@ def modules_of(python: str | Path) -> tuple[str, ...]:
     return TRIGLOT if str(python) == sys.executable else LIBRARIES.get(Path(python).parents[1].name, ())
 
 
-class Forked:
-    """A running process `python ARGUMENTS`, with the part of `subprocess.Popen`'s interface that tests need.
+class ForkServer:
+    """The server process, which forks programs for one other process. It ends when that ends."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, requests: socket.socket, process: object = None) -> None:
+        self._requests = requests
+        self._process = process
+
+    def fork(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        files: Mapping[int, int],
+        new_session: bool,
+    ) -> int:
+        """Returns the pid of a new child of this process, which runs `python ARGUMENTS`.
+
+        `files`: its open files, by their numbers there.
+        """
+        request = json.dumps([arguments, dict(environment), str(folder), list(files), new_session]).encode()
+        with self._lock:
+            # The program is an orphan at first; the system then gives it to this process.
+            ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(self._requests, [request], list(files.values()))
+                pid = self._requests.recv(16)
+            finally:
+                ctypes.CDLL(None).prctl(_SUBREAPER, 0, 0, 0, 0)
+        assert pid, "the process that forks others is gone"
+        return int(pid)
+
+
+@cache
+def fork_server(python: str = sys.executable, imported: tuple[str, ...] = TRIGLOT) -> ForkServer:
+    """Returns a server process that has imported these modules; it is started on first use."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        command = [python, __file__, str(theirs.fileno()), *imported]
+        return ForkServer(ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment))
+
+
+class Popen(subprocess.Popen[Any]):
+    """`subprocess.Popen` that forks the programs which Triglot starts: processes of models, and workers."""
+
+    own_server: ClassVar[staticmethod[[], ForkServer]] = staticmethod(fork_server)
+
+    def _server(self, command: Any) -> ForkServer | None:
+        is_code = not isinstance(command, str) and list(command[:2]) == [sys.executable, "-c"]
+        is_ours = is_code and any(code in command[2] for code in (MODEL_PROCESS, WORKER))
+        return self.own_server() if is_ours else None
+
+    def _execute_child(self, *values: Any) -> None:
+        given = dict(zip(_PARAMETERS, values, strict=True))
+        server = self._server(given["args"])
+        if server is None:
+            super()._execute_child(*values)  # type: ignore[misc]
+            return
+        streams = enumerate(given[name] for name in ("p2cread", "c2pwrite", "errwrite"))
+        files = {number: number if stream == -1 else stream for number, stream in streams}
+        files |= {number: number for number in given["pass_fds"]}
+        try:
+            environment = os.environ if given["env"] is None else given["env"]
+            folder = Path(given["cwd"] or Path.cwd())
+            self.pid = server.fork(given["args"][1:], environment, folder, files, given["start_new_session"])
+            self._child_created = True
+        finally:
+            ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+            self._close_pipe_fds(*(given[name] for name in ends))  # type: ignore[attr-defined]
+
+
+class Forked(Popen):
+    """A running process `python ARGUMENTS`.
 
     The arguments are `-m MODULE`, `-c CODE` or a script, followed by the program's own. `imported`: modules that
     are already imported in the process. `stdout` and `stderr` are pipes of text.
@@ -63,118 +151,91 @@ class Forked:
         python: str = sys.executable,
         imported: tuple[str, ...] = TRIGLOT,
     ) -> None:
-        self.args = [python, *arguments]
-        self.returncode: int | None = None
-        self._status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        (stdout, their_stdout), (stderr, their_stderr) = os.pipe(), os.pipe()
-        self.stdout: IO[str] = os.fdopen(stdout, errors="replace")
-        self.stderr: IO[str] = os.fdopen(stderr, errors="replace")
-        try:
-            request = json.dumps([arguments, dict(environment), str(folder)]).encode()
-            socket.send_fds(
-                _server(python, imported)[0], [request], [0, their_stdout, their_stderr, status.fileno()]
-            )
-        finally:
-            status.close()
-            os.close(their_stdout)
-            os.close(their_stderr)
-        self.pid = int(self._told())
+        self._imported = imported
+        super().__init__(
+            [python, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            env=environment,
+            text=True,
+            errors="replace",
+        )
 
-    def _told(self) -> str:
-        text = self._status.recv(16).decode()
-        assert text, "the process that forks others is gone"
-        return text
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the process; returns its exit status.
-
-        Raises `subprocess.TimeoutExpired` after `timeout` seconds.
-        """
-        if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
-                assert timeout is not None
-                raise subprocess.TimeoutExpired(self.args, timeout)
-            self.returncode = int(self._told())
-            self._status.close()
-        return self.returncode
-
-    def poll(self) -> int | None:
-        """Returns the exit status, or None while the process runs."""
-        try:
-            return self.wait(0)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless the process has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """Send SIGKILL, unless the process has ended."""
-        self.send_signal(signal.SIGKILL)
+    def _server(self, command: Any) -> ForkServer:
+        return fork_server(command[0], self._imported)
 
 
-@cache
-def _server(python: str, imported: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Returns the socket to the server process that forks, and that process.
+@contextmanager
+def as_new_programs() -> Iterator[None]:
+    """For the block, the programs that Triglot starts in this process are started as for users, not forked."""
+    popen, subprocess.Popen = subprocess.Popen, Popen.__bases__[0]  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        subprocess.Popen = popen  # type: ignore[misc]
 
-    It is started on first use, and ends with this process.
-    """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        command = [python, __file__, str(theirs.fileno()), *imported]
-        return ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+
+def pytest_configure() -> None:
+    """Fork the programs that Triglot starts in this process, unless coverage is measured: from their start on."""
+    if "COVERAGE_PROCESS_CONFIG" not in os.environ:
+        subprocess.Popen = Popen  # type: ignore[misc]
 
 
 def main() -> None:
-    """Run the server process: fork one process per request."""
+    """Run the server process."""
     gc.disable()
     for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.freeze()  # Else each process would copy all these objects' memory at its first collection, and at its end.
     gc.enable()
     with socket.socket(fileno=int(sys.argv[1])) as requests:
-        while True:
-            request, files, *_ = socket.recv_fds(requests, LARGEST_REQUEST, STREAMS + 1)
-            if not request:
-                return
-            if not os.fork():
-                requests.close()
-                _attend(request, files)
-            for file in files:
-                os.close(file)
-            with suppress(ChildProcessError):  # There is no child process.
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+        _serve(requests)
 
 
-def _attend(request: bytes, files: Sequence[int]) -> NoReturn:
-    """Fork one process; send its id, and its exit status once it has ended."""
-    *streams, status = files
-    pid = os.fork()
-    if not pid:
-        os.close(status)
-        _run(request, streams)
-    for stream in streams:
-        os.close(stream)
-    with socket.socket(fileno=status) as end:
-        end.send(str(pid).encode())
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        end.send(str(code).encode())
-    os._exit(0)
+def _serve(requests: socket.socket) -> None:
+    """Fork one program per request."""
+    while True:
+        request, files, *_ = socket.recv_fds(requests, LARGEST_REQUEST, MOST_FILES)
+        if not request:
+            return
+        gate, opened = os.pipe()
+        between = os.fork()
+        if not between:
+            if os.fork():
+                os._exit(0)
+            os.close(opened)
+            os.read(gate, 1)
+            os.close(gate)
+            requests.send(str(os.getpid()).encode())
+            requests.close()
+            _run(request, files)
+        os.close(gate)
+        os.waitpid(between, 0)
+        os.close(opened)  # Now the program is the child of the process that starts it.
+        for file in files:
+            os.close(file)
 
 
-def _run(request: bytes, streams: Sequence[int]) -> NoReturn:
+def _run(request: bytes, files: Sequence[int]) -> NoReturn:
     """Run `python ARGUMENTS` in this process."""
-    arguments, environment, folder = json.loads(request)
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    arguments, environment, folder, numbers, new_session = json.loads(request)
+    highest = max(numbers)
+    program = " ".join(arguments[:2])
+    if "triglot" in program and MODEL_PROCESS not in program:
+        _fork_server_for_this(files, highest)
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, highest + 1) for file in files]
+    for file in files:
+        os.close(file)
+    for number, file in zip(numbers, moved, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    if new_session:
+        os.setsid()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    sys.orig_argv[1:] = arguments
     match arguments:
         case ["-m", module, *rest]:
             sys.path[0] = folder
@@ -190,6 +251,22 @@ def _run(request: bytes, streams: Sequence[int]) -> NoReturn:
             sys.argv[:] = arguments
             runpy.run_path(script, run_name="__main__")
     sys.exit()
+
+
+def _fork_server_for_this(files: Sequence[int], highest: int) -> None:
+    """Fork a server process for the programs that this one starts. `highest`: the largest number of its files."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        for file in files:
+            os.close(file)
+        _serve(theirs)
+        os._exit(0)
+    theirs.close()
+    with ours:
+        server = ForkServer(socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, highest + 1)))
+    Popen.own_server = staticmethod(lambda: server)
+    subprocess.Popen = Popen  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, STREAM_ON_LOOP, children, code, told
 
+from forked import as_new_programs
 from triglot import Call, NotFound, ServingError
 from triglot.core.call import BatchCall, ModelCall
 from triglot.core.errors import Code, Internal
@@ -25,16 +27,19 @@ TWO = ModelConfig(parameters={"greeting": "hello"})
 TWO_INSTANCES = "\nTold.instances = 2\n"
 
 
-async def test_each_instance_is_a_process_of_its_own(tmp_path: Path) -> None:
-    async with told(tmp_path, more=TWO_INSTANCES) as one:
-        gate = (
-            "(folder / f'in-{os.getpid()}').touch()\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
-        )
-        said = await asyncio.gather(*(one.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
-        assert len({*said, str(os.getpid())}) == 3
-        assert sorted(said) == sorted(children())
-        assert one.servable.alive
-        assert one.readings()["processes"] == 2
+@pytest.mark.parametrize("start", [nullcontext, as_new_programs])
+async def test_each_instance_is_a_process_of_its_own(
+    tmp_path: Path, start: Callable[[], AbstractContextManager[None]]
+) -> None:
+    with start():
+        async with told(tmp_path, more=TWO_INSTANCES) as one:
+            there = "(folder / f'in-{os.getpid()}').touch()"
+            gate = f"{there}\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
+            said = await asyncio.gather(*(one.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
+            assert len({*said, str(os.getpid())}) == 3
+            assert sorted(said) == sorted(children())
+            assert one.servable.alive
+            assert one.readings()["processes"] == 2
     assert one.files("closed") == sorted(f"closed-{pid}" for pid in said)
     assert children() == []
 

@@ -224,6 +224,7 @@ def children() -> list[str]:
 def _is_instance(pid: str) -> bool:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        leads = os.getsid(int(pid)) == int(pid)  # Unlike the process that forks it.
     except OSError:
         return False  # It has ended just now.
-    return not command or b"triglot.executors.process" in command  # A zombie has none.
+    return leads and (not command or b"triglot.executors.process" in command)  # A zombie has none.
