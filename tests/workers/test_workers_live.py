@@ -196,7 +196,8 @@ def test_one_port_for_everything_is_shared_too(tmp_path: Path) -> None:
     write_model(tmp_path / "one")
     port, _ = unused_ports()
     arguments = (tmp_path, "--workers", "2", "--grpc-port", str(port), "--rest-port", str(port))
-    with Triglot(*arguments, "--grpc-transport", "h2", "--drain-delay", "0") as workers:
+    options = ("--grpc-transport", "h2", "--drain-delay", "0")
+    with Triglot(*arguments, *options, before="# Not forked: new programs, as for users.") as workers:
         workers.stderr.wait_for(rf"gRPC on 127\.0\.0\.1:{port} and REST on the same port")
         with grpc_channel(port) as channel:
             assert infer(channel, "one", 3) == 3

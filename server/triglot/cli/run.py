@@ -106,9 +106,9 @@ class Start:
 
 
 def supervised(start: Start, arguments: Sequence[str]) -> int:
-    """Runs several workers and returns the exit status. Raises `ConfigError`."""
+    """Runs several workers and returns the exit status."""
     try:
-        return supervise(start.config, arguments, _loop_factory(start.config))
+        return supervise(start.config, arguments)
     except OSError as error:
         start.fails(str(error))
         return FAILED

@@ -330,7 +330,6 @@ class Supervisor:
             log.error("unexpected error in the supervisor", exc_info=error)
 
 
-def supervise(config: Config, arguments: Sequence[str], make_loop: Any) -> int:
+def supervise(config: Config, arguments: Sequence[str]) -> int:
     """Supervise the workers of `triglot ARGUMENTS`; returns the exit status. Raises `OSError`."""
-    with asyncio.Runner(loop_factory=make_loop) as runner:
-        return runner.run(Supervisor(config, arguments, partial(print, flush=True)).run())
+    return asyncio.run(Supervisor(config, arguments, partial(print, flush=True)).run())
