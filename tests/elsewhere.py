@@ -8,7 +8,7 @@ from pathlib import Path
 import environments
 from process import clean_environment
 
-RUN_SECONDS = 300
+RUN_SECONDS = 900
 
 
 def check_tests(environment: str, *files: Path, seconds: float = RUN_SECONDS) -> None:

@@ -1,4 +1,4 @@
-"""The torch inferer and converter of grps projects where torch is not installed, and their tests where it is."""
+"""The torch inferer and converter of grps projects where torch is not installed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import grps_conf
 import pytest
 import yaml
 
-from elsewhere import check_tests
 from triglot.backends.grps.project import GrpsProject
 from triglot.core.errors import MissingDependency
 from triglot.telemetry.monitor import Monitor
 
-FOLDER = Path(__file__).parent
-FILES = sorted({*FOLDER.glob("test_grps_torch*.py")} - {Path(__file__)})
 INFERER = """
 from grps_framework.model_infer.inferer import ModelInferer, inferer_register
 
@@ -69,10 +66,3 @@ def test_the_error_says_what_to_install(tmp_path: Path, kind: str, library: str)
         text = f"{kind} {library} needs {library}, which is not installed; run: pip install 'triglot[{library}]'"
         assert str(caught.value).endswith(text)
     assert not [name for name in sys.modules if name.startswith(f"triglot.backends.grps.{library}")]
-
-
-@without_torch
-# They have libraries of their own: another environment of these tests changes nothing.
-@pytest.mark.newest
-def test_they_hold_with_torch() -> None:
-    check_tests("torch", *FILES)

@@ -14,7 +14,8 @@ from triglot import backends
 from triglot.core.errors import MissingDependency
 
 FOLDER = Path(__file__).parent
-FILES = {*FOLDER.glob("test_torch_*.py"), FOLDER / "test_triton_python_torch.py"} - {Path(__file__)}
+NAMES = ("test_torch_*.py", "test_grps_torch*.py", "test_triton_python_torch.py")
+FILES = {file for name in NAMES for file in FOLDER.glob(name) if not file.stem.endswith("_missing")}
 if shutil.which("g++") is None:  # Which AOTInductor compiles with.
     FILES -= {FOLDER / "test_torch_compiled.py"}
 
