@@ -167,7 +167,7 @@ def echoing(tmp_path_factory: pytest.TempPathFactory) -> Any:
     model.close()
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.dictionaries(st.text(max_size=5), arrays(), max_size=3), min_size=1, max_size=5))
 def test_any_lists_go_there_and_back(echo: Any, requests: list[dict[str, np.ndarray[Any, Any]]]) -> None:
     answers = echo.infer_batch(requests, [Call() for _ in requests])

@@ -32,7 +32,7 @@ def two_ends() -> Iterator[tuple[Channel, Channel]]:
     other.close()
 
 
-@settings(max_examples=200)
+@settings(max_examples=75)
 @given(st.lists(st.dictionaries(TEXTS, arrays(), max_size=3), min_size=1, max_size=4))
 def test_any_tensors_arrive(messages: list[dict[str, np.ndarray[Any, Any]]]) -> None:
     one, other = (Channel(end) for end in socket.socketpair())
