@@ -125,17 +125,19 @@ class Absent(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Absent())
 from triglot import backends
 from triglot.core.errors import MissingDependency
-try:
-    backends.load("sklearn", pathlib.Path(sys.argv[2]))
-except MissingDependency as error:
-    print(error)
+for file in map(pathlib.Path, sys.argv[2:]):
+    try:
+        backends.load("sklearn", file)
+        print("loaded")
+    except MissingDependency as error:
+        print(str(error).removeprefix(f"{file}: "))
 """
 
 
-def loaded_without(module: str, file: Path) -> str:
-    """The error of a process in which a module is not installed."""
+def loaded_without(module: str, *files: Path) -> list[str]:
+    """What loading each file comes to in a process in which a module is not installed: "loaded", or the error."""
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, module, str(file)],
+        [sys.executable, "-c", WITHOUT, module, *map(str, files)],
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -143,21 +145,23 @@ def loaded_without(module: str, file: Path) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.removeprefix(f"{file}: ").strip()
+    return done.stdout.splitlines()
 
 
 def test_pandas_is_missing(tmp_path: Path) -> None:
-    file = save(tmp_path, LogisticRegression().fit(pd.DataFrame(X, columns=list("abc")), LABELS))
-    assert loaded_without("pandas", file) == (
+    (tmp_path / "framed").mkdir()
+    framed = save(tmp_path / "framed", LogisticRegression().fit(pd.DataFrame(X, columns=list("abc")), LABELS))
+    plain = save(tmp_path, LogisticRegression().fit(X, LABELS))
+    assert loaded_without("pandas", framed, plain) == [
         "the estimator (LogisticRegression) was fitted on a DataFrame and needs pandas, which is not installed; "
-        "run: pip install pandas"
-    )
-    assert loaded_without("pandas", save(tmp_path, LogisticRegression().fit(X, LABELS))) == ""
+        "run: pip install pandas",
+        "loaded",
+    ]
 
 
 def test_xgboost_is_missing(tmp_path: Path) -> None:
     file = tmp_path / "model.pkl"
     file.write_bytes(b"cxgboost.core\nBooster\n.")
-    assert loaded_without("xgboost", file) == (
+    assert loaded_without("xgboost", file) == [
         "the pickled object needs xgboost, which is not installed; run: pip install 'triglot[xgboost]'"
-    )
+    ]

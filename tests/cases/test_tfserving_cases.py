@@ -19,6 +19,7 @@ from case_servers import ROUTES, ROUTINE, Doors, Servers, write_python_models
 
 import environments
 import saved_models
+from kept_files import kept_files
 from waiting import wait_until
 
 
@@ -101,9 +102,12 @@ def tensorflow_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 @pytest.fixture(scope="module")
 def ml_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """Models of scikit-learn and XGBoost, served where these are installed."""
-    models = tmp_path_factory.mktemp("ml_models")
-    python = environments.python("ml")
-    subprocess.run([str(python), str(Path(__file__).with_name("ml_models.py")), str(models)], check=True)
+    python, script = environments.python("ml"), Path(__file__).with_name("ml_models.py")
+
+    def write(folder: Path) -> None:
+        subprocess.run([str(python), str(script), str(folder)], check=True)
+
+    models = kept_files(python.parents[1], "ml_models", script.read_text(), write)
     with Servers(models, tmp_path_factory.mktemp("ml_servers"), python) as servers:
         yield servers
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from process import outcome, start_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="files are mapped so on Linux")
 BEGIN = """
@@ -39,9 +40,7 @@ print("began", flush=True)
 
 def run(code: str, folder: Path) -> tuple[int, str, str]:
     """How the process ended, and what it printed; it does not go on for ever."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + code], capture_output=True, text=True, timeout=60, check=False, cwd=folder
-    )
+    done = outcome(start_python(["-c", BEGIN + code], folder=folder))
     assert done.stdout.startswith("began\n"), done.stderr
     return done.returncode, done.stdout.removeprefix("began\n"), done.stderr
 
