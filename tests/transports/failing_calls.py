@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
+import orjson
 from h2_peers import SECONDS, data
 from live import Live
 from test_h2_rest import client_of, fields
@@ -173,54 +173,53 @@ def grps_streaming(model: str, count: int, name: str) -> Request:
 
 
 def _json(path: str, value: Any) -> Request:
-    return Request(path, json.dumps(value).encode(), {"content-type": "application/json"})
+    return Request(path, orjson.dumps(value), {"content-type": "application/json"})
 
 
-def _numbers(count: int) -> list[float]:
-    return [at / 8 for at in range(count)]
+def _rows(count: int, name: str) -> list[dict[str, float]]:
+    """As many as have about `count` numbers' bytes of text."""
+    return [{name: 0.5}] * (count // 3)
 
 
 def kserve_json(model: str, count: int, name: str) -> Request:
-    tensor = {"name": name, "datatype": "FP32", "shape": [count], "data": _numbers(count)}
+    tensor = {"name": name, "datatype": "FP32", "shape": [count], "data": [0.5] * count}
     return _json(f"/v2/models/{model}/infer", {"inputs": [tensor]})
 
 
 def kserve_binary(model: str, count: int, name: str) -> Request:
     size = {"binary_data_size": 4 * count}
     tensor = {"name": name, "datatype": "FP32", "shape": [count], "parameters": size}
-    head = json.dumps({"inputs": [tensor]}).encode()
+    head = orjson.dumps({"inputs": [tensor]})
     headers = {"inference-header-content-length": str(len(head))}
     return Request(f"/v2/models/{model}/infer", head + bytes(4 * count), headers)
 
 
 def kserve_generate(model: str, count: int, name: str) -> Request:
-    return _json(f"/v2/models/{model}/generate", {name: _numbers(count)})
+    return _json(f"/v2/models/{model}/generate", {name: [0.5] * count})
 
 
 def kserve_generate_stream(model: str, count: int, name: str) -> Request:
-    return _json(f"/v2/models/{model}/generate_stream", {name: _numbers(count)})
+    return _json(f"/v2/models/{model}/generate_stream", {name: [0.5] * count})
 
 
 def tf_rows(model: str, count: int, name: str) -> Request:
-    return _json(f"/v1/models/{model}:predict", {"instances": [{name: value} for value in _numbers(count // 4)]})
+    return _json(f"/v1/models/{model}:predict", {"instances": _rows(count, name)})
 
 
 def tf_columns(model: str, count: int, name: str) -> Request:
-    return _json(f"/v1/models/{model}:predict", {"inputs": {name: _numbers(count)}})
+    return _json(f"/v1/models/{model}:predict", {"inputs": {name: [0.5] * count}})
 
 
 def tf_classify(model: str, count: int, name: str) -> Request:
-    return _json(f"/v1/models/{model}:classify", {"examples": [{name: _numbers(count)}]})
+    return _json(f"/v1/models/{model}:classify", {"examples": [{name: [0.5] * count}]})
 
 
 def ai_platform(model: str, count: int, name: str) -> Request:
-    return _json(
-        f"/v1/projects/p/models/{model}:predict", {"instances": [{name: value} for value in _numbers(count // 4)]}
-    )
+    return _json(f"/v1/projects/p/models/{model}:predict", {"instances": _rows(count, name)})
 
 
 def grps_json(model: str, count: int, name: str) -> Request:
-    tensor = {"name": name, "dtype": "DT_FLOAT32", "shape": [count], "flat_float32": _numbers(count)}
+    tensor = {"name": name, "dtype": "DT_FLOAT32", "shape": [count], "flat_float32": [0.5] * count}
     return _json("/grps/v1/infer/predict", {"model": f"{model}-1", "gtensors": {"tensors": [tensor]}})
 
 
