@@ -13,8 +13,10 @@ serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options.
 # Tests wait for processes of their own now and then: two workers more than there are cores keep these at work.
 WORKERS ?= $(shell expr $$(nproc) + 2)
 
-# These name the transports that they go over, all of them.
-OVER_ALL = $(addprefix tests/transports/test_,$(addsuffix .py,call_leaks calls_by_layout calls_ended failed_bodies grpc_alike))
+# These name the transports that they go over, or go over none.
+OVER_ALL = $(addprefix tests/transports/test_,$(addsuffix .py,aio_bursts aio_requests aio_unary aio_unread call_leaks \
+	calls_by_layout calls_ended certificates failed_bodies growing grpc_alike grpc_compression grpc_transport \
+	http_ahead http_routes listening nodelay route_errors storms storms_recorded))
 # gRPC has two transports, and so has REST. All tests go over the default ones; where the transport is in play, these
 # go over grpc.aio and aiohttp too.
 OVER_AIO = tests/cases tests/protocols/test_kserve_grpc.py tests/protocols/test_kserve_http.py \
