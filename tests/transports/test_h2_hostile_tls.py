@@ -46,8 +46,7 @@ async def connect(here: Served, authority: Authority) -> Client:
 # --- what plain ones do ---
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-async def test_only_the_hostile_connection_ends(name: str, authority: Authority) -> None:
+async def attack(name: str, authority: Authority) -> None:
     code, made = ATTACKS[name]
     # Who does not leave is left, so that the test need not wait for longer.
     limits = Limits(connection_window=1_000_000, stream_window=2_000_000, linger=0.4)
@@ -65,6 +64,19 @@ async def test_only_the_hostile_connection_ends(name: str, authority: Authority)
             await asyncio.wait(gone, timeout=SECONDS)
         assert here.server.connections == {kept}
         assert here.server.open_calls == here.server.request_bytes.held == here.server.unsent == 0
+
+
+# Each attack over both loops is in test_h2_hostile; TLS has one of its own in each loop.
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+@pytest.mark.parametrize("name", list(ATTACKS)[::2])
+async def test_only_the_hostile_connection_ends(name: str, authority: Authority) -> None:
+    await attack(name, authority)
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+@pytest.mark.parametrize("name", list(ATTACKS)[1::2])
+async def test_only_the_hostile_connection_ends_with_uvloop(name: str, authority: Authority) -> None:
+    await attack(name, authority)
 
 
 @pytest.mark.parametrize("said", [b"", b"PRI * HT"], ids=["nothing", "half a preface"])
