@@ -95,10 +95,8 @@ _FOUR: list[dict[str, Any]] = [
 ]
 _SUMS = {"OUTPUT0": [2 * value for value in _ROW], "OUTPUT1": [0.0] * 16}
 _PREDICTED = {"predict": [0.0, 2.0]}
+# The libraries' other files, such as model.joblib and model.json, are loaded in tests/backends.
 FORMATS = {
-    "sklearn-joblib": Format(
-        "ml", _by("ml", f"{SKLEARN}import joblib; joblib.dump(model, 'model.joblib')"), _IRIS_64, _PREDICTED
-    ),
     # One file, as where storageUri names it.
     "sklearn-pickle": Format(
         "ml",
@@ -107,7 +105,6 @@ FORMATS = {
         _PREDICTED,
     ),
     "xgboost-bst": Format("ml", _by("ml", f"{XGBOOST}model.save_model('model.bst')"), _IRIS_32, _PREDICTED),
-    "xgboost-json": Format("ml", _by("ml", f"{XGBOOST}model.save_model('model.json')"), _IRIS_32, _PREDICTED),
     "onnx": Format("dev", _copied("models_triton/auto_onnx/1/model.onnx", "model.onnx"), _ROWS, _SUMS),
     "tensorflow-1": Format("tensorflow", _saved_model("half_plus_two", "0001"), _X, {"y": [2.5, 3.0, 4.5]}),
     "tensorflow-2": Format("tensorflow", _saved_model("tf2_checked", "."), _X_LIST, {"y": [1.0, 2**0.5, 5**0.5]}),
