@@ -240,7 +240,7 @@ async def test_an_object_that_is_made_smaller_all_the_time(door: str, made: Memo
     async with serving_memory(made, into) as served:
         cutting = asyncio.ensure_future(asyncio.to_thread(cut))
         try:
-            answers = [await ask(served, door, "identity_fp32", X, PLACED) for _ in range(100)]
+            answers = [await ask(served, door, "identity_fp32", X, PLACED) for _ in range(50)]
         finally:
             over.set()
             await cutting

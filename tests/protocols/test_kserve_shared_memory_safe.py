@@ -128,7 +128,7 @@ async def test_an_object_that_is_made_smaller_all_the_time(door: str, made: Memo
     async with serving_memory(made) as served:
         cutting = asyncio.ensure_future(asyncio.to_thread(cut))
         try:
-            answers = [await ask(served, door, "identity_fp32", X, INTO) for _ in range(100)]
+            answers = [await ask(served, door, "identity_fp32", X, INTO) for _ in range(50)]
         finally:
             over.set()
             await cutting

@@ -16,7 +16,8 @@ from h2_peers import SECONDS, Client, data, frame, greeting, message, opened, re
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.limits import DEFAULTS
 
-BURST = 2500
+BURST = 1500
+"""More than a connection may have at once."""
 ECHO = "/t.T/Echo"
 
 
