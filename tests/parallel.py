@@ -27,10 +27,16 @@ TOGETHER = {
     "tests/repository/test_freed.py": "alone",
     "tests/transports/test_large_json.py": "alone",
     "tests/e2e/test_grps_streams.py": "alone",
+    "tests/cases/test_tfserving_cases.py": "tensorflow",
+    "tests/e2e/test_every_protocol.py": "tensorflow",
+    "tests/e2e/test_tensorflow_batched.py": "tensorflow",
     "tests/e2e/test_tensorflow_client.py": "tensorflow",
+    "tests/e2e/test_tensorflow_guide.py": "tensorflow",
+    "tests/e2e/test_tensorflow_versions.py": "tensorflow",
     "tests/e2e/test_tensorflow_warm_up.py": "tensorflow",
 }
-"""Names of groups of several files: those with tests that run alone, or share an expensive server."""
+"""Names of groups of several files: those with tests that run alone, or share expensive servers,
+or the process that they are forked from."""
 LONGEST = (
     "alone",
     "tests/executors/test_ray_missing.py",
@@ -46,7 +52,6 @@ LONGEST = (
     "tests/transports/test_failed_bodies.py",
     "tests/executors/test_process_chaos.py",
     "tests/backends/test_torch_missing.py",
-    "tests/cases/test_tfserving_cases.py",
     "tests/e2e/test_hundred_swaps.py",
     "bench/test_scheduling.py",
     "tests/workers/test_workers_live.py",
