@@ -34,6 +34,9 @@ TOGETHER = {
     "tests/e2e/test_tensorflow_guide.py": "tensorflow",
     "tests/e2e/test_tensorflow_versions.py": "tensorflow",
     "tests/e2e/test_tensorflow_warm_up.py": "tensorflow",
+    "tests/pb/test_pb_tfserving.py": "tensorflow",
+    "tests/protocols/test_tfserving_stock.py": "tensorflow",
+    "tests/protocols/test_tfserving_warmup.py": "tensorflow",
 }
 """Names of groups of several files: those with tests that run alone, or share expensive servers,
 or the process that they are forked from."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from odd_tensors import odd_tensors
 from wire_bytes import PADDING, field
 
 import environments
+from process import outcome, start_python
 from triglot.core.tensor import DATATYPES, Array, object_array
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor
 from triglot.pb.tfserving import tensor_pb2 as pb
@@ -20,6 +20,7 @@ from triglot.protocols.tfserving.codec import ModelSpec, decode_predict, encode_
 from triglot.protocols.tfserving.tensor import TYPES
 
 SCRIPT = Path(__file__).parent / "clients" / "tensorflow_messages.py"
+RUN_SECONDS = 300
 SHAPES = ((2, 2), (1,), (5,), (0, 3), (), (1, 1, 1))
 
 
@@ -67,7 +68,7 @@ ODD = [message.SerializeToString() for message in odd_tensors(3000)]
 
 
 @pytest.fixture(scope="module")
-def answer() -> dict[str, Any]:
+def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What TensorFlow makes of the job."""
     job = {
         "arrays": [
@@ -80,8 +81,9 @@ def answer() -> dict[str, Any]:
             for as_content in (False, True)
         ],
     }
-    command = [str(environments.python("tensorflow")), str(SCRIPT)]
-    done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)
+    file = tmp_path_factory.mktemp("job") / "job.json"
+    file.write_text(json.dumps(job))
+    done = outcome(start_python([str(SCRIPT), str(file)], environments.python("tensorflow")), RUN_SECONDS)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result

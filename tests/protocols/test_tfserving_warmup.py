@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import environments
+from process import outcome, start_python
 from triglot.core.errors import ModelLoadError
 from triglot.pb.tfserving import prediction_log_pb2 as pb
 from triglot.protocols.tfserving import tfrecord
@@ -19,6 +19,7 @@ from triglot.protocols.tfserving.tfrecord import DamagedRecords, framed, masked_
 from triglot.protocols.tfserving.warmup import MAX_RECORDS, WARM_UP_FILE, read_warm_up
 
 SCRIPT = Path(__file__).parent / "clients" / "tensorflow_messages.py"
+RUN_SECONDS = 300
 RECORDS = [b"", b"a", b"\0" * 9, bytes(range(256)), random.Random(1).randbytes(300)]
 LARGE = random.Random(2).randbytes(1_000_003)
 
@@ -55,11 +56,11 @@ SMALL = file_of(*RECORDS)
 
 
 @pytest.fixture(scope="module")
-def written() -> bytes:
+def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A file that TensorFlow has written: the small records, and a large one."""
-    job = json.dumps({"records": [record.hex() for record in (*RECORDS, LARGE)]})
-    command = [str(environments.python("tensorflow")), str(SCRIPT)]
-    done = subprocess.run(command, input=job, capture_output=True, text=True, check=False)
+    file = tmp_path_factory.mktemp("job") / "job.json"
+    file.write_text(json.dumps({"records": [record.hex() for record in (*RECORDS, LARGE)]}))
+    done = outcome(start_python([str(SCRIPT), str(file)], environments.python("tensorflow")), RUN_SECONDS)
     assert done.returncode == 0, done.stderr
     return bytes.fromhex(json.loads(done.stdout)["file"])
 

@@ -1,6 +1,6 @@
-"""TensorFlow's own protobuf classes and parsers at work: one JSON object in, one out, all bytes in hex.
+"""TensorFlow's own protobuf classes and parsers at work: a JSON object in a file in, one out, all bytes in hex.
 
-    python tensorflow_messages.py < job.json
+    python tensorflow_messages.py JOB.json
 
 `arrays` (dtype, shape, elements) become TensorProtos made by `tf.make_tensor_proto`, in `made`, and one
 PredictRequest, in `request`. Each of `tensors` (serialized TensorProtos) is parsed as TensorFlow's C++ does it,
@@ -91,7 +91,7 @@ def file_of(records):
 
 
 def main():
-    job = json.load(sys.stdin)
+    job = json.loads(Path(sys.argv[1]).read_text())
     arrays = [array_of(*array) for array in job.get("arrays", [])]
     protos = {
         f"{at}": tf.make_tensor_proto(array, dtype=array.dtype if array.dtype != object else tf.string)
