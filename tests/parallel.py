@@ -29,6 +29,7 @@ TOGETHER = {
     "tests/e2e/test_grps_streams.py": "alone",
     "tests/cases/test_tfserving_cases.py": "tensorflow",
     "tests/e2e/test_every_protocol.py": "tensorflow",
+    "tests/e2e/test_request_records.py": "tensorflow",
     "tests/e2e/test_tensorflow_batched.py": "tensorflow",
     "tests/e2e/test_tensorflow_client.py": "tensorflow",
     "tests/e2e/test_tensorflow_guide.py": "tensorflow",

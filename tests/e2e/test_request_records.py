@@ -6,7 +6,6 @@ import json
 import re
 import resource
 import shutil
-import subprocess
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from model_configs import config_flag, config_text
 from server_process import QUICK
 
 import environments
-from process import SECONDS, Triglot, clean_environment, run_triglot, write_model, write_whole
+from process import SECONDS, Triglot, outcome, run_triglot, start_python, write_model, write_whole
 from protocol_clients import grps
 from protocol_clients.channel import grpc_channel, rpc
 from protocol_clients.rest import Rest
@@ -541,8 +540,8 @@ for record in tf.data.TFRecordDataset(sys.argv[1]).as_numpy_iterator():
 
 @pytest.mark.newest
 def test_tensorflow_reads_the_records(by_door: Path) -> None:
-    command = [str(environments.python("tensorflow")), "-c", READ, str(by_door / "r-00001.tfrecord")]
-    done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
+    arguments = "-c", READ, str(by_door / "r-00001.tfrecord")
+    done = outcome(start_python(arguments, environments.python("tensorflow")), 5 * SECONDS)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
         {"model": "half", "version": 1, "x": ["float32", x], "y": ["float32", y]} for x, y in pairs_in(by_door)
