@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -258,13 +259,10 @@ class Checkout:
 
     def options(self) -> frozenset[str]:
         """Returns the flags of its `triglot serve`. Raises `BenchError` if there is no such server."""
-        said = self._run("-m", "triglot", "serve", "--help")
-        where = self._run("-c", "import triglot; print(triglot.__file__)").strip()
-        if not Path(where).is_relative_to(self.path):
-            raise BenchError(f"{self.path} has no server/triglot; Python finds {where}")
-        return frozenset(re.findall(r"--[a-z][a-z0-9-]*", said))
+        return _options(self)
 
-    def _run(self, *words: str) -> str:
+    def run(self, *words: str) -> str:
+        """Run its Python; returns what that prints. Raises `BenchError` if it fails."""
         done = subprocess.run(
             [sys.executable, *words],
             cwd=ROOT,
@@ -276,6 +274,15 @@ class Checkout:
         if done.returncode:
             raise BenchError(f"the server of {self.path} does not start: {done.stderr[-500:]}")
         return done.stdout
+
+
+@cache
+def _options(checkout: Checkout) -> frozenset[str]:
+    said = checkout.run("-m", "triglot", "serve", "--help")
+    where = checkout.run("-c", "import triglot; print(triglot.__file__)").strip()
+    if not Path(where).is_relative_to(checkout.path):
+        raise BenchError(f"{checkout.path} has no server/triglot; Python finds {where}")
+    return frozenset(re.findall(r"--[a-z][a-z0-9-]*", said))
 
 
 @contextlib.contextmanager
