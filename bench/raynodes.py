@@ -23,7 +23,6 @@ SETTINGS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # With the defaults, nodes abandon a start that takes seconds on a busy machine.
     "RAY_agent_register_timeout_ms": "300000",
-    "RAY_raylet_start_wait_time_s": "300",
     "RAY_worker_register_timeout_seconds": "300",
     # And Ray Serve kills its proxy again and again.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
@@ -37,12 +36,13 @@ CPUS = 4
 """CPUs that a node declares."""
 RESOURCES = {"disk": 10.0}
 """Custom resources that a node declares."""
+TRIES = 5
 
 
 class Nodes:
-    """The nodes of a cluster; the first one, the head, has no CPUs for instances. Must be closed.
+    """The nodes of a cluster; the first one, the head, has `cpus` CPUs for instances. Must be closed.
 
-    `port` is that of the head, None: any; `cpus`: how many it declares.
+    `port` is that of the head, None: any.
     """
 
     def __init__(self, port: int | None = None, cpus: int = 0) -> None:
@@ -68,20 +68,26 @@ class Nodes:
         return node
 
     def _started(self, **options: Any) -> Any:
-        """Start a node. Raises `BenchError`."""
+        """Start a node; retries, since a raylet ends if its agents take longer than 15 s. Raises `BenchError`."""
         from ray._private import services  # noqa: PLC0415 - as above.
 
-        # Ray itself gives up after 30 s, and has no option for that.
-        patient = mock.patch.object(services, "get_node", partial(_with_patience, services.get_node))
-        try:
-            with patient:
-                node = self._cluster.add_node(
-                    wait=False, object_store_memory=MEMORY, include_dashboard=False, **options
-                )
-            self._cluster._wait_for_node(node, START_LIMIT)
-        except Exception as error:
-            raise BenchError(f"a node does not start: {error}") from error
-        return node
+        error: Exception | None = None
+        for _ in range(TRIES):
+            before = set(servers.tree(os.getpid()))
+            get_node = partial(_with_patience, before, services.get_node)
+            try:
+                # Ray itself gives up after 30 s; neither limit can be set.
+                with mock.patch.object(services, "get_node", get_node):
+                    node = self._cluster.add_node(
+                        wait=False, no_monitor=True, object_store_memory=MEMORY, include_dashboard=False, **options
+                    )
+                self._cluster._wait_for_node(node, START_LIMIT)
+            except Exception as failed:
+                # What it has left ends with this process: without its head, Ray would end this process at once.
+                error = failed
+            else:
+                return node
+        raise BenchError(f"a node does not start: {error}") from error
 
     def kill(self, node: Any) -> set[int]:
         """Kill all processes of a node at once, as if its machine were switched off; returns their ids."""
@@ -104,16 +110,26 @@ class Nodes:
         self._cluster.shutdown()
 
 
-def _with_patience(get_node: Callable[..., Any], *node: Any) -> Any:
-    """Returns Ray's information on a node; waits for up to `START_LIMIT` seconds until there is any."""
+def _with_patience(before: set[int], get_node: Callable[..., Any], *node: Any) -> Any:
+    """Returns Ray's information on a node; waits for up to `START_LIMIT` seconds until there is any.
+
+    Raises `BenchError` if the node's raylet, a process that was not there `before`, has ended.
+    """
     until = time.monotonic() + START_LIMIT
     while True:
         try:
             return get_node(*node)
-        except RuntimeError:
-            if time.monotonic() > until:
-                raise
+        except RuntimeError as error:
+            if time.monotonic() > until or any(map(_is_ended_raylet, set(servers.tree(os.getpid())) - before)):
+                raise BenchError(f"its raylet has ended, or does not register: {error}") from error
         time.sleep(0.1)  # No event signals that.
+
+
+def _is_ended_raylet(pid: int) -> bool:
+    try:
+        return b"(raylet) Z" in Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
 
 
 def _kill(pids: Iterable[int]) -> None:
