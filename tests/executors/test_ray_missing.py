@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +14,7 @@ from test_process_loading import nothing_more
 from told_models import write_told
 
 from elsewhere import check_tests
+from process import unused_ports
 from triglot import backends
 from triglot.core.errors import MissingDependency, ModelLoadError
 from triglot.executors.loading import Loading
@@ -50,6 +55,20 @@ def test_groups_that_a_cluster_cannot_have(tmp_path: Path, groups: list[Instance
     config = ModelConfig(execution="ray", instance_groups=groups, ray={"max_instances": 4})
     with pytest.raises(ModelLoadError, match=text):
         Loading(backends.load)("told", "python", tmp_path / "model.py", config)
+
+
+def test_a_driver_without_a_cluster_does_not_import_ray() -> None:
+    """It is started again and again until the head is back."""
+    runs = (
+        "import sys; from triglot.executors.ray.driver_start import main; main(); assert 'ray' not in sys.modules"
+    )
+    address = f"127.0.0.1:{unused_ports()[0]}"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-c", runs, str(theirs.fileno()), address]
+        subprocess.run(command, pass_fds=[theirs.fileno()], check=True, timeout=60)
+        why = json.loads(ours.recv(4096))["failed"]
+    assert why.startswith(f"cannot connect to the Ray cluster at '{address}': [Errno ")
 
 
 @without_ray

@@ -22,7 +22,7 @@ from triglot.executors.process.process import log_descriptor
 
 log = logging.getLogger(__name__)
 
-_DRIVER = "import sys; sys.path[:] = {path!r}; from triglot.executors.ray.driver import main; main()"
+_DRIVER = "import sys; sys.path[:] = {path!r}; from triglot.executors.ray.driver_start import main; main()"
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_COLOR_PREFIX": "0",

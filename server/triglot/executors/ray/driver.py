@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import socket
-import sys
 import tarfile
 import tempfile
 import threading
@@ -34,26 +33,23 @@ _PENDING_SECONDS = 10.0
 """Seconds between "pending" events of an actor that Ray has not placed."""
 _MAX_REASON = 300
 """Limit on the characters of a reason."""
-_REACHABLE_SECONDS = 5.0
-"""Timeout of the test connection to the cluster, in seconds."""
 _LOOK_SECONDS = 2.0
 """Seconds between checks whether the cluster knows this node."""
 _UNAVAILABLE_SECONDS = 0.1
 """Seconds between checks of an actor whose connection was lost: Ray learns the reason shortly after that."""
 
 
-def main() -> None:
-    """Entry point of the driver process, with the arguments SOCKET ADDRESS."""
-    server = socket.socket(fileno=int(sys.argv[1]))
-    address = sys.argv[2]
+def run(server: socket.socket, address: str) -> None:
+    """Carry out the orders that arrive on the socket, until it is closed; then end the process.
+
+    Raises `ConnectionError` when it cannot connect to the cluster.
+    """
     driver = Driver(server)
     local = {"include_dashboard": False} if address == "local" else {}
     try:
-        _check_reachable(address)
         ray.init(address=address, namespace=NAMESPACE, logging_level="warning", **local)
     except Exception as error:
-        driver.say({"failed": f"cannot connect to the Ray cluster at {address!r}: {reason_of(error)}"})
-        return
+        raise ConnectionError(reason_of(error)) from error
     threading.Thread(
         target=_end_without_node, args=(ray.get_runtime_context().get_node_id(),), daemon=True
     ).start()
@@ -66,17 +62,10 @@ def main() -> None:
 
 def _end_without_node(node_id: str) -> None:
     """End the process once the cluster does not know this driver's node: a new cluster has taken the address."""
-    with suppress(RaySystemError):  # Raised while `main` ends.
+    with suppress(RaySystemError):  # Raised while `run` ends.
         while any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes()):
             time.sleep(_LOOK_SECONDS)
         os._exit(1)
-
-
-def _check_reachable(address: str) -> None:
-    """Raises `OSError` when nothing listens at `address`: Ray itself would retry for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), _REACHABLE_SECONDS).close()
 
 
 class Driver:

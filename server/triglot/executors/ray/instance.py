@@ -26,7 +26,7 @@ MIN_SILENCE = 10.0
 
 The network may be interrupted, and the server cannot see whether the actor's code uses its processor.
 """
-REASON_SECONDS = 0.7
+REASON_SECONDS = 0.3
 """Limit on the seconds that failed calls wait for Ray to report why the actor has ended.
 
 Of a lost node, Ray reports it later; the calls there do not wait for that.
