@@ -96,6 +96,12 @@ def test_invalid_classes(tmp_path: Path, says: str, error: str) -> None:
     assert str(caught.value).endswith(f"model.py: ValueError: {error}")
 
 
+def test_a_class_for_processes_may_use_the_name_for_something_else(tmp_path: Path) -> None:
+    with pytest.raises(NeedsProcess) as caught:
+        load(tmp_path, "execution = 'process'; ray = (0.0, 1.0)")
+    assert (caught.value.execution, caught.value.ray) == ("process", None)
+
+
 def test_auto_is_for_actors_only() -> None:
     class Threads(Model):
         any_tensors = True

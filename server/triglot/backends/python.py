@@ -99,9 +99,10 @@ def _load(file: Path, config: ModelConfig, module: ModuleType, finder: ModuleFin
         if config.execution not in ELSEWHERE:  # Otherwise each process would log it.
             _warn_of_misspelt(file, model_class)
         if (execution := model_class.execution) in ELSEWHERE and not config.execution:
-            check_ray(model_class)
+            if execution == "ray":
+                check_ray(model_class)
             text = f"{file}: execution {execution!r}: expected to be loaded by a server"
-            raise NeedsProcess(text, execution, model_class.ray)
+            raise NeedsProcess(text, execution, model_class.ray if execution == "ray" else None)
         warn_of_reshapes(file, config)
         model = model_class()
         _remove_with(model, model_class, finder)

@@ -164,7 +164,7 @@ class ModelLoadError(Exception):
 class NeedsProcess(ModelLoadError):
     """The model's class requires instances in processes of their own, or actors, which load it themselves.
 
-    `execution` and `ray` are the class's attributes.
+    `execution` is the class's attribute, and so is `ray` if that is "ray"; else None.
     """
 
     def __init__(self, message: str, execution: str, ray: Any) -> None:

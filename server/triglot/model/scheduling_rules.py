@@ -66,7 +66,7 @@ def check_ray(model_class: type[Model]) -> None:
     """Raises `ValueError` for invalid options of a class whose instances are actors."""
     checks.kind("ray", model_class.ray, RayOptions)
     instances, most = model_class.instances, model_class.ray.max_instances
-    if model_class.execution == "ray" and (instances == AUTO) != bool(most):
+    if (instances == AUTO) != bool(most):
         what = "an integer without" if instances == AUTO else f"{AUTO!r} with"
         raise checks.expected("instances", f"{what} ray.max_instances", instances)
 
