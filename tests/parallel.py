@@ -27,6 +27,7 @@ TOGETHER = {
     "tests/repository/test_freed.py": "alone",
     "tests/transports/test_large_json.py": "alone",
     "tests/e2e/test_grps_streams.py": "alone",
+    "tests/executors/test_ray_missing.py": "alone",
     "tests/cases/test_tfserving_cases.py": "tensorflow",
     "tests/e2e/test_every_protocol.py": "tensorflow",
     "tests/e2e/test_request_records.py": "tensorflow",
@@ -39,11 +40,11 @@ TOGETHER = {
     "tests/protocols/test_tfserving_stock.py": "tensorflow",
     "tests/protocols/test_tfserving_warmup.py": "tensorflow",
 }
-"""Names of groups of several files: those with tests that run alone, or share expensive servers,
-or the process that they are forked from."""
+"""Names of groups of several files, in the order in which these run: those with tests that run alone, and then the
+one whose test takes minutes, for which they would wait; those that share expensive servers, or the process that they
+are forked from."""
 LONGEST = (
     "alone",
-    "tests/executors/test_ray_missing.py",
     "tests/transports/test_h2_hostile_tls.py",
     "bench/test_load.py",
     "tests/e2e/test_request_states.py",
@@ -188,9 +189,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the longest groups first; otherwise the order is kept."""
+    """Sort the longest groups first, and the files of a group as in `TOGETHER`; otherwise the order is kept."""
     ranks = {group: rank for rank, group in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(group_of(item.nodeid), len(ranks)))
+    places = {file: place for place, file in enumerate(TOGETHER)}
+
+    def rank_of(item: pytest.Item) -> tuple[int, int]:
+        file = item.nodeid.split("::", 1)[0]
+        return ranks.get(group_of(item.nodeid), len(ranks)), places.get(file, len(places))
+
+    items.sort(key=rank_of)
 
 
 def pytest_collection() -> None:
