@@ -40,9 +40,9 @@ TOGETHER = {
     "tests/protocols/test_tfserving_stock.py": "tensorflow",
     "tests/protocols/test_tfserving_warmup.py": "tensorflow",
 }
-"""Names of groups of several files, in the order in which these run: those with tests that run alone, and then the
-one whose test takes minutes, for which they would wait; those that share expensive servers, or the process that they
-are forked from."""
+"""Names of groups of several files, in the order in which these run: those with tests that run alone, and then
+the one whose test takes minutes, for which they would wait; those that share expensive servers, or the process
+that they are forked from."""
 LONGEST = (
     "alone",
     "tests/transports/test_h2_hostile_tls.py",

@@ -34,7 +34,7 @@ from triglot.executors.process.callbacks import KINDS, CallbackHandler, refuse, 
 from triglot.executors.process.channel import Channel, Gone, Message
 from triglot.executors.process.control_block import Control
 from triglot.executors.process.failures import error_from, load_error
-from triglot.executors.process.frames import FrameError, Kind
+from triglot.executors.process.frames import OUTCOMES, FrameError, Kind
 from triglot.executors.process.values import dumps, loads
 from triglot.executors.work import Inputs
 
@@ -45,11 +45,11 @@ Content = Callable[[], tuple[bytes, Placed]]
 
 
 class NotBegun(Exception):
-    """The process ended before the call reached it: the call is safe to send to another one."""
+    """The process ended before it began the call, which is safe to send to another one."""
 
 
 class Lost(Unavailable):
-    """The process ended after the call had reached it, and before it had sent any response."""
+    """The process ended when it may have begun the call, and before it had sent any response."""
 
 
 class Owner(Protocol):
@@ -83,7 +83,7 @@ class CallState:
 
     `since` is the `time.monotonic()` instant since which the model computes: of the start or, of a stream, of the
     request for the next response; infinite while a stream waits for its reader. `asks`: the model has sent
-    callbacks, which `callbacks` answers on the loop. `sent`: the process may have received the call. `answered`:
+    callbacks, which `callbacks` answers on the loop. `sent`: the process may have begun the call. `answered`:
     it has sent a response. `orphaned`: it still runs, but its caller no longer waits. `messages` are received and
     not yet processed; `waiter` is resolved when one arrives. `on_cancel` is called when the call, or one of its
     members, is cancelled.
@@ -267,7 +267,7 @@ class Calls(ABC):
             state.asks = True
             self._serve(state, message)
         else:
-            if message.kind in (Kind.DONE, Kind.FAILED, Kind.UNLOADABLE):
+            if message.kind in OUTCOMES:
                 self._ended(state)
             state.answered = True
             if message.kind is Kind.FAILED:
@@ -441,11 +441,19 @@ class SerialCalls(Calls):
 
 
 class ThreadCalls(SerialCalls):
-    """Calls of plain code by several threads; one more thread reads for all of them."""
+    """Calls of plain code by several threads; one more thread reads for all of them.
+
+    While one call runs, others wait in the process. It begins them in the order in which they were sent, and none
+    before it knows that the last outcome has arrived here: so if it is lost, only the first of those without an
+    outcome has begun.
+    """
 
     def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], **options: bool) -> None:
         super().__init__(owner, loop, **options)
         self._table = threading.Lock()
+        self._sending = threading.Lock()
+        self._sent: dict[int, CallState] = {}
+        """Calls that were sent and have no outcome, by number, in the order in which they were sent."""
         self._reader = threading.Thread(target=self._read, name=f"{owner.name} reads", daemon=True)
         self._reader.start()
 
@@ -467,8 +475,26 @@ class ThreadCalls(SerialCalls):
                 self._arrived(owner.channel.receive())
         # First make sending impossible: calls that are not sent by then never are, and may run in another process.
         owner.kill(owner.why_gone())
+        with self._sending:
+            for state in list(self._sent.values())[1:]:
+                state.sent = False
         with self._table:
             self._gone()
+
+    def _hand_over(self, state: CallState, kind: Kind, content: Content) -> None:
+        with self._sending:
+            self._sent[state.number] = state
+            super()._hand_over(state, kind, content)
+
+    def _arrived(self, message: Message) -> None:
+        if message.kind in OUTCOMES:
+            with suppress(Gone):  # The next `receive` detects it.
+                self._owner.channel.send(Kind.RECEIVED, call=message.call)
+        super()._arrived(message)
+
+    def _ended(self, state: CallState) -> None:
+        self._sent.pop(state.number, None)
+        super()._ended(state)
 
     def _write(self, work: Callable[[], None]) -> None:
         try:

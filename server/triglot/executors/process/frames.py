@@ -45,6 +45,8 @@ class Kind(enum.IntEnum):
     """Close the model and end."""
     START = 8
     """Run `start_instance`."""
+    RECEIVED = 9
+    """The outcome of this call has arrived."""
 
     LOADED = 16
     """The model is loaded; these are its declared attributes."""
@@ -62,6 +64,10 @@ class Kind(enum.IntEnum):
     """Question: the request's metadata."""
     MODEL = 23
     """Question: run a `ModelCall` or a `ModelTask`."""
+
+
+OUTCOMES = (Kind.DONE, Kind.FAILED, Kind.UNLOADABLE)
+"""The last frame of a call."""
 
 
 class FrameError(ValueError):

@@ -20,7 +20,7 @@ from triglot.executors.process.call_fields import asked_fields, inputs_of, strea
 from triglot.executors.process.channel import Channel, Gone, Message
 from triglot.executors.process.control_block import Control
 from triglot.executors.process.failures import error_of
-from triglot.executors.process.frames import Kind
+from triglot.executors.process.frames import OUTCOMES, Kind
 from triglot.executors.process.values import dumps, loads
 
 _FIRST_QUESTION = 2**63
@@ -47,7 +47,8 @@ class Session:
 
     Strategy: there is no reader thread. Of the threads that wait for a frame one at a time reads, for all of them.
     So the main thread can run a call itself, and a reply that the call waits for is read on the thread that waits.
-    `serial`: the main thread does not read while a call runs.
+    `serial`: the main thread does not read while a call runs. `confirmed`: the server confirms the outcomes of
+    calls (RECEIVED).
     """
 
     def __init__(self, channel: Channel, control: Control) -> None:
@@ -57,6 +58,8 @@ class Session:
         self.own: Reach = no_models
         """Runs the model's calls of other models on behalf of no request."""
         self.serial = False
+        self.confirmed = False
+        self._unconfirmed = 0
         self._calls: dict[int, CallState] = {}
         self._replies: dict[int, Reply] = {}
         self._questions = itertools.count(_FIRST_QUESTION)
@@ -108,12 +111,23 @@ class Session:
         if message.kind in _NEW:
             self._new.append(message)
             return
+        if message.kind is Kind.RECEIVED:
+            self._unconfirmed -= 1
+            return
         if message.kind is Kind.STOP and (call := self._calls.get(message.call)) is not None:
             call.stop()
         if (reply := self._replies.pop(message.call, None)) is not None:
             reply.message = message
             if reply.wake is not None:
                 reply.wake()
+
+    def wait_confirmed(self) -> None:
+        """Block until the outcomes of all earlier calls have arrived at the server, if it confirms them.
+
+        So if this process is lost, the server knows that of the calls without an outcome only the first had begun.
+        """
+        if self.confirmed:
+            self.wait(lambda: self._unconfirmed <= 0)
 
     def arrived(self, reply: Reply) -> Message:
         """Returns the frame, blocking until it has arrived. On any thread."""
@@ -152,6 +166,9 @@ class Session:
             self.channel.send(kind, call=number, text=text, placed=placed)
         except Gone:
             os._exit(1)
+        if kind in OUTCOMES:
+            with self._lock:
+                self._unconfirmed += 1
 
     def ask(
         self, number: int, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Any] | None

@@ -113,6 +113,7 @@ class SerialWorker(Worker):
 
     def serve(self, message: Message) -> None:
         """Run the call until it has ended."""
+        self._session.wait_confirmed()
         call = self._current = self._session.begin(message.call)
         self._finish(call, message.kind, partial(self._outcome, message, call))
 
