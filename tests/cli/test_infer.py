@@ -50,6 +50,16 @@ class Words(triglot.Model):
                 raise triglot.InvalidArgument("no such word")
             yield {"word": [word]}
 """
+LATE = """
+import asyncio
+import triglot
+
+class Late(triglot.Model):
+    inputs = outputs = [triglot.TensorSpec("x", "FP32", [-1])]
+
+    async def infer(self, inputs):
+        await asyncio.Event().wait()
+"""
 LARGE = ECHO.replace("[-1, 2]", "[2000, 1000]").format(datatype="FP32")
 DATATYPES: dict[str, list[object]] = {
     "BOOL": [True, False],
@@ -96,6 +106,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write_model(folder / "two", TWO_INPUTS)
     write_model(folder / "words", WORDS)
     write_model(folder / "large", LARGE)
+    write_model(folder / "late", LATE)
     for version in ("1", "3"):
         write_model(folder / "versions" / version, ECHO.format(datatype="INT32"))
     with Triglot(folder, *FREE_PORTS) as server:
@@ -217,7 +228,7 @@ def test_an_unknown_model_names_those_that_there_are(served: Served) -> None:
 
 def test_what_the_server_refuses(served: Served) -> None:
     assert "INVALID_ARGUMENT" in served.error("fp32", "x=[1, 2, 3]", status=1)
-    assert "--timeout is 1e-06 s" in served.error("fp32", "x=[1, 2]", "--timeout", "0.000001", status=1)
+    assert "--timeout is 0.5 s" in served.error("late", "x=[1, 2]", "--timeout", "0.5", status=1)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:1", "nowhere.invalid:8001"])
