@@ -14,7 +14,7 @@ PLAN = Plan(rounds=1, seconds=0.2)
 
 def test_throughput(ray_nodes: Nodes) -> None:
     (lines,) = ray.throughput(ray_nodes, PLAN, [SLEEPS]).values()
-    assert len(lines) == 3
+    assert len(lines) == 4
     for line in lines:
         (one,) = line.rounds
         assert one.rate > 0

@@ -121,7 +121,8 @@ class Calls(ABC):
     """The calls in flight of one process.
 
     `loop` returns the server's event loop. `with_call`: the model's code gets the call, so its fields are sent;
-    `log_ids`: they are sent because the process's log records carry the call's ids.
+    `log_ids`: they are sent because the process's log records carry the call's ids. `confirms`: the process waits
+    for RECEIVED after each outcome of plain code.
     """
 
     def __init__(
@@ -131,8 +132,10 @@ class Calls(ABC):
         *,
         with_call: bool,
         log_ids: bool = False,
+        confirms: bool = False,
     ) -> None:
         self._owner = owner
+        self._confirms = confirms
         self._loop = loop
         self._with_call = with_call or log_ids
         self._log_ids = log_ids
@@ -443,9 +446,9 @@ class SerialCalls(Calls):
 class ThreadCalls(SerialCalls):
     """Calls of plain code by several threads; one more thread reads for all of them.
 
-    While one call runs, others wait in the process. It begins them in the order in which they were sent, and none
-    before it knows that the last outcome has arrived here: so if it is lost, only the first of those without an
-    outcome has begun.
+    While one call runs, others wait in the process, which begins them in the order in which they were sent. If it
+    waits for confirmations, it begins none before it knows that the last outcome has arrived here: if it is lost,
+    only the first of those without an outcome has begun.
     """
 
     def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], **options: bool) -> None:
@@ -476,7 +479,7 @@ class ThreadCalls(SerialCalls):
         # First make sending impossible: calls that are not sent by then never are, and may run in another process.
         owner.kill(owner.why_gone())
         with self._sending:
-            for state in list(self._sent.values())[1:]:
+            for state in list(self._sent.values())[1:] if self._confirms else ():
                 state.sent = False
         with self._table:
             self._gone()
@@ -487,7 +490,7 @@ class ThreadCalls(SerialCalls):
             super()._hand_over(state, kind, content)
 
     def _arrived(self, message: Message) -> None:
-        if message.kind in OUTCOMES:
+        if self._confirms and message.kind in OUTCOMES:
             with suppress(Gone):  # The next `receive` detects it.
                 self._owner.channel.send(Kind.RECEIVED, call=message.call)
         super()._arrived(message)

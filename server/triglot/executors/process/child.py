@@ -155,7 +155,9 @@ class Child:
                 check_seconds("hang_seconds", model.hang_seconds)
             if config.longest_run is None:
                 check_seconds("longest_run", model.longest_run)
-            declared = dumps(_declared(model, config))
+            idempotent = model.idempotent if config.idempotent is None else config.idempotent
+            self._session.confirmed = setup["ahead"] and not idempotent
+            declared = dumps({**_declared(model, config), "confirmed": self._session.confirmed})
         except BaseException as error:
             self._session.send(Kind.UNLOADABLE, text=dumps(load_failure_fields(error, file)))
             return None

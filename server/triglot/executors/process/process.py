@@ -174,6 +174,7 @@ class Process:
             "config": program.config,
             "cpus": list(program.config.cpus),
             "log": log,
+            "ahead": self._capacity(program) > 1,
         }
         try:
             self.channel.send(Kind.LOAD, text=dumps(setup))
@@ -187,7 +188,11 @@ class Process:
         if message.kind is Kind.LOADED:
             on_loop = fields["on_loop"]
             self.capacity = math.inf if on_loop else self._capacity(program)
-            options = {"with_call": fields["takes_call"], "log_ids": "json" in log}
+            options = {
+                "with_call": fields["takes_call"],
+                "log_ids": "json" in log,
+                "confirms": fields["confirmed"],
+            }
             self.calls = (LoopCalls if on_loop else self.calls_of_threads)(self, loop, **options)
             declared: dict[str, Any] = fields
             return declared

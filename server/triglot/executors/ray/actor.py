@@ -86,7 +86,6 @@ class Instance:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         control = ActorControl(beside, _end_at_once)
         session = Session(RemoteChannel(frames), control)
-        session.confirmed = True
         child = Child(session, control.outbox)
         for work, arguments in ((child.beat, (os.getppid(),)), (session.wait, (_never,))):
             # `session.wait` reads frames while a call runs, so that the next call has arrived when that one ends.
