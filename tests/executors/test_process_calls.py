@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -55,6 +56,33 @@ Told.__init__ = lambda self: (Path(__file__).parent / f"made-{os.getpid()}").tou
 async def test_the_configuration_arrives(tmp_path: Path) -> None:
     async with told(tmp_path, config=TWO) as one:
         assert await one.say("self.model_config.parameters['greeting']") == "hello"
+
+
+MAPPED = """
+Told.instances = 2
+load = Told.load
+
+def load_weights(self, folder):
+    load(self, folder)
+    self.weights = np.load(folder / "weights.npy", mmap_mode="r")
+    self.weights.sum()
+
+Told.load = load_weights
+"""
+SHARES = """
+import re
+_, text = Path("/proc/self/smaps").read_text().split("weights.npy", 1)
+answer = [int(re.search(f"^{name}: +([0-9]+) kB", text, re.MULTILINE)[1]) for name in ("Rss", "Pss")]
+"""
+
+
+async def test_mapped_weights_are_in_memory_once(tmp_path: Path) -> None:
+    weights = np.ones(1 << 20)
+    np.save(tmp_path / "weights.npy", weights)
+    async with told(tmp_path, more=MAPPED) as one:
+        resident, share = json.loads(await one.say(SHARES))
+    assert resident >= weights.nbytes // 1024
+    assert share <= resident / 2 + 64
 
 
 # --- errors ---

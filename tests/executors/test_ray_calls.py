@@ -32,6 +32,7 @@ from test_process_calls import (
     test_async_code_calls_others,
     test_async_code_is_cancelled_with_its_call,
     test_closing_a_stream_closes_the_models_generator,
+    test_mapped_weights_are_in_memory_once,
     test_members_of_a_batch,
     test_the_configuration_arrives,
     test_what_a_model_may_ask_of_its_call,
@@ -88,6 +89,7 @@ LEAVING_NOTHING = [
 """Tests of processes that run here once more, one after the other with the same instances."""
 SHARED = [
     test_all_calls_end_with_their_process,
+    test_mapped_weights_are_in_memory_once,
     test_the_configuration_arrives,
     test_a_replacement_is_warmed_up_before_it_is_called,
     test_a_sequence_stays_with_its_process,
