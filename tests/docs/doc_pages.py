@@ -147,7 +147,8 @@ class Reader:
                 subprocess.Popen(
                     ["bash", "-ec", self._ported(text)],
                     cwd=self._folder,
-                    env=clean_environment(**self._variables()),
+                    # A package that a block installed would be there for all other tests.
+                    env=clean_environment(**self._variables(), PIP_NO_INDEX="1"),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
