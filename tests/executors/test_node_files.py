@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from triglot.executors.process import unpacking
 from triglot.executors.process.unpacking import Unpacked
+
+SECONDS = 20
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +39,29 @@ def test_instances_share_what_the_first_has_made() -> None:
     assert (users[0].folder / "weights").read_text() == "a"
     for user in users:
         user.close()
+
+
+def test_several_find_nothing_and_one_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others do not wait for it to be closed by the one that uses it."""
+    together, wait_for = threading.Barrier(3), unpacking._wait_for
+
+    def wait_for_all(lock: Any, kind: int, *arguments: Any, **more: Any) -> bool:
+        got = wait_for(lock, kind, *arguments, **more)
+        if kind == fcntl.LOCK_SH and not made:
+            together.wait(SECONDS)
+        return got
+
+    monkeypatch.setattr(unpacking, "_wait_for", wait_for_all)
+    made: list[str] = []
+    with ThreadPoolExecutor(3) as threads:
+        users = [threads.submit(Unpacked.made, "models", "files a", writer(made, "a")) for _ in range(3)]
+        try:
+            wait(users, SECONDS, FIRST_EXCEPTION)
+            assert [user.done() for user in users] == [True] * 3
+        finally:
+            for user in as_completed(users):
+                user.result().close()
+    assert made == ["a"]
 
 
 def test_other_files_replace_what_nobody_uses() -> None:

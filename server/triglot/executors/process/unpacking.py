@@ -73,13 +73,14 @@ class Unpacked:
             _wait_for(lock, fcntl.LOCK_SH, cancelled)
             while not (place / WHOLE).exists():
                 fcntl.flock(lock, fcntl.LOCK_UN)
-                _wait_for(lock, fcntl.LOCK_EX, cancelled)
-                if not (place / WHOLE).exists():
-                    _sweep(home)
-                    make(place / FOLDER)
-                    (place / WHOLE).write_text(source)
-                # Between the two locks another process may find the archive changed, and delete the folder.
-                fcntl.flock(lock, fcntl.LOCK_UN)
+                # Who has made the folder meanwhile uses it, and keeps its shared lock.
+                if _wait_for(lock, fcntl.LOCK_EX, cancelled, unless=(place / WHOLE).exists):
+                    if not (place / WHOLE).exists():
+                        _sweep(home)
+                        make(place / FOLDER)
+                        (place / WHOLE).write_text(source)
+                    # Between the two locks another process may find the archive changed, and delete the folder.
+                    fcntl.flock(lock, fcntl.LOCK_UN)
                 _wait_for(lock, fcntl.LOCK_SH, cancelled)
         except BaseException:
             lock.close()
@@ -120,13 +121,18 @@ def _own(folder: Path) -> Path:
     return folder
 
 
-def _wait_for(lock: IO[str], kind: int, cancelled: Callable[[], bool]) -> None:
+def _wait_for(
+    lock: IO[str], kind: int, cancelled: Callable[[], bool], unless: Callable[[], bool] = lambda: False
+) -> bool:
+    """Wait for the lock; returns False if `unless()` is true before. Raises `GivenUp`."""
     while True:
         if cancelled():
             raise GivenUp
         with suppress(BlockingIOError):
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
-            return
+            return True
+        if unless():
+            return False
         time.sleep(_LOOK_SECONDS)  # A blocking `flock` could not be cancelled.
 
 
