@@ -80,7 +80,7 @@ async def test_a_call_now_and_then_keeps_no_instance(monkeypatch: pytest.MonkeyP
         load = Load(servable, max_wait=60.0)
         model.open.clear()
         call = asyncio.create_task(servable.infer({"x": np.zeros(1, np.float32)}, counted(servable)))
-        await until(lambda: servable.busy == 1)
+        await until(lambda: servable.busy == 1 and servable.queue_depth == 0)  # Its thread has taken it.
         changes = [load.step()]
         model.open.set()
         await call
