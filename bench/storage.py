@@ -23,6 +23,7 @@ import obstore
 from obstore.store import S3Store
 
 from bench import report, servers
+from bench.lifecycle import MODEL
 from bench.tally import BenchError
 
 BUCKET = "models"
@@ -30,24 +31,6 @@ LOCAL, EMPTY, WARM = "local folder", "S3, empty cache", "S3, full cache"
 GOAL = 3.0
 """Times as long as from the local folder that a start with an empty cache may take."""
 START_LIMIT = 300.0
-
-MODEL = """
-from pathlib import Path
-
-import numpy as np
-import triglot
-
-
-class Weights(triglot.Model):
-    inputs = [triglot.TensorSpec("x", "FP32", [-1])]
-    outputs = [triglot.TensorSpec("y", "FP32", [-1])]
-
-    def load(self, folder: Path) -> None:
-        self.weights = np.load(folder / "weights.npy")
-
-    def infer(self, inputs):
-        return {"y": inputs["x"] + self.weights[0]}
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ def test_what_is_no_block(block: bytes, what: str) -> None:
 def test_too_many_fields(block: bytes) -> None:
     decoder = Decoder()
     assert decoded(decoder, block * (MAX_FIELDS // 2))
-    with pytest.raises(FieldsTooLarge, match=f"more than {MAX_FIELDS} fields"):
+    with pytest.raises(FieldsTooLarge, match="more than 49152 bytes of fields"):
         decoder.decode(block * (MAX_FIELDS + 1))
 
 

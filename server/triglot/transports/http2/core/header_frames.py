@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Generic, TypeVar
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.events import Event, RequestEnded, RequestReceived
 from triglot.transports.http2.core.fields import Field, MalformedRequest
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.hpack import Decoder, FieldsTooLarge, HpackError
+from triglot.transports.http2.core.hpack import TOO_LARGE, Decoder, FieldsTooLarge, HpackError
+from triglot.transports.http2.core.limits import MAX_FIELDS_BYTES
 from triglot.transports.http2.core.streams import H2Error, Streams
 
 T = TypeVar("T")
@@ -96,10 +98,12 @@ class HeaderFrames(Generic[T]):
 
     def _trailers(self, number: int, block: bytes, ended: bool, events: list[Event[T]]) -> None:
         try:
-            start, rest = self._decoder.decode(block)
+            fields = list(chain(*self._decoder.decode(block)))
+            if sum([field.size for field in fields]) > MAX_FIELDS_BYTES:
+                raise FieldsTooLarge(TOO_LARGE)
         except HpackError as error:
             raise _broken(error) from None
-        malformed = not ended or any(field.name.value[:1] == b":" for field in (*start, *rest))
+        malformed = not ended or any(field.name.value[:1] == b":" for field in fields)
         stream = self._streams.open[number]
         if stream.ended:
             self._streams.reset_invalid(number, ErrorCode.STREAM_CLOSED, events)

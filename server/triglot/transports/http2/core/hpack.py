@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from triglot.transports.http2.core.fields import Field, Name, field_of, name_of
+from triglot.transports.http2.core.fields import FIELD_BYTES, Field, Name, field_of, name_of
+from triglot.transports.http2.core.limits import MAX_FIELDS_BYTES
 
 TABLE_BYTES = 4096
 """Largest dynamic table, the default unless our SETTINGS change it (RFC 9113, 6.5.2)."""
@@ -78,8 +79,9 @@ www-authenticate
 _ENTRIES = [line.encode().partition(b" ") for line in _STATIC_TABLE.split("\n")[1:-1]]
 _STATIC = [Field(Name(name), value) for name, _, value in _ENTRIES]
 _STATIC_COUNT = len(_STATIC)
-MAX_FIELDS = 1024
-"""Limit on the fields of a block: an index takes one byte."""
+MAX_FIELDS = MAX_FIELDS_BYTES // FIELD_BYTES
+"""More fields are larger than allowed, whatever they are; an index to one takes one byte."""
+TOO_LARGE = f"more than {MAX_FIELDS_BYTES} bytes of fields"
 _INDICES = bytes(range(0x81, 0xFF))
 """Indexed fields that take one byte each (6.1)."""
 _BEYOND = "an index beyond the tables"
@@ -110,7 +112,7 @@ class Decoder:
         entries = self._entries
         end = len(block) - len(block.lstrip(_INDICES))
         if end > MAX_FIELDS:
-            raise FieldsTooLarge(f"more than {MAX_FIELDS} fields")
+            raise FieldsTooLarge(TOO_LARGE)
         try:
             start = tuple([entries[0x80 - byte] for byte in block[:end]])
         except IndexError:
@@ -152,7 +154,7 @@ class Decoder:
                     field = field_of(name, value) if name.is_credential else Field(name, value)
             fields.append(field)
             if len(fields) > MAX_FIELDS:
-                raise FieldsTooLarge(f"more than {MAX_FIELDS} fields")
+                raise FieldsTooLarge(TOO_LARGE)
         return fields
 
     def _entry(self, index: int) -> Field:

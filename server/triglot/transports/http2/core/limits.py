@@ -11,6 +11,8 @@ MAX_HEADER_BYTES = 16 * 1024
 
 Above it, the call is rejected, as by grpc.
 """
+MAX_FIELDS_BYTES = 48 * 1024
+"""Limit on the fields of any header block, counted likewise; above it, the connection ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Limits:
     connection_window: int = 64 * MIB
     """Opened as soon as data arrives: `Config.max_total_queue_bytes` bounds what calls hold."""
     max_header_block: int = 48 * 1024
-    """Limit on a request's header block, compressed or not; above it, the connection ends.
+    """Limit on a compressed header block; above it, the connection ends.
 
     Each frame of the block has to fit into the receive buffer.
     """

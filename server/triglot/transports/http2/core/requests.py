@@ -18,8 +18,8 @@ from triglot.transports.http2.core.fields import (
     Field,
     MalformedRequest,
 )
-from triglot.transports.http2.core.hpack import FieldsTooLarge
-from triglot.transports.http2.core.limits import MAX_HEADER_BYTES
+from triglot.transports.http2.core.hpack import TOO_LARGE, FieldsTooLarge
+from triglot.transports.http2.core.limits import MAX_FIELDS_BYTES, MAX_HEADER_BYTES
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
@@ -28,8 +28,6 @@ CALL_BYTES = 16 * 1024
 FIELDS_FACTOR = 10
 """Memory of fields, as a multiple of their size as HTTP/2 counts it."""
 MAX_CACHED_FIELDS = 16
-MAX_FIELDS_BYTES = 3 * MAX_HEADER_BYTES
-"""Limit on the fields of a block, as HTTP/2 counts them (RFC 9113, 6.5.2): larger ones end the connection."""
 CODINGS = ("identity", "deflate", "gzip")
 _DEFAULTS: Sequence[Any] = (None, None, None, None, None, False, None, "identity", "", None)
 """The meaning of an absent field, by kind."""
@@ -128,7 +126,7 @@ def _parse(fields: Sequence[Field], before: _Parsed = _NOTHING) -> _Parsed:
     for field in fields:
         size += field.size
         if size > MAX_FIELDS_BYTES:
-            raise FieldsTooLarge(f"more than {MAX_FIELDS_BYTES} bytes of fields")
+            raise FieldsTooLarge(TOO_LARGE)
         kind = field.kind
         if kind >= FIRST_REGULAR:
             is_regular = True
