@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ playwright_api = pytest.importorskip("playwright.async_api", reason="Playwright 
 expect = playwright_api.expect
 expect.set_options(timeout=SECONDS * 1000)
 
-T = TypeVar("T")
 REFUSAL = re.compile(r"Failed to load resource: the server responded with a status of 40[13] ")
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 """JavaScript: pixels by which the page is wider than the window."""
@@ -94,10 +92,3 @@ async def visiting(**options: Any) -> AsyncIterator[BrowserPage]:
         yield BrowserPage(await context.new_page())
     finally:
         await context.close()
-
-
-async def eventually(ask: Callable[[], Awaitable[T]], expected: T) -> None:
-    """Call `ask` until it returns `expected`. Raises `AssertionError` after `SECONDS`."""
-    deadline = time.monotonic() + SECONDS
-    while (answer := await ask()) != expected:
-        assert time.monotonic() < deadline, f"expected {expected}, got {answer}"

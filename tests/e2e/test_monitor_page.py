@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, eventually, expect, visiting
+from browser import IN_ONE_BROWSER, OVERFLOW, BrowserPage, expect, visiting
 from monitor_load import (
     BROKEN_MODEL,
     BROKEN_TEXT,
@@ -27,6 +27,7 @@ from monitor_load import (
 
 import triglot
 from process import SECONDS
+from waiting import until_found
 
 pytestmark = IN_ONE_BROWSER
 
@@ -113,7 +114,7 @@ async def test_the_page_shows_under_load_what_metrics_says(server: triglot.Serve
         assert said.total.failures == 7
         assert set(said.protocols) == {"kserve", "tfserving", "grps"}
         assert said.models[OTHER_MODEL] == Count(said.models_and_protocols[OTHER_MODEL, "kserve"], 0)
-        await eventually(lambda: numbers_shown(visitor), said)
+        await until_found(lambda: numbers_shown(visitor), lambda shown: shown == said)
         await expect(visitor.page.locator("[data-tile=in-flight] dd").first).to_have_text("0")
         assert visitor.complaints == []
         assert all(url.startswith((load.url + "/", "data:")) for url in visitor.asked)

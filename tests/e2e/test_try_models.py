@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from browser import IN_ONE_BROWSER, OVERFLOW, eventually
+from browser import IN_ONE_BROWSER, OVERFLOW
 from tried_models import HOSTILE, Caller, calling, expect, pasted, served
 
 import triglot
 from process import write_model
+from waiting import until
 
 pytestmark = IN_ONE_BROWSER
 
@@ -124,14 +125,13 @@ async def test_a_call_that_is_cancelled_leaves_the_model(server: triglot.Server,
     await caller.page.get_by_role("button", name="Run").click()
     (waits,) = [one for one in server.manager.registry.versions() if one.files.name == "waits"]
 
-    async def leases() -> int:
-        assert waits.servable is not None
-        return waits.servable.leases
+    servable = waits.servable
+    assert servable is not None
 
-    await eventually(leases, 1)
+    await until(lambda: servable.leases == 1)
     await caller.page.get_by_role("button", name="Cancel").click()
     await expect(caller.status).to_have_text(re.compile("^cancelled after "))
-    await eventually(leases, 0)
+    await until(lambda: servable.leases == 0)
 
 
 @pytest.mark.parametrize("protocol", ["KServe V2", "grps"])
