@@ -12,6 +12,7 @@ FOLDER = Path(__file__).parent
 FILES = {
     "test_kserve_manifests.py": "kserve",
     "test_kserve_pods.py": "deploy",
+    "test_kserve_crds.py": "deploy",
     "test_chart.py": "deploy",
     "test_dockerfile.py": "deploy",
 }
