@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import fcntl
 import hmac
+import json
 import re
 import shutil
+import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +21,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import trustme
 
 import environments
 from process import Lines, clean_environment, unused_ports
@@ -78,7 +81,10 @@ AZURITE = "azurite@3.37.0"
 
 @contextmanager
 def azurite() -> Iterator[int]:
-    """The port of an Azure Blob Storage with the container `models`; skips the test where there is no npm."""
+    """The port of an Azure Blob Storage with the containers `models` and `public`, which anyone may read.
+
+    Skips the test where there is no npm.
+    """
     npm, node = shutil.which("npm"), shutil.which("node")
     if npm is None or node is None:
         pytest.skip("npm is not installed")
@@ -93,13 +99,16 @@ def azurite() -> Iterator[int]:
     port, _ = unused_ports()
     options = ("--blobPort", str(port), "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry")
     with emulator(node, program, *options, says="successfully listens"):
-        date = formatdate(usegmt=True)
-        resource = f"/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/models\nrestype:container"
-        signed = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:2021-08-06\n{resource}"
-        digest = hmac.digest(base64.b64decode(AZURE_KEY), signed.encode(), "sha256")
-        signature = f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(digest).decode()}"
-        headers = {"x-ms-date": date, "x-ms-version": "2021-08-06", "Authorization": signature}
-        request(port, "PUT", f"/{AZURE_ACCOUNT}/models?restype=container", b"", headers)
+        for name in ("models", "public"):
+            headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+            if name == "public":
+                headers = {"x-ms-blob-public-access": "container"} | headers
+            lines = "".join(f"{header}:{value}\n" for header, value in headers.items())
+            signed = "PUT" + "\n" * 12 + f"{lines}/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/{name}\nrestype:container"
+            digest = hmac.digest(base64.b64decode(AZURE_KEY), signed.encode(), "sha256")
+            signature = f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(digest).decode()}"
+            path = f"/{AZURE_ACCOUNT}/{name}?restype=container"
+            request(port, "PUT", path, b"", headers | {"Authorization": signature})
         yield port
 
 
@@ -211,3 +220,57 @@ def cut(handler: BaseHTTPRequestHandler) -> bool:
     handler.close_connection = True
     handler.connection.close()
     return True
+
+
+@contextmanager
+def cloud(
+    answer: Callable[[str, bytes], tuple[int, object]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """The clouds' own hosts, for the libraries in this process that use requests: these go through a proxy.
+
+    `answer` gets `https://HOST/PATH` and the body of a request, and gives a status and what is sent as JSON.
+    """
+    authority = trustme.CA()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_CONNECT(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            authority.issue_cert(self.path.partition(":")[0]).configure_cert(context)
+            with context.wrap_socket(self.connection, server_side=True) as connection:
+                Handler(connection, self.client_address, self.server)
+            self.close_connection = True
+
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, found = answer(f"https://{self.headers['Host']}{urlsplit(self.path).path}", body)
+            text = json.dumps(found).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(text)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+    server = ThreadingHTTPServer((HOST, 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
+    bundle = folder / "authority.pem"
+    authority.cert_pem.write_to_path(str(bundle))
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", f"http://{HOST}:{server.server_port}")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(bundle))
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()

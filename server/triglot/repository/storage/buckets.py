@@ -1,7 +1,7 @@
 """Objects in buckets: S3 and compatible stores, Google Cloud Storage, Azure Blob Storage.
 
-obstore finds each cloud's credentials as its own tools do, in environment variables, files and the machine's
-metadata; they never pass through this module.
+obstore, or the cloud's own library, finds credentials as the cloud's tools do, in environment variables, files and
+the machine's metadata; they never pass through this module.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from triglot.repository.storage.aws import profile_options
+from triglot.repository.storage.azure import azure_options
+from triglot.repository.storage.google import google_options
 from triglot.repository.storage.store import (
     PIECE,
     ObjectChanged,
@@ -111,12 +113,13 @@ def _open_store(url: Url) -> ObjectStore:
     if url.scheme == "s3":
         return S3Store(url.host, **profile_options(), **options)
     if url.scheme == "az":
-        return AzureStore(url.host, **options)
+        return AzureStore(url.host, **azure_options(), **options)
     if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # Google's own variable.
         base = emulator if "://" in emulator else f"http://{emulator}"
         options["client_options"]["allow_http"] = True
         options["config"] = {"service_account_key": _ANONYMOUS % base}
-    return GCSStore(url.host, **options)
+        return GCSStore(url.host, **options)
+    return GCSStore(url.host, **google_options(), **options)
 
 
 _ANONYMOUS = (
