@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import os
 import sys
@@ -16,6 +18,8 @@ from object_stores import AZURE_ACCOUNT, AZURE_KEY, Proxy, azurite, google, moto
 from obstore.store import AzureStore
 from stored_models import POLL, SAYS, serving
 
+from process import FREE_PORTS, Triglot
+from protocol_clients.rest import Rest
 from triglot.core.errors import ModelLoadError
 from triglot.repository.storage.buckets import Bucket
 from triglot.repository.storage.store import StoreError
@@ -174,6 +178,41 @@ def test_a_profile_that_logs_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     text = "the AWS profile 'team' has role_arn, which needs boto3, which is not installed; run: pip install boto3"
     with pytest.raises(StoreError, match=f"^{text}$"):
         Bucket(Url("s3", "bucket", ""))
+
+
+async def test_a_profile_that_has_logged_in(s3: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By SSO: the token of the login is exchanged for the role's keys, once. The log has neither."""
+    session = ("sso_session = s", "sso_account_id = 123456789012", "sso_role_name = reader", "[sso-session s]")
+    start = "https://example.awsapps.com/start"
+    profile(tmp_path, monkeypatch, "login", *session, "sso_region = eu-north-1", f"sso_start_url = {start}")
+    cache = tmp_path / ".aws" / "sso" / "cache"
+    cache.mkdir(parents=True)
+    token = {"startUrl": start, "region": "eu-north-1", "accessToken": "of-the-login"}
+    file = cache / f"{hashlib.sha1(b's', usedforsecurity=False).hexdigest()}.json"
+    file.write_text(json.dumps(token | {"expiresAt": "2099-01-01T00:00:00Z"}))
+    keys = {"accessKeyId": "ASIALOGIN", "secretAccessKey": "of-the-role", "sessionToken": "T"}
+
+    def answer(handler: BaseHTTPRequestHandler) -> bool:
+        if not handler.path.startswith("/sso/"):
+            return refuse_others("ASIALOGIN", handler)
+        allowed = handler.headers["x-amz-sso_bearer_token"] == "of-the-login"
+        expiration = {"expiration": 4070908800000}
+        return refuse(handler, 200 if allowed else 401, json.dumps({"roleCredentials": keys | expiration}))
+
+    s3.answer = answer
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SSO", f"http://127.0.0.1:{s3.port}/sso")
+    options = ("--log-level=debug", "--watch", "--poll-interval=0.05", "--drain-delay=0", *FREE_PORTS)
+    # In a process of its own, because botocore looks for the home folder when it is imported.
+    with Triglot("s3://models/r", *options) as triglot_process:
+        _, port = await asyncio.to_thread(triglot_process.ports)
+        assert (await asyncio.to_thread(Rest(port).infer, "a"))[1]["outputs"][0]["data"][0] == 1
+        count = len(s3.requests)
+        await until(lambda: len(s3.requests) > count + 3)
+        await asyncio.to_thread(triglot_process.stop)
+    asked = [request for request in s3.requests if "/sso/" in request]
+    assert asked == ["GET /sso/federation/credentials?role_name=reader&account_id=123456789012"]
+    assert "of-the-login" not in triglot_process.stderr.text()
+    assert "of-the-role" not in triglot_process.stderr.text()
 
 
 CREDENTIALS = {

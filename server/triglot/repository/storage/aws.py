@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from configparser import Error as ConfigError
@@ -75,6 +76,8 @@ def _boto3(name: str, login: str, *_: Path) -> Callable[[], S3Credential]:
     except ModuleNotFoundError:
         missing = "which needs boto3, which is not installed; run: pip install boto3"
         raise StoreError(f"the AWS profile {name!r} has {login}, {missing}") from None
+    if not (logger := logging.getLogger("botocore")).level:
+        logger.setLevel(logging.INFO)  # At debug it logs tokens and keys.
     try:
         # Not the provider: its region would go before that of the variables.
         return Boto3CredentialProvider(ttl=SHORTEST).__call__
