@@ -30,7 +30,11 @@ TOKEN = "the-token-of-the-store"
 SUBJECT = "a-token-of-the-cluster"
 REFRESH = "a-refresh-token"
 SECRET = "a-client-secret"
-MODEL = {"r/a/1/value.txt": b"1", "r/a/1/model.py": SAYS.encode()}
+OBJECTS = {
+    f"{model}/1/{name}": body
+    for model in ("r/a", "s/b")
+    for name, body in (("value.txt", b"1"), ("model.py", SAYS.encode()))
+}
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +86,7 @@ def with_token(handler: BaseHTTPRequestHandler) -> bool:
 @pytest.fixture(scope="module")
 def google_port() -> Iterator[int]:
     with google() as port:
-        for name, body in MODEL.items():
+        for name, body in OBJECTS.items():
             path = f"/upload/storage/v1/b/models/o?uploadType=media&name={quote(name, safe='')}"
             request(port, "POST", path, body, {"Content-Type": "text/plain"})
         yield port
@@ -133,19 +137,19 @@ def use(folder: Path, credentials: dict[str, Any]) -> None:
     file.write_text(json.dumps(credentials))
 
 
-async def check_google(storage: Proxy) -> None:
-    """The model serves while the store is listed several times."""
-    async with serving("gs://models/r", **POLL) as served:
-        assert await served.value("a") == 1
+async def check_models(scheme: str, storage: Proxy) -> None:
+    """Two models, each of a URL of its own, serve while the store is listed several times."""
+    async with serving(f"{scheme}r", f"{scheme}s", **POLL) as served:
+        assert [await served.value(name) for name in "ab"] == [1, 1]
         count = len(storage.requests)
-        await until(lambda: len(storage.requests) > count + 3)
+        await until(lambda: len(storage.requests) > count + 4)
 
 
 async def test_a_federated_identity(storage: Proxy, tokens: Cloud, tmp_path: Path) -> None:
     """A token of the cluster is exchanged for one of Google's, once, and nothing else is asked."""
     use(tmp_path, FEDERATED)
     tokens.answers[STS] = 200, GIVEN
-    await check_google(storage)
+    await check_models("gs://models/", storage)
     ((url, form),) = tokens.asked
     assert url == STS
     assert form.items() >= {"subject_token": SUBJECT, "audience": POOL, "scope": SCOPE}.items()
@@ -165,7 +169,7 @@ async def test_a_federated_identity_of_aws(
     kind = {"subject_token_type": "urn:ietf:params:aws:token-type:aws4_request"}
     use(tmp_path, FEDERATED | kind | {"credential_source": source})
     tokens.answers[STS] = 200, GIVEN
-    await check_google(storage)
+    await check_models("gs://models/", storage)
     ((_, form),) = tokens.asked
     signed = json.loads(unquote(form["subject_token"]))
     assert signed["url"].startswith("https://sts.eu-north-1.amazonaws.com")
@@ -182,7 +186,7 @@ async def test_a_federated_identity_of_a_program(
     monkeypatch.setenv("GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", "1")
     use(tmp_path, FEDERATED | {"credential_source": {"executable": command}})
     tokens.answers[STS] = 200, GIVEN
-    await check_google(storage)
+    await check_models("gs://models/", storage)
     ((_, form),) = tokens.asked
     assert form["subject_token"] == SUBJECT
 
@@ -197,7 +201,7 @@ async def test_a_federated_identity_that_is_a_service_account(
         200,
         {"accessToken": TOKEN, "expireTime": "2099-01-01T00:00:00Z"},
     )
-    await check_google(storage)
+    await check_models("gs://models/", storage)
     assert [url for url, _ in tokens.asked] == [STS, f"{ACCOUNT}:generateAccessToken"]
     assert tokens.asked[1][1]["scope"] == [SCOPE]
 
@@ -211,7 +215,7 @@ async def test_a_federated_user(
     file.write_text(json.dumps(USER | login))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
     tokens.answers[LOGIN] = 200, GIVEN
-    await check_google(storage)
+    await check_models("gs://models/", storage)
     ((url, form),) = tokens.asked
     assert (url, form["refresh_token"]) == (LOGIN, REFRESH)
 
@@ -223,7 +227,7 @@ async def test_an_impersonated_service_account(storage: Proxy, tokens: Cloud, tm
         200,
         {"accessToken": TOKEN, "expireTime": "2099-01-01T00:00:00Z"},
     )
-    await check_google(storage)
+    await check_models("gs://models/", storage)
     assert [url for url, _ in tokens.asked] == [OAUTH, f"{ACCOUNT}:generateAccessToken"]
     assert tokens.asked[1][1]["scope"] == [SCOPE]
 
@@ -302,7 +306,7 @@ def azure_port() -> Iterator[int]:
             endpoint=endpoint,
             client_options={"allow_http": True},
         )
-        for name, body in MODEL.items():
+        for name, body in OBJECTS.items():
             obstore.put(store, name, body)
         yield port
 
@@ -333,10 +337,7 @@ async def test_an_azure_application_with_a_certificate(
     with Proxy(azure_port) as proxy:
         proxy.answer = with_token
         monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"http://127.0.0.1:{proxy.port}/{AZURE_ACCOUNT}")
-        async with serving("az://public/r", **POLL) as served:
-            assert await served.value("a") == 1
-            count = len(proxy.requests)
-            await until(lambda: len(proxy.requests) > count + 3)
+        await check_models("az://public/", proxy)
     (form,) = [form for url, form in tokens.asked if url == TOKENS_OF_TENANT]
     assert form["scope"].split()[0] == "https://storage.azure.com/.default"
     signed = jwt.decode(form["client_assertion"], key.public_key(), ["PS256", "RS256"], audience=TOKENS_OF_TENANT)

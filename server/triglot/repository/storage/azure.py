@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from triglot.repository.storage.store import StoreError
@@ -61,6 +62,13 @@ def _azure_identity(file: str, _: bytes) -> Callable[[], AzureCredential]:
         missing = "azure-identity, which is not installed; run: pip install azure-identity"
         raise StoreError(f"{CERTIFICATE} needs {missing}") from None
     try:
-        return AzureCredentialProvider(EnvironmentCredential()).__call__
+        provider = AzureCredentialProvider(EnvironmentCredential())
     except ValueError as error:
         raise StoreError(f"{CERTIFICATE}: {file}: {str(error).splitlines()[0]}") from None
+    lock = Lock()
+
+    def fetch() -> AzureCredential:
+        with lock:
+            return provider()
+
+    return fetch

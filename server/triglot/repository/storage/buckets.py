@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from triglot.repository.storage.aws import profile_options
@@ -37,6 +38,9 @@ ENDPOINTS = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 """Environment variables that set another server than the cloud's own."""
+_CREDENTIALS = {"s3": profile_options, "gs": google_options, "az": azure_options}
+_OPENING = Lock()
+"""Stores that are opened at the same time share what fetches their credentials."""
 _STATUS = re.compile(r"status code: (\d{3}[\w ]*)")
 _CODE = re.compile(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)")
 
@@ -110,16 +114,17 @@ def _open_store(url: Url) -> ObjectStore:
         "client_options": {"allow_http": endpoint.startswith("http://"), "timeout": "5 minutes"},
         "retry_config": {"max_retries": 4, "retry_timeout": timedelta(seconds=60)},
     }
+    with _OPENING:
+        options |= _CREDENTIALS[url.scheme]()
     if url.scheme == "s3":
-        return S3Store(url.host, **profile_options(), **options)
+        return S3Store(url.host, **options)
     if url.scheme == "az":
-        return AzureStore(url.host, **azure_options(), **options)
+        return AzureStore(url.host, **options)
     if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # Google's own variable.
         base = emulator if "://" in emulator else f"http://{emulator}"
         options["client_options"]["allow_http"] = True
         options["config"] = {"service_account_key": _ANONYMOUS % base}
-        return GCSStore(url.host, **options)
-    return GCSStore(url.host, **google_options(), **options)
+    return GCSStore(url.host, **options)
 
 
 _ANONYMOUS = (

@@ -22,8 +22,9 @@ VARIABLES = (
     "GOOGLE_SERVICE_ACCOUNT_PATH",
     "GOOGLE_SERVICE_ACCOUNT_KEY",
     "GOOGLE_SKIP_SIGNATURE",
+    "STORAGE_EMULATOR_HOST",
 )
-"""Environment variables of obstore's that go before the file."""
+"""Environment variables that go before the file."""
 TYPES = frozenset({"external_account", "external_account_authorized_user", "impersonated_service_account"})
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 
