@@ -179,13 +179,9 @@ class Rpc:
         access = self.protocol.server.access
         if access is None or row.operation is None:
             return None
-        names, fields = access.fields[GRPC], []
-        for one in self.head.fields:  # A comprehension would add a function call per request.
-            if (name := one.name.text) in names:
-                fields.append((name, one.text))  # noqa: PERF401
+        credentials, names = self.head.credentials, self.protocol.certificate_names
         try:
-            permission = access.permission(row.operation, GRPC, fields, self.protocol.certificate_names)
-            self.permission = permission
+            self.permission = permission = access.permission(row.operation, GRPC, credentials, names)
             if permission.limits is not None:
                 self._limits = permission.enter()
         except ServingError as error:

@@ -14,13 +14,13 @@ from typing import Any
 
 METHOD, SCHEME, PATH, AUTHORITY = range(4)
 TE, CONTENT_TYPE, TIMEOUT, ENCODING, ACCEPT_ENCODING, CONTENT_LENGTH = range(4, 10)
-METADATA, TRACEPARENT, TRACESTATE, MALFORMED = range(10, 14)
-"""Kinds of other valid fields, of the trace context, and of invalid fields."""
+METADATA, TRACEPARENT, TRACESTATE, CREDENTIAL, MALFORMED = range(10, 15)
+"""Kinds of other valid fields, of the trace context, of what access control asks for, and of invalid fields."""
 FIRST_REGULAR = TE
 """Kinds below this are pseudo-headers."""
-_TEXTS = frozenset((PATH, ENCODING, ACCEPT_ENCODING, TRACEPARENT, TRACESTATE))
-CREDENTIALS = (b"authorization", b"x-api-key")
-"""Fields that a client sends with each call, with the same value."""
+_TEXTS = frozenset((PATH, ENCODING, ACCEPT_ENCODING, TRACEPARENT, TRACESTATE, CREDENTIAL))
+_RESTRICTED = b"triton-grpc-protocol-"
+"""Begins the names of the fields that Triton's restricted groups ask for."""
 FIELD_BYTES = 32
 """Bytes that HTTP/2 counts per field besides its name and value (RFC 9113, 6.5.2)."""
 _KINDS = {
@@ -36,6 +36,8 @@ _KINDS = {
     b"content-length": CONTENT_LENGTH,
     b"traceparent": TRACEPARENT,
     b"tracestate": TRACESTATE,
+    b"authorization": CREDENTIAL,
+    b"x-api-key": CREDENTIAL,
     **dict.fromkeys(
         (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"), MALFORMED
     ),
@@ -53,16 +55,16 @@ _GRPC_TYPE = re.compile(rb"application/grpc([+;].*)?")
 class Name:
     """A field name, classified."""
 
-    __slots__ = ("is_binary", "is_credential", "is_parsed", "is_valid", "kind", "size", "text", "value")
+    __slots__ = ("is_binary", "is_parsed", "is_valid", "kind", "size", "text", "value")
 
     def __init__(self, value: bytes) -> None:
         self.value = value
         self.text = value.decode("latin-1")
         kind = _KINDS.get(value)
         if kind is None:
-            kind = METADATA if _NAME.fullmatch(value) else MALFORMED
+            is_secret = value.startswith(_RESTRICTED) and not value.endswith(b"-bin")
+            kind = MALFORMED if not _NAME.fullmatch(value) else CREDENTIAL if is_secret else METADATA
         self.kind = kind
-        self.is_credential = value in CREDENTIALS
         self.is_binary = kind == METADATA and value.endswith(b"-bin")
         self.is_parsed = kind != METADATA or self.is_binary
         """Whether its values have a meaning besides their bytes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from triglot.transports.http2.core.fields import FIELD_BYTES, Field, Name, field_of, name_of
+from triglot.transports.http2.core.fields import CREDENTIAL, FIELD_BYTES, Field, Name, field_of, name_of
 from triglot.transports.http2.core.limits import MAX_FIELDS_BYTES
 
 TABLE_BYTES = 4096
@@ -151,7 +151,7 @@ class Decoder:
                     field = field_of(name, value)
                     self._add(field)
                 else:
-                    field = field_of(name, value) if name.is_credential else Field(name, value)
+                    field = field_of(name, value) if name.kind == CREDENTIAL else Field(name, value)
             fields.append(field)
             if len(fields) > MAX_FIELDS:
                 raise FieldsTooLarge(TOO_LARGE)

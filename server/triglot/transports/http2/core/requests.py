@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from triglot.transports.http2.core.fields import (
+    CREDENTIAL,
     FIRST_REGULAR,
     MALFORMED,
     METADATA,
@@ -40,9 +41,10 @@ class RpcHead:
 
     `timeout` in seconds, None without one. `encoding`: the compression of its messages; `accepts`: that
     accepted for responses. `length`: the content-length, if given. `traceparent` and `tracestate` are
-    unchecked, "" if absent. `status`: the HTTP status that answers a request that is not a gRPC call, else 0.
-    `problem`: what is wrong with a gRPC call, else ""; `too_large`: its fields are too large. `call_bytes`:
-    approximate memory of the call.
+    unchecked, "" if absent. `credentials`: names and values of the fields that access control asks for.
+    `status`: the HTTP status that answers a request that is not a gRPC call, else 0. `problem`: what is wrong
+    with a gRPC call, else ""; `too_large`: its fields are too large. `call_bytes`: approximate memory of the
+    call.
     """
 
     fields: Sequence[Field]
@@ -53,6 +55,7 @@ class RpcHead:
     length: int | None
     traceparent: str
     tracestate: str
+    credentials: tuple[tuple[str, str], ...]
     status: int
     problem: str
     too_large: bool
@@ -73,6 +76,7 @@ class _Parsed(NamedTuple):
     meanings: Sequence[Any] = _DEFAULTS
     traceparent: str = ""
     tracestate: str = ""
+    credentials: tuple[tuple[str, str], ...] = ()
     problem: str = ""
     size: int = 0
     is_regular: bool = False
@@ -94,7 +98,7 @@ def read_head(start: tuple[Field, ...], rest: Sequence[Field] = ()) -> RpcHead:
 
 
 def _head(parsed: _Parsed) -> RpcHead:
-    fields, meanings, traceparent, tracestate, problem, size, _ = parsed
+    fields, meanings, traceparent, tracestate, credentials, problem, size, _ = parsed
     is_post, scheme, path, _, _, is_grpc, timeout, encoding, accepts, length = meanings
     if is_post is None or not scheme or not path:
         raise MalformedRequest("a pseudo-header is missing")
@@ -112,6 +116,7 @@ def _head(parsed: _Parsed) -> RpcHead:
         length,
         traceparent,
         tracestate,
+        credentials,
         status,
         problem,
         too_large,
@@ -122,7 +127,7 @@ def _head(parsed: _Parsed) -> RpcHead:
 def _parse(fields: Sequence[Field], before: _Parsed = _NOTHING) -> _Parsed:
     """Returns what the fields say, after those `before`. Raises as `read_head`."""
     meanings = list(before.meanings)
-    _, _, traceparent, tracestate, problem, size, is_regular = before
+    _, _, traceparent, tracestate, credentials, problem, size, is_regular = before
     for field in fields:
         size += field.size
         if size > MAX_FIELDS_BYTES:
@@ -141,7 +146,10 @@ def _parse(fields: Sequence[Field], before: _Parsed = _NOTHING) -> _Parsed:
             traceparent = field.meaning
         elif kind == TRACESTATE:
             tracestate = f"{tracestate},{field.meaning}" if tracestate else field.meaning
-    return _Parsed((*before.fields, *fields), meanings, traceparent, tracestate, problem, size, is_regular)
+        elif kind == CREDENTIAL:
+            credentials = (*credentials, (field.name.text, field.meaning))
+    parsed = (*before.fields, *fields)
+    return _Parsed(parsed, meanings, traceparent, tracestate, credentials, problem, size, is_regular)
 
 
 @lru_cache(maxsize=512)
