@@ -10,8 +10,8 @@ environment = $$($(PYTHON) tests/environments.py $(1))
 serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options.
 	@python="$(call environment,serve)" && exec "$$python" -m triglot serve $(MODELS) $(ARGS)
 
-# Tests wait for processes of their own now and then: two workers more than there are cores keep these at work.
-WORKERS ?= $(shell expr $$(nproc) + 2)
+# Tests wait for processes of their own now and then: four workers more than there are cores keep these at work.
+WORKERS ?= $(shell expr $$(nproc) + 4)
 
 # These name the transports that they go over, or go over none.
 OVER_ALL = $(addprefix tests/transports/test_,$(addsuffix .py,aio_bursts aio_requests aio_unary aio_unread call_leaks \

@@ -21,6 +21,8 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    # Else actors starve beside what else a busy machine does.
+    "RAY_worker_niceness": "0",
     # With the defaults, nodes abandon a start that takes seconds on a busy machine.
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_register_timeout_seconds": "300",
