@@ -35,18 +35,26 @@ from bench.tally import BenchError, Request, close
 MODEL = "identity_fp32"
 SCENARIO = next(one for one in SCENARIOS if one.name == "infer-c64")
 TOKEN, JWT, CERTIFICATE = "a token", "a JWT, verified before", "a certificate"
+IGNORED = ", ignored"
+"""Ends the name of a line whose server has no access control, but gets the credential."""
 RATE = 200
 """Rate limit in requests per second of the flooding client, which sends `TIMES` as many."""
 TIMES = 10
 QUIET_RATE = 500
 """Calls per second of the client beside a flood, or beside clients without credentials."""
-COLUMNS = ("credential", "calls/s", "x none", "(min-max)", "p50 ms", "p99 ms", "CPU µs", "x none", "client")
+COLUMNS = (
+    *("credential", "calls/s", "x none", "(min-max)", "p50 ms", "p99 ms", "CPU µs", "x none", "client"),
+    *("x ignored", "CPU x ignored"),
+)
 GOALS = """\
-goals: none x 0.98 for a token and a JWT, x 0.99 for a certificate; p99 x 1.20 beside a flood, which gets its rate
+goals: x 0.98 for a token and a JWT, x 0.99 for a certificate; p99 x 1.20 beside a flood, which gets its rate
 within 5%, and beside strangers"""
 LEGEND = """\
-Medians over rounds, in turn, one at a time; "x none" is the median of the rounds' own ratios to the line before it
-that asks for nothing. A line with a certificate is compared over TLS. "!": the client was the limit."""
+Medians over rounds, in turn, one at a time; "x none" is the median of the rounds' own ratios to the first line,
+over TLS to the one where the certificate is ignored; "x ignored" to the line before it, whose calls have the same
+bytes. "!": the client was the limit."""
+BESIDE = Plan(9, 1.0)
+"""The rounds beside other clients: a rate per second takes a second to see."""
 
 
 class Issuer:
@@ -116,14 +124,13 @@ class Servers:
         return server, port
 
     def plain(self) -> list[Subject]:
-        """Start the servers without TLS: without access control, with a token, and with a JWT."""
-        asking = ("--access", str(self.access))
-        lines = (
-            ((), "none", ()),
-            (asking, TOKEN, (bearer("friend"),)),
-            (asking, JWT, (bearer(self._issuer.token()),)),
-        )
-        return [self._subject(name, flags, fields) for flags, name, fields in lines]
+        """Start the servers without TLS: without a credential, with a token, and with a JWT."""
+        subjects = [self._subject("none", (), ())]
+        for name, token in ((TOKEN, "friend"), (JWT, self._issuer.token())):
+            fields = (bearer(token),)
+            subjects.append(self._subject(name + IGNORED, (), fields))
+            subjects.append(self._subject(name, ("--access", str(self.access)), fields))
+        return subjects
 
     def secured(self) -> list[Subject]:
         """Start the servers with TLS and client certificates: one ignores these, one authenticates by them."""
@@ -135,7 +142,7 @@ class Servers:
         mine.configure_cert(tls)
         tls.check_hostname = False
         tls.set_alpn_protocols(["h2"])
-        lines = ("none, over TLS", flags), (CERTIFICATE, [*flags, "--access", str(self._certified)])
+        lines = (CERTIFICATE + IGNORED, flags), (CERTIFICATE, [*flags, "--access", str(self._certified)])
         return [self._subject(name, words, (), tls) for name, words in lines]
 
     def _subject(
@@ -153,6 +160,14 @@ class Servers:
             for one in traffic.requests(made, traffic.VARIED, port)
         ]
         return subject
+
+
+def friend_rows(measured: Sequence[Measured[str]]) -> Iterator[list[str]]:
+    """Yields the table's rows."""
+    for before, one in zip((None, *measured), measured, strict=False):
+        ignored = before if before is not None and before.setting == one.setting + IGNORED else None
+        more = [] if ignored is None else [rounds.ratios(one, ignored), rounds.costs(one, ignored)]
+        yield [*rounds.row(one, measured[0]), *(map(rounds.middle, more) if more else ("", ""))]
 
 
 async def friends(subjects: Sequence[Subject], plan: Plan) -> list[Measured[str]]:
@@ -265,7 +280,7 @@ def flood_lines(measured: Flood) -> Iterator[str]:
 def main(words: Sequence[str] | None = None) -> int:
     """Measure and print; returns 1 after an error, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.access", description=__doc__.splitlines()[0])
-    rounds.add_arguments(parser, 9, 1.0)
+    rounds.add_arguments(parser, 41, 0.4)
     parser.add_argument(
         "--changes", type=int, default=100, help="changes of token and certificate (default: %(default)s)"
     )
@@ -277,16 +292,15 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name, ExitStack() as stack:
             here = Servers(Path(name), cores.server, stack)
-            lines = []
+            lines: list[list[str]] = []
             for subjects in (here.plain(), here.secured()):
-                measured = asyncio.run(friends(subjects, plan))
-                lines += [rounds.row(one, measured[0]) for one in measured]
+                lines += friend_rows(asyncio.run(friends(subjects, plan)))
             table = report.plain(COLUMNS, lines)
             print(f"\n{SCENARIO.in_flight} in flight; {GOALS}", table, LEGEND, sep="\n", flush=True)
             _, port = here.start("--access", str(here.access))
-            print("", *flood_lines(asyncio.run(flood(port, plan))), sep="\n", flush=True)
+            print("", *flood_lines(asyncio.run(flood(port, BESIDE))), sep="\n", flush=True)
             others = cores.usable - {cores.server}
-            print("", *strange_lines(asyncio.run(strange(port, plan, others))), sep="\n", flush=True)
+            print("", *strange_lines(asyncio.run(strange(port, BESIDE, others))), sep="\n", flush=True)
             print("", *changes.lines(asyncio.run(changes.measure(arguments.changes, cores.server))), sep="\n")
     except BenchError as error:
         print(error, file=sys.stderr)

@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
+from random import Random
 
 from bench import servers
 from bench.h2client import H2Connection, framed_requests, headers_of
@@ -18,8 +20,8 @@ from bench.tally import BenchError, Request, close
 STRANGERS = 64
 BODY_BYTES = 16 * 2**20
 READY = "ready"
-PAUSE = 0.1
-"""Seconds from a rejection until the same client calls again."""
+PAUSE = 0.05, 0.15
+"""Least and greatest number of seconds from a rejection until the same client calls again: each is on its own."""
 NICE = 19
 SECONDS = 60
 """Most seconds for their start, and for their end."""
@@ -28,13 +30,14 @@ LEAST_CALLS = 2
 
 
 class Stranger(H2Connection):
-    """A client that sends a call's body until the call has ended, and calls again after `PAUSE`."""
+    """A client that sends a call's body until the call has ended, and calls again after a `PAUSE` of its own."""
 
-    def __init__(self, headers: HeaderBlocks, body: bytes) -> None:
+    def __init__(self, number: int, headers: HeaderBlocks, body: bytes) -> None:
         super().__init__(framed_requests([Request(body)]), 1, headers)
         self.refused = 0
         self.failure = ""
         self.came_again = asyncio.Event()
+        self._random = Random(number)
 
     def come(self) -> None:
         """Start a call."""
@@ -49,7 +52,7 @@ class Stranger(H2Connection):
             self.refused += 1
             if self.refused == LEAST_CALLS:
                 self.came_again.set()
-            asyncio.get_running_loop().call_later(PAUSE, self.come)
+            asyncio.get_running_loop().call_later(self._random.uniform(*PAUSE), self.come)
 
     def _abort(self, text: str) -> None:
         self.failure = self.failure or text
@@ -62,9 +65,9 @@ async def _come(port: int, path: str) -> str:
     loop = asyncio.get_running_loop()
     body = bytes(BODY_BYTES)
     strangers = []
-    for _ in range(STRANGERS):
+    for number in range(STRANGERS):
         _, stranger = await loop.create_connection(
-            lambda: Stranger(headers_of(port, path), body), "127.0.0.1", port
+            partial(Stranger, number, headers_of(port, path), body), "127.0.0.1", port
         )
         await stranger.ready
         strangers.append(stranger)
