@@ -28,6 +28,7 @@ from triglot.core.errors import (
 from triglot.core.permission import EVERYTHING, Permission
 from triglot.protocols.rows import Kind, Service
 from triglot.telemetry.store import Telemetry
+from triglot.transports.aio.gathering import Gathering
 from triglot.transports.aio.hang_up import host_of
 from triglot.transports.aio.requests import AioRequests
 from triglot.transports.aio.unary import answer
@@ -43,6 +44,7 @@ from triglot.transports.grpc_calls import (
 )
 from triglot.transports.http2.core.limits import DEFAULTS, Limits
 from triglot.transports.listening import max_sockets
+from triglot.transports.off_loop import OFF_LOOP_BYTES
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.tls import Tls
 
@@ -87,8 +89,11 @@ class GrpcServer:
             _abort, grpc.aio.InternalError, request_bytes or RequestBytes(config.total_queue_bytes(None))
         )
         self._unsent = unsent = UnsentAnswers(limits)
+        gathering = Gathering()
         rows = {
-            path: _handler(row, unsent, calls) if access is None else _checked(row, unsent, calls, access)
+            path: _handler(row, unsent, calls, gathering)
+            if access is None
+            else _checked(row, unsent, calls, gathering, access)
             for path, row in calls.rows(services, telemetry).items()
         }
         max_calls = config.max_connections or MAX_OPEN_CALLS
@@ -122,10 +127,10 @@ class GrpcServer:
         self._unsent.close()
 
 
-def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: GrpcCalls) -> grpc.RpcMethodHandler:
+def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: GrpcCalls, gathering: Gathering) -> grpc.RpcMethodHandler:
     """Returns the handler of a row without access control: every client may make the call."""
     if row.kind is Kind.UNARY:
-        unary = _count_unsent(row.handler, unsent, calls)
+        unary = _unary(row.handler, unsent, calls, gathering)
         return grpc.unary_unary_rpc_method_handler(partial(unary, permission=EVERYTHING))
     if row.kind is Kind.SERVER_STREAM:
         stream = _count_unsent_stream(row.handler, unsent)
@@ -135,14 +140,14 @@ def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: GrpcCalls) -> grpc.RpcM
 
 
 def _checked(
-    row: GrpcRow, unsent: UnsentAnswers, calls: GrpcCalls, access: AccessControl
+    row: GrpcRow, unsent: UnsentAnswers, calls: GrpcCalls, gathering: Gathering, access: AccessControl
 ) -> grpc.RpcMethodHandler:
     """Returns the handler of a row with access control, which is checked before the request is read.
 
     All rows are registered as streams, which are the same on the wire: for other calls grpc.aio reads the
     request first.
     """
-    unary = _count_unsent(row.handler, unsent, calls)
+    unary = _unary(row.handler, unsent, calls, gathering)
     stream = _count_unsent_stream(row.handler, unsent)
     requests_stream = _count_unsent_bidi(row.handler, unsent)
 
@@ -183,11 +188,14 @@ def _permission(row: GrpcRow, context: Any, access: AccessControl) -> Permission
     return access.permission(row.operation, GRPC, fields, partial(names_of_context, context))
 
 
-def _count_unsent(handler: UnaryHandler, unsent: UnsentAnswers, calls: GrpcCalls) -> Unary:
+def _unary(handler: UnaryHandler, unsent: UnsentAnswers, calls: GrpcCalls, gathering: Gathering) -> Unary:
     async def handle(data: bytes, context: Any, permission: Permission) -> bytes:
         if unsent.bytes and (refused := unsent.backlog(context.peer())) is not None:
             await calls.end(context, refused)
             return b""
+        # A large message takes longer than what waiting saves.
+        if len(data) <= OFF_LOOP_BYTES and (turn := gathering.join()) is not None:
+            await turn
         message = await answer(handler, data, context, permission)
         if message:
             peer = context.peer()
