@@ -95,8 +95,11 @@ _FOUR: list[dict[str, Any]] = [
 ]
 _SUMS = {"OUTPUT0": [2 * value for value in _ROW], "OUTPUT1": [0.0] * 16}
 _PREDICTED = {"predict": [0.0, 2.0]}
-# The libraries' other files, such as model.joblib and model.json, are loaded in tests/backends.
+# XGBoost's other files, such as model.json, are loaded in tests/backends.
 FORMATS = {
+    "sklearn-joblib": Format(
+        "ml", _by("ml", f"{SKLEARN}import joblib; joblib.dump(model, 'model.joblib')"), _IRIS_64, _PREDICTED
+    ),
     # One file, as where storageUri names it.
     "sklearn-pickle": Format(
         "ml",

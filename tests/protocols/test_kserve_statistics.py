@@ -10,12 +10,15 @@ import pytest
 from control_doors import ask, put, put_config
 from kserve_served import Served, serve_models
 
+from process import write_model
 from triglot.core.errors import Code
 from triglot.core.permission import EVERYTHING
 from triglot.core.statistics import MAX_RESPONSES, Statistics
 from triglot.pb.kserve import inference_pb2 as pb
 
 ALL = "version_policy { all {} }"
+MANY = 500_000
+"""Texts that take long to make of a request's bytes."""
 
 
 async def by_grpc(served: Served, name: str = "", version: str = "") -> Code | list[str]:
@@ -141,3 +144,29 @@ def test_endless_streams_are_told_apart_up_to_some_index() -> None:
     assert len(statistics.responses) == MAX_RESPONSES + 1
     last = statistics.responses[MAX_RESPONSES].success
     assert (last.count, last.seconds) == (100, 100.0)
+
+
+TEXTS = """
+import triglot
+
+class Texts(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "BYTES", [-1])]
+    outputs = [triglot.TensorSpec("y", "BYTES", [-1])]
+
+    def infer(self, inputs):
+        return {"y": inputs["x"][:1]}
+"""
+
+
+async def test_time_that_the_inputs_take_is_no_time_in_the_queue(tmp_path: Path) -> None:
+    write_model(tmp_path / "texts" / "1", TEXTS)
+    texts = b"".join(b"\x04\x00\x00\x00text" for _ in range(MANY))
+    request = pb.ModelInferRequest(model_name="texts", raw_input_contents=[texts])
+    request.inputs.add(name="x", datatype="BYTES", shape=[MANY])
+    async with serve_models([tmp_path]) as served:
+        code, text, _ = await served.grpc.call("ModelInfer", request.SerializeToString())
+        assert code is Code.OK, text
+        _, document = await by_rest(served, "/v2/models/texts/stats")
+        took = document["model_stats"][0]["inference_stats"]
+        assert took["compute_input"]["ns"] > 10_000_000
+        assert took["queue"]["ns"] < took["compute_input"]["ns"] / 2

@@ -100,9 +100,9 @@ def explained(what: str, error: BaseException) -> ServingError:
 class Execution(ABC):
     """One call of `infer`; `result` or `failure` is its outcome. Subclasses deliver it, on the event loop, once.
 
-    `queued` is its creation time as `time.perf_counter()`. `seconds`: how long it ran outside of a batch; negative
-    if it did not. `skip`, `start` and `end` are called where its batch runs: on the instance's thread or on the
-    event loop.
+    `queued` is the `time.perf_counter()` instant at which it was queued, or else created. `seconds`: how long it
+    ran outside of a batch; negative if it did not. `skip`, `start` and `end` are called where its batch runs: on
+    the instance's thread or on the event loop.
     """
 
     __slots__ = ("call", "failure", "inputs", "queued", "result", "seconds")

@@ -40,7 +40,7 @@ from triglot.executors.stream import NOTHING, Stream, StreamEnd
 from triglot.executors.thread import run_on_every
 from triglot.executors.timing import ResponseTimes
 from triglot.executors.unloading import unload
-from triglot.executors.work import Execution, Explain, Function, Hook, Inputs, Work, explained
+from triglot.executors.work import Execution, Explain, Function, Hook, Inputs, explained
 from triglot.model.declared_signatures import signatures_of
 from triglot.model.ensemble import Ensemble
 from triglot.model.model import Model, is_async, is_decoupled
@@ -395,12 +395,13 @@ class Servable:
             self._gate.enter(call.size)
         return self._gate
 
-    def _put(self, work: Work, call: Call, defer: Defer | None = None) -> None:
+    def _put(self, work: Execution | Stream, call: Call, defer: Defer | None = None) -> None:
+        work.queued = now = time.perf_counter()  # Before a thread takes it.
         try:
             self._schedule.put(work, defer)
-            call.times.queued = time.perf_counter()
         except QueueFull as error:
             raise self._count_queue_full(error) from None
+        call.times.queued = now
 
     def _count_queue_full(self, error: QueueFull) -> QueueFull:
         self._queue_full += 1
