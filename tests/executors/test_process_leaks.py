@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from told_models import children, told
 
+from forked import fork_server
 from triglot import Unavailable
 from triglot.executors.process.monitor import RestartPolicy
 from waiting import until
@@ -31,6 +32,7 @@ def left() -> dict[str, int]:
 
 
 async def test_nothing_is_left_of_processes_that_crash(tmp_path: Path) -> None:
+    fork_server()  # It keeps a socket.
     at_first = left()
     policy = RestartPolicy(first_delay=0.0, longest_delay=0.0)
     async with told(tmp_path, policy=policy, more=f"\nTold.instances = {INSTANCES}\n") as one:
@@ -52,4 +54,6 @@ async def test_nothing_is_left_of_processes_that_crash(tmp_path: Path) -> None:
         await until(lambda: all(now <= before[what] + SLACK for what, now in left().items()))
         await until(lambda: len(children()) == INSTANCES)
         assert one.readings()["processes_lost ended"] == INSTANCES * ROUNDS
-    await until(lambda: all(now <= at_first[what] for what, now in left().items()))
+    await until(
+        lambda: all(now <= at_first[what] for what, now in left().items()), said=lambda: (at_first, left())
+    )
