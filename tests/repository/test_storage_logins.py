@@ -109,7 +109,11 @@ def storage(google_port: int, no_credentials: None, monkeypatch: pytest.MonkeyPa
 STS = "https://sts.googleapis.com/v1/token"
 LOGIN = "https://sts.googleapis.com/v1/oauthtoken"
 OAUTH = "https://oauth2.googleapis.com/token"
-ACCOUNT = "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/reader@p.iam.gserviceaccount.com"
+IMPERSONATION = (
+    "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/reader@p.iam.gserviceaccount.com"
+    ":generateAccessToken"
+)
+OF_THE_ACCOUNT = 200, {"accessToken": TOKEN, "expireTime": "2099-01-01T00:00:00Z"}
 POOL = "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q"
 ACCESS = "urn:ietf:params:oauth:token-type:access_token"
 GIVEN = {"access_token": TOKEN, "token_type": "Bearer", "expires_in": 3600, "issued_token_type": ACCESS}
@@ -123,7 +127,7 @@ FEDERATED = {
 }
 IMPERSONATED = {
     "type": "impersonated_service_account",
-    "service_account_impersonation_url": f"{ACCOUNT}:generateAccessToken",
+    "service_account_impersonation_url": IMPERSONATION,
     "source_credentials": USER | {"type": "authorized_user"},
 }
 
@@ -194,15 +198,12 @@ async def test_a_federated_identity_of_a_program(
 async def test_a_federated_identity_that_is_a_service_account(
     storage: Proxy, tokens: Cloud, tmp_path: Path
 ) -> None:
-    impersonation = {"service_account_impersonation_url": f"{ACCOUNT}:generateAccessToken"}
+    impersonation = {"service_account_impersonation_url": IMPERSONATION}
     use(tmp_path, FEDERATED | impersonation)
     tokens.answers[STS] = 200, GIVEN | {"access_token": "federated"}
-    tokens.answers[f"{ACCOUNT}:generateAccessToken"] = (
-        200,
-        {"accessToken": TOKEN, "expireTime": "2099-01-01T00:00:00Z"},
-    )
+    tokens.answers[IMPERSONATION] = OF_THE_ACCOUNT
     await check_models("gs://models/", storage)
-    assert [url for url, _ in tokens.asked] == [STS, f"{ACCOUNT}:generateAccessToken"]
+    assert [url for url, _ in tokens.asked] == [STS, IMPERSONATION]
     assert tokens.asked[1][1]["scope"] == [SCOPE]
 
 
@@ -223,12 +224,9 @@ async def test_a_federated_user(
 async def test_an_impersonated_service_account(storage: Proxy, tokens: Cloud, tmp_path: Path) -> None:
     use(tmp_path, IMPERSONATED)
     tokens.answers[OAUTH] = 200, GIVEN | {"access_token": "of-the-user"}
-    tokens.answers[f"{ACCOUNT}:generateAccessToken"] = (
-        200,
-        {"accessToken": TOKEN, "expireTime": "2099-01-01T00:00:00Z"},
-    )
+    tokens.answers[IMPERSONATION] = OF_THE_ACCOUNT
     await check_models("gs://models/", storage)
-    assert [url for url, _ in tokens.asked] == [OAUTH, f"{ACCOUNT}:generateAccessToken"]
+    assert [url for url, _ in tokens.asked] == [OAUTH, IMPERSONATION]
     assert tokens.asked[1][1]["scope"] == [SCOPE]
 
 

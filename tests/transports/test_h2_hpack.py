@@ -12,6 +12,9 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triglot.access.credentials import CREDENTIAL_FIELDS
+from triglot.access.restricted import GRPC_PREFIX
+from triglot.transports.http2.core.fields import CREDENTIAL, METADATA, name_of
 from triglot.transports.http2.core.hpack import (
     MAX_FIELDS,
     TABLE_BYTES,
@@ -125,3 +128,9 @@ def test_connections_share_the_fields_of_their_tables() -> None:
         [decoded(decoder, block)[0] for block in blocks] for decoder in (Decoder(), Decoder())
     )
     assert one is two is again
+
+
+def test_access_control_gets_the_fields_that_it_asks_for() -> None:
+    asked = {*CREDENTIAL_FIELDS, f"{GRPC_PREFIX}admin-key"}
+    assert {name_of(name.encode()).kind for name in asked} == {CREDENTIAL}
+    assert {name_of(name).kind for name in (b"x-request-id", GRPC_PREFIX.encode() + b"key-bin")} == {METADATA}

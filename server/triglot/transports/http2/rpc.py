@@ -179,9 +179,10 @@ class Rpc:
         access = self.protocol.server.access
         if access is None or row.operation is None:
             return None
-        credentials, names = self.head.credentials, self.protocol.certificate_names
+        names, certificate_names = access.fields[GRPC], self.protocol.certificate_names
+        fields = [one for one in self.head.credentials if one[0] in names]
         try:
-            self.permission = permission = access.permission(row.operation, GRPC, credentials, names)
+            self.permission = permission = access.permission(row.operation, GRPC, fields, certificate_names)
             if permission.limits is not None:
                 self._limits = permission.enter()
         except ServingError as error:

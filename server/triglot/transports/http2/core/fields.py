@@ -20,7 +20,7 @@ FIRST_REGULAR = TE
 """Kinds below this are pseudo-headers."""
 _TEXTS = frozenset((PATH, ENCODING, ACCEPT_ENCODING, TRACEPARENT, TRACESTATE, CREDENTIAL))
 _RESTRICTED = b"triton-grpc-protocol-"
-"""Begins the names of the fields that Triton's restricted groups ask for."""
+"""Begins the names of the fields that Triton's restricted groups ask for (`access.restricted`)."""
 FIELD_BYTES = 32
 """Bytes that HTTP/2 counts per field besides its name and value (RFC 9113, 6.5.2)."""
 _KINDS = {
