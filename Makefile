@@ -13,20 +13,6 @@ serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options.
 # Tests wait for processes of their own now and then: four workers more than there are cores keep these at work.
 WORKERS ?= $(shell expr $$(nproc) + 4)
 
-# These name the transports that they go over, or go over none.
-OVER_ALL = $(addprefix tests/transports/test_,$(addsuffix .py,aio_bursts aio_requests aio_unary aio_unread call_leaks \
-	calls_by_layout calls_ended certificates failed_bodies growing grpc_alike grpc_compression grpc_transport \
-	http_ahead http_routes listening nodelay route_errors storms storms_recorded))
-# gRPC has two transports, and so has REST. All tests go over the default ones; where the transport is in play, these
-# go over grpc.aio and aiohttp too.
-OVER_AIO = tests/cases tests/protocols/test_kserve_grpc.py tests/protocols/test_kserve_http.py \
-	$(wildcard tests/protocols/test_kserve_stream_*.py) \
-	$(filter-out tests/transports/test_h2_% tests/transports/test_http1_% $(OVER_ALL),$(wildcard tests/transports/test_*.py)) \
-	$(addprefix tests/e2e/test_,$(addsuffix .py,callers_that_leave deadlines every_protocol foreign_clients grpc_standard \
-	grpcurl grps_streams let_go overload request_ends request_states statistics_streams))
-# The same calls go to Python models, and the transports do not know who answers.
-NOT_OVER_AIO = $(addprefix --deselect=,$(addprefix tests/cases/test_tfserving_cases.py::test_,saved_models estimators) \
-	tests/e2e/test_every_protocol.py::test_a_saved_model)
 # What the oldest libraries that are admitted could break: contracts, codecs, backends, and that every client works.
 WITH_OLDEST = tests/cases tests/core tests/model tests/pb tests/protocols tests/backends tests/cli \
 	tests/access/test_issuers.py tests/access/test_jwks.py \
@@ -40,8 +26,7 @@ PYTEST = $(if $(COVERAGE),-m coverage run -m pytest,-m pytest)
 test test-oldest: export OPENBLAS_NUM_THREADS = 1
 test:  ## Every test; ARGS="-n 0" to debug, COVERAGE=1 to print what they reach.
 	@python="$(call environment,dev)" && \
-	"$$python" $(PYTEST) -n $(WORKERS) $(ARGS) && \
-	"$$python" $(PYTEST) -n $(WORKERS) --grpc-transport aio $(OVER_AIO) $(NOT_OVER_AIO) $(ARGS) \
+	"$$python" $(PYTEST) -n $(WORKERS) $(ARGS) \
 	$(if $(COVERAGE),&& "$$python" -m coverage combine --quiet && "$$python" -m coverage report)
 
 test-oldest:  ## The tests of contracts, codecs and backends, with the oldest libraries that are admitted.

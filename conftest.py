@@ -1,6 +1,6 @@
 """For all tests: no limit on how long the examples of a property may take; machines are shared."""
 
-pytest_plugins = ["parallel", "forked", "grpc_transport", "event_loops", "ray_nodes"]
+pytest_plugins = ["grpc_transport", "parallel", "forked", "event_loops", "ray_nodes"]
 
 try:
     from hypothesis import HealthCheck, settings

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from grpc_transport import is_over_aio
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -45,30 +46,42 @@ the one whose test takes minutes, for which they would wait; those that share ex
 that they are forked from."""
 LONGEST = (
     "alone",
-    "tests/transports/test_h2_hostile_tls.py",
-    "bench/test_load.py",
-    "tests/e2e/test_request_states.py",
-    "tests/e2e/test_request_ends.py",
-    "tests/e2e/test_kserve_runtime.py",
-    "tests/e2e/test_openapi_tools.py",
+    "tests/e2e/test_rolling_restart.py",
+    "tests/transports/test_failed_bodies.py",
     "tensorflow",
     "tests/docs/test_pages.py",
-    "tests/backends/test_foreign_missing.py",
-    "tests/transports/test_failed_bodies.py",
-    "tests/executors/test_process_chaos.py",
+    "tests/transports/test_h2_hostile_tls.py",
+    "tests/e2e/test_kserve_runtime.py",
+    "tests/deploy/test_deploy_missing.py",
     "tests/backends/test_torch_missing.py",
+    "bench/test_spans.py",
+    "tests/cli/test_tfserving_start.py",
+    "tests/repository/test_storage_s3.py",
     "tests/e2e/test_hundred_swaps.py",
-    "bench/test_scheduling.py",
-    "tests/workers/test_workers_live.py",
-    "tests/workers/test_workers_deaf.py",
-    "tests/workers/test_workers_counted.py",
-    "tests/backends/test_sklearn_missing.py",
     "tests/e2e/test_foreign_clients.py",
-    "tests/e2e/test_monitor_page.py",
     "tests/e2e/test_try_models.py",
+    "bench/test_load.py",
+    "tests/executors/test_process_chaos.py",
+    "tests/e2e/test_try_snippets.py",
+    "tests/access/test_no_secret_leaks.py",
+    "tests/telemetry/test_span_export.py",
+    "tests/access/test_probes.py",
     "tests/e2e/test_load_failures.py",
-    "tests/e2e/test_process_instances.py",
-    "tests/repository/test_reconciler_machine.py",
+    "tests/e2e/test_request_states.py",
+    "tests/access/test_odd_requests.py",
+    "tests/cases/test_grps_cases.py",
+    "tests/transports/test_h2_hostile.py",
+    "tests/backends/test_sklearn_missing.py",
+    "bench/test_storms.py",
+    "tests/workers/test_workers_live.py",
+    "tests/e2e/test_tensorflow_backend.py",
+    "tests/repository/test_storage_web.py",
+    "tests/workers/test_workers_deaf.py",
+    "bench/test_access.py",
+    "bench/test_scheduling.py",
+    "tests/transports/test_tls_slow_readers.py",
+    "tests/transports/test_connections_bounded.py",
+    "tests/e2e/test_request_ends.py",
 )
 """The longest groups, which start first: started last, one would keep its worker busy after the others ended."""
 _FOLDER = "turns"
@@ -77,7 +90,7 @@ _FOLDER = "turns"
 def group_of(node_id: str) -> str:
     """Returns the name of a test's group; the tests of a group run on one worker, one after the other."""
     file = node_id.split("::", 1)[0]
-    return TOGETHER.get(file, file)
+    return TOGETHER.get(file, file) + " over aio" * is_over_aio(node_id)
 
 
 class LoadLock:
@@ -189,13 +202,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the longest groups first, and the files of a group as in `TOGETHER`; otherwise the order is kept."""
+    """Sort the longest groups first, and the files of a group as in `TOGETHER`; otherwise the order is kept.
+
+    The tests over grpc.aio are last: between those and the others a worker starts its servers anew.
+    """
     ranks = {group: rank for rank, group in enumerate(LONGEST)}
     places = {file: place for place, file in enumerate(TOGETHER)}
 
-    def rank_of(item: pytest.Item) -> tuple[int, int]:
+    def rank_of(item: pytest.Item) -> tuple[bool, int, int]:
         file = item.nodeid.split("::", 1)[0]
-        return ranks.get(group_of(item.nodeid), len(ranks)), places.get(file, len(places))
+        group = TOGETHER.get(file, file)
+        return is_over_aio(item.nodeid), ranks.get(group, len(ranks)), places.get(file, len(places))
 
     items.sort(key=rank_of)
 

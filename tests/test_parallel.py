@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from grpc_transport import NOT_OVER_AIO, OVER_AIO, goes_over_both
 
 import environments
 import parallel
@@ -73,6 +74,34 @@ def test_a_worker_keeps_the_lock_for_the_next_test_that_runs_alone(
 def test_a_file_is_a_group_unless_it_shares_a_server() -> None:
     assert group_of("tests/test_cli.py::test_help[a::b]") == "tests/test_cli.py"
     assert {group_of(f"{file}::test_it") for file in TOGETHER} == {"alone", "tensorflow"}
+
+
+def test_a_file_is_another_group_over_other_transports() -> None:
+    assert group_of("tests/e2e/test_let_go.py::test_it[over_aio-x]") == "tests/e2e/test_let_go.py over aio"
+    assert group_of("tests/e2e/test_let_go.py::test_it[x]") == "tests/e2e/test_let_go.py"
+
+
+@pytest.mark.parametrize(
+    ("node_id", "expected"),
+    [
+        ("tests/cases/test_grps_cases.py::test_it[x]", True),
+        ("tests/cases/test_tfserving_cases.py::test_saved_models[x]", False),
+        ("tests/transports/test_tls.py::test_it", True),
+        ("tests/transports/test_h2_frames.py::test_it", False),
+        ("tests/transports/test_storms.py::test_it", False),
+        ("tests/e2e/test_let_go.py::test_it", True),
+        ("tests/e2e/test_monitor_page.py::test_it", False),
+    ],
+)
+def test_what_goes_over_both_transports(node_id: str, expected: bool) -> None:
+    assert goes_over_both(node_id) is expected
+
+
+@pytest.mark.parametrize("pattern", [*OVER_AIO, *NOT_OVER_AIO])
+def test_what_is_named_there_exists(pattern: str) -> None:
+    file, _, test = pattern.partition("::")
+    found = list(Path(parallel.__file__).parents[1].glob(file))
+    assert any(f"def {test}" in one.read_text() for one in found if one.is_file())
 
 
 def test_all_files_with_tests_that_run_alone_are_in_their_group() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_transport import transport_options
 from server_process import ServerProcess
 
 INFERENCE = "inference.GRPCInferenceService"
@@ -33,6 +35,19 @@ KNOWN = [
 def channel(server: ServerProcess) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(server.grpc_address) as channel:
         yield channel
+
+
+def test_the_transport_is_the_chosen_one(server: ServerProcess) -> None:
+    """gRPC's core begins with a setting of its own, GRPC_ALLOW_TRUE_BINARY_METADATA; ours does not know it."""
+    host, port = server.grpc_address.split(":")
+    with socket.create_connection((host, int(port)), timeout=SECONDS) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        with connection.makefile("rb") as answer:
+            header = answer.read(9)
+            settings = answer.read(int.from_bytes(header[:3]))
+    assert header[3] == 4
+    named = {int.from_bytes(settings[at : at + 2]) for at in range(0, len(settings), 6)}
+    assert (0xFE03 in named) is (transport_options().get("grpc_transport") == "aio")
 
 
 @pytest.mark.parametrize("service", KNOWN)

@@ -1,12 +1,18 @@
-"""Which transport the tests go through: `pytest --grpc-transport aio`; without it, the server's default.
+"""Pytest plugin: which transports the tests go over.
+
+gRPC has two transports, and so has REST. All tests go over the default ones, and where the transport is in play,
+over grpc.aio and aiohttp, too: these are tests of their own, `test[over_aio-...]`. With `--grpc-transport` all go
+over one only.
 
 It is said as users say it, by environment variables: a server process that a test starts reads them itself, and
-one in this process gets them by `transport_options`. With grpc.aio, aiohttp carries REST: two runs cover all four.
+one in this process gets them by `transport_options`.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from fnmatch import fnmatch
 from typing import Any
 
 import pytest
@@ -17,12 +23,88 @@ VARIABLE = "TRIGLOT_GRPC_TRANSPORT"
 HTTP_VARIABLE = "TRIGLOT_HTTP_TRANSPORT"
 HTTP_TRANSPORT = {"aio": "aiohttp", "h2": "h1"}
 """What carries REST beside each."""
+OVER_AIO = (
+    "tests/cases/*",
+    "tests/protocols/test_kserve_grpc.py",
+    "tests/protocols/test_kserve_http.py",
+    "tests/protocols/test_kserve_stream_*.py",
+    "tests/transports/*",
+    *(
+        f"tests/e2e/test_{name}.py"
+        for name in (
+            "callers_that_leave",
+            "deadlines",
+            "every_protocol",
+            "foreign_clients",
+            "grpc_standard",
+            "grpcurl",
+            "grps_streams",
+            "let_go",
+            "overload",
+            "request_ends",
+            "request_states",
+            "statistics_streams",
+        )
+    ),
+)
+"""The files in which the transport is in play."""
+NOT_OVER_AIO = (
+    # They are about our own transports.
+    "tests/transports/test_h2_*",
+    "tests/transports/test_http1_*",
+    # They name the transports that they go over, or go over none.
+    *(
+        f"tests/transports/test_{name}.py*"
+        for name in (
+            "aio_bursts",
+            "aio_requests",
+            "aio_unary",
+            "aio_unread",
+            "call_leaks",
+            "calls_by_layout",
+            "calls_ended",
+            "certificates",
+            "failed_bodies",
+            "growing",
+            "grpc_alike",
+            "grpc_compression",
+            "grpc_transport",
+            "http_ahead",
+            "http_routes",
+            "listening",
+            "nodelay",
+            "route_errors",
+            "storms",
+            "storms_recorded",
+        )
+    ),
+    # The same calls go to Python models, and the transports do not know who answers.
+    "tests/cases/test_tfserving_cases.py::test_saved_models",
+    "tests/cases/test_tfserving_cases.py::test_estimators",
+    "tests/e2e/test_every_protocol.py::test_a_saved_model",
+)
+"""Files and tests among them that go over the default transports only."""
+_MARK = "over_aio"
 
 
 def transport_options(**options: Any) -> dict[str, Any]:
     """Options for a `triglot.Config`: these, and those of the chosen transport where they say nothing of it."""
     chosen = {"grpc_transport": os.environ.get(VARIABLE), "http_transport": os.environ.get(HTTP_VARIABLE)}
     return {name: value for name, value in chosen.items() if value} | options
+
+
+def is_over_aio(node_id: str) -> bool:
+    """Whether a test goes over grpc.aio beside one of the same name that goes over the default transport."""
+    return f"[{_MARK}" in node_id
+
+
+def goes_over_both(node_id: str) -> bool:
+    """Whether the transport is in play in a test, and it does not choose one itself."""
+    file, _, test = node_id.partition("::")
+    own = {file, f"{file}::{test.partition('[')[0]}"}
+    return any(fnmatch(file, pattern) for pattern in OVER_AIO) and not any(
+        fnmatch(name, pattern) for pattern in NOT_OVER_AIO for name in own
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,3 +119,27 @@ def pytest_configure(config: pytest.Config) -> None:
     chosen = config.getoption("--grpc-transport")
     if chosen is not None:
         os.environ[VARIABLE], os.environ[HTTP_VARIABLE] = chosen, HTTP_TRANSPORT[chosen]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make a test twice where the transport is in play, unless one was chosen."""
+    if VARIABLE not in os.environ and goes_over_both(metafunc.definition.nodeid):
+        metafunc.fixturenames.append(_MARK)
+        metafunc.parametrize(_MARK, [False, True], ids=[pytest.HIDDEN_PARAM, _MARK])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Choose the transport for a test, with the setup and teardown of its fixtures."""
+    with pytest.MonkeyPatch.context() as environment:
+        if is_over_aio(item.nodeid):
+            environment.setenv(VARIABLE, "aio")
+            environment.setenv(HTTP_VARIABLE, HTTP_TRANSPORT["aio"])
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End all servers before the first test that goes over other transports."""
+    if nextitem is not None and is_over_aio(nextitem.nodeid) != is_over_aio(item.nodeid):
+        item.session._setupstate.teardown_exact(None)
