@@ -43,6 +43,8 @@ TRIGLOT = tuple(
         "executors.process.child",
     )
 )
+READ_LATE = ("TRIGLOT_", "OTEL_", "AIP_", "AWS_", "COLUMNS", "PATH", "TMPDIR")
+"""How variables begin that no library reads when it is imported."""
 LIBRARIES = {
     "kserve": ("kserve",),
     "ml": ("sklearn.datasets", "sklearn.linear_model", "joblib", *TRIGLOT),
@@ -108,18 +110,20 @@ def fork_server(python: str = sys.executable, imported: tuple[str, ...] = TRIGLO
 
 
 class Popen(subprocess.Popen[Any]):
-    """`subprocess.Popen` that forks the programs which Triglot starts: processes of models, and workers."""
+    """`subprocess.Popen` that forks servers, and what they start: processes of models, and workers."""
 
     own_server: ClassVar[staticmethod[[], ForkServer]] = staticmethod(fork_server)
 
-    def _server(self, command: Any) -> ForkServer | None:
-        is_code = not isinstance(command, str) and list(command[:2]) == [sys.executable, "-c"]
+    def _server(self, given: Mapping[str, Any]) -> ForkServer | None:
+        command = [] if isinstance(given["args"], str) else list(given["args"])
+        is_code = command[:2] == [sys.executable, "-c"]
         is_ours = is_code and any(code in command[2] for code in (MODEL_PROCESS, WORKER))
-        return self.own_server() if is_ours else None
+        is_server = command[:4] == [sys.executable, "-m", "triglot", "serve"] and _is_as_new(given)
+        return self.own_server() if is_ours or is_server else None
 
     def _execute_child(self, *values: Any) -> None:
         given = dict(zip(_PARAMETERS, values, strict=True))
-        server = self._server(given["args"])
+        server = self._server(given)
         if server is None:
             super()._execute_child(*values)  # type: ignore[misc]
             return
@@ -162,8 +166,23 @@ class Forked(Popen):
             errors="replace",
         )
 
-    def _server(self, command: Any) -> ForkServer:
-        return fork_server(command[0], self._imported)
+    def _server(self, given: Mapping[str, Any]) -> ForkServer:
+        return fork_server(given["args"][0], self._imported)
+
+
+def _is_as_new(given: Mapping[str, Any]) -> bool:
+    """Whether a forked program is like a new one: on the same cores, with variables that are read later."""
+    variables = (given["env"] or os.environ).items()
+    others = [name for name, value in variables if os.environ.get(name) != value]
+    read_late = all(name.startswith((*READ_LATE, "HOME", "KUBERNETES_")) for name in others)
+    return read_late and _cores() == CORES and given["preexec_fn"] is None
+
+
+def _cores() -> set[int]:
+    return os.sched_getaffinity(0) if sys.platform == "linux" else set()
+
+
+CORES = _cores()
 
 
 @contextmanager

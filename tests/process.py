@@ -21,13 +21,11 @@ from typing import IO, Self
 
 import grpc_transport
 
-from forked import Forked, modules_of
+from forked import READ_LATE, Forked, modules_of
 
 SECONDS = 60
 """Deadline of every wait; only a failing test waits as long."""
 FREE_PORTS = ("--grpc-port", "0", "--rest-port", "0")
-READ_LATE = ("TRIGLOT_", "OTEL_", "AIP_", "AWS_", "COLUMNS", "PATH", "TMPDIR")
-"""How variables begin that no library reads when it is imported."""
 LISTENING = re.compile(r"gRPC on 127\.0\.0\.1:(\d+) and REST on 127\.0\.0\.1:(\d+) in \d+\.\d\d s")
 
 
