@@ -1,4 +1,4 @@
-"""A client that calls continuously while something else happens."""
+"""A client that calls again and again while something else happens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any, Self
 from process import SECONDS
 from waiting import wait_until
 
+PAUSE = 0.005
+"""Seconds between two calls, which take less than that."""
+
 
 class Caller:
-    """Calls `ask` continuously, on a thread of its own, from before the `with` block begins until it ends.
+    """Calls `ask` again and again, on a thread of its own, from before the `with` block begins until it ends.
 
     The block begins after the first result. `answers` has the results in order, without consecutive duplicates. An
     error of `ask` is raised at the end of the block.
@@ -27,10 +30,12 @@ class Caller:
 
     def _run(self) -> None:
         try:
-            while not self._ends.is_set():
+            while True:
                 answer = self._ask()
                 if self.answers[-1:] != [answer]:
                     self.answers.append(answer)
+                if self._ends.wait(PAUSE):
+                    return
         except Exception as error:
             self._error = error
 

@@ -159,7 +159,7 @@ Switch = Callable[[Run, int], Awaitable[None]]
 
 async def found(run: Run, version: int) -> None:
     """By looking again and again."""
-    await run.states({version: "AVAILABLE"})
+    await run.load.first_answer(version)
 
 
 async def loaded(run: Run, version: int) -> None:
@@ -190,7 +190,7 @@ async def configured(run: Run, version: int) -> None:
 
 
 def polling(folder: Path) -> Server:
-    return Server(str(folder.parent), "--model-control-mode", "poll", "--poll-interval", "0.05")
+    return Server(str(folder.parent), "--model-control-mode", "poll", "--poll-interval", "0.02")
 
 
 def explicit(folder: Path) -> Server:

@@ -15,7 +15,7 @@ from waiting import wait_until
 
 POLL = ("--model-control-mode", "poll", "--poll-interval", "0.2")
 EXPLICIT = ("--model-control-mode", "explicit", "--load-model", "*")
-LOAD_TIMEOUT = ("--load-timeout", "5")
+LOAD_TIMEOUT = ("--load-timeout", "3")
 SYNTAX, RAISES, MISSING = "class Model(:\n", "raise OSError('no disk')\n", "import a_library_that_nobody_has\n"
 
 
@@ -95,7 +95,7 @@ def test_a_load_that_hangs_keeps_nobody_from_anything(site: Site) -> None:
         site.put("healthy/2", 3)
         callers["healthy"].wait_for(3)
         assert not site.is_closed(2)
-        error = f"{file}: loading took longer than load_timeout, 5 s"
+        error = f"{file}: loading took longer than load_timeout, 3 s"
         client.wait_for(m_2=Row("UNAVAILABLE", error))
         assert client.status("m", 2) == Status(2, "END", error, "DEADLINE_EXCEEDED")
         client.process.stderr.wait_for(re.escape(error))
@@ -119,7 +119,7 @@ def test_a_load_by_request_that_hangs(site: Site) -> None:
         callers["healthy"].wait_for(3)
         code, details = failure(hanging.result)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert f"version 1 is at UNAVAILABLE state: {file}: loading took longer than load_timeout, 5 s;" in details
+        assert f"version 1 is at UNAVAILABLE state: {file}: loading took longer than load_timeout, 3 s;" in details
         assert callers["m"].answers == [1]
 
 
