@@ -14,6 +14,7 @@ import pytest
 import environments
 import triglot
 from deployed import DEPLOY
+from kept_files import kept_files
 from process import clean_environment
 
 dockerfile_parse = pytest.importorskip("dockerfile_parse", reason="the deploy environment has it")
@@ -59,11 +60,12 @@ def test_the_image() -> None:
     assert json.loads(values(image, "ENTRYPOINT")[0]) == ["triglot", "serve"]
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the commands of the build have put the environment."""
-    root = tmp_path_factory.mktemp("image")
-    source = root / "src"
+def run_build(root: Path, libraries: Path | None = None) -> Path:
+    """Run the commands of the build below a folder; returns the environment there.
+
+    `libraries`: an environment whose libraries the new one has when the project is installed.
+    """
+    source, target = root / "src", root / "opt" / "triglot"
     source.mkdir()
     (build, _) = stages()
     here = environments.ROOT
@@ -89,7 +91,33 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    return root / "opt" / "triglot"
+        if libraries is not None and "venv" in command:
+            link_libraries(libraries, target)
+    return target
+
+
+def packages(environment: Path) -> Path:
+    """The folder of an environment's packages."""
+    (folder,) = environment.glob("lib/*/site-packages")
+    return folder
+
+
+def link_libraries(source: Path, target: Path) -> None:
+    """Let an environment have another's packages, except for the project."""
+    for file in packages(source).iterdir():
+        if not file.name.startswith("triglot"):
+            (packages(target) / file.name).symlink_to(file)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the commands of the build have put the environment.
+
+    The libraries are those of the first build with this Dockerfile and these requirements, which installed them.
+    """
+    source = DOCKERFILE.read_text() + (environments.ROOT / "pyproject.toml").read_text()
+    first = kept_files(environments.python("deploy").parents[1], "image", source, run_build)
+    return run_build(tmp_path_factory.mktemp("image"), first / "opt" / "triglot")
 
 
 def test_what_it_installs_runs(installed: Path) -> None:
