@@ -22,7 +22,7 @@ RECORDED = sorted(path.name for path in FOLDER.glob("*.xz"))
 CLIENTS = ("c-core", "go", "java", "nghttp2")
 STORMS = ("deadlines", "cancels", "reconnects")
 REFUSED = ErrorCode.REFUSED_STREAM.to_bytes(4)
-TOGETHER = 20
+TOGETHER = 10
 """Connections, where many clients come again at once."""
 
 
@@ -91,23 +91,30 @@ def test_the_core_takes_all_of_a_storm(name: str) -> None:
         assert not core.connection.streams
 
 
-async def _replay(here: Served, name: str) -> tuple[Client, list[int], list[Frame]]:
-    """Send it: until the first call is answered, as its client did, and then all of the rest at once."""
-    core, client, pieces = Core(), await here.client(), iter(pieces_of(name))
+def _parts_of(name: str) -> tuple[list[bytes], bytes, list[int]]:
+    """What its client sent until its first call, and all of the rest; and the healthy calls."""
+    core, pieces, first = Core(), iter(pieces_of(name)), []
     while not core.healthy:
-        piece = next(pieces)
-        core.feed(piece)
-        await client.send(piece)
-    got = [await client.next(frames.DATA)]
+        first.append(next(pieces))
+        core.feed(first[-1])
     rest = b"".join(pieces)
     core.feed(rest)
+    return first, rest, core.healthy
+
+
+async def _replay(here: Served, first: list[bytes], rest: bytes, count: int) -> tuple[Client, list[Frame]]:
+    """Send it: until the first call is answered, as its client did, and then all of the rest at once."""
+    client = await here.client()
+    for piece in first:
+        await client.send(piece)
+    got = [await client.next(frames.DATA)]
     sending = asyncio.create_task(client.send(rest))
-    while sum(frame.kind == frames.DATA for frame in got) < len(core.healthy):
+    while sum(frame.kind == frames.DATA for frame in got) < count:
         frame = await client.frame()
         assert frame is not None
         got.append(frame)
     await asyncio.wait_for(sending, SECONDS)
-    return client, core.healthy, got
+    return client, got
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -116,8 +123,9 @@ async def test_a_storm_ends_neither_its_connection_nor_healthy_calls(name: str) 
         echo = channel.unary_unary(f"{PATH}Echo")
         assert await echo(b"1", timeout=SECONDS) == b"1"
         count = TOGETHER if "reconnects" in name else 2
-        replayed = await asyncio.gather(*(_replay(here, name) for _ in range(count)))
-        for _, healthy, got in replayed:
+        first, rest, healthy = _parts_of(name)
+        replayed = await asyncio.gather(*(_replay(here, first, rest, len(healthy)) for _ in range(count)))
+        for _, got in replayed:
             answered = [frame.stream for frame in got if frame.kind == frames.DATA]
             assert sorted(answered) == healthy
             assert not [frame for frame in got if frame.kind == frames.GOAWAY]
@@ -125,7 +133,7 @@ async def test_a_storm_ends_neither_its_connection_nor_healthy_calls(name: str) 
             assert ErrorCode.REFUSED_STREAM not in codes
         assert len(here.server.connections) == count + 1
         assert await echo(b"2", timeout=SECONDS) == b"2"
-        for client, _, _ in replayed:
+        for client, _ in replayed:
             await client.close()
         await until(lambda: here.server.open_calls == 0)
         assert await echo(b"3", timeout=SECONDS) == b"3"
