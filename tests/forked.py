@@ -43,7 +43,7 @@ TRIGLOT = tuple(
         "executors.process.child",
     )
 )
-READ_LATE = ("TRIGLOT_", "OTEL_", "AIP_", "AWS_", "COLUMNS", "PATH", "TMPDIR")
+READ_LATE = ("TRIGLOT_", "OTEL_", "AIP_", "AOTI_", "AWS_", "COLUMNS", "PATH", "TMPDIR")
 """How variables begin that no library reads when it is imported."""
 LIBRARIES = {
     "kserve": ("kserve",),
@@ -62,7 +62,7 @@ _PARAMETERS = list(inspect.signature(subprocess.Popen._execute_child).parameters
 
 def modules_of(python: str | Path) -> tuple[str, ...]:
     """Returns the modules to import before processes of this interpreter are forked; none if these are few."""
-    return TRIGLOT if str(python) == sys.executable else LIBRARIES.get(Path(python).parents[1].name, ())
+    return LIBRARIES.get(Path(python).parents[1].name, TRIGLOT if str(python) == sys.executable else ())
 
 
 class ForkServer:
@@ -99,13 +99,17 @@ class ForkServer:
         return int(pid)
 
 
+def fork_server(python: str = sys.executable) -> ForkServer:
+    """Returns a server process that has imported this interpreter's `modules_of`; it is started on first use."""
+    return _fork_server(python)
+
+
 @cache
-def fork_server(python: str = sys.executable, imported: tuple[str, ...] = TRIGLOT) -> ForkServer:
-    """Returns a server process that has imported these modules; it is started on first use."""
+def _fork_server(python: str) -> ForkServer:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        command = [python, __file__, str(theirs.fileno()), *imported]
+        command = [python, __file__, str(theirs.fileno()), *modules_of(python)]
         return ForkServer(ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment))
 
 
@@ -143,8 +147,8 @@ class Popen(subprocess.Popen[Any]):
 class Forked(Popen):
     """A running process `python ARGUMENTS`.
 
-    The arguments are `-m MODULE`, `-c CODE` or a script, followed by the program's own. `imported`: modules that
-    are already imported in the process. `stdout` and `stderr` are pipes of text.
+    The arguments are `-m MODULE`, `-c CODE` or a script, followed by the program's own. The `modules_of` the
+    interpreter are already imported in the process. `stdout` and `stderr` are pipes of text.
     """
 
     def __init__(
@@ -153,9 +157,7 @@ class Forked(Popen):
         environment: Mapping[str, str],
         folder: Path,
         python: str = sys.executable,
-        imported: tuple[str, ...] = TRIGLOT,
     ) -> None:
-        self._imported = imported
         super().__init__(
             [python, *arguments],
             stdout=subprocess.PIPE,
@@ -167,7 +169,7 @@ class Forked(Popen):
         )
 
     def _server(self, given: Mapping[str, Any]) -> ForkServer:
-        return fork_server(given["args"][0], self._imported)
+        return fork_server(given["args"][0])
 
 
 def _is_as_new(given: Mapping[str, Any]) -> bool:

@@ -66,7 +66,7 @@ def start_python(
     modules = modules_of(python) if all(name.startswith(READ_LATE) for name in extra) else ()
     # Coverage is measured from the interpreter's start.
     if modules and "COVERAGE_PROCESS_CONFIG" not in os.environ:
-        return Forked(arguments, clean_environment(**extra), folder or Path.cwd(), str(python), modules)
+        return Forked(arguments, clean_environment(**extra), folder or Path.cwd(), str(python))
     return subprocess.Popen(
         [str(python), *arguments],
         cwd=folder,

@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import shutil
-import subprocess
 import sys
 import warnings
 import zipfile
@@ -18,6 +16,7 @@ import numpy as np
 import pytest
 
 from kept_files import kept_files
+from process import outcome, start_python
 from triglot.core.errors import Code
 from triglot.core.permission import EVERYTHING
 from triglot.model.config import InstanceGroup, ModelConfig
@@ -96,8 +95,8 @@ for shape in ((2, 3), (3, 2)):
         print(error)
 print(model.infer({{"a": np.ones((2, 2), "f4"), "b": np.ones((2, 2), "f4")}})["less"].tolist())
 """
-    environment = {**os.environ, "AOTI_RUNTIME_CHECK_INPUTS": "1"}
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    ran = outcome(start_python(["-c", code], environment={"AOTI_RUNTIME_CHECK_INPUTS": "1"}))
+    assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [
         "input_handles[1]: unmatched dim value at 1, expected: 2, but got: 3",
         "expected size 3==2, stride 2==2 at dim=0",
