@@ -25,7 +25,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, NoReturn
@@ -70,9 +69,15 @@ class ForkServer:
 
     _lock = threading.Lock()
 
-    def __init__(self, requests: socket.socket, process: object = None) -> None:
+    def __init__(self, requests: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
         self._requests = requests
         self._process = process
+
+    def close(self) -> None:
+        """End the process; what it has forked goes on."""
+        self._requests.close()
+        if self._process is not None:
+            self._process.wait()
 
     def fork(
         self,
@@ -101,11 +106,15 @@ class ForkServer:
 
 def fork_server(python: str = sys.executable) -> ForkServer:
     """Returns a server process that has imported this interpreter's `modules_of`; it is started on first use."""
-    return _fork_server(python)
+    if python not in _servers:
+        _servers[python] = _started(python)
+    return _servers[python]
 
 
-@cache
-def _fork_server(python: str) -> ForkServer:
+_servers: dict[str, ForkServer] = {}
+
+
+def _started(python: str) -> ForkServer:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -201,6 +210,12 @@ def pytest_configure() -> None:
     """Fork the programs that Triglot starts in this process, unless coverage is measured: from their start on."""
     if "COVERAGE_PROCESS_CONFIG" not in os.environ:
         subprocess.Popen = Popen  # type: ignore[misc]
+
+
+def pytest_unconfigure() -> None:
+    """End the server processes of this one."""
+    while _servers:
+        _servers.popitem()[1].close()
 
 
 def main() -> None:
