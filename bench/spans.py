@@ -30,6 +30,8 @@ SCENARIO = next(one for one in SCENARIOS if one.name == "infer-c64")
 OFF, UNSAMPLED, SAMPLED = "off", "parent not sampled", "every call"
 SLOW, DEAD, BACK = "takes 1 s", "is not there", "goes and comes back"
 SLOW_SECONDS = 1.0
+DELAY_MS = 500
+"""Longest time that a span waits for others."""
 COLUMNS = ("spans", "calls/s", "x off", "(min-max)", "p50 ms", "p99 ms", "CPU µs", "x off", "client")
 GOALS = "goals: CPU x 1.01 of off with parents that are not sampled, x 1.10 with every call sampled"
 LEGEND = """\
@@ -108,7 +110,7 @@ class Traced:
             self.collector.start()
         environment = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.collector.port}",
-            "OTEL_BSP_SCHEDULE_DELAY": "500",
+            "OTEL_BSP_SCHEDULE_DELAY": str(DELAY_MS),
             "OTEL_EXPORTER_OTLP_TIMEOUT": "2000",
         }
         server, port, self._rest = stack.enter_context(
