@@ -1,7 +1,7 @@
 """A collector of OpenTelemetry spans over gRPC that counts them: `python -m bench.collector --port PORT`.
 
 It may be slow on purpose, and uses hardly any CPU: it only counts spans. It writes the count to a file after each
-request.
+request, which is whole whenever the collector is killed.
 """
 
 import argparse
@@ -31,12 +31,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--counted", type=Path, required=True, help="file for the number of spans")
     arguments = parser.parse_args(words)
     counted = 0
+    new = arguments.counted.with_suffix(".new")
 
     def export(request: bytes, _: grpc.ServicerContext) -> bytes:
         nonlocal counted
         time.sleep(arguments.delay)  # Makes it slow on purpose.
         counted += spans_in(request)
-        arguments.counted.write_text(str(counted))
+        new.write_text(str(counted))
+        new.replace(arguments.counted)
         return b""
 
     # One thread: the count needs no lock.

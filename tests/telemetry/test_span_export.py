@@ -290,8 +290,12 @@ def test_a_collector_that_hangs_does_not_keep_the_server(monkeypatch: pytest.Mon
         exporter = exporting(url)
         exporter.put(one_span(1))
         exporter.close()
+        threads = [one for one in threading.enumerate() if one.name == "spans"]
+        assert threads
+        assert all(one.daemon for one in threads)
         received.gate.set()
-    assert not [one for one in threading.enumerate() if one.name == "spans" and not one.daemon]
+    for one in threads:
+        one.join(SECONDS)  # Else it complains in the next test.
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])

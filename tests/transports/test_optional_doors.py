@@ -244,8 +244,9 @@ async def test_sequences_side_by_side_with_unlike_inputs(door: Live) -> None:
     assert found == [[1000 + (2 * n if n % 2 else n + 100)] for n in range(1, 13)]
 
 
-@pytest.mark.parametrize("model", [Batching(), Listed()], ids=["joined", "listed"])
-async def test_a_batch_is_of_requests_with_the_same_inputs(model: Batching) -> None:
+@pytest.mark.parametrize("kind", [Batching, Listed], ids=["joined", "listed"])
+async def test_a_batch_is_of_requests_with_the_same_inputs(kind: type[Batching]) -> None:
+    model = kind()
     async with live({"batching": model}) as door:
         values: list[Values] = [{"x": [n], "bias": [n]} if n % 2 else {"x": [n]} for n in range(8)]
         asked = [asyncio.ensure_future(door.infer(message("batching", one, True), timeout=30)) for one in values]
