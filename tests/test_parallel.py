@@ -78,6 +78,8 @@ def test_a_file_is_a_group_unless_it_shares_a_server() -> None:
 
 def test_a_file_is_another_group_over_other_transports() -> None:
     assert group_of("tests/e2e/test_let_go.py::test_it[over_aio-x]") == "tests/e2e/test_let_go.py over aio"
+    assert group_of("tests/e2e/test_let_go.py::test_it[x-over_aio-y]") == "tests/e2e/test_let_go.py over aio"
+    assert group_of("tests/e2e/test_let_go.py::test_it[over_aio]") == "tests/e2e/test_let_go.py over aio"
     assert group_of("tests/e2e/test_let_go.py::test_it[x]") == "tests/e2e/test_let_go.py"
 
 

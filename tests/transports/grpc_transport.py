@@ -1,8 +1,8 @@
 """Pytest plugin: which transports the tests go over.
 
 gRPC has two transports, and so has REST. All tests go over the default ones, and where the transport is in play,
-over grpc.aio and aiohttp, too: these are tests of their own, `test[over_aio-...]`. With `--grpc-transport` all go
-over one only.
+over grpc.aio and aiohttp, too: these are tests of their own, `test[...over_aio...]`. With `--grpc-transport` all
+go over one only.
 
 It is said as users say it, by environment variables: a server process that a test starts reads them itself, and
 one in this process gets them by `transport_options`.
@@ -11,6 +11,7 @@ one in this process gets them by `transport_options`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Generator
 from fnmatch import fnmatch
 from typing import Any
@@ -85,6 +86,8 @@ NOT_OVER_AIO = (
 )
 """Files and tests among them that go over the default transports only."""
 _MARK = "over_aio"
+_MARKED = re.compile(rf"::.*[\[-]{_MARK}[-\]]")
+"""Matches it anywhere among a test's parameters: those of fixtures come before it."""
 
 
 def transport_options(**options: Any) -> dict[str, Any]:
@@ -95,7 +98,7 @@ def transport_options(**options: Any) -> dict[str, Any]:
 
 def is_over_aio(node_id: str) -> bool:
     """Whether a test goes over grpc.aio beside one of the same name that goes over the default transport."""
-    return f"[{_MARK}" in node_id
+    return _MARKED.search(node_id) is not None
 
 
 def goes_over_both(node_id: str) -> bool:
