@@ -86,8 +86,8 @@ def test_a_file_is_another_group_over_other_transports() -> None:
 @pytest.mark.parametrize(
     ("node_id", "expected"),
     [
-        ("tests/cases/test_grps_cases.py::test_it[x]", True),
-        ("tests/cases/test_tfserving_cases.py::test_saved_models[x]", False),
+        ("tests/cases/test_grps_cases.py::test_it", True),
+        ("tests/cases/test_tfserving_cases.py::test_saved_models", False),
         ("tests/transports/test_tls.py::test_it", True),
         ("tests/transports/test_h2_frames.py::test_it", False),
         ("tests/transports/test_storms.py::test_it", False),
