@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,13 @@ from protocol_clients.kserve import infer_request
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import until
 
-REPLICAS = 2
+REPLICAS = 3
 CALLERS = 8
-PAUSE = 0.03
+PAUSE = 0.01
 LAG = 2.0
 """Seconds that pass until proxies and clients know that a pod has come or is leaving; a second is usual."""
-CALLS = int(os.environ.get("ROLLING_CALLS", "1000"))
+CALLS = int(os.environ.get("ROLLING_CALLS", "3000"))
 """At least so many while all replicas are replaced, as often as that takes; more by hand."""
-PORT = 54321
-"""Of the chart that is rendered; no other number of it has these digits."""
 MODEL = "named"
 NAMES_ITSELF = """
 import asyncio, os
@@ -71,25 +68,20 @@ SERVICE_CONFIG = {
 
 @pytest.fixture(scope="module")
 def chart() -> Callable[..., Any]:
-    """The pod's spec that Helm makes of these values; once, for pods that differ in their ports."""
+    """The pod's spec that Helm makes of these values."""
     script = environments.ROOT / "tests" / "deploy" / "render_chart.py"
     python = environments.python("deploy")
 
-    @cache
-    def rendered(values: str) -> str:
+    def render(**values: Any) -> Any:
         done = subprocess.run(
-            [python, script, values],
+            [python, script, json.dumps(values)],
             env=clean_environment(PYTHONPATH=str(environments.ROOT / "tests")),
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def render(port: int, **values: Any) -> Any:
-        objects = json.loads(rendered(json.dumps({"port": PORT, **values})).replace(str(PORT), str(port)))
-        (deployment,) = [one for one in objects if one["kind"] == "Deployment"]
+        (deployment,) = [one for one in json.loads(done.stdout) if one["kind"] == "Deployment"]
         return deployment["spec"]["template"]["spec"]
 
     return render
@@ -149,7 +141,7 @@ class Load:
             count = 0
             while not self.ended:
                 count += 1
-                request = infer_request(MODEL, 1000 if count % 30 == 0 else count % 20).SerializeToString()
+                request = infer_request(MODEL, 1000 if count % 100 == 0 else count % 20).SerializeToString()
                 try:
                     answer = await infer(request, timeout=30)
                     self.answered[int.from_bytes(answer.raw_output_contents[0], "little")] += 1
