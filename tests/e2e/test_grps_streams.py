@@ -177,7 +177,6 @@ def test_messages_leave_at_once(server: Server, read: Reader, tmp_path: Path) ->
     assert order.given() == order.count
 
 
-@pytest.mark.alone  # How long the model goes on is measured.
 @READERS
 @pytest.mark.parametrize("pause", [0.0, 0.01], ids=["held-up", "at-work"])
 def test_reader_that_leaves(server: Server, read: Reader, pause: float, tmp_path: Path) -> None:

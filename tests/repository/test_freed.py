@@ -45,7 +45,6 @@ def weights() -> list[weakref.ref[object]]:
     return [weakref.ref(one) for one in gc.get_objects() if type(one).__name__ == "Weights"]
 
 
-@pytest.mark.alone  # The collector has a share of the time.
 @pytest.mark.usefixtures("_no_collector")
 @pytest.mark.parametrize("settled", [False, True])
 async def test_what_a_module_holds(tmp_path: Path, settled: bool) -> None:
