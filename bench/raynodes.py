@@ -81,7 +81,12 @@ class Nodes:
                 # Ray itself gives up after 30 s; neither limit can be set.
                 with mock.patch.object(services, "get_node", get_node):
                     node = self._cluster.add_node(
-                        wait=False, no_monitor=True, object_store_memory=MEMORY, include_dashboard=False, **options
+                        wait=False,
+                        no_monitor=True,
+                        include_log_monitor=False,
+                        include_dashboard=False,
+                        object_store_memory=MEMORY,
+                        **options,
                     )
                 self._cluster._wait_for_node(node, START_LIMIT)
             except Exception as failed:
