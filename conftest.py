@@ -1,4 +1,6 @@
-"""For all tests: no limit on how long the examples of a property may take; machines are shared."""
+"""For all tests: a property is tried with `EXAMPLES` examples, without a time limit, as machines are shared."""
+
+import os
 
 pytest_plugins = ["grpc_transport", "parallel", "forked", "event_loops", "ray_nodes"]
 
@@ -7,5 +9,10 @@ try:
 except ImportError:
     pass  # Some environments have no property tests.
 else:
-    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "untimed",
+        deadline=None,
+        max_examples=int(os.environ.get("EXAMPLES", "50")),
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     settings.load_profile("untimed")

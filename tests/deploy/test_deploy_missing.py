@@ -10,15 +10,13 @@ from elsewhere import check_tests
 
 FOLDER = Path(__file__).parent
 FILES = {
-    "test_kserve_manifests.py": "kserve",
-    "test_kserve_pods.py": "deploy",
-    "test_kserve_crds.py": "deploy",
-    "test_chart.py": "deploy",
-    "test_dockerfile.py": "deploy",
+    "kserve": ("kserve_manifests",),
+    "deploy": ("kserve_pods", "kserve_crds", "chart", "dockerfile"),
 }
+"""By the environment that they need."""
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize(("file", "environment"), FILES.items())
-def test_they_hold(file: str, environment: str) -> None:
-    check_tests(environment, FOLDER / file)
+@pytest.mark.parametrize(("environment", "files"), FILES.items())
+def test_they_hold(environment: str, files: tuple[str, ...]) -> None:
+    check_tests(environment, *(FOLDER / f"test_{file}.py" for file in files))

@@ -167,7 +167,7 @@ def echoing(tmp_path_factory: pytest.TempPathFactory) -> Any:
     model.close()
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.dictionaries(st.text(max_size=5), arrays(), max_size=3), min_size=1, max_size=5))
 def test_any_lists_go_there_and_back(echo: Any, requests: list[dict[str, np.ndarray[Any, Any]]]) -> None:
     answers = echo.infer_batch(requests, [Call() for _ in requests])
@@ -176,7 +176,7 @@ def test_any_lists_go_there_and_back(echo: Any, requests: list[dict[str, np.ndar
     ]
 
 
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(hnp.arrays(np.uint8, 10))
 def test_large_lists(echo: Any, seed: np.ndarray[Any, Any]) -> None:
     requests = [{"x": np.resize(seed, size)} for size in (5_000_000, 0, 3, 1_000_001)]

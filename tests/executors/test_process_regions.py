@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_process_frames import TEXTS, arrays, raw
 
@@ -32,7 +32,6 @@ def two_ends() -> Iterator[tuple[Channel, Channel]]:
     other.close()
 
 
-@settings(max_examples=75)
 @given(st.lists(st.dictionaries(TEXTS, arrays(), max_size=3), min_size=1, max_size=4))
 def test_any_tensors_arrive(messages: list[dict[str, np.ndarray[Any, Any]]]) -> None:
     one, other = (Channel(end) for end in socket.socketpair())

@@ -32,7 +32,7 @@ def echoing(tmp_path_factory: pytest.TempPathFactory) -> Any:
     model.close()
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.text(max_size=5), arrays(), max_size=3))
 def test_any_tensors_go_there_and_back(echo: Any, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
     tensors.pop("code", None)
@@ -42,7 +42,7 @@ def test_any_tensors_go_there_and_back(echo: Any, tensors: dict[str, np.ndarray[
     }
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_answers_stay_as_they_are_while_others_come(echo: Any, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.sampled_from([0, 1, 4095, 4097, 100_000]), min_size=1, max_size=8))
@@ -53,7 +53,7 @@ def test_answers_stay_as_they_are_while_others_come(echo: Any, data: st.DataObje
 
 
 @given(hnp.arrays(np.uint8, 10))
-@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_large_tensors(echo: Any, seed: np.ndarray[Any, Any]) -> None:
     large = np.resize(seed, 5_000_001)
     assert (echo.infer({"x": large}, Call())["x"] == large).all()

@@ -36,7 +36,7 @@ def both_ends() -> Iterator[Ends]:
         channel.close()
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.text(max_size=5), arrays(), max_size=3), st.binary(max_size=50))
 def test_any_tensors_arrive(ends: Ends, tensors: dict[str, np.ndarray], text: bytes) -> None:
     ends[0].send(Kind.CALL, call=7, text=text, placed=ends[0].place(tensors))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from google.protobuf import json_format
 from grps_messages import JSON_DATA, messages, same_message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import Internal
@@ -100,7 +100,6 @@ def test_whole_floats_keep_their_point() -> None:
     assert b'"flat_float32": [\n     3.0\n    ]' in print_message(Message("", [tensor(7, [3])]))
 
 
-@settings(max_examples=300)
 @given(messages(JSON_DATA))
 def test_what_is_printed_is_read_again(message: Message) -> None:
     again = read_message(print_message(message))
@@ -108,7 +107,6 @@ def test_what_is_printed_is_read_again(message: Message) -> None:
     assert same_message(again, message)
 
 
-@settings(max_examples=300)
 @given(messages(JSON_DATA | st.none() | st.binary(max_size=9) | st.just(NDArray())))
 def test_protobuf_prints_the_same(message: Message) -> None:
     twin = pb.GrpsMessage.FromString(encode_message(message))

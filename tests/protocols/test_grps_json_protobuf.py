@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf import json_format
 from grps_messages import BLANKS, read, refusal, same_message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument
@@ -50,7 +50,6 @@ BODIES = (
 )
 
 
-@settings(max_examples=400)
 @given(BODIES)
 def test_it_takes_what_protobuf_takes(body: dict[str, Any]) -> None:
     try:
@@ -86,7 +85,6 @@ SEEDS = [b'{"ndarray":[[1,2],[3,4]],"model":"a"}', b'{"gtensors":{"tensors":[{"d
 SEEDS += [b'{"gmap":{"s_f":{"k":1},"s_b":{"k":"aGk="}}}', b'{"str_data":"x"}']
 
 
-@settings(max_examples=400)
 @given(st.sampled_from(SEEDS), st.data())
 def test_damaged_bodies_are_read_or_refused_alike(seed: bytes, data: st.DataObject) -> None:
     body = seed

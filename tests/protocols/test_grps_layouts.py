@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from grps_bytes import MESSAGES, comparable
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wire_bytes import field, varint_field
 
@@ -142,7 +142,6 @@ def test_what_is_cast_is_looked_at_each_time() -> None:
         assert bound(decode, signature, floats(*values), halves=True) == ([("a", "FP16", (2,), halves)], False)
 
 
-@settings(max_examples=200)
 @given(data=MESSAGES, changes=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=3)), max_size=4))
 def test_whatever_changes_in_a_message(data: bytes, changes: list[tuple[float, bytes]]) -> None:
     decode = decoder()

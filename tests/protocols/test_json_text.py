@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -73,7 +73,6 @@ def test_both_paths_read_what_was_written(body: Body) -> None:
 
 
 @given(st.text(alphabet='{}[]",:0123456789.eE+-ntfaN\\ Infiy\x00é', max_size=30))
-@settings(max_examples=300)
 def test_any_text_is_read_as_the_standard_parser_does_or_refused(text: str) -> None:
     if re.search(r"\d{19}", text):
         return  # See test_integers_beyond_64_bits.

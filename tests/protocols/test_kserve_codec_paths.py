@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wire_bytes import PADDING, UNKNOWN_FIELDS, damaged, field, group, packed, varint_field
 
@@ -105,7 +105,6 @@ def test_small_and_large_requests_have_one_outcome(message: pb.ModelInferRequest
 
 
 @given(REQUESTS, st.data())
-@settings(max_examples=300)
 def test_damaged_requests_have_one_outcome(message: pb.ModelInferRequest, draw: st.DataObject) -> None:
     data = draw.draw(damaged(message.SerializeToString(), most=3))
     small, large = outcome(data), outcome(PADDING + data)

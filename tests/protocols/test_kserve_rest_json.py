@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument
@@ -242,6 +242,5 @@ ANYTHING = st.recursive(
 
 
 @given(st.lists(ANYTHING, max_size=4), st.sampled_from(sorted(DATATYPES)), st.lists(st.integers(0, 3), max_size=2))
-@settings(max_examples=300)
 def test_small_and_large_bodies_have_one_outcome(data: list[Any], datatype: str, shape: list[int]) -> None:
     both(json.dumps(data), datatype, shape)

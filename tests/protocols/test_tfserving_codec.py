@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from odd_tensors import odd_tensor
 from wire_bytes import PADDING, UNKNOWN_FIELDS, damaged, field, group, varint_field
@@ -236,7 +236,6 @@ REQUESTS = st.builds(
 
 
 @given(REQUESTS, UNKNOWN_FIELDS)
-@settings(max_examples=200)
 def test_small_and_large_requests_have_one_outcome(message: Any, unknown: bytes) -> None:
     expected = plain(decoded(message.SerializeToString()))
     assert len(expected[1]) + len(expected[3]) == len(message.inputs)
@@ -244,7 +243,6 @@ def test_small_and_large_requests_have_one_outcome(message: Any, unknown: bytes)
 
 
 @given(REQUESTS, st.data())
-@settings(max_examples=300)
 def test_damaged_requests_have_one_outcome(message: Any, draw: st.DataObject) -> None:
     data = draw.draw(damaged(message.SerializeToString()))
     # What stands in a tensor's handles and variants is not looked at in large requests.

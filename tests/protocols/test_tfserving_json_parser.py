@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
@@ -58,7 +58,6 @@ def integer(digits: str) -> int | float:
 
 
 @given(st.text(alphabet='{}[]",:0123456789.eE+-ntrufalse\\ Infiy\x00é', max_size=30))
-@settings(max_examples=500)
 def test_any_text_that_the_standard_parser_takes_is_read_alike(text: str) -> None:
     try:
         expected = json.loads(text, parse_int=integer)
@@ -70,7 +69,6 @@ def test_any_text_that_the_standard_parser_takes_is_read_alike(text: str) -> Non
 
 
 @given(st.binary(max_size=40) | st.lists(st.sampled_from(list(b'{}[]",:\\u0dD8e1-.NIa'))).map(bytes))
-@settings(max_examples=500)
 def test_any_bytes_are_read_or_refused_within_the_text(text: bytes) -> None:
     message = "at offset: 0"
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wire_bytes import PADDING, UNKNOWN_FIELDS, field, fixed32_field, group, varint_field
 
@@ -212,7 +212,6 @@ REQUESTS = st.builds(
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=4), UNKNOWN_FIELDS, st.data())
-@settings(max_examples=100)
 def test_any_sequence_of_likely_requests(messages: list[bytes], unknown: bytes, draw: st.DataObject) -> None:
     """Requests, requests with a byte changed, and fields among them, in any order and again."""
     variants = [*messages, *(unknown + data for data in messages), messages[0] + messages[-1]]
@@ -233,7 +232,6 @@ PARTS = st.lists(
 
 
 @given(st.lists(st.lists(PARTS, min_size=1, max_size=2), min_size=1, max_size=2), st.integers(1, 255))
-@settings(max_examples=150)
 def test_any_sequence_of_odd_tensors(inputs: list[list[list[bytes]]], change: int) -> None:
     data = b"".join(
         field(2, field(1, f"{at}") + b"".join(field(2, b"".join(part)) for part in tensor))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wire_bytes import UNKNOWN_FIELDS, damaged, field, fixed32_field, fixed64_field, number, packed, varint_field
 
@@ -124,7 +124,6 @@ TENSORS = st.lists(st.sampled_from(sorted(CONTENTS)), max_size=2, unique=True).f
 
 
 @given(TENSORS)
-@settings(max_examples=300)
 def test_parsed_and_cut_tensors_are_the_same(message: pb.TensorProto) -> None:
     assert assert_one_outcome(message.SerializeToString()) is not InvalidArgument
 
@@ -172,13 +171,11 @@ PIECES = st.one_of(
 
 
 @given(st.lists(PIECES, max_size=8).map(b"".join))
-@settings(max_examples=500)
 def test_tensors_in_pieces(data: bytes) -> None:
     assert_one_outcome(data)
 
 
 @given(st.lists(PIECES, min_size=1, max_size=5).map(b"".join).flatmap(damaged))
-@settings(max_examples=500)
 def test_damaged_tensors(data: bytes) -> None:
     assert_one_outcome(data)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import json_format, text_format
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument, ModelLoadError
@@ -163,7 +163,6 @@ WORDS = [
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=16).map(" ".join)
 
 
-@settings(max_examples=120)
 @given(content=st.binary(max_size=200) | TEXTS.map(str.encode))
 def test_whatever_a_file_holds_is_a_configuration_or_an_error(folder: Path, content: bytes) -> None:
     file = str(folder / CONFIG_FILE)

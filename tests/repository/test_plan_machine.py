@@ -80,7 +80,7 @@ class PlanMachine(RuleBasedStateMachine):
 
 
 TestPlan = PlanMachine.TestCase
-TestPlan.settings = settings(max_examples=100, stateful_step_count=40)
+TestPlan.settings = settings(stateful_step_count=40)
 
 
 def test_the_bound_is_reached() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from batched_models import FOREVER, Batched, Inputs, Joining, rows
 from held_executor import HeldExecutor
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot import Call, Cancelled, InvalidArgument, Model
@@ -278,7 +278,6 @@ def play(run: Run, steps: list[Put | Do]) -> None:
     run.check()
 
 
-@settings(max_examples=120)
 @given(batching=SCHEDULES, steps=STEPS)
 def test_each_member_gets_its_own_rows_and_one_outcome(
     loop: asyncio.AbstractEventLoop, batching: DynamicBatching, steps: list[Put | Do]

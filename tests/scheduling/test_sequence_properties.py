@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scripted_models import Inputs
@@ -227,7 +227,6 @@ STRATEGIES = st.sampled_from(
 )
 
 
-@settings(max_examples=120, deadline=None)
 @given(steps=STEPS, strategy=STRATEGIES, rows=st.sampled_from([0, 1, 3]), instances=st.integers(1, 2))
 def test_every_interleaving_gives_each_sequence_its_own(
     steps: list[Step], strategy: DirectStrategy | OldestStrategy, rows: int, instances: int
@@ -245,7 +244,6 @@ def test_every_interleaving_gives_each_sequence_its_own(
     asyncio.run(run())
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     values=st.lists(st.tuples(st.sampled_from(IDS), st.integers(1, 1000)), max_size=60),
     turns=st.lists(st.integers(0, 7), min_size=1, max_size=20),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ class GivesUp(triglot.Model):
             given_up = threading.Event()
             self.loop.call_soon_threadsafe(given_up.wait, SECONDS)
             while not call.cancelled:
-                pass
+                time.sleep(0.001)
             given_up.set()
             raise triglot.Cancelled("given up")
         return plain(None, x, x[:, 0])

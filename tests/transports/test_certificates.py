@@ -17,7 +17,7 @@ import pytest
 import uvloop
 from cryptography import x509
 from cryptography.x509.oid import NameOID
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from secured import HOST, Authority
 
@@ -187,7 +187,6 @@ async def test_over_grpc(authorities: Authorities) -> None:
 CONFUSING = ["::1", "10.0.0.1", "fe80::1", "CN=a@b", "CN=a:b", "a:b", "a.b", "a@b", "a:b@c"]
 
 
-@settings(max_examples=50)
 @given(st.text("aCN1.:@/*=-", min_size=1) | st.sampled_from(CONFUSING))
 def test_names_of_different_kinds_are_never_equal(authorities: Authorities, text: str) -> None:
     issue = authorities.authority.issue

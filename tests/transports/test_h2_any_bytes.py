@@ -7,7 +7,7 @@ from typing import Any
 
 from h2_core import BLOCK, CLOSED, OPEN, act, answered, connection, request
 from h2_peers import data, frame, greeting, pairs_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.transports.http2.core import frames
@@ -28,7 +28,6 @@ GOOD_FRAME = (
 )
 
 
-@settings(max_examples=120)
 @given(st.lists(ANY_FRAME | GOOD_FRAME | st.binary(max_size=30), max_size=20), st.booleans())
 def test_no_bytes_make_it_fail(parts: list[bytes], answers: bool) -> None:
     one = connection()
@@ -57,7 +56,6 @@ def comparable(events: list[Any]) -> list[Any]:
     ]
 
 
-@settings(max_examples=120)
 @given(st.lists(ANY_FRAME | GOOD_FRAME, max_size=20), st.lists(st.integers(1, 30), min_size=1, max_size=5))
 def test_any_cutting_is_the_same(parts: list[bytes], sizes: list[int]) -> None:
     whole, cut = connection(), connection()

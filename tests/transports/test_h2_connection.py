@@ -11,7 +11,7 @@ import h2.events
 import h2.settings
 from h2_core import Part, joined
 from h2_peers import pairs_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.transports.http2.core.connection import Connection
@@ -128,7 +128,6 @@ class Pair:
             raise AssertionError(event)
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     bodies=st.lists(st.binary(max_size=300) | st.integers(0, 200_000).map(bytes), max_size=8),
     sizes=st.lists(st.integers(1, 50) | st.integers(1, 100_000), max_size=5),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from h2_core import BLOCK, connection, joined
 from h2_peers import data, frame, greeting, message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.transports.http2.core import frames
@@ -87,7 +87,6 @@ CUTS = st.lists(st.sampled_from([1009, 16_393, READ_BYTES, BULK_BYTES, 10**7]), 
 MESSAGES = st.lists(st.integers(0, 50) | st.integers(IN_PLACE_BYTES, 5 * IN_PLACE_BYTES), min_size=1, max_size=3)
 
 
-@settings(deadline=None, max_examples=150)
 @given(FRAMES, MESSAGES, CUTS, st.sampled_from(NUMBERS))
 def test_a_client_may_send_what_it_has_room_for_and_no_byte_more(
     sent: list[tuple[int, int, int]], sizes: list[int], cuts: list[int], last: int

@@ -286,7 +286,7 @@ class Pair(RuleBasedStateMachine):
         return bool(self.to_server or self.to_client)
 
 
-Pair.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+Pair.TestCase.settings = settings(stateful_step_count=60)
 TestAnyOrder = Pair.TestCase
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 STYLES = Path(__file__).with_name("page.css")
@@ -13,7 +14,8 @@ TOKEN_SCRIPT = Path(__file__).with_name("token.js")
 """Script of all pages: asks for a token, if the server requires one, and sends it. Needs the page's `html`."""
 
 
-def page_text(file: Path, styles: Sequence[Path] = (), scripts: Sequence[Path] = ()) -> str:
+@cache
+def page_text(file: Path, styles: tuple[Path, ...] = (), scripts: tuple[Path, ...] = ()) -> str:
     """Returns the document, with `STYLES`, these styles and these scripts in place of its markers."""
     text = file.read_text(encoding="utf-8")
     for marker, parts in (("/* styles */", [STYLES, *styles]), ("/* scripts */", scripts)):
@@ -21,7 +23,8 @@ def page_text(file: Path, styles: Sequence[Path] = (), scripts: Sequence[Path] =
     return text
 
 
-def page_headers(page: str) -> dict[str, str]:
+@cache
+def page_headers(page: str) -> Mapping[str, str]:
     """Returns headers by which only the page's own script runs, as it shows names from users.
 
     Framing is forbidden.

@@ -168,7 +168,7 @@ def readable(route: Route) -> list[Route]:
 def page_route(telemetry: Telemetry, control: Control, path: str, about: About) -> Route:
     """Returns the page at `path`. It is public: only its script requests restricted data."""
     first, *scripts = [PAGE_FOLDER / name for name in SCRIPTS]
-    text = page_text(PAGE_FOLDER / "page.html", [PAGE_FOLDER / "page.css"], [first, TOKEN_SCRIPT, *scripts])
+    text = page_text(PAGE_FOLDER / "page.html", (PAGE_FOLDER / "page.css",), (first, TOKEN_SCRIPT, *scripts))
     before, _, after = text.partition(NAMES_MARKER)
     headers = page_headers(text)
 

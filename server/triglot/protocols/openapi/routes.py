@@ -40,7 +40,7 @@ def openapi_routes(
 
     `models` returns the ready models that a client may use. `address` is the server's address in sample code.
     """
-    text = page_text(PAGE_FILE, scripts=[TOKEN_SCRIPT])
+    text = page_text(PAGE_FILE, scripts=(TOKEN_SCRIPT,))
     page, headers = text.encode(), page_headers(text)
 
     async def read(_: HttpRequest, call: Call) -> Models:
