@@ -104,6 +104,11 @@ class Nodes:
         self._cluster.remove_node(node, allow_graceful=False)
         return pids
 
+    def remove(self, node: Any) -> None:
+        """Shut a node down: the cluster knows at once that it is gone."""
+        self.nodes.remove(node)
+        self._cluster.remove_node(node)
+
     def kill_head(self) -> None:
         """Kill the server of the head node that knows all nodes."""
         self._cluster.head_node.kill_gcs_server()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
@@ -19,7 +21,8 @@ def all_nodes() -> Iterator[Nodes]:
 
     from triglot.executors.ray.cluster import Cluster  # noqa: PLC0415
 
-    with cluster(2) as nodes:
+    # Else the cluster places actors for 15 s on a node that was killed.
+    with mock.patch.dict(os.environ, {"RAY_health_check_period_ms": "500"}), cluster(2) as nodes:
         opened = Cluster.open(nodes.address, Path())
         yield nodes
         opened.close()
