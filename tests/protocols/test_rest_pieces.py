@@ -138,9 +138,17 @@ def test_pieces_say_what_small_answers_say(chosen: list[tuple[str, int, bool]]) 
 
 @pytest.mark.parametrize("row", [True, False])
 @pytest.mark.parametrize(
-    "shape", [(3,), (2, EXACT_ELEMENTS), (EXACT_ELEMENTS + 1,), (3 * CHUNK,), (2, CHUNK + 1), (CHUNK, 2, 2)]
+    ("shape", "datatype"),
+    [
+        ((3,), "FP32"),
+        ((2, EXACT_ELEMENTS), "INT32"),
+        ((EXACT_ELEMENTS + 1,), "FP32"),
+        ((3 * CHUNK,), "INT32"),
+        ((2, CHUNK + 1), "FP32"),
+        ((CHUNK, 2), "INT32"),
+        ((CHUNK // 2, 2, 2), "FP32"),
+    ],
 )
-@pytest.mark.parametrize("datatype", ["FP32", "INT32"])
 def test_a_large_prediction_is_not_joined(shape: tuple[int, ...], row: bool, datatype: str) -> None:
     values = (np.arange(np.prod(shape)) / 7).reshape(shape)
     outputs = [OutputTensor("y", datatype, values.astype(np.float32 if datatype == "FP32" else np.int32))]
