@@ -35,27 +35,28 @@ that they are forked from."""
 LONGEST = (
     "tests/executors/test_ray_missing.py",
     "tests/e2e/test_rolling_restart.py",
-    "tests/transports/test_failed_bodies.py",
     "tensorflow",
     "tests/docs/test_pages.py",
-    "tests/transports/test_h2_hostile_tls.py",
-    "tests/e2e/test_kserve_runtime.py",
-    "tests/deploy/test_deploy_missing.py",
-    "tests/backends/test_torch_missing.py",
-    "bench/test_spans.py",
-    "tests/cli/test_tfserving_start.py",
-    "tests/repository/test_storage_s3.py",
-    "tests/e2e/test_hundred_swaps.py",
     "tests/e2e/test_foreign_clients.py",
-    "tests/e2e/test_try_models.py",
+    "tests/e2e/test_hundred_swaps.py",
+    "tests/backends/test_torch_missing.py",
     "bench/test_load.py",
-    "tests/executors/test_process_chaos.py",
+    "tests/transports/test_failed_bodies.py",
+    "tests/e2e/test_request_states.py",
+    "tests/deploy/test_deploy_missing.py",
+    "tests/transports/test_h2_hostile_tls.py",
+    "tests/e2e/test_try_models.py",
+    "tests/e2e/test_kserve_runtime.py",
     "tests/e2e/test_try_snippets.py",
+    "tests/cli/test_tfserving_start.py",
+    "bench/test_spans.py",
+    "tests/repository/test_storage_s3.py",
+    "tests/e2e/test_openapi_tools.py",
+    "tests/access/test_probes.py",
+    "tests/executors/test_process_chaos.py",
     "tests/access/test_no_secret_leaks.py",
     "tests/telemetry/test_span_export.py",
-    "tests/access/test_probes.py",
     "tests/e2e/test_load_failures.py",
-    "tests/e2e/test_request_states.py",
     "tests/access/test_odd_requests.py",
     "tests/cases/test_grps_cases.py",
     "tests/transports/test_h2_hostile.py",
@@ -71,7 +72,9 @@ LONGEST = (
     "tests/transports/test_connections_bounded.py",
     "tests/e2e/test_request_ends.py",
 )
-"""The longest groups, which start first: started last, one would keep its worker busy after the others ended."""
+"""The longest groups, which start first: started last, one would keep its worker busy after the others ended.
+
+Those that mostly wait begin between those that compute, so that the cores are busy."""
 
 YOUNG_OBJECTS = 20_000
 """New objects that trigger a garbage collection: with Python's 700, collections take 3 % of the tests' time."""

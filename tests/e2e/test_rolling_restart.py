@@ -29,7 +29,7 @@ from waiting import until
 
 REPLICAS = 3
 CALLERS = 8
-PAUSE = 0.01
+PAUSE = 0.03
 LAG = 2.0
 """Seconds that pass until proxies and clients know that a pod has come or is leaving; a second is usual."""
 CALLS = int(os.environ.get("ROLLING_CALLS", "3000"))
