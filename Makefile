@@ -10,8 +10,8 @@ environment = $$($(PYTHON) tests/environments.py $(1))
 serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options.
 	@python="$(call environment,serve)" && exec "$$python" -m triglot serve $(MODELS) $(ARGS)
 
-# Tests wait for processes of their own now and then: four workers more than there are cores keep these at work.
-WORKERS ?= $(shell expr $$(nproc) + 4)
+# Tests wait for processes of their own now and then: three workers more than there are cores keep these at work.
+WORKERS ?= $(shell expr $$(nproc) + 3)
 
 # What the oldest libraries that are admitted could break: contracts, codecs, backends, and that every client works.
 WITH_OLDEST = tests/cases tests/core tests/model tests/pb tests/protocols tests/backends tests/cli \
