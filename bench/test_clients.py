@@ -74,8 +74,8 @@ async def rest_load(port: int, body: bytes, in_flight: int, expected: bytes) -> 
 async def run(connections: Sequence[LoadConnection], expected: bytes) -> Outcome:
     """Two runs on the same connections, as the bench does it."""
     try:
-        await drive(connections, 0.1, expected, patience=20)
-        return await drive(connections, 0.2, expected, patience=20)
+        await drive(connections, 0.03, expected, patience=20)
+        return await drive(connections, 0.06, expected, patience=20)
     finally:
         await close(*connections)
 
