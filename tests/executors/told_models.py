@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,8 +217,11 @@ async def told(
 
 def children() -> list[str]:
     """The instances that this process has started and not ended, zombies too; not what other tests started."""
-    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return [pid for file in found for pid in file.read_text().split() if _is_instance(pid)]
+    found: list[str] = []
+    for file in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        with suppress(OSError):  # The thread has ended in the meantime.
+            found += file.read_text().split()
+    return [pid for pid in found if _is_instance(pid)]
 
 
 def _is_instance(pid: str) -> bool:
