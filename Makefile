@@ -24,7 +24,7 @@ PYTEST = $(if $(COVERAGE),-m coverage run -m pytest,-m pytest)
 
 # Each of hundreds of processes would begin with threads of OpenBLAS that compute nothing, and wait awake.
 test test-oldest: export OPENBLAS_NUM_THREADS = 1
-test:  ## Every test; ARGS="-n 0" to debug, COVERAGE=1 to print what they reach, EXAMPLES=N for those of properties.
+test:  ## Every test; ARGS="-n 0" to debug, COVERAGE=1 to print what they reach, EXAMPLES=N to try more of each property.
 	@python="$(call environment,dev)" && \
 	"$$python" $(PYTEST) -n $(WORKERS) $(ARGS) \
 	$(if $(COVERAGE),&& "$$python" -m coverage combine --quiet && "$$python" -m coverage report)

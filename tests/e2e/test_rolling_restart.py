@@ -30,8 +30,8 @@ from waiting import until
 REPLICAS = 3
 CALLERS = 8
 PAUSE = 0.03
-LAG = 1.0
-"""Seconds that pass until proxies and clients know that a pod has come or is leaving, as is usual."""
+LAG = 2.0
+"""Seconds that pass until proxies and clients know that a pod has come or is leaving; a second is usual."""
 CALLS = int(os.environ.get("ROLLING_CALLS", "3000"))
 """At least so many while all replicas are replaced, as often as that takes; more by hand."""
 MODEL = "named"

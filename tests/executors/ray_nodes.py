@@ -21,7 +21,7 @@ def all_nodes() -> Iterator[Nodes]:
 
     from triglot.executors.ray.cluster import Cluster  # noqa: PLC0415
 
-    # Else the cluster places actors for 15 s on a node that was killed.
+    # With Ray's 3000, a cluster places actors on a node for 15 s after it was killed.
     with mock.patch.dict(os.environ, {"RAY_health_check_period_ms": "500"}), cluster(2) as nodes:
         opened = Cluster.open(nodes.address, Path())
         yield nodes

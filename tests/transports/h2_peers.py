@@ -190,7 +190,7 @@ class Client:
 
     def block(self, fields: Sequence[tuple[str, str] | tuple[bytes, bytes]]) -> bytes:
         """A header block with any fields."""
-        return self._encoder.encode(fields, huffman=False)  # Huffman's code in Python takes long.
+        return self._encoder.encode(fields, huffman=False)  # In Python, to code takes long.
 
     def raw_headers(
         self, stream: int, fields: Sequence[tuple[str, str]], flags: int = frames.END_HEADERS

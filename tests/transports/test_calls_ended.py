@@ -97,7 +97,7 @@ class GivesUp(triglot.Model):
             given_up = threading.Event()
             self.loop.call_soon_threadsafe(given_up.wait, SECONDS)
             while not call.cancelled:
-                time.sleep(0.001)
+                time.sleep(0.001)  # A call has nothing that a thread could wait for.
             given_up.set()
             raise triglot.Cancelled("given up")
         return plain(None, x, x[:, 0])
