@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 TOGETHER = {
+    "tests/e2e/test_foreign_clients.py": "kserve",
+    "tests/e2e/test_kserve_runtime.py": "kserve",
     "tests/cases/test_tfserving_cases.py": "tensorflow",
     "tests/e2e/test_every_protocol.py": "tensorflow",
     "tests/e2e/test_request_records.py": "tensorflow",
@@ -29,6 +31,9 @@ TOGETHER = {
     "tests/pb/test_pb_tfserving.py": "tensorflow",
     "tests/protocols/test_tfserving_stock.py": "tensorflow",
     "tests/protocols/test_tfserving_warmup.py": "tensorflow",
+    "tests/cli/test_check.py": "tensorflow",
+    "tests/docs/test_pages.py": "tensorflow",
+    "tests/e2e/test_try_snippets.py": "tensorflow",
 }
 """Names of groups of several files, in the order in which these run: they share expensive servers, or the process
 that they are forked from."""
@@ -36,8 +41,7 @@ LONGEST = (
     "tests/executors/test_ray_missing.py",
     "tests/e2e/test_rolling_restart.py",
     "tensorflow",
-    "tests/docs/test_pages.py",
-    "tests/e2e/test_foreign_clients.py",
+    "kserve",
     "tests/e2e/test_hundred_swaps.py",
     "tests/transports/test_failed_bodies.py",
     "tests/backends/test_torch_missing.py",
@@ -48,8 +52,6 @@ LONGEST = (
     "bench/test_spans.py",
     "tests/e2e/test_try_models.py",
     "tests/e2e/test_grps_streams.py",
-    "tests/e2e/test_kserve_runtime.py",
-    "tests/e2e/test_try_snippets.py",
     "tests/cli/test_tfserving_start.py",
     "tests/repository/test_storage_s3.py",
     "tests/access/test_probes.py",
