@@ -55,6 +55,8 @@ LIBRARIES = {
 """By environment: its modules that take long to import, and start no threads."""
 MODEL_PROCESS, WORKER = "from triglot.executors.process.child import main", "from triglot.__main__ import run"
 """Code in the programs that Triglot starts."""
+SERVERS = (["-m", "triglot", "serve"], *(["-m", "bench.bare", kind] for kind in ("grpc", "rest", "rest-json")))
+"""How the arguments of servers begin."""
 _SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2)."""
 _PARAMETERS = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
@@ -132,7 +134,7 @@ class Popen(subprocess.Popen[Any]):
         command = [] if isinstance(given["args"], str) else list(given["args"])
         is_code = command[:2] == [sys.executable, "-c"]
         is_ours = is_code and any(code in command[2] for code in (MODEL_PROCESS, WORKER))
-        is_server = command[:4] == [sys.executable, "-m", "triglot", "serve"] and _is_as_new(given)
+        is_server = command[:1] == [sys.executable] and command[1:4] in SERVERS and _is_as_new(given)
         return self.own_server() if is_ours or is_server else None
 
     def _execute_child(self, *values: Any) -> None:

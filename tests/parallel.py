@@ -7,8 +7,8 @@ server starts once.
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from grpc_transport import is_over_aio
@@ -95,6 +95,18 @@ def group_of(node_id: str) -> str:
     return TOGETHER.get(file, file) + " over aio" * is_over_aio(node_id)
 
 
+class Collection(list[str]):
+    """The tests that a worker has collected, in their order; each is found at once by its id."""
+
+    def __init__(self, node_ids: Iterable[str]) -> None:
+        super().__init__(node_ids)
+        self._places = {node_id: place for place, node_id in enumerate(self)}
+
+    def index(self, node_id: str, *_: Any) -> int:
+        """Returns the place of a test. Raises `KeyError`."""
+        return self._places[node_id]
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> object:
     """Returns the scheduler."""
@@ -102,6 +114,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> object:
 
     class Groups(LoadScopeScheduling):  # type: ignore[misc]  # It has no types.
         """Schedules the tests by groups, in their order: the longest first."""
+
+        def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
+            super().add_node_collection(node, collection)
+            if node in self.registered_collections:
+                self.registered_collections[node] = Collection(collection)
+
+        def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+            super().mark_test_complete(node, item_index, duration)
+            # Else it would look through all that the worker has ever done, after each test.
+            group = group_of(self.registered_collections[node][item_index])
+            groups = self.assigned_work.get(node, {})
+            if group in groups and all(groups[group].values()):
+                del groups[group]
 
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)

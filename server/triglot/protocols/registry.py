@@ -54,6 +54,7 @@ SCHEMAS = {
 }
 """The schemas that operations of the OpenAPI document refer to."""
 ALIVE = HttpResponse(b'{"status": "alive"}')
+DEFAULT_REST_PORT = Config().rest_port
 Rows = tuple[list[Service], list[Route]]
 
 
@@ -204,7 +205,7 @@ def _rest_address(config: Config) -> str:
 
     The default port if any free one is used.
     """
-    port = config.rest_port or Config().rest_port
+    port = config.rest_port or DEFAULT_REST_PORT
     return f"{'https' if config.tls_certificate else 'http'}://{config.local_address(port)}"
 
 

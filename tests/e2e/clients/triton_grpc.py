@@ -28,8 +28,8 @@ async def check_client_timeout(t):
 
 async def check_client_timeout_that_passed(t):
     # More than can come and go in a millisecond.
-    large = t.input("x", np.zeros((4096, 4096), dtype=np.float32))
-    for _ in range(10):
+    large = t.input("x", np.zeros((4096, 1024), dtype=np.float32))
+    for _ in range(3):
         call = t.client.infer("identity_fp32", [large], client_timeout=0.001)
         await t.refused(call, "Deadline Exceeded", grpc="DEADLINE_EXCEEDED", http=None)
     result = await t.client.infer("half_plus_two", t.floats(1))
