@@ -171,9 +171,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """After the tests of a file, also exclude what they left, such as modules that they were first to import."""
+    """After the tests of a file, also exclude what they left, if it is much: modules that they imported first."""
     done = yield
-    if nextitem is None or nextitem.path != item.path:
+    if (nextitem is None or nextitem.path != item.path) and any(gc.get_count()[1:]):
         gc.collect()
         gc.freeze()
     return done
