@@ -4,7 +4,8 @@ For some programs, importing the library takes most of their time.
 
 Each of them is like one started by `python ARGUMENTS`: a child of the process that starts it, with arguments,
 environment, working directory, open files and signals of its own. Only the start of the interpreter and the import
-are not repeated: a program with environment variables that are read then has to be started as a new process.
+are not repeated: a program with environment variables that are read then has to be started as a new process. At
+its end, exit functions run and streams are flushed, but objects are not freed.
 
     python forked.py FD MODULE...   # the server: forks a process per request on this socket, until it is closed
 """

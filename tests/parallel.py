@@ -95,7 +95,7 @@ def group_of(node_id: str) -> str:
     return TOGETHER.get(file, file) + " over aio" * is_over_aio(node_id)
 
 
-class Collection(list[str]):
+class CollectedTests(list[str]):
     """The tests that a worker has collected, in their order; each is found at once by its id."""
 
     def __init__(self, node_ids: Iterable[str]) -> None:
@@ -118,11 +118,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> object:
         def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
             super().add_node_collection(node, collection)
             if node in self.registered_collections:
-                self.registered_collections[node] = Collection(collection)
+                self.registered_collections[node] = CollectedTests(collection)
 
         def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
             super().mark_test_complete(node, item_index, duration)
-            # Else it would look through all that the worker has ever done, after each test.
+            # Else all that the worker has ever done would be looked through after each test.
             group = group_of(self.registered_collections[node][item_index])
             groups = self.assigned_work.get(node, {})
             if group in groups and all(groups[group].values()):
