@@ -345,6 +345,7 @@ class Server:
             self._logs,
             self._regions,
             lambda: self.grpc_port,
+            self._admission.limits,
         )
         await self.dataplane.control.loaded()
         self._ticking = asyncio.create_task(self.telemetry.run())

@@ -48,6 +48,7 @@ class Door:
             pb.ModelInferRequest.SerializeToString,
             pb.ModelStreamInferResponse.FromString,
         )
+        self.stream_bytes = channel.stream_stream(SERVICE + "ModelStreamInfer")
 
     async def infer(self, model: str, inputs: Mapping[str, Any], timeout: float = SECONDS, **said: Any) -> Reply:
         """Raises `grpc.aio.AioRpcError`."""

@@ -19,7 +19,7 @@ from triglot.core.types import Answer
 from triglot.executors.stream import STREAM_BUFFER
 from triglot.model.scheduling import SequenceBatching
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.kserve.stream import MAX_IN_FLIGHT, MAX_UNSENT
+from triglot.protocols.kserve.stream import MAX_UNSENT
 from waiting import until
 
 
@@ -227,24 +227,6 @@ async def test_requests_run_at_the_same_time_and_their_answers_keep_the_order() 
         for gate in reversed(gates):
             gate.set()
         assert [value(one) async for one in call] == list(range(8))
-
-
-async def test_no_more_requests_are_read_than_may_run() -> None:
-    gate = asyncio.Event()
-    entered = 0
-
-    async def infer(inputs: Inputs) -> Any:
-        nonlocal entered
-        entered += 1
-        await gate.wait()
-        return y(inputs["x"][0])
-
-    async with live({"gated": Plain(infer)}, max_queue_size=10 * MAX_IN_FLIGHT) as door:
-        wanted = 4 * MAX_IN_FLIGHT
-        call = door.stream_infer(sending(*(asking("gated", at) for at in range(wanted))), timeout=60)
-        await until(lambda: entered == MAX_IN_FLIGHT)
-        gate.set()
-        assert [value(one) async for one in call] == list(range(wanted))
 
 
 async def test_a_half_closed_call_gets_all_its_answers() -> None:

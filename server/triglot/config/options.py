@@ -306,7 +306,13 @@ class Config:
         0,
         "max_batch_size, with dynamic batching, of ONNX models that set none (Triton's is 4); 0: no batching",
     )
-    max_queue_size: int = option(SCHEDULING, 1024, "most requests queued for one model", least=1)
+    max_queue_size: int = option(
+        SCHEDULING,
+        1024,
+        "most requests queued for one model; one ModelStreamInfer stream is read until its open requests take "
+        "three quarters of this, or of a limit below",
+        least=1,
+    )
     max_queue_bytes: int = option(
         SCHEDULING, GIB, "most bytes of requests, queued or running, of one model; 0: no limit", value="BYTES"
     )
@@ -320,6 +326,14 @@ class Config:
         "0: no limit; -1: a quarter of the machine's or container's memory, divided by --workers, up to 2 GiB",
         value="BYTES",
         least=AUTOMATIC,
+    )
+    max_unread_bytes: int = option(
+        SCHEDULING,
+        64 * MIB,
+        "bytes of answers kept for a client that does not read its ModelStreamInfer stream, above which no "
+        "further request of the stream is read",
+        value="BYTES",
+        least=1,
     )
     response_cache_bytes: int = option(
         SCHEDULING, 0, "size of the cache of answers to equal requests, for models that allow it", value="BYTES"

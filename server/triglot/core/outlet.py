@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+MAX_UNREAD_BYTES = 64 * 2**20
+"""Default of the option `max_unread_bytes`: bytes of responses that are kept for a client that does not read."""
+
 
 class Outlet(Protocol):
     """Sink for the responses of one call; may be used on any thread."""

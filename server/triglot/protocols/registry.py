@@ -29,6 +29,7 @@ from triglot.protocols.kserve.routes import kserve_routes
 from triglot.protocols.kserve.service import KServe
 from triglot.protocols.kserve.shared_memory import CudaSharedMemory, SystemSharedMemory
 from triglot.protocols.kserve.statistics import ModelStatistics
+from triglot.protocols.kserve.stream import StreamLimits
 from triglot.protocols.kserve.trace_settings import TraceSetting
 from triglot.protocols.monitor import openapi as monitor_api
 from triglot.protocols.monitor.routes import METRICS, About, monitor_routes, page_route, readable
@@ -42,6 +43,7 @@ from triglot.protocols.tfserving.models import Models
 from triglot.protocols.tfserving.routes import RestApi, not_found_route, tfserving_routes
 from triglot.protocols.tfserving.rows import tfserving_services
 from triglot.protocols.tfserving.service import Predictions
+from triglot.scheduling.admission import UNLIMITED, Limits
 from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry
 
@@ -67,11 +69,13 @@ def rows(
     logs: LogSettings | None = None,
     regions: Regions | None = None,
     grpc_port: Callable[[], int] = int,
+    admission: Limits = UNLIMITED,
 ) -> Rows:
     """Returns the gRPC services and REST routes, including health, reflection, metrics and the OpenAPI document.
 
     `about` is the text of grps' ServerMetadata; if empty, it is generated. Without `regions` shared memory is
-    disabled. `grpc_port` returns the gRPC port once the server has started, 0 if there is none.
+    disabled. `grpc_port` returns the gRPC port once the server has started, 0 if there is none. `admission`: the
+    limits on requests, of which one stream may take a part.
     """
     regions = regions or Regions()
     served = config.protocol_names
@@ -93,6 +97,7 @@ def rows(
             max_upload=max_upload,
             oip_platforms=config.platform_names == "oip",
             typed_contents=config.typed_contents,
+            stream_limits=StreamLimits.within(config.max_queue_size, admission, config.max_unread_bytes),
         )
         services.append(kserve.grpc_service())
         routes += _with_protocol("kserve", kserve_routes(kserve, limits))

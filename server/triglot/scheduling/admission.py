@@ -27,6 +27,9 @@ class Limits:
     total_bytes: int = 0
 
 
+UNLIMITED = Limits()
+
+
 class Admission:
     """The totals of all models, and the limits; each model version has a `Gate`."""
 

@@ -26,7 +26,7 @@ from triglot.protocols.kserve.extension import Extension
 from triglot.protocols.kserve.inference import UnaryInference
 from triglot.protocols.kserve.layouts import InferDecoder
 from triglot.protocols.kserve.regions import Regions
-from triglot.protocols.kserve.stream import InferStream
+from triglot.protocols.kserve.stream import DEFAULTS, InferStream, StreamLimits
 from triglot.protocols.kserve.stream_requests import StreamRequests
 from triglot.protocols.rows import Kind, Method, Service
 from triglot.protocols.wire import check_control_size, length_prefix, parse, parse_control, rest_size, serialize
@@ -67,6 +67,7 @@ class KServe:
         max_upload: int = 0,
         oip_platforms: bool = False,
         typed_contents: bool = False,
+        stream_limits: StreamLimits = DEFAULTS,
     ) -> None:
         self.max_upload = max_upload
         """Largest request in bytes that loads a model from files in it; 0: uploads are disabled."""
@@ -75,6 +76,7 @@ class KServe:
         self._extended = ExtendedPlane(dataplane, regions or Regions())
         self._server_name = server_name
         self._typed = typed_contents
+        self._stream_limits = stream_limits
         self._platforms = OIP_PLATFORMS if oip_platforms else {}
         self._decode = InferDecoder()
         self._streamed = telemetry.endpoint(PROTOCOL, "GRPC", "ModelStreamInfer", inference=True)
@@ -150,7 +152,7 @@ class KServe:
             end_on_error=end_on_error,
             typed=self._typed,
         )
-        return InferStream(handler).run(requests)
+        return InferStream(handler, self._stream_limits).run(requests)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
         """Returns all versions of the configured models with their states, and other loadable models (spec 3.9).

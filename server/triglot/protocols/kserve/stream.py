@@ -1,39 +1,88 @@
 """ModelStreamInfer: many requests and their responses on one call (spec 2.8).
 
-Strategy: requests start as they arrive, up to a number at the same time. Responses of ordinary models are sent in
-the order of the requests; those of decoupled models as they come. What is ready is offered to the transport, for a
-burst of requests all together. What the transport does not take is kept, and applies back-pressure to the models.
+Strategy: requests start as they arrive, within `StreamLimits`. Responses of ordinary models are sent in the order
+of the requests; those of decoupled models as they come. What is ready is offered to the transport, for a burst of
+requests all together. What the transport does not take is kept, and applies back-pressure to decoupled models and,
+once it is much, to the requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from triglot.core.duplex import Duplex
 from triglot.core.errors import ServingError, as_serving_error
+from triglot.core.outlet import MAX_UNREAD_BYTES
 from triglot.core.running import Cancellable
 from triglot.protocols.kserve.stream_requests import ResponseSlot, StreamRequests
+from triglot.scheduling.admission import Limits
 
-MAX_IN_FLIGHT = 64
-"""Most requests of one stream that run at the same time; the next is read once one has ended."""
 MAX_UNSENT = 16
 """Unsent responses of one stream from which on decoupled models have to wait."""
+MAX_IN_A_ROW = 64
+"""Requests that are started in a row, after which other calls get a turn."""
+RESPONSE_BYTES = 64
+"""Memory of an unsent response besides its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """What one stream may hold; above it, its next request is not read.
+
+    `requests` and `request_bytes` limit its open requests, `unread_bytes` the responses that wait for the client.
+    """
+
+    requests: int = 768
+    request_bytes: int = sys.maxsize
+    unread_bytes: int = MAX_UNREAD_BYTES
+
+    @classmethod
+    def within(cls, max_queue_size: int, limits: Limits, unread_bytes: int) -> StreamLimits:
+        """Returns the limits with which one stream leaves a quarter of each queue to other clients."""
+        requests = min(max_queue_size, limits.total_requests or max_queue_size)
+        request_bytes = min(limits.model_bytes or sys.maxsize, limits.total_bytes or sys.maxsize)
+        return cls(requests - requests // 4, request_bytes - request_bytes // 4, unread_bytes)
+
+
+DEFAULTS = StreamLimits()
+
+
+class _Unsent(deque[bytes]):
+    """Encoded responses that wait to be sent; `memory` is what they take, in bytes."""
+
+    memory = 0
+
+    def append(self, response: bytes, /) -> None:
+        self.memory += RESPONSE_BYTES + len(response)
+        super().append(response)
+
+    def popleft(self) -> bytes:
+        response = super().popleft()
+        self.memory -= RESPONSE_BYTES + len(response)
+        return response
 
 
 class InferStream:
     """One ModelStreamInfer call: the `StreamOutput` of its `requests`. On the event loop."""
 
-    def __init__(self, requests: StreamRequests) -> None:
+    def __init__(self, requests: StreamRequests, limits: StreamLimits) -> None:
         self._handler = requests
+        self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._running: set[Cancellable] = set()
         self._slots: deque[ResponseSlot] = deque()
         self._decoupled = 0
         """Number of running requests to decoupled models."""
-        self._ready: deque[bytes] = deque()
+        self._open_bytes = 0
+        """Bytes of the open requests."""
+        self._behind_bytes = 0
+        """Bytes of the responses that wait for those of earlier requests."""
+        self._ready = _Unsent()
         self._unsent_room = asyncio.Event()
         """Set while there is room for responses of decoupled models."""
         self._deferred: deque[Callable[[], None]] = deque()
@@ -129,18 +178,18 @@ class InferStream:
         if self._starting or self._closed:
             return
         self._starting = True
-        slots, ready, requests = self._slots, self._ready, self._requests
         try:
-            while self._failure is None and len(slots) + self._decoupled < MAX_IN_FLIGHT:
-                if len(ready) >= MAX_IN_FLIGHT:
+            for _ in range(MAX_IN_A_ROW):
+                if not self._has_room:
                     self._offer()
-                    if len(ready) >= MAX_IN_FLIGHT:
-                        break
-                if (data := requests.take()) is None:
+                if self._failure is not None or not self._has_room or (data := self._requests.take()) is None:
                     break
-                slot = ResponseSlot()
-                slots.append(slot)
+                slot = ResponseSlot(len(data))
+                self._slots.append(slot)
+                self._open_bytes += slot.size
                 self._handler.begin(data, slot, self)
+            else:
+                self._loop.call_soon(self._start_requests)
         except Exception as error:
             self._fail(as_serving_error(error, "reading a stream"))
         finally:
@@ -153,22 +202,29 @@ class InferStream:
     @property
     def _has_room(self) -> bool:
         """Whether one more request may run."""
-        return len(self._slots) + self._decoupled < MAX_IN_FLIGHT and len(self._ready) < MAX_IN_FLIGHT
+        limits = self._limits
+        return (
+            len(self._slots) + self._decoupled < limits.requests
+            and self._open_bytes < limits.request_bytes
+            and self._ready.memory + self._behind_bytes < limits.unread_bytes
+        )
 
     # --- answers ---
 
-    def release_slot(self, slot: ResponseSlot) -> None:
-        """Free the slot; responses of later requests must not overtake earlier ones."""
+    def release_slot(self) -> None:
         self._decoupled += 1
-        self._slots.remove(slot)
-        self._advance()
+        self._slots.pop()
 
-    def finish(self) -> None:
+    def finish(self, size: int) -> None:
         self._decoupled -= 1
+        self._open_bytes -= size
         self._schedule_send()
 
     def set_response(self, slot: ResponseSlot, answer: bytes | ServingError) -> None:
         slot.answer = answer
+        self._open_bytes -= slot.size
+        if isinstance(answer, bytes):
+            self._behind_bytes += len(answer)
         if self._slots and self._slots[0] is slot:
             self._advance()
 
@@ -179,7 +235,9 @@ class InferStream:
             slots.popleft().answer = None  # An error's frames refer to the slot.
             if not isinstance(answer, bytes):
                 self._fail(answer)
-            elif self._failure is None:
+                continue
+            self._behind_bytes -= len(answer)
+            if self._failure is None:
                 self._ready.append(answer)
         if len(self._running) == 1 and not self._starting:
             self._send()

@@ -33,11 +33,15 @@ WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
 class ResponseSlot:
-    """A request's slot in the order of responses; holds its encoded response, or the error that ends the call."""
+    """A request's slot in the order of responses; holds its encoded response, or the error that ends the call.
 
-    __slots__ = ("answer",)
+    `size` is the request's length in bytes.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("answer", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.answer: bytes | ServingError | None = None
 
 
@@ -47,8 +51,8 @@ class ResponseSink(Protocol):
     async def put(self, answer: bytes | ServingError, /) -> None:
         """Send one response, or the error that ends the call; waits until there is room."""
 
-    def finish(self) -> None:
-        """Note that all responses of the request were sent."""
+    def finish(self, size: int, /) -> None:
+        """Note that all responses of the request, of `size` bytes, were sent."""
 
 
 class StreamOutput(ResponseSink, Protocol):
@@ -69,8 +73,8 @@ class StreamOutput(ResponseSink, Protocol):
     def set_response(self, slot: ResponseSlot, answer: bytes | ServingError, /) -> None:
         """Set the response to the request of this slot, or the error that ends the call."""
 
-    def release_slot(self, slot: ResponseSlot, /) -> None:
-        """Free the slot: the request's responses are `put` without an order, until it has called `finish`."""
+    def release_slot(self) -> None:
+        """Free the newest slot: its request's responses are `put` without an order, until it calls `finish`."""
 
 
 class _SequenceSink:
@@ -97,10 +101,10 @@ class _SequenceSink:
             await before._over.wait()
         await self._output.put(answer)
 
-    def finish(self) -> None:
+    def finish(self, size: int, /) -> None:
         self._before = self.before  # Requests that have ended must not be kept by those after them.
         self._over.set()
-        self._output.finish()
+        self._output.finish(size)
 
 
 class StreamRequests:
@@ -146,10 +150,10 @@ class StreamRequests:
             observed.decoded()
             servable = self._dataplane.servable_of(call.permission, request)
             if servable.decoupled:
-                output.release_slot(slot)
+                output.release_slot()
                 output.start_task(
-                    self._answer_decoupled(request, output, call, observed),
-                    partial(_never_began, output, observed),
+                    self._answer_decoupled(request, output, call, observed, slot.size),
+                    partial(_never_began, output, observed, slot.size),
                 )
                 return
             one = _UnaryRequest(self, request, slot, output, call, observed)
@@ -178,9 +182,9 @@ class StreamRequests:
                     self._sequences[key] = sequenced.before
 
     async def _answer_decoupled(
-        self, request: InferenceRequest, output: StreamOutput, call: Call, observed: Observation
+        self, request: InferenceRequest, output: StreamOutput, call: Call, observed: Observation, size: int
     ) -> None:
-        """Answer a request to a decoupled model. Raises nothing."""
+        """Answer a request of `size` bytes to a decoupled model. Raises nothing."""
         with self._sink(request, output) as sink:
             try:
                 await self._answer_each(request, sink, call, observed)
@@ -191,7 +195,7 @@ class StreamRequests:
                 with suppress(asyncio.CancelledError):
                     await sink.put(self.failed(error, request, call, observed))
             finally:
-                sink.finish()
+                sink.finish(size)
 
     async def _answer_each(
         self, request: InferenceRequest, sink: ResponseSink, call: Call, observed: Observation
@@ -310,9 +314,9 @@ class _UnaryRequest:
         output.untrack(self)
 
 
-def _never_began(output: StreamOutput, observed: Observation) -> None:
+def _never_began(output: StreamOutput, observed: Observation, size: int) -> None:
     observed.end(Code.CANCELLED)
-    output.finish()
+    output.finish(size)
 
 
 def _encoded(response: InferenceResponse, observed: Observation, *, final: bool) -> bytes:
