@@ -404,15 +404,14 @@ requests[0].get_response_sender().send({FINAL})"""
 
 async def test_a_deadline_ends_a_stream(tmp_path: Path, probe: SimpleNamespace) -> None:
     model(tmp_path, "probe.senders.append(requests[0].get_response_sender())")
-    async with serving(tmp_path) as door:
-        for later in ever_later(0.1):
-            said = {"parameters": {"timeout": int(later * 10**6)}}
-            [message] = [one async for one in door.stream([request("m", {"X": ints(1)}, **said)])]
+    for later in ever_later(0.1):
+        async with serving(tmp_path, default_timeout=later) as door:
+            [message] = [one async for one in door.stream([request("m", {"X": ints(1)})], timeout=None)]
             assert f"timeout of {later:g} seconds passed" in message.error_message
-            if probe.senders:
-                break
-        assert probe.senders[0].is_cancelled()
-        probe.senders.clear()
+        if probe.senders:
+            break
+    assert probe.senders[0].is_cancelled()
+    probe.senders.clear()
 
 
 async def test_coroutines_run_at_the_same_time(tmp_path: Path, probe: SimpleNamespace) -> None:

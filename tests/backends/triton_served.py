@@ -62,9 +62,11 @@ class Door:
             return error.code(), error.details() or ""
         raise AssertionError(f"no error, but {answer}")
 
-    async def stream(self, requests: Iterable[pb.ModelInferRequest]) -> AsyncGenerator[Any, None]:
+    async def stream(
+        self, requests: Iterable[pb.ModelInferRequest], timeout: float | None = SECONDS
+    ) -> AsyncGenerator[Any, None]:
         """The messages of a stream of these requests."""
-        call = self._stream(iter(list(requests)), timeout=SECONDS)
+        call = self._stream(iter(list(requests)), timeout=timeout)
         try:
             async for message in call:
                 yield message

@@ -15,7 +15,7 @@ from scripted_models import Inputs, Plain, Scripted
 
 import triglot
 from process import SECONDS
-from protocol_clients.every_protocol import MODEL, Door, infer_message, kserve_grpc
+from protocol_clients.every_protocol import MODEL, Door, infer_message, kserve_grpc, kserve_stream
 from triglot.core.errors import Code
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
 from waiting import ever_later, until
@@ -145,32 +145,7 @@ async def test_each_request_of_a_stream_has_a_deadline_of_its_own() -> None:
         model.gate.set()
 
 
-# --- what a request says ---
-
-
-@PARAMETERS
-async def test_a_requests_timeout_ends_it_in_the_queue(door: Door) -> None:
-    model = Scripted(open_gate=False)
-    async with busy(model) as server:
-        for later in ever_later(SOON):
-            told = await ask(server, door, parameters={"timeout": round(later * 1e6)})
-            assert told.code is Code.DEADLINE_EXCEEDED
-            assert f"the request's timeout of {later:g} seconds passed " in told.text
-            if "while the request waited in the queue" in told.text:
-                break
-        await until(lambda: server.leases() == 1)
-    assert model.started == [0]
-
-
-@PARAMETERS
-async def test_a_requests_timeout_is_what_the_model_sees(door: Door) -> None:
-    model = Scripted()
-    async with live({MODEL: model}, default_timeout=1000.0, rest_timeout=1000.0) as server:
-        await ask(server, door, parameters={"timeout": 20_000_000})
-        assert 0 < (model.calls[0].remaining or 0) <= 20
-        # It can only shorten.
-        await ask(server, door, parameters={"timeout": 2000 * 10**6})
-        assert 20 < (model.calls[1].remaining or 0) <= 1000
+# --- a request's own timeout ---
 
 
 class Batched(Scripted):
@@ -180,22 +155,20 @@ class Batched(Scripted):
     dynamic_batching = DynamicBatching()
 
 
-class Waits(Batched):
-    """As its queue's policy says."""
+class TimedQueue(Batched):
+    """Its queue has a timeout, which requests cannot change."""
 
     dynamic_batching = DynamicBatching(policy=QueuePolicy(timeout=1000))
 
 
-class Overridden(Batched):
-    """A level's policy lets a request say how long it waits."""
+class NoDefault(Batched):
+    """Requests may shorten the queue's timeout, but it has none."""
 
-    dynamic_batching = DynamicBatching(
-        priority_levels=2, default_priority_level=1, policies={2: QueuePolicy(allow_timeout_override=True)}
-    )
+    dynamic_batching = DynamicBatching(policy=QueuePolicy(allow_timeout_override=True))
 
 
 class Bounded(Batched):
-    """Its policies say nothing of time."""
+    """Its policies bound the number of queued requests only."""
 
     dynamic_batching = DynamicBatching(
         priority_levels=2,
@@ -205,15 +178,62 @@ class Bounded(Batched):
     )
 
 
+class Overridden(Batched):
+    """Requests may shorten the queue's timeout."""
+
+    dynamic_batching = DynamicBatching(policy=QueuePolicy(timeout=1000, allow_timeout_override=True))
+
+
+class OverriddenAtLevel2(Batched):
+    """Requests of one priority level may shorten the queue's timeout."""
+
+    dynamic_batching = DynamicBatching(
+        priority_levels=2,
+        default_priority_level=1,
+        policies={2: QueuePolicy(timeout=1000, allow_timeout_override=True)},
+    )
+
+
 @PARAMETERS
-@pytest.mark.parametrize(("kind", "ends"), [(Batched, True), (Bounded, True), (Waits, False), (Overridden, False)])
-async def test_what_a_timeout_means_is_for_the_queues_policy_to_say(
-    door: Door, kind: type[Scripted], ends: bool
+@pytest.mark.parametrize(
+    ("kind", "priority"),
+    [
+        (Scripted, 0),
+        (Batched, 0),
+        (TimedQueue, 0),
+        (NoDefault, 0),
+        (Bounded, 0),
+        (OverriddenAtLevel2, 0),
+        (OverriddenAtLevel2, 1),
+    ],
+)
+async def test_timeout_that_no_queue_policy_allows_is_ignored(
+    door: Door, kind: type[Scripted], priority: int
 ) -> None:
-    model = kind()
-    async with live({MODEL: model}) as server:
-        assert (await ask(server, door, parameters={"timeout": 20_000_000})).value == 2
-        assert (model.calls[0].deadline is not None) is ends
+    model = kind(open_gate=False)
+    async with busy(model) as server:
+        timeouts = (1, 30, 1000)
+        waiting = [
+            asyncio.ensure_future(ask(server, door, parameters={"timeout": timeout, "priority": priority}))
+            for timeout in timeouts
+        ]
+        await until(lambda: server.leases() == 1 + len(timeouts))
+        model.gate.set()
+        assert [(await one).code for one in waiting] == [Code.OK] * len(timeouts)
+        assert all(call.deadline is None for call in model.calls[1:])
+
+
+@PARAMETERS
+@pytest.mark.parametrize(("kind", "priority"), [(Overridden, 0), (OverriddenAtLevel2, 2)])
+async def test_timeout_that_the_queue_policy_allows_ends_a_queued_request(
+    door: Door, kind: type[Scripted], priority: int
+) -> None:
+    model = kind(open_gate=False)
+    async with busy(model) as server:
+        told = await ask(server, door, parameters={"timeout": 1000, "priority": priority})
+        assert told.text.endswith("Request timeout expired")
+        assert door is kserve_stream or told.code is Code.UNAVAILABLE
+    assert model.started == [0]
 
 
 @EVERY_DOOR

@@ -53,23 +53,8 @@ def admit(servable: Servable, request: InferenceRequest, call: Call) -> Signatur
         call.input_parameters = request.input_parameters
     if request.parameters:
         call.scheduling = scheduling_of(request.parameters, call.scheduling)
-        timeout = call.scheduling.timeout
-        if timeout and servable.sequences is None and not _has_queue_policies(servable):
-            call.limit(timeout, f"the request's timeout of {timeout:g} seconds")
     call.signature_name = name
     return signature
-
-
-def _has_queue_policies(servable: Servable) -> bool:
-    """Returns whether queue policies define the request's `timeout`: how long it may be queued (spec 5.1).
-
-    Policies that only bound the number of queued requests do not define it.
-    """
-    batching = servable.model.dynamic_batching
-    if batching is None:
-        return False
-    policies = (batching.policy, *batching.policies.values())
-    return any(policy.timeout or policy.allow_timeout_override for policy in policies)
 
 
 def takes_long(request: InferenceRequest) -> bool:
