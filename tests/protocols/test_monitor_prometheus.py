@@ -178,6 +178,37 @@ def test_open_metrics_has_units_and_an_end(telemetry: Telemetry) -> None:
         assert line in body
 
 
+ASKED = [
+    ('application/openmetrics-text; version="1.0.0"; charset=utf-8', "application/openmetrics-text"),
+    ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3", "application/openmetrics-text"),
+    ("text/plain;version=0.0.4;q=0.5, application/openmetrics-text;Q=1", "application/openmetrics-text"),
+    ("APPLICATION/OpenMetrics-Text", "application/openmetrics-text"),
+    ("application/openmetrics-text;version=1.0.0;q=0", "text/plain; version=0.0.4"),
+    ("application/openmetrics-text;q=0.000, */*", "text/plain; version=0.0.4"),
+    ("application/openmetrics-text;version=1.0.0;q=0.2,text/plain;version=1.0.0;q=0.7", "text/plain; version="),
+    ("application/openmetrics-text;version=2.0.0", "text/plain; version=0.0.4"),
+    ("application/openmetrics-text;version=abc", "text/plain; version=0.0.4"),
+    ('application/openmetrics-text;version="1,0"', "text/plain; version=0.0.4"),
+    ("application/openmetrics-text;version=1.0.0;q=high", "text/plain; version=0.0.4"),
+    ("text/plain;version=later", "text/plain; version=0.0.4"),
+    ("application/json", "text/plain; version=0.0.4"),
+    (",;=,q=;,", "text/plain; version=0.0.4"),
+]
+"""RFC 9110 12.5.1: what is not acceptable to a client may still be answered; it is never an error of the server's."""
+
+
+@pytest.mark.parametrize(("accept", "form"), ASKED)
+def test_accept_chooses_a_form_that_prometheus_reads(telemetry: Telemetry, accept: str, form: str) -> None:
+    body, content_type = PrometheusText(telemetry).render([], accept)
+    assert content_type.startswith(form)
+    assert body.endswith(b"# EOF\n") == content_type.startswith("application/openmetrics-text")
+
+
+@given(st.text(st.characters(codec="latin-1")) | st.text('applicationtext/plain openmetrics-;,=".qversion0123\\'))
+def test_no_accept_header_is_an_error(accept: str) -> None:
+    assert PrometheusText(Telemetry()).render([], accept)[0]
+
+
 def test_names_of_clients_are_escaped(telemetry: Telemetry) -> None:
     for form in ("classic", "OpenMetrics"):
         _, samples = read(telemetry, form)

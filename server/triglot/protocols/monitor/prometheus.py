@@ -40,6 +40,8 @@ from triglot.version import __version__
 
 BATCH_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 OPEN_METRICS = "application/openmetrics-text"
+VERSIONS = {OPEN_METRICS: ("", "1.0.0"), "text/plain": ("", "0.0.4", "1.0.0")}
+"""The formats that can be asked for; other ones are passed over."""
 KIND_BYTES = 2048
 """Estimates of the text that one kind of call adds, in bytes."""
 BY_METHOD = ("protocol", "entrypoint", "method", "model", "version")
@@ -112,9 +114,29 @@ def render_reports(reports: Reports, accept: str) -> tuple[bytes, str]:
     return _printed(_MergedRegistry(page, reports), page["plain"], accept)
 
 
+def _preferred(accept: str) -> str:
+    """Return the media range of an Accept header to answer with, for `choose_encoder`; "" for the text format 0.0.4.
+
+    It takes the first range that it knows whatever its `q`, claims any version of OpenMetrics, and fails for one
+    that is no number or quoted (prometheus_client 0.26).
+    """
+    best, preferred = 0.0, ""
+    for text in accept.split(","):
+        media, *pairs = (part.strip() for part in text.split(";"))
+        values = {name.strip().lower(): value.strip(' "') for name, _, value in (one.partition("=") for one in pairs)}
+        try:
+            quality = float(values.pop("q", "1"))
+        except ValueError:
+            continue
+        if quality > best and values.get("version", "") in VERSIONS.get(media.lower(), ()):
+            parameters = (f"{name}={values[name]}" for name in ("version", "escaping") if name in values)
+            best, preferred = quality, ";".join((media.lower(), *parameters))
+    return preferred
+
+
 def _printed(registry: CollectorRegistry, plain: Sequence[str], accept: str) -> tuple[bytes, str]:
     """Returns the registry's text, with the `plain` counters' types, and its content type."""
-    encode, content_type = choose_encoder(accept)
+    encode, content_type = choose_encoder(_preferred(accept))
     text = without_exponents(encode(registry))
     return text if content_type.startswith(OPEN_METRICS) else with_counter_types(text, plain), content_type
 
