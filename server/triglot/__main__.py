@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 import threading
 from contextlib import suppress
@@ -17,6 +18,9 @@ def run(spec: str = "") -> NoReturn:
     A native thread, gRPC's or a model's, that requests the interpreter's lock during finalization would abort the
     process.
     """
+    if not spec and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        # A reload during the start ends no server; `main` knows which commands a hangup ends. A worker gets none.
+        signal.signal(signal.SIGHUP, lambda *_: None)
     gc.disable()  # Imported modules are no garbage, and collections during the import take time.
     from triglot.cli.main import main  # noqa: PLC0415
 

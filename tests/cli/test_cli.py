@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -13,13 +14,24 @@ import grpc
 import pytest
 
 import triglot
-from process import FREE_PORTS, IDENTITY, SECONDS, Triglot, run_triglot, write_model
+from process import (
+    FREE_PORTS,
+    IDENTITY,
+    SECONDS,
+    Triglot,
+    clean_environment,
+    is_listening,
+    run_triglot,
+    unused_ports,
+    write_model,
+)
 from protocol_clients.channel import grpc_channel
 from protocol_clients.kserve import infer
 from protocol_clients.rest import Rest
 from triglot.cli import triton_flags
 from triglot.config.option_fields import default_text, groups
 from triglot.config.options import OPTIONS, Config
+from waiting import wait_until
 
 SECONDS_TEXT = r"\d+\.\d\d s"
 WITHOUT_ONNXRUNTIME = """
@@ -474,3 +486,45 @@ def test_flags_on_the_page_for_who_comes_from_triton() -> None:
         assert offered.issuperset(re.findall(r"--[a-z-]+", ours)), row
         assert (offered | triton_flags.REPLACEMENTS.keys()).issuperset(re.findall(r"--[a-z-]+", theirs)), row
     assert offered.issuperset(re.findall(r"`(--[a-z-]+)", differs))
+
+
+HANGS_UP_EARLY = """
+import os, signal, sys
+
+class HangUp:
+    def find_spec(self, name, path, target=None):
+        if name == "triglot.cli.main":
+            os.kill(os.getpid(), signal.SIGHUP)
+
+sys.meta_path.insert(0, HangUp())
+from triglot.__main__ import run
+run()
+"""
+"""The command, which gets SIGHUP before it has read its options, as by an early `systemctl reload`."""
+
+
+@pytest.mark.parametrize("options", [("--workers", "2"), ("--audit-log", "audit"), ("--log-file", "log"), ()])
+def test_a_hangup_during_the_start_ends_no_server(tmp_path: Path, options: tuple[str, ...]) -> None:
+    write_model(tmp_path / "m")
+    grpc_port, rest_port = unused_ports()
+    ports = ("--grpc-port", str(grpc_port), "--rest-port", str(rest_port))
+    server = subprocess.Popen(
+        [sys.executable, "-c", HANGS_UP_EARLY, "serve", str(tmp_path / "m"), *ports, *options],
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: is_listening(rest_port) or server.poll() is not None)
+        assert server.poll() is None
+        server.send_signal(signal.SIGHUP)
+        if not options:
+            assert server.wait(SECONDS) == -signal.SIGHUP
+        else:
+            wait_until(lambda: is_listening(rest_port))
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(SECONDS) == 0
+    finally:
+        server.kill()
+        server.wait()

@@ -178,23 +178,27 @@ def test_open_metrics_has_units_and_an_end(telemetry: Telemetry) -> None:
         assert line in body
 
 
+OPEN, PLAIN = "application/openmetrics-text", "text/plain; version=0.0.4"
 ASKED = [
-    ('application/openmetrics-text; version="1.0.0"; charset=utf-8', "application/openmetrics-text"),
-    ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3", "application/openmetrics-text"),
-    ("text/plain;version=0.0.4;q=0.5, application/openmetrics-text;Q=1", "application/openmetrics-text"),
-    ("APPLICATION/OpenMetrics-Text", "application/openmetrics-text"),
-    ("application/openmetrics-text;version=1.0.0;q=0", "text/plain; version=0.0.4"),
-    ("application/openmetrics-text;q=0.000, */*", "text/plain; version=0.0.4"),
+    ('application/openmetrics-text; version="1.0.0"; charset=utf-8', OPEN),
+    (
+        "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3",
+        "application/openmetrics-text",
+    ),
+    ("text/plain;version=0.0.4;q=0.5, application/openmetrics-text;Q=1", OPEN),
+    ("APPLICATION/OpenMetrics-Text", OPEN),
+    ("application/openmetrics-text;version=1.0.0;q=0", PLAIN),
+    ("application/openmetrics-text;q=0.000, */*", PLAIN),
     ("application/openmetrics-text;version=1.0.0;q=0.2,text/plain;version=1.0.0;q=0.7", "text/plain; version="),
-    ("application/openmetrics-text;version=2.0.0", "text/plain; version=0.0.4"),
-    ("application/openmetrics-text;version=abc", "text/plain; version=0.0.4"),
-    ('application/openmetrics-text;version="1,0"', "text/plain; version=0.0.4"),
-    ("application/openmetrics-text;version=1.0.0;q=high", "text/plain; version=0.0.4"),
-    ("text/plain;version=later", "text/plain; version=0.0.4"),
-    ("application/json", "text/plain; version=0.0.4"),
-    (",;=,q=;,", "text/plain; version=0.0.4"),
+    ("application/openmetrics-text;version=2.0.0", PLAIN),
+    ("application/openmetrics-text;version=abc", PLAIN),
+    ('application/openmetrics-text;version="1,0"', PLAIN),
+    ("application/openmetrics-text;version=1.0.0;q=high", PLAIN),
+    ("text/plain;version=later", PLAIN),
+    ("application/json", PLAIN),
+    (",;=,q=;,", PLAIN),
 ]
-"""RFC 9110 12.5.1: what is not acceptable to a client may still be answered; it is never an error of the server's."""
+"""RFC 9110 12.5.1: what is not acceptable to a client may still be answered, and is no error."""
 
 
 @pytest.mark.parametrize(("accept", "form"), ASKED)

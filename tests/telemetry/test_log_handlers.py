@@ -183,3 +183,23 @@ def test_a_line_whose_arguments_do_not_fit_is_counted(
     assert lost.startswith("W 1 log lines were lost: TypeError: %d format")
     assert following == "I next"
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_removed_file_is_made_anew(log: Log) -> None:
+    log.say(OTHER, "before")
+    log.file.unlink()
+    log.say(OTHER, "after")
+    assert log.lines() == ["I after"]
+
+
+def test_lines_are_counted_while_the_file_cannot_be_made(log: Log, capfd: pytest.CaptureFixture[str]) -> None:
+    log.file.unlink()
+    log.file.mkdir()
+    for number in range(3):
+        log.say(OTHER, "line %d", number)
+    log.file.rmdir()
+    log.say(OTHER, "next")
+    lost, following = log.lines()
+    assert lost.startswith("W 3 log lines were lost: IsADirectoryError: ")
+    assert following == "I next"
+    assert capfd.readouterr() == ("", "")

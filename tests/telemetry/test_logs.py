@@ -20,6 +20,7 @@ from protocol_clients.kserve import infer
 from protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.telemetry.log_handlers import MAX_LINES
+from waiting import until
 
 QUICK = (*FREE_PORTS, "--drain-delay", "0")
 FAILS = """
@@ -32,6 +33,19 @@ class Fails(triglot.Model):
 
     def infer(self, inputs):
         raise ValueError(inputs["x"][0].decode())
+"""
+WARNS = """
+import logging
+import triglot
+
+class Warns(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "INT32", [-1])]
+    outputs = [triglot.TensorSpec("y", "INT32", [-1])]
+    execution = "process"
+
+    def infer(self, inputs):
+        logging.getLogger("theirs").warning("called with %d", inputs["x"][0])
+        return {"y": inputs["x"]}
 """
 FORGED = "23:59:59 I all is well"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -146,6 +160,28 @@ def test_a_full_disk(tmp_path: Path) -> None:
             assert infer(channel, "m", 5) == 5
         server.stop()
         assert server.stderr.text() == ""
+
+
+async def test_a_renamed_file_is_opened_anew(tmp_path: Path) -> None:
+    """As logrotate does by default, for the server's own lines and those of a model's process."""
+    write_model(tmp_path / "m", WARNS)
+    file, old = tmp_path / "log", tmp_path / "log.1"
+    with Triglot(tmp_path / "m", *QUICK, "--log-file", file, "--access-log") as server:
+        server.stdout.wait_for("grpcurl")
+        grpc_port = int(LISTENING.search(file.read_text()).group(1))  # type: ignore[union-attr]
+        with grpc_channel(grpc_port) as channel:
+            assert infer(channel, "m", 1) == 1
+            await until(lambda: "ModelInfer" in file.read_text())
+            file.rename(old)
+            assert infer(channel, "m", 2) == 2
+        server.stop()
+        assert server.stderr.text() == ""
+    before, after = old.read_text(), file.read_text()
+    for number, text, other in ((1, before, after), (2, after, before)):
+        assert f"called with {number}" in text
+        assert f"called with {number}" not in other
+        assert text.count("ModelInfer") == 1
+    assert "stopped" in after
 
 
 def test_a_disk_that_was_full(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -88,11 +89,15 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
             ours = replacement_of(flag) if command in ("serve", "check") else ""
             parser.error(f"unknown option {flag!r}{ours}" if ours else unknown(flag, flag_names))
     try:
+        if command not in _STARTS:
+            _end_at_hangup()
         if command in _ONE_TIME:
             return _ONE_TIME[command](flags, others)
         if command == "completion":
             return completion.write_script(parser, flags["shell"])
         start = _STARTS[command](flags, others, os.environ)
+        if start.config.workers == 1 and not start.config.rotated_files:
+            _end_at_hangup()
         worker = WorkerSpec.read(spec) if spec else None
         handler = _set_up_logging(start.config, 0 if worker is None else worker.number)
         if start.config.log_format == JSON and start.fails is print_error:
@@ -107,6 +112,12 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
     except ModelLoadError as error:
         print_error(str(error))
         return FAILED
+
+
+def _end_at_hangup() -> None:
+    """Let SIGHUP end the process again, as before `triglot.__main__`; not if nohup lets it be ignored."""
+    if callable(signal.getsignal(signal.SIGHUP)):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _set_up_logging(config: Config, worker: int) -> logging.Handler:

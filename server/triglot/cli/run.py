@@ -246,7 +246,7 @@ def _listen_for_signals(config: Config) -> asyncio.Queue[signal.Signals]:
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
-    if config.audit_log:
+    if config.rotated_files:
         # Log rotation signals the writer; the next line goes to a new file anyway.
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _nothing)
     return signals

@@ -642,6 +642,11 @@ class Config:
         return tuple(name.lower() for name in _items(self.allowed_hosts))
 
     @property
+    def rotated_files(self) -> bool:
+        """Whether the server writes files that log rotation renames, and may send SIGHUP for."""
+        return bool(self.audit_log or self.log_file)
+
+    @property
     def on_loopback(self) -> bool:
         """Whether the server listens on loopback only."""
         return is_loopback(self.host)

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from logging.handlers import TimedRotatingFileHandler
+from logging.handlers import TimedRotatingFileHandler, WatchedFileHandler
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -193,6 +193,10 @@ class _Unbuffered:
             self._truncated = bool(left)
         return len(text)
 
+    def fileno(self) -> int:
+        """Return the file descriptor."""
+        return self._file
+
     def flush(self) -> None:
         """Nothing is buffered."""
 
@@ -222,11 +226,17 @@ class _LimitedHandler(logging.StreamHandler[TextIO]):
             lost, self._lost = self._lost, 0
             if lost:
                 text = "%d log lines were lost: %s"
-                super().emit(_record(logging.WARNING, text, lost, self._lost_reason))
+                self._emit(_record(logging.WARNING, text, lost, self._lost_reason))
                 if self._lost:
                     self._lost = lost + 1
                     continue
+            self._emit(record)
+
+    def _emit(self, record: logging.LogRecord) -> None:
+        try:
             super().emit(record)
+        except OSError:  # A file that was renamed cannot be opened anew.
+            self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name.
         """See the base class. Prints no traceback to standard error, as that may be what fails."""
@@ -261,8 +271,8 @@ class LogStream(_LimitedHandler):
         super().__init__(stream)
 
 
-class LogFile(_LimitedHandler, logging.FileHandler):
-    """Appends to a file. Raises `OSError` if it cannot be opened."""
+class LogFile(_LimitedHandler, WatchedFileHandler):
+    """Appends to a file, and opens it anew when it was renamed or removed. Raises `OSError` if it cannot."""
 
     def __init__(self, file: str | Path) -> None:
         super().__init__(file, encoding="utf-8")

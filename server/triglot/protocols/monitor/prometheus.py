@@ -115,15 +115,16 @@ def render_reports(reports: Reports, accept: str) -> tuple[bytes, str]:
 
 
 def _preferred(accept: str) -> str:
-    """Return the media range of an Accept header to answer with, for `choose_encoder`; "" for the text format 0.0.4.
+    """Return the media range of an Accept header to answer with; "" stands for the text format 0.0.4.
 
-    It takes the first range that it knows whatever its `q`, claims any version of OpenMetrics, and fails for one
-    that is no number or quoted (prometheus_client 0.26).
+    `choose_encoder` takes the first range that it knows whatever its `q`, claims any version of OpenMetrics, and
+    fails for one that is no number or quoted (prometheus_client 0.26).
     """
     best, preferred = 0.0, ""
     for text in accept.split(","):
         media, *pairs = (part.strip() for part in text.split(";"))
-        values = {name.strip().lower(): value.strip(' "') for name, _, value in (one.partition("=") for one in pairs)}
+        split = (pair.partition("=") for pair in pairs)
+        values = {name.strip().lower(): value.strip(' "') for name, _, value in split}
         try:
             quality = float(values.pop("q", "1"))
         except ValueError:
