@@ -113,7 +113,7 @@ def test_another_signature_may_be_named() -> None:
         ({"parameters": {"parameters": {}}}, "parameter 'parameters' must be a string, number or boolean"),
         ({"id": 7}, "'id' must be a string, got a number"),
         ({"id": "\ud800"}, "'id' is not Unicode text"),
-        ({"stop": None}, "parameter 'stop' must be a string, number or boolean, got null"),
+        ({"stop": [None]}, "parameter 'stop' must be a string, number or boolean, got an array"),
         (
             {"stop": ["a"]},
             "parameter 'stop' must be a string, number or boolean, got an array; the model's inputs",
@@ -125,7 +125,7 @@ def test_another_signature_may_be_named() -> None:
             "input 'text_input' must be a value or an array of values, got an array of arrays",
         ),
         ({"text_input": 5}, "input 'text_input': element 0 must be a string for BYTES, got a number"),
-        ({"text_input": None}, "input 'text_input': element 0 must be a string for BYTES, got null"),
+        ({"text_input": [None]}, "input 'text_input': element 0 must be a string for BYTES, got null"),
         ({"top_k": True}, "input 'top_k': element 0 must be an integer for INT32, got a boolean"),
         ({"top_k": 1 << 40}, "input 'top_k' has an element outside INT32's range"),
         ({"half": 1.0}, "input 'half': FP16 has no JSON form"),

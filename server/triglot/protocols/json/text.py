@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -102,6 +102,11 @@ def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidArgument(f"failed to parse the request JSON: expected an object, got {type_name(value)}")
     return value
+
+
+def without_nulls(members: Mapping[str, T]) -> dict[str, T]:
+    """Returns an object's members that are not null: a null field is an absent one (V2 spec 3.2)."""
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def type_name(value: object) -> str:

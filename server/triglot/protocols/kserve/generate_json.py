@@ -115,7 +115,9 @@ class _Reader:
 
     def add(self, key: str, value: Any) -> None:
         rule = self.signature.input_rules.get(key)
-        if rule is not None:
+        if value is None:
+            pass  # As if it were absent.
+        elif rule is not None:
             self.inputs.append(_input(key, rule.spec.datatype, rule.spec.shape, value))
         elif key == ID:
             self.id = _text(value)

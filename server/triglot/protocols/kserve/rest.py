@@ -25,7 +25,7 @@ from triglot.core.types import (
     TensorOptions,
 )
 from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
-from triglot.protocols.json.text import read_body, type_name
+from triglot.protocols.json.text import read_body, type_name, without_nulls
 from triglot.protocols.kserve.codec import MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS, packing_size
 from triglot.protocols.kserve.json_elements import elements_of_json, json_of_elements, print_json
 from triglot.protocols.kserve.parameters import (
@@ -190,7 +190,9 @@ def _is_unsigned(value: object) -> bool:
 
 
 def _string(owner: Mapping[str, Any], key: str, what: str, *, default: str | None = None) -> str:
-    value = owner.get(key, default)
+    value = owner.get(key)
+    if value is None and default is not None:
+        return default
     if not isinstance(value, str):
         got = "nothing" if key not in owner else type_name(value)
         raise InvalidArgument(f"'{key}' of {what} must be a string, got {got}")
@@ -235,6 +237,7 @@ def _parameters(owner: Mapping[str, Any], what: str) -> dict[str, ParameterValue
         raise InvalidArgument(f"'parameters' of {what} must be an object, got {type_name(parameters)}")
     if len(parameters) > MAX_PARAMETERS.count:
         raise limit_error(MAX_PARAMETERS)
+    parameters = without_nulls(parameters)
     for key, value in parameters.items():
         if not isinstance(value, _SCALARS):
             raise InvalidArgument(

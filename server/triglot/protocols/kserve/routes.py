@@ -18,7 +18,7 @@ from triglot.core.running import Defer, Done, OnLoop, Outcome
 from triglot.core.types import InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
-from triglot.protocols.json.text import read_body, type_name
+from triglot.protocols.json.text import read_body, type_name, without_nulls
 from triglot.protocols.kserve import openapi as api
 from triglot.protocols.kserve.extension import MODEL, MODEL_PATHS
 from triglot.protocols.kserve.inference import UnaryInference
@@ -192,7 +192,7 @@ def _named(request_class: Any, http: HttpRequest) -> Any:
 
 def _decode_index(http: HttpRequest) -> pb.RepositoryIndexRequest:
     # tritonclient sends an empty body.
-    ready = read_body(bytes(http.body) or b"{}", "", lambda body: body.get("ready", False))
+    ready = read_body(bytes(http.body) or b"{}", "", without_nulls).get("ready", False)
     if not isinstance(ready, bool):
         raise InvalidArgument(f"'ready' must be true or false, got {type_name(ready)}")
     return pb.RepositoryIndexRequest(repository_name=http.path.get("repository", ""), ready=ready)
@@ -209,13 +209,13 @@ def _encode_index(reply: pb.RepositoryIndexResponse, _: Any) -> HttpResponse:
 def _decode_change(request_class: Any, http: HttpRequest) -> Any:
     """Decode a load or unload. Raises `InvalidArgument` for unexpected keys or types of parameters."""
     request = request_class(repository_name=http.path.get("repository", ""), model_name=http.path["model"])
-    fields = read_body(bytes(http.body) or b"{}", "", dict)
+    fields = read_body(bytes(http.body) or b"{}", "", without_nulls)
     parameters = fields.pop("parameters", {})
     for key in fields:
         raise InvalidArgument(f"unexpected key '{key}', expected 'parameters'")
     if not isinstance(parameters, dict):
         raise InvalidArgument(f"'parameters' must be an object, got {type_name(parameters)}")
-    for key, value in parameters.items():
+    for key, value in without_nulls(parameters).items():
         if not isinstance(value, bool | str):
             raise InvalidArgument(f"parameter '{key}' must be a string or a boolean, got {type_name(value)}")
         try:

@@ -209,7 +209,7 @@ def _registration_of(name: str, body: dict[str, Any]) -> Registration:
 
 
 def _unsigned(body: dict[str, Any], key: str, default: int | None) -> int:
-    value = body.get(key, default)
+    value = default if body.get(key) is None else body[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidArgument(f"'{key}' must be an unsigned integer, got {_got(body, key)}")
     return value

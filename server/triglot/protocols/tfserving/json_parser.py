@@ -76,7 +76,9 @@ def parse(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Value:
 
 def signature_name_of(body: Object) -> str:
     """Returns a request's `signature_name`, "" if it has none. Raises `InvalidArgument` if it is not a string."""
-    name = body.first().get(b"signature_name", b"")
+    name = body.first().get(b"signature_name")
+    if name is None:
+        return ""
     if not isinstance(name, bytes):
         raise InvalidArgument(
             f"JSON Value: {debug_text(body)} not formatted correctly. 'signature_name' key must be a string value."

@@ -79,7 +79,8 @@ def _read(values: Any, body: bytes, signature_of: Callable[[str], Signature]) ->
         raise _Irregular
     row = "instances" in values
     key = "instances" if row else "inputs"
-    name = values.get("signature_name", "")
+    name = values.get("signature_name")
+    name = "" if name is None else name
     if key not in values or (row and "inputs" in values) or not isinstance(name, str):
         raise _Irregular
     specs = signature_of(name).inputs

@@ -49,7 +49,8 @@ def decode_examples(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Example
     request = parse_object(body, limits)
     name = signature_name_of(request)
     members = request.first()
-    context = _example(members[b"context"]) if b"context" in members else b""
+    context = members.get(b"context")
+    shared = b"" if context is None else _example(context)
     if b"examples" not in members:
         raise body_error(request, "When method is classify, key 'examples' is expected and was not found")
     examples = members[b"examples"]
@@ -57,10 +58,10 @@ def decode_examples(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Example
         raise body_error(request, "Expecting 'examples' value to be an list/array")
     if not examples:
         raise body_error(request, "'examples' value is an empty array")
-    if len(context) * len(examples) > MAX_CONTEXT_BYTES:
-        raise PayloadTooLarge(f"a context of {len(context)} bytes is too large for {len(examples)} examples")
+    if len(shared) * len(examples) > MAX_CONTEXT_BYTES:
+        raise PayloadTooLarge(f"a context of {len(shared)} bytes is too large for {len(examples)} examples")
     # Concatenated messages are merged; of equal feature names the later one, the example's, counts.
-    return ExamplesBody(name, [context + _example(example) for example in examples])
+    return ExamplesBody(name, [shared + _example(example) for example in examples])
 
 
 def _example(value: Value) -> bytes:

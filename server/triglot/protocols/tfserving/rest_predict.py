@@ -71,6 +71,8 @@ def _read_exactly(body: bytes, signature_of: Callable[[str], Signature], limits:
     specs = _guessed_specs(members, signature.inputs) if signature.any_tensors else signature.inputs
     if not specs:
         raise InvalidArgument(f"Failed to get input map for signature: {name or 'DEFAULT'}")
+    if b"instances" in members and b"inputs" in members:
+        members = {key: value for key, value in members.items() if value is not None}
     if b"instances" not in members:
         if b"inputs" not in members:
             raise InvalidArgument("Missing 'inputs' or 'instances' key")
