@@ -90,7 +90,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(models: Path) -> AsyncIterator[Served]:
-    options = {
+    options: dict[str, Any] = {
         "model_control_mode": "explicit",
         "default_model": "same",
         "load_model": "*",
