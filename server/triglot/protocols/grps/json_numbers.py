@@ -45,15 +45,14 @@ def _is_unicode(text: str) -> bool:
 
 
 def read_bytes(value: Any, what: str) -> bytes:
-    """Returns the bytes of lenient base64: optional padding, both alphabets, other characters skipped (grps 2.2).
+    """Returns the bytes of base64 in either alphabet; padding is optional, white space ignored (grps 2.2).
 
     Raises `InvalidArgument`.
     """
-    text = read_text(value, what)
+    text = "".join(read_text(value, what).translate(_URL_SAFE).split()).rstrip("=")
     try:
-        # Surplus padding is ignored.
-        return binascii.a2b_base64(text.translate(_URL_SAFE).encode() + b"==")
-    except binascii.Error as error:
+        return binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
+    except ValueError as error:  # Also raised for text that is not ASCII.
         raise InvalidArgument(f"{what} is not base64: {error}") from None
 
 

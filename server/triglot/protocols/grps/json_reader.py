@@ -140,7 +140,10 @@ def _map(owner: dict[str, Any], name: str) -> dict[str, Any]:
     if len(entries) > MAX_ENTRIES.count:
         raise limit_error(MAX_ENTRIES)
     read = _MAPS[name]
-    return {read_text(key, f"a key of '{name}'"): read(item, f"'{name}'") for key, item in entries.items()}
+    return {
+        read_text(key, f"a key of '{name}'"): read(item, f"'{name}' of {key!r:.60}")
+        for key, item in entries.items()
+    }
 
 
 def _tensors(owner: dict[str, Any]) -> list[dict[str, Any]]:
