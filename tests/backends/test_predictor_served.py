@@ -157,12 +157,12 @@ def test_an_exceptions_text_reaches_the_client(tmp_path: Path, execution: str) -
         rest = Rest(process.ports()[1])
         assert rest.post(f"{PROJECT}:predict", {"instances": [[2, 3]], "fail": True}) == (
             500,
-            {"error": "Prediction failed: Divide by zero"},
+            {"error": "Divide by zero"},
         )
         process.stderr.wait_for("RuntimeError: Divide by zero")
         status, answer = rest.post(f"{PROJECT}:predict", {"instances": [[2, 3]], "no_json": True})
         assert status == 500
-        assert answer["error"].startswith("Prediction failed: There was a problem processing the outputs: ")
+        assert answer["error"].startswith("There was a problem processing the outputs: ")
         assert rest.post(f"{PROJECT}:predict", {"instances": [[2, 3]]}) == (200, {"predictions": [[1, 1]]})
 
 

@@ -20,6 +20,7 @@ from triglot.protocols.tfserving.ai_platform import AIPlatform, Predicted
 from triglot.protocols.tfserving.models import Models
 from triglot.protocols.tfserving.routes import RestApi
 from triglot.protocols.tfserving.service import Predictions
+from triglot.protocols.tfserving.vertex import Vertex
 from triglot.repository.manager.manager import Manager
 
 DATATYPES = {1: "FP32", 2: "FP64"}
@@ -88,7 +89,7 @@ async def test_ai_platform(tmp_path: Path, *, vertex: bool, swapped: bool) -> No
     async with first_version(tmp_path) as manager:
         platform = AIPlatform(DataPlane(manager))
         http = request("/v1/projects/p/models/m:predict", {"instances": [1.5, 2]}, project="p", model="m")
-        asked = platform.decode_vertex(http) if vertex else platform.decode_project(http)
+        asked = Vertex(DataPlane(manager), platform, {}).decode_only(http) if vertex else platform.decode(http)
         if swapped:
             await swap(manager, tmp_path)
         predicted: Predicted = await platform.predict(asked, Call())

@@ -12,6 +12,7 @@ from live import Live, live
 
 import triglot
 from triglot import TensorSpec
+from triglot.core.errors import Code, FailedPrecondition, Internal, Unavailable
 
 NUMBERS = {"predictions": [5, 4, 3]}
 BODY = {"instances": [[4], [3], [2]], "signature_name": "serving_default"}
@@ -79,6 +80,9 @@ CODED = base64.b64encode(DATA.encode()).decode()
         {"httpBody": {"contentType": "application/json", "data": CODED.rstrip("=")}},
         {"httpBody": {"data": DATA, "extensions": []}},
         {"httpBody": BODY},
+        {"httpBody": {"contentType": "application/json", "data": BODY}},
+        {"httpBody": {"data": {"instances": BODY["instances"]}}},
+        {"httpBody": {"data": f"\n {DATA}"}},
         b' {\n "httpBody" : {"data": "%b"} }' % base64.urlsafe_b64encode(DATA.encode()),
     ],
 )
@@ -92,12 +96,15 @@ async def test_a_request_in_an_http_body(body: object) -> None:
     [
         ({"httpBody": {"data": "no base64!"}}, "httpBody.data: expected base64 or a JSON object: "),
         ({"httpBody": {"data": "é"}}, "httpBody.data: expected base64 or a JSON object: "),
-        ({"httpBody": {"data": 3}}, "httpBody.data: expected a string, got a number"),
+        ({"httpBody": {"data": 3}}, "httpBody.data: expected a string or an object, got a number"),
+        ({"httpBody": {"data": [BODY]}}, "httpBody.data: expected a string or an object, got an array"),
+        ({"httpBody": {"data": True}}, "httpBody.data: expected a string or an object, got a boolean"),
         ({"httpBody": {"data": ""}}, ""),
-        ({"httpBody": {"data": "{}"}}, "Missing 'inputs' or 'instances' key"),
-        ({"httpBody": {}}, "Missing 'inputs' or 'instances' key"),
-        ({"httpBody": 3}, "Missing 'inputs' or 'instances' key"),
-        ({"httpBody": {"data": json.dumps({"httpBody": {"data": DATA}})}}, "Missing 'inputs'"),
+        ({"httpBody": {"data": "{}"}}, "Missing 'instances' key"),
+        ({"httpBody": {"data": {}}}, "Missing 'instances' key"),
+        ({"httpBody": {}}, "Missing 'instances' key"),
+        ({"httpBody": 3}, "Missing 'instances' key"),
+        ({"httpBody": {"data": json.dumps({"httpBody": {"data": DATA}})}}, "Missing 'instances'"),
         (b'{"httpBody": {"data": ', "the body is not valid JSON: "),
     ],
 )
@@ -105,14 +112,49 @@ async def test_an_http_body_that_is_wrong(body: object, text: str) -> None:
     async with live({"m": Next()}) as door:
         status, answer = await predict(door, "m", body)
         assert status == 400
-        assert answer["error"].startswith(f"Prediction failed: Invalid inputs: {text}")
+        assert answer["error"].startswith(f"Invalid inputs: {text}")
         assert await predict(door, "m", BODY) == (200, NUMBERS)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"signature_name": "serving_default"}, {"inputs": [[4]]}, {"instance": [[4]]}]
+)
+async def test_instances_are_asked_for_where_there_are_none(body: dict[str, Any]) -> None:
+    got = ", got 'inputs'" if "inputs" in body else ""
+    async with live({"m": Next()}) as door:
+        text = f"Invalid inputs: Missing 'instances' key{got} (Error code: 1)"
+        assert await predict(door, "m", body) == (400, {"error": text})
+
+
+class Dividing(Next):
+    """Fails as graphs, estimators and routines do: with an error whose text is the client's to read."""
+
+    def __init__(self, error: triglot.ServingError) -> None:
+        self._error = error
+
+    def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (triglot.InvalidArgument("Divide by zero"), 400),
+        (Internal("Divide by zero"), 500),
+        (triglot.ServingError("Divide by zero", code=Code.OUT_OF_RANGE), 400),
+        (FailedPrecondition("Divide by zero"), 400),
+        (Unavailable("Divide by zero"), 503),
+    ],
+)
+async def test_a_models_own_text_is_bare(error: triglot.ServingError, status: int) -> None:
+    async with live({"m": Dividing(error)}) as door:
+        assert await predict(door, "m", BODY) == (status, {"error": "Divide by zero"})
 
 
 async def test_what_fails_in_other_models_stays_hidden(caplog: pytest.LogCaptureFixture) -> None:
     async with live({"m": Failing()}) as door:
         status, answer = await predict(door, "m", BODY)
     assert status == 500
-    assert answer["error"].startswith("Prediction failed: Failed to run the provided model: m version 1 failed")
+    assert answer["error"].startswith("m version 1 failed, error ")
     assert "secret" not in answer["error"]
     assert "ValueError: a secret" in caplog.text

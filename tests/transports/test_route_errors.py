@@ -25,7 +25,7 @@ def test_a_failure_names_the_route_without_its_pattern(name: str, shown: str) ->
     path = "/v1/models/{model:[^/:]+}:{verb:(?i:predict)}"
     route = Route("POST", path, Operation.INFER, lambda _: None, _call, lambda *_: HttpResponse(b""), name=name)
     observed = Observation(Telemetry().endpoint("tfserving", "REST", "Predict", inference=True), Call())
-    answer = error_response(route, KeyError("ours"), observed)
+    answer = error_response(route, KeyError("ours"), {}, observed)
     assert answer.status == 500
     assert isinstance(answer.body, bytes)
     assert json.loads(answer.body)["error"].startswith(f"{shown} failed, error ")

@@ -29,6 +29,7 @@ PERFORMANCE, LOGS, METRICS, TRACES, RECORDS = "performance", "logs", "metrics", 
 REPEATED = (
     "load_model",
     "named_predictions",
+    "vertex_endpoints",
     "allowed_origins",
     "allowed_hosts",
     "grpc_restricted_protocol",
@@ -178,6 +179,13 @@ class Config:
         "models with one output whose AI Platform predictions are objects keyed by the output's name, even where "
         "the instances are bare values; * for all",
         value="NAME,...",
+    )
+    vertex_endpoints: str = option(
+        PROTOCOL,
+        "",
+        "models that Vertex AI's clients call by an endpoint's id; an endpoint that is not listed is the model of "
+        "that name",
+        value="ENDPOINT=MODEL[/VERSION],...",
     )
     predict_route: str = option(
         PROTOCOL,
@@ -544,6 +552,7 @@ class Config:
         except ValueError as error:
             raise ConfigError(f"metrics_config: {error}") from None
 
+        self.endpoint_models  # noqa: B018 - it checks the list.
         if self.request_log.endswith("/"):
             raise ConfigError(
                 f"request_log: expected a name to begin with after the folder, got {self.request_log!r}"
@@ -625,6 +634,20 @@ class Config:
     def named_prediction_models(self) -> frozenset[str]:
         """The names in `named_predictions`."""
         return frozenset(_items(self.named_predictions))
+
+    @property
+    def endpoint_models(self) -> dict[str, str]:
+        """The models in `vertex_endpoints` by endpoint, each NAME or NAME/VERSION. Raises `ConfigError`."""
+        models: dict[str, str] = {}
+        for item in _items(self.vertex_endpoints):
+            endpoint, _, model = (part.strip() for part in item.partition("="))
+            if not endpoint or not model or endpoint in models:
+                raise ConfigError(
+                    f"vertex_endpoints: expected ENDPOINT=MODEL or ENDPOINT=MODEL/VERSION, each endpoint once, "
+                    f"got {item!r}"
+                )
+            models[endpoint] = model
+        return models
 
     @property
     def model_roots(self) -> list[Path]:

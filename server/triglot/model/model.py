@@ -65,6 +65,10 @@ class Model:
     speaks_json: bool = False
     """Whether it takes and returns JSON: inputs `instances`, one text each, and `parameters`, one text that is an
     object; output `predictions`, one text. All are BYTES."""
+    speaks_http: bool = False
+    """Whether it takes and returns whole HTTP messages by its signature `http`: inputs `body` and `headers`,
+    outputs `body`, `headers` and `status`, of one element each. `headers` is a JSON object, with names in lower
+    case, `status` an INT32; all others are BYTES."""
     any_tensors: bool = False
     """Whether it accepts inputs of any names, datatypes and shapes, and returns such outputs; what it declares is
     only for clients to read."""

@@ -37,12 +37,13 @@ from triglot.protocols.openapi import operation
 from triglot.protocols.openapi.routes import openapi_routes
 from triglot.protocols.rows import Route, Service
 from triglot.protocols.tfserving import openapi as tfserving_api
-from triglot.protocols.tfserving.ai_platform import AIPlatform, ai_platform_routes, vertex_routes
+from triglot.protocols.tfserving.ai_platform import AIPlatform, ai_platform_routes
 from triglot.protocols.tfserving.metrics import metrics_route
 from triglot.protocols.tfserving.models import Models
 from triglot.protocols.tfserving.routes import RestApi, not_found_route, tfserving_routes
 from triglot.protocols.tfserving.rows import tfserving_services
 from triglot.protocols.tfserving.service import Predictions
+from triglot.protocols.tfserving.vertex import Vertex, container_routes, vertex_routes
 from triglot.scheduling.admission import UNLIMITED, Limits
 from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry
@@ -148,10 +149,11 @@ def _tfserving(
     models = Models(dataplane)
     services = tfserving_services(predictions, models, tensor_content=config.tensor_content)
     ai_platform = AIPlatform(dataplane, limits, named=config.named_prediction_models)
+    vertex = Vertex(dataplane, ai_platform, config.endpoint_models)
     metrics = partial(metrics_route, telemetry, dataplane.control)
     routes = [metrics(config.monitoring_path)] if config.monitoring_path else []
-    routes += vertex_routes(ai_platform, config.predict_route, config.health_route)
-    routes += ai_platform_routes(ai_platform)
+    routes += container_routes(vertex, config.predict_route, config.health_route)
+    routes += ai_platform_routes(ai_platform) + vertex_routes(vertex)
     api = RestApi(dataplane, predictions, models, kserve_v1="kserve" in config.protocol_names, limits=limits)
     return services, routes + tfserving_routes(api, cors=config.cors)
 

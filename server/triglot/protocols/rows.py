@@ -131,7 +131,8 @@ class Route:
     server's limit. `limit_option` names the server's option that sets it, if there is one.
     Responses of `compress_from` bytes and more are compressed in the coding that the client prefers; None: never.
     `coding` parses the Content-Encoding header; a compressed body may grow to `inflate_limit`, or `body_limit`.
-    `encode_error` encodes an error in the protocol's form; the default is `{"error": TEXT}` with the usual status.
+    `encode_error` encodes an error in the protocol's form, `encode_refusal` one of a client that may not make the
+    call; the default is `{"error": TEXT}` with the usual status. The former gets the request's headers, too.
     `headers` are added to every response, also to errors. `any_origin` allows CORS requests from any origin.
 
     Telemetry counts calls under `protocol` and `method`, and those that cannot be decoded under the model in the
@@ -154,7 +155,8 @@ class Route:
     coding: Callable[[str], str] = content_coding
     inflate_limit: int | None = None
     compress_from: int | None = None
-    encode_error: Callable[[ServingError], HttpResponse] | None = None
+    encode_error: Callable[[ServingError, Mapping[str, str]], HttpResponse] | None = None
+    encode_refusal: Callable[[ServingError], HttpResponse] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     any_origin: bool = False
     model_of: Callable[[HttpRequest], str] | None = None

@@ -171,7 +171,7 @@ class Http:
             return HttpResponse(message.data, content_type=BYTES)
         return HttpResponse(print_message(message))
 
-    def encode_error(self, error: ServingError) -> HttpResponse:
+    def encode_error(self, error: ServingError, _: Mapping[str, str]) -> HttpResponse:
         """Encode an error, with its status in the body (grps 3.4); plain text in customised HTTP."""
         status = failure_of(error)
         code = 200 if self._rules.always_200 else status.code

@@ -1,12 +1,10 @@
-"""AI Platform's `projects.predict` and Vertex AI's routes: the same models, called with instances (tfs 7)."""
+"""AI Platform's `projects.predict`: the same models, called with instances (tfs 7)."""
 
 from __future__ import annotations
 
-import binascii
 import json
-import re
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +12,6 @@ import orjson
 
 from triglot.core.call import Call
 from triglot.core.errors import (
-    Code,
-    Internal,
     InvalidArgument,
     ModelNotFound,
     NotFound,
@@ -26,17 +22,17 @@ from triglot.core.errors import (
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.core.permission import Permission
+from triglot.core.tensor import object_array
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, ParameterValue
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
 from triglot.protocols.json.arrays import parse_large
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
-from triglot.protocols.json.text import type_name
 from triglot.protocols.openapi.operation import ApiOperation
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving import openapi as api
+from triglot.protocols.tfserving.http_body import unwrapped
 from triglot.protocols.tfserving.json_models import (
-    INSTANCES,
     PARAMETERS,
     encode_json,
     instances_of,
@@ -52,31 +48,26 @@ PROJECT_MODEL = "/v1/projects/{project:[^/:]+}/models/{model:[^/:]+}"
 BARE_PLATFORMS = ("sklearn", "xgboost")
 """AI Platform answers for these with bare values, whatever the form of their instances (tfs 7.3)."""
 EVERY_MODEL = "*"
-WRAPPER, WRAPPED_DATA = "httpBody", "data"
-_STANDARD_BASE64 = str.maketrans("-_", "+/")
-_IS_WRAPPED = re.compile(rb'\s*\{\s*"%b"' % WRAPPER.encode())
-_CAUSES = {
-    Code.INVALID_ARGUMENT: ("Invalid inputs", 1),
-    Code.INTERNAL: ("Failed to run the provided model", 2),
-}
+HTTP = "http"
+"""Signature of the models that take whole HTTP messages."""
+GOOGLES_CLIENT = "x-goog-api-client"
+"""Header of Google's client libraries, which read the text of an error only in Google's form (tfs 7.3)."""
 
 
 class UnknownResource(NotFound):
     """No such model or version: an error of the service, not of a prediction."""
 
 
-class RoutineFailed(Internal):
-    """A custom prediction routine's error, whose text is sent to the client unchanged."""
-
-
 @dataclass(frozen=True, slots=True)
 class PredictCall:
-    """A request decoded for a version: tensors of one of its signatures, or JSON for a model that takes JSON."""
+    """A request decoded for a version: tensors of one of its signatures, JSON, or a whole HTTP message."""
 
     inputs: list[InputTensor]
     signature_name: str = ""
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
     speaks_json: bool = False
+    speaks_http: bool = False
+    row: bool = True
     named: bool = False
     """Whether each prediction is an object by output name, even for a single output."""
 
@@ -90,6 +81,12 @@ class DecodedRequest:
     servable: Servable
     decoded: PredictCall
 
+    @classmethod
+    def of(cls, find: Callable[[], Servable], decode: Callable[[Servable], PredictCall]) -> DecodedRequest:
+        """Returns the request, decoded for the version that serves now. Raises as both functions."""
+        servable = find()
+        return cls(find, decode, servable, decode(servable))
+
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
@@ -97,6 +94,17 @@ class Predicted:
 
     request: PredictCall
     response: InferenceResponse
+
+    def encode(self) -> HttpResponse:
+        """Returns the response in the form that the request asks for."""
+        outputs = self.response.outputs
+        if self.request.speaks_http:
+            body, headers, status = (output.array.item() for output in outputs)
+            fields = json.loads(headers)
+            return HttpResponse(body, int(status), fields.pop("content-type", ""), fields)
+        if self.request.speaks_json:
+            return HttpResponse(encode_json(self.response))
+        return HttpResponse(encode_predict(outputs, self.request.row, named=self.request.named))
 
 
 class AIPlatform:
@@ -114,30 +122,30 @@ class AIPlatform:
         self.limits = limits
         self._named = named
 
-    def decode_project(self, http: HttpRequest) -> DecodedRequest:
+    def decode(self, http: HttpRequest) -> DecodedRequest:
         """Decode a call of a project's model. Raises `UnknownResource` and `InvalidArgument`."""
-        name = http.path["model"]
-        find = partial(self._find, http.permission, name, http.path.get("version", ""))
-        named = name in self._named or EVERY_MODEL in self._named
-        body = _unwrapped(bytes(http.body), self.limits)
-        return _decoded_request(find, partial(_decode, body, self.limits, named=named))
+        name, version = http.path["model"], http.path.get("version", "")
+        resource = f"model resource 'models/{name}{f'/versions/{version}' if version else ''}'"
+        find = partial(self.find, http.permission, name, version, resource)
+        try:
+            body, _ = unwrapped(bytes(http.body), self.limits)
+            return DecodedRequest.of(find, partial(self._decode, body))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"Invalid inputs: {error.message} (Error code: 1)") from None
 
-    def decode_vertex(self, http: HttpRequest) -> DecodedRequest:
-        """Decode a call of the server's only model. Raises `Unavailable` and `InvalidArgument`."""
-        return _decoded_request(
-            partial(self._find_only, http.permission),
-            partial(_decode, bytes(http.body), self.limits, of_vertex=True),
-        )
+    def _decode(self, body: bytes, servable: Servable) -> PredictCall:
+        if servable.model.speaks_json:
+            instances, keywords = split_keywords(read_object(body, self.limits))
+            return PredictCall(json_inputs(instances, keywords), speaks_json=True)
+        call = decode_instances(body, self.limits, servable, lambda members: members)
+        named = call.named or servable.name in self._named or EVERY_MODEL in self._named
+        return replace(call, named=named and servable.platform not in BARE_PLATFORMS)
 
-    def _find_only(self, permission: Permission) -> Servable:
-        names = self._dataplane.model_names(permission)
-        if len(names) != 1:
-            raise Unavailable(f"the prediction route requires exactly one model, this server has {len(names)}")
-        return self._dataplane.servable(permission, names[0])
+    def find(self, permission: Permission, name: str, version: str, resource: str) -> Servable:
+        """Returns a model's version, named by a label, or else by its number.
 
-    def _find(self, permission: Permission, name: str, version: str) -> Servable:
-        """Returns a model's version, named by a label, or else by its number. Raises `UnknownResource`."""
-        resource = f"models/{name}" + (f"/versions/{version}" if version else "")
+        Raises `UnknownResource`, which names the `resource`.
+        """
         try:
             if version:
                 try:
@@ -146,7 +154,7 @@ class AIPlatform:
                     pass
             return self._dataplane.servable(permission, name, version)
         except (ModelNotFound, InvalidArgument, Unavailable):
-            raise UnknownResource(f"The model resource '{resource}' was not found, or is not ready.") from None
+            raise UnknownResource(f"The {resource} was not found, or is not ready.") from None
 
     async def predict(self, received: DecodedRequest, call: Call) -> Predicted:
         """Run a request. Raises `ServingError`."""
@@ -162,29 +170,31 @@ class AIPlatform:
                 signature_name=request.signature_name,
                 lenient_shapes=True,
             )
-            try:
-                return Predicted(request, await self._dataplane.infer_on(servable, inference, call))
-            except Internal as error:
-                if servable.model.speaks_json:
-                    raise RoutineFailed(error.message) from error
-                raise
-
-    async def require_ready(self, _: HttpRequest, __: Call) -> None:
-        """Raises `Unavailable` unless the server is ready."""
-        if not self._dataplane.ready:
-            raise Unavailable("the server is not ready")
+            return Predicted(request, await self._dataplane.infer_on(servable, inference, call))
 
 
-def _decoded_request(find: Callable[[], Servable], decode: Callable[[Servable], PredictCall]) -> DecodedRequest:
-    servable = find()
-    return DecodedRequest(find, decode, servable, decode(servable))
+def http_call(body: bytes, headers: Mapping[str, str]) -> PredictCall:
+    """Returns the call of a model that takes whole HTTP messages."""
+    texts = {"body": body, "headers": json.dumps(dict(headers)).encode()}
+    inputs = [InputTensor(name, "BYTES", (1,), object_array([text], (1,))) for name, text in texts.items()]
+    return PredictCall(inputs, HTTP, speaks_http=True)
 
 
-def _decode(
-    body: bytes, limits: JsonLimits, servable: Servable, *, of_vertex: bool = False, named: bool = False
+def decode_instances(
+    body: bytes,
+    limits: JsonLimits,
+    servable: Servable,
+    keywords_of: Callable[[dict[str, Any]], dict[str, Any]],
+    *,
+    columns: bool = False,
 ) -> PredictCall:
-    if servable.model.speaks_json:
-        return _json_call(servable, read_object(body, limits), of_vertex=of_vertex)
+    """Decode a body for a model of tensors; the result is `named` if the instances are objects by input name.
+
+    `keywords_of` returns the model's keyword arguments among the body's members. `columns`: `inputs` may take the
+    place of `instances`.
+
+    Raises `InvalidArgument`; `PayloadTooLarge` for a body beyond `limits`.
+    """
     chosen: list[str] = []
 
     def signature_of(name: str) -> Signature:
@@ -194,55 +204,23 @@ def _decode(
         return servable.signatures[chosen[-1]]
 
     try:
-        decoded = decode_predict(body, signature_of, limits)
-        if not decoded.row:
-            raise InvalidArgument(f"expected '{INSTANCES}', got 'inputs'")
+        decoded = decode_predict(body, signature_of, limits, columns=columns)
     except InvalidArgument as error:
         if chosen and chosen[-1] in servable.signatures:
             _check_names(body, limits, servable.signatures[chosen[-1]])
         raise error from None
+    keywords = keywords_of(_members(body, limits)) if servable.model.takes_parameters else {}
     return PredictCall(
         decoded.inputs,
         chosen[-1],
-        _parameters(body, limits, of_vertex=of_vertex) if servable.model.takes_parameters else {},
-        named=not of_vertex and servable.platform not in BARE_PLATFORMS and (named or decoded.named),
+        {key: value for key, value in keywords.items() if isinstance(value, bool | int | float | str)},
+        row=decoded.row,
+        named=decoded.named,
     )
 
 
-def _unwrapped(body: bytes, limits: JsonLimits) -> bytes:
-    """Returns the request in a body, which generated clients of the API send in an HttpBody.
-
-    Its `data` are base64, or plain JSON; without `data` the HttpBody is the request. Raises `InvalidArgument`.
-    """
-    if not _IS_WRAPPED.match(body):
-        return body
-    values = read_object(body, limits)
-    content = values.get(WRAPPER)
-    if INSTANCES in values or not isinstance(content, dict):
-        return body
-    data = content.get(WRAPPED_DATA)
-    if data is None:
-        return json.dumps(content).encode()
-    if not isinstance(data, str):
-        raise InvalidArgument(f"{WRAPPER}.{WRAPPED_DATA}: expected a string, got {type_name(data)}")
-    if data.lstrip().startswith("{"):
-        return data.encode(errors="surrogatepass")
-    try:
-        text = data.translate(_STANDARD_BASE64).rstrip("=")
-        return binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
-    except ValueError as error:
-        raise InvalidArgument(f"{WRAPPER}.{WRAPPED_DATA}: expected base64 or a JSON object: {error}") from None
-
-
-def _json_call(servable: Servable, values: dict[str, Any], *, of_vertex: bool) -> PredictCall:
-    instances, keywords = split_keywords(values)
-    if of_vertex:
-        keywords = _object(keywords.get(PARAMETERS))
-    return PredictCall(json_inputs(instances, keywords), speaks_json=True)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    """Returns parameters as a dict. Raises `InvalidArgument` if they are not an object."""
+def object_of(value: Any) -> dict[str, Any]:
+    """Returns a request's `parameters` as a dict. Raises `InvalidArgument` if they are not an object."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -250,14 +228,13 @@ def _object(value: Any) -> dict[str, Any]:
     return value
 
 
-def _parameters(body: bytes, limits: JsonLimits, *, of_vertex: bool) -> dict[str, ParameterValue]:
-    """Returns the model's keyword arguments: from `parameters` for Vertex AI, else from beside `instances`."""
+def _members(body: bytes, limits: JsonLimits) -> dict[str, Any]:
+    """Returns the members of a body that was already read and checked; large arrays are not converted."""
     try:
-        values, _ = parse_large(body, limits)  # The body was already read and checked.
+        values: dict[str, Any] = parse_large(body, limits)[0]
     except (ValueError, RuntimeError):
         values = read_object(body, limits)
-    keywords = _object(values.get(PARAMETERS)) if of_vertex else values
-    return {key: value for key, value in keywords.items() if isinstance(value, bool | int | float | str)}
+    return values
 
 
 def _check_names(body: bytes, limits: JsonLimits, signature: Signature) -> None:
@@ -282,82 +259,59 @@ def _check_names(body: bytes, limits: JsonLimits, signature: Signature) -> None:
 def ai_platform_routes(platform: AIPlatform) -> list[Route]:
     """Returns `projects.predict`, with and without a version."""
     return [
-        _route(path, platform.decode_project, platform, encode_platform_error, api.PROJECT, "projects.predict")
+        predict_route(
+            path,
+            platform.decode,
+            platform.predict,
+            lambda predicted, _: predicted.encode(),
+            platform.limits,
+            api.PROJECT,
+            encode_error=encode_platform_error,
+            encode_refusal=encode_googles,
+            name="projects.predict",
+        )
         for path in (f"{PROJECT_MODEL}:predict", f"{PROJECT_MODEL}/versions/{{version:[^/:]+}}:predict")
     ]
 
 
-def vertex_routes(platform: AIPlatform, predict_route: str, health_route: str) -> list[Route]:
-    """Returns the routes that Vertex AI names in the container's environment; none for an empty path."""
-    routes = []
-    if predict_route:
-        routes.append(_route(predict_route, platform.decode_vertex, platform, encode_detail, api.VERTEX))
-    if health_route:
-        routes.append(
-            Route(
-                "GET",
-                health_route,
-                Operation.HEALTH,
-                lambda http: http,
-                platform.require_ready,
-                _encode_health,
-                encode_error=encode_detail,
-                documented=(api.VERTEX_HEALTH,),
-            )
-        )
-    return routes
-
-
-def _route(
+def predict_route(
     path: str,
-    decode: Callable[[HttpRequest], DecodedRequest],
-    platform: AIPlatform,
-    encode_error: Callable[[ServingError], HttpResponse],
+    decode: Callable[[HttpRequest], Any],
+    predict: Any,
+    encode: Callable[[Predicted, Any], HttpResponse],
+    limits: JsonLimits,
     documented: ApiOperation,
-    name: str = "",
+    **options: Any,
 ) -> Route:
+    """Returns the row of a prediction; `options` are more fields of it."""
     return Route(
         "POST",
         path,
         Operation.INFER,
         decode,
-        platform.predict,
-        _encode,
+        predict,
+        encode,
         answer_size=lambda predicted: text_size(predicted.response.outputs),
-        body_limit=lambda _: platform.limits.size,
+        body_limit=lambda _: limits.size,
         limit_option=SIZE_OPTION,
-        encode_error=encode_error,
-        name=name,
         documented=(documented,),
+        **options,
     )
 
 
-def _encode(predicted: Predicted, _: Any) -> HttpResponse:
-    if predicted.request.speaks_json:
-        return HttpResponse(encode_json(predicted.response))
-    return HttpResponse(encode_predict(predicted.response.outputs, row=True, named=predicted.request.named))
+def encode_platform_error(error: ServingError, headers: Mapping[str, str]) -> HttpResponse:
+    """Encode an error of AI Platform's paths (tfs 7.3).
 
-
-def _encode_health(_: Any, __: Any) -> HttpResponse:
-    return HttpResponse(b"{}")
-
-
-def encode_platform_error(error: ServingError) -> HttpResponse:
-    """Encode an error: a failed prediction's in AI Platform's form; an unknown or forbidden model's in Google's.
-
-    See tfs 7.3.
+    A failed prediction's is its bare text; an unknown or forbidden model's has Google's form, as has every error
+    for Google's own clients.
     """
-    if isinstance(error, UnknownResource | PermissionDenied):
-        status = status_of(error)
-        body = {"error": {"code": status, "message": error.message, "status": error.code.name}}
-        return HttpResponse(orjson.dumps(body), status)
-    text = error.message
-    if error.code in _CAUSES and not isinstance(error, RoutineFailed):
-        cause, number = _CAUSES[error.code]
-        text = f"{cause}: {text} (Error code: {number})"
-    return HttpResponse(orjson.dumps({"error": f"Prediction failed: {text}"}), status_of(error))
+    if isinstance(error, UnknownResource | PermissionDenied) or GOOGLES_CLIENT in headers:
+        return encode_googles(error)
+    return HttpResponse(orjson.dumps({"error": error.message}), status_of(error))
 
 
-def encode_detail(error: ServingError) -> HttpResponse:
-    """Encode an error as Vertex AI's own prediction containers do (tfs 7.7)."""
-    return HttpResponse(orjson.dumps({"detail": error.message}), status_of(error))
+def encode_googles(error: ServingError) -> HttpResponse:
+    """Encode an error in the form of Google's APIs (tfs 7.3)."""
+    status = status_of(error)
+    body = {"error": {"code": status, "message": error.message, "status": error.code.name}}
+    return HttpResponse(orjson.dumps(body), status)

@@ -115,6 +115,23 @@ PROJECT = ApiOperation(
     parameters=[_VERSION | {"description": "A version's name, label or number"}],
     tag=AI_PLATFORM,
 )
+ENDPOINT = replace(
+    PROJECT,
+    description="Of the model that --vertex-endpoints gives the endpoint, or that has its name.",
+    others={status: json_body(ref("PlatformError")) for status in (500, 501, 503)},
+    parameters=(),
+)
+RAW_ENDPOINT = replace(
+    ENDPOINT, summary="Predict, without Vertex AI's additions to the response", description=ENDPOINT.description
+)
+GET_ENDPOINT = ApiOperation(
+    "An endpoint and its model",
+    json_body(OBJECT),
+    description="Other methods are not implemented.",
+    others={501: json_body(ref("PlatformError"))},
+    error=json_body(ref("PlatformError")),
+    tag=AI_PLATFORM,
+)
 VERTEX = replace(
     PROJECT,
     description="Of the one model that is served.",

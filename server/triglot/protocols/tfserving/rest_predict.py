@@ -49,21 +49,30 @@ _ROWS_END = b"\n    ]"
 
 
 def decode_predict(
-    body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits = DEFAULT_LIMITS
+    body: bytes,
+    signature_of: Callable[[str], Signature],
+    limits: JsonLimits = DEFAULT_LIMITS,
+    *,
+    columns: bool = True,
 ) -> PredictBody:
     """Returns the request of a body. `signature_of` returns the signature of a name, "" being the default one.
 
-    It may be called twice. Its errors come before any about the values, and after those about the JSON.
+    `columns`: `inputs` may take the place of `instances`. `signature_of` may be called twice; its errors come
+    before any about the values, and after those about the JSON.
 
     Raises `InvalidArgument`; `PayloadTooLarge` for a body beyond `limits`; `Unimplemented` for columnar values of
     a datatype without a JSON form.
     """
     limits.check_size(len(body))
     quick = read_quickly(body, signature_of, limits)
-    return _read_exactly(body, signature_of, limits) if quick is None else quick
+    if quick is not None and (quick.row or columns):
+        return quick
+    return _read_exactly(body, signature_of, limits, columns)
 
 
-def _read_exactly(body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits) -> PredictBody:
+def _read_exactly(
+    body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits, columns: bool
+) -> PredictBody:
     request = parse_object(body, limits)
     name = signature_name_of(request)
     signature = signature_of(name)
@@ -74,6 +83,9 @@ def _read_exactly(body: bytes, signature_of: Callable[[str], Signature], limits:
     if b"instances" in members and b"inputs" in members:
         members = {key: value for key, value in members.items() if value is not None}
     if b"instances" not in members:
+        if not columns:
+            got = ", got 'inputs'" if b"inputs" in members else ""
+            raise InvalidArgument(f"Missing 'instances' key{got}")
         if b"inputs" not in members:
             raise InvalidArgument("Missing 'inputs' or 'instances' key")
         return PredictBody(name, False, _read_inputs(members[b"inputs"], specs))

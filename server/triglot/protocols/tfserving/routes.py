@@ -7,7 +7,7 @@ Serving. A request becomes a `RestCall`: what to run, and how to print its resul
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -373,7 +373,7 @@ def _answer_size(answer: Any) -> int:
     return 0
 
 
-def encode_failure(error: ServingError) -> HttpResponse:
+def encode_failure(error: ServingError, _: Mapping[str, str]) -> HttpResponse:
     """Encode an error with TensorFlow Serving's status and form (tfs 4.1)."""
     if isinstance(error, VersionTooLarge):
         return HttpResponse(b"", 400)

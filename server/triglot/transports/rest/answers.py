@@ -71,23 +71,30 @@ def check_fields(response: HttpResponse) -> None:
             raise ValueError(f"a header field has a control character: {field!r}")
 
 
-def error_response(route: Route, error: Exception, observed: Observation) -> HttpResponse:
-    """Returns the response for an exception."""
+def error_response(
+    route: Route, error: Exception, headers: Mapping[str, str], observed: Observation
+) -> HttpResponse:
+    """Returns the response for an exception; `headers` are the request's."""
     # A function of its own: a traceback refers to the frames that the error passed through. If one of these
     # referred to the error, the cycle, with the request in it, would live until garbage collection.
-    return failure_response(route, as_serving_error(error, f"{route.verb} {route.method}"), observed)
+    return failure_response(route, as_serving_error(error, f"{route.verb} {route.method}"), headers, observed)
 
 
-def failure_response(route: Route, error: ServingError, observed: Observation) -> HttpResponse:
+def failure_response(
+    route: Route, error: ServingError, headers: Mapping[str, str], observed: Observation
+) -> HttpResponse:
     """Returns the response for an error, in the route's own form if it has one."""
-    return _with_headers(
-        error, default_error(error) if route.encode_error is None else route.encode_error(error), observed
-    )
+    encoded = default_error(error) if route.encode_error is None else route.encode_error(error, headers)
+    return _with_headers(error, encoded, observed)
 
 
-def refusal_response(error: ServingError, observed: Observation) -> HttpResponse:
-    """Returns the response for a call that the client may not make; it has the usual form, not the protocol's."""
-    return _with_headers(error, default_error(error), observed)
+def refusal_response(route: Route, error: ServingError, observed: Observation) -> HttpResponse:
+    """Returns the response for a call that the client may not make.
+
+    It has the usual form, unless the route has one of its own for refusals.
+    """
+    encode = default_error if route.encode_refusal is None else route.encode_refusal
+    return _with_headers(error, encode(error), observed)
 
 
 def _with_headers(error: ServingError, response: HttpResponse, observed: Observation) -> HttpResponse:

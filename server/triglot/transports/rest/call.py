@@ -122,7 +122,7 @@ class HttpCall(RowCall):
         except ServingError as error:
             if isinstance(error, OperationDenied):
                 call.permission = error.permission
-            self._answer(error.code, refusal_response(error, self._observed), refusal_of(error))
+            self._answer(error.code, refusal_response(self._found.route, error, self._observed), refusal_of(error))
             return False
         return True
 
@@ -180,7 +180,7 @@ class HttpCall(RowCall):
     # --- ends ---
 
     def _fail(self, error: Exception) -> None:
-        response = error_response(self._found.route, error, self._observed)
+        response = error_response(self._found.route, error, self._out.headers, self._observed)
         self._answer(outcome(error), response, refusal_of(error))
 
     def _end_cancelled(self) -> None:
@@ -193,7 +193,8 @@ class HttpCall(RowCall):
             self._ended(self)
 
     def _answer_error(self, error: ServingError) -> None:
-        self._answer(error.code, failure_response(self._found.route, error, self._observed))
+        response = failure_response(self._found.route, error, self._out.headers, self._observed)
+        self._answer(error.code, response)
 
     def _answer(self, code: Code, response: HttpResponse, refusal: str = "") -> None:
         if (span := self.call.span) is not None:
