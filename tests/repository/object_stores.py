@@ -8,11 +8,13 @@ import hmac
 import json
 import re
 import shutil
+import socket
+import socketserver
 import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -195,6 +197,39 @@ class Proxy:
                 self.read[path] = self.read.get(path, 0) + len(content)
         handler.wfile.write(content)
         connection.close()
+
+
+@contextmanager
+def own_authority(target: int) -> Iterator[tuple[int, trustme.CA]]:
+    """The port of a TLS server that passes connections on to `target`, and the authority of its certificate."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost", HOST).configure_cert(context)
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with (
+                suppress(OSError),
+                context.wrap_socket(self.request, server_side=True) as client,
+                socket.create_connection((HOST, target)) as server,
+            ):
+                sending = threading.Thread(target=_pass_on, args=(client, server), daemon=True)
+                sending.start()
+                _pass_on(server, client)
+                sending.join()
+
+    with socketserver.ThreadingTCPServer((HOST, 0), Handler) as listener:
+        listener.daemon_threads = True
+        threading.Thread(target=listener.serve_forever, args=[0.05], daemon=True).start()
+        yield listener.server_address[1], authority
+        listener.shutdown()
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
 
 
 def refuse(handler: BaseHTTPRequestHandler, status: int, text: str = "") -> bool:

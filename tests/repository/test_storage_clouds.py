@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import json
 import os
@@ -80,6 +81,19 @@ async def test_google(google_port: int, monkeypatch: pytest.MonkeyPatch) -> None
         await until_found(lambda: served.value("a"), lambda value: value == 2)
     with pytest.raises(ModelLoadError, match=r"^gs://others/r: "):
         async with serving("gs://others/r"):
+            pass
+
+
+async def test_google_objects_that_are_compressed(google_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `gcloud storage cp --gzip-local` makes them: the store decompresses them, and then sends no ranges."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"127.0.0.1:{google_port}")
+    metadata = json.dumps({"name": "gzip/a/1/model.py", "contentEncoding": "gzip"}).encode()
+    parts = (b"application/json", metadata), (b"text/plain", gzip.compress(SAYS.encode()))
+    body = b"".join(b"--part\r\nContent-Type: %s\r\n\r\n%s\r\n" % part for part in parts) + b"--part--\r\n"
+    headers = {"Content-Type": "multipart/related; boundary=part"}
+    request(google_port, "POST", "/upload/storage/v1/b/models/o?uploadType=multipart", body, headers)
+    with pytest.raises(ModelLoadError, match=r"^gs://models/gzip: gzip/a/1/model.py: .* Content-Encoding: gzip"):
+        async with serving("gs://models/gzip"):
             pass
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import stat
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -14,7 +15,7 @@ from typing import Any
 import grpc.aio
 import obstore
 import pytest
-from object_stores import Proxy, cut, moto, refuse, request
+from object_stores import Proxy, cut, moto, own_authority, refuse, request
 from obstore.store import S3Store
 from stored_models import POLL, SAYS, serving
 
@@ -445,6 +446,66 @@ async def test_objects_that_stand_for_folders(remote: Remote) -> None:
     with pytest.raises(ModelLoadError, match=r"^s3://models/r: a/1/value.txt is an object, and a folder of"):
         async with serving("s3://models/r"):
             pass
+
+
+@pytest.mark.parametrize(
+    ("keys", "skipped"),
+    [
+        (["r//other/1/model.py"], ["r//"]),
+        (["r/a/1//weights", "r/b/.//x"], ["r/a/1//", "r/b/./"]),
+        (["r/a/1/./x", "r/a/1/../x"], ["r/a/1/../"]),
+        (["r/../r/c/1/model.py"], ["r/../"]),
+        (["/r/a/1/value.txt", "r/a/1/weights/"], ["r/a/1/weights"]),
+        (["r/a/1/value.txt/"], ["r/a/1/value.txt"]),
+        (["r/a/"], ["r/a"]),
+    ],
+)
+async def test_a_key_that_no_file_can_have_costs_itself_alone(
+    remote: Remote, keys: list[str], skipped: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `aws s3 cp x s3://models/r//other/...` makes them; aws s3 sync, and so KServe's storage, go past them."""
+    remote.put_model("r/a/1", 1)
+    for key in keys:
+        request(remote.proxy.target, "PUT", f"/models/{key}", b"content")
+    async with serving("s3://models/r", **POLL) as served:
+        assert await served.value("a") == 1
+        remote.put_model("r/a/2", 2)
+        await until_found(lambda: served.value("a"), lambda value: value == 2)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    found = [text.partition(" is skipped: ")[0] for text in warnings if " is skipped: " in text]
+    assert found == [f"s3://models/r: the object {key!r}" for key in skipped]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [
+        ("http://127.0.0.1:9", "Connection refused"),
+        ("http://nowhere.invalid", "failed to lookup address information: "),
+        (
+            "https://localhost",
+            "invalid certificate: UnknownIssuer; SSL_CERT_FILE names a file of other authorities",
+        ),
+        ("https://127.0.0.1", "invalid certificate: UnknownIssuer; SSL_CERT_FILE"),
+    ],
+)
+def test_the_reason_of_a_failed_connection_is_in_the_error(
+    remote: Remote, endpoint: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    with own_authority(remote.proxy.target) as (port, _):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"{endpoint}:{port}" if endpoint.startswith("https") else endpoint)
+        ended = run_triglot("check", "s3://models/r")
+    assert re.search(f"s3://models/r: .* error sending request: {reason}", ended.stderr), ended.stderr
+
+
+def test_an_authority_of_ones_own(remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote.put_model("r/a/1", 1)
+    with own_authority(remote.proxy.target) as (port, authority):
+        authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://localhost:{port}")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+        ended = run_triglot("check", "s3://models/r")
+    assert ended.returncode == 0, ended.stderr
 
 
 async def test_a_store_that_is_not_there_yet(remote: Remote, caplog: pytest.LogCaptureFixture) -> None:

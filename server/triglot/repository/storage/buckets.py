@@ -6,8 +6,10 @@ the machine's metadata; they never pass through this module.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from threading import Lock
@@ -23,6 +25,7 @@ from triglot.repository.storage.store import (
     StoreError,
     StoreUnreachable,
     check_count,
+    folders_of,
     without_folders,
     without_secrets,
 )
@@ -30,6 +33,8 @@ from triglot.repository.storage.urls import Url
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+log = logging.getLogger(__name__)
 
 MISSING = "needs obstore, which is not installed; run: pip install 'triglot[storage]'"
 ENDPOINTS = {
@@ -42,14 +47,25 @@ _CREDENTIALS = {"s3": profile_options, "gs": google_options, "az": azure_options
 _OPENING = Lock()
 """Stores that are opened at the same time share what fetches their credentials."""
 _STATUS = re.compile(r"status code: (\d{3}[\w ]*)")
+_CAUSE = re.compile(r'HttpError \{.*\b(?:message|error): "([^"]+)"', re.DOTALL)
+_CERTIFICATE = re.compile(r"HttpError \{.*\bInvalidCertificate\(\s*(\w+)", re.DOTALL)
+"""The reason of a failed connection, which obstore 0.12 has in its description for debugging only."""
 _CODE = re.compile(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)")
 
 
 class Bucket:
-    """The objects at a bucket URL. Raises `StoreError` if obstore is not installed or not configured."""
+    """The objects at a bucket URL. Raises `StoreError` if obstore is not installed or not configured.
+
+    obstore cannot hold keys with an empty segment, `.` or `..`: a listing ends at the first one. A key that begins
+    or ends with `/` is listed without it, and then not found. Such keys are skipped, with a warning.
+    """
 
     def __init__(self, url: Url) -> None:
+        self._url = url
         self._prefix = url.key.strip("/")
+        self._not_found: set[StoredObject] = set()
+        """Listed objects that cannot be read."""
+        self._skipped: set[str] = set()
         try:
             import obstore  # noqa: PLC0415 - an extra.
         except ModuleNotFoundError:
@@ -62,19 +78,68 @@ class Bucket:
 
     def objects(self) -> list[StoredObject]:
         """See `Store`."""
-        found: list[StoredObject] = []
         below = f"{self._prefix}/" if self._prefix else ""
         try:
-            for page in self._obstore.list(self.store, self._prefix or None):
-                found += [_object(meta, below) for meta in page if meta["path"] != self._prefix]
-                check_count(len(found))
+            try:
+                metas = self._listed(self._prefix)
+            except self._obstore.exceptions.InvalidPathError:
+                metas = self._listed_by_folder(self._prefix)
+            found = [_object(meta, below) for meta in metas if meta["path"] != self._prefix]
             if not found and self._prefix:
                 found.append(_object(self._obstore.head(self.store, self._prefix), self._prefix))
+            return without_folders(self._readable(found))
         except FileNotFoundError:
             return []
         except self._obstore.exceptions.BaseError as error:
             raise self._error_type(error)(reason(error)) from None
-        return without_folders(found)
+
+    def _listed(self, folder: str, offset: str | None = None) -> list[Any]:
+        metas: list[Any] = []
+        for page in self._obstore.list(self.store, folder or None, offset=offset):
+            metas += page
+            check_count(len(metas))
+        return metas
+
+    def _listed_by_folder(self, folder: str) -> list[Any]:
+        """Return the same as `_listed`, without the keys that obstore cannot hold."""
+        try:
+            listed = self._obstore.list_with_delimiter(self.store, folder or None)
+        except self._obstore.exceptions.InvalidPathError as error:
+            self._skip(str(error).partition('"')[2].partition('"')[0], reason(error))
+            # After `//`, `/./` and `/../`; only names that begin with a space or punctuation come before.
+            return self._listed(folder, f"{folder}/0".lstrip("/"))
+        metas = list(listed["objects"])
+        for child in listed["common_prefixes"]:
+            metas += self._listed_by_folder(child)
+            check_count(len(metas))
+        return metas
+
+    def _readable(self, found: list[StoredObject]) -> Iterator[StoredObject]:
+        """Yield the objects that can be read, as far as is known."""
+        folders = folders_of(found)
+        listed = Counter(one.path for one in found)
+        for one in found:
+            is_odd = (one.size and one.path in folders) or listed[one.path] > 1
+            if one not in self._not_found and is_odd and not self._is_there(one):
+                self._not_found.add(one)
+            if one in self._not_found:
+                self._skip(self._key(one), "it is listed, and not found; does its key begin or end with '/'?")
+            else:
+                yield one
+
+    def _is_there(self, stored: StoredObject) -> bool:
+        try:
+            return _tag(self._obstore.head(self.store, self._key(stored))) == stored.tag
+        except FileNotFoundError:
+            return False
+
+    def _skip(self, key: str, why: str) -> None:
+        if key not in self._skipped:
+            self._skipped.add(key)
+            log.warning("%s: the object %r is skipped: %s", self._url, key, why)
+
+    def _key(self, stored: StoredObject) -> str:
+        return "/".join(part for part in (self._prefix, stored.path) if part)
 
     def _error_type(self, error: Exception) -> type[StoreError]:
         status = _STATUS.search(str(error))
@@ -83,14 +148,17 @@ class Bucket:
 
     def read(self, stored: StoredObject, begin: int, end: int) -> Iterator[bytes]:
         """See `Store`."""
-        path = "/".join(part for part in (self._prefix, stored.path) if part)
+        path = self._key(stored)
         try:
             options: Any = {"range": (begin, end), "if_match": f'"{stored.tag}"'}
             got = self._obstore.get(self.store, path, options=options)
             if _tag(got.meta) != stored.tag:  # Some servers ignore If-Match.
                 raise ObjectChanged(path)
             yield from map(bytes, got.stream(PIECE))
-        except (FileNotFoundError, self._obstore.exceptions.PreconditionError):
+        except FileNotFoundError:
+            self._not_found.add(stored)
+            raise ObjectChanged(path) from None
+        except self._obstore.exceptions.PreconditionError:
             raise ObjectChanged(path) from None
         except self._obstore.exceptions.BaseError as error:
             raise StoreError(f"{path}: {reason(error)}") from None
@@ -134,11 +202,18 @@ _ANONYMOUS = (
 
 def reason(error: Exception) -> str:
     """Returns the store's error text without parts that differ between retries."""
-    text = str(error).partition("\n\nDebug source")[0]
+    text, _, details = str(error).partition("\n\nDebug source")
     text = text.rpartition("credential provider: ")[2]
     status, code = _STATUS.search(text), _CODE.search(text)
     if code is not None:
         return f"{code[1]}: {without_secrets(code[2].splitlines()[0] if code[2] else '')}".rstrip(": ")
     if status is not None:
         return status[1].strip()
-    return without_secrets(re.sub(r" in [\d.]+[µmn]?s(, after \d+ retries[^-]*)?", "", text.splitlines()[0]))
+    text = without_secrets(re.sub(r" in [\d.]+[µmn]?s(, after \d+ retries[^-]*)?", "", text.splitlines()[0]))
+    if "non-partial response" in text:
+        return f"{text}: so does Google's storage for objects with Content-Encoding: gzip; store them without it"
+    if kind := _CERTIFICATE.search(details):
+        return f"{text}: invalid certificate: {kind[1]}; SSL_CERT_FILE names a file of other authorities"
+    if cause := _CAUSE.search(details):
+        return f"{text}: {cause[1]}"
+    return text

@@ -64,10 +64,15 @@ def without_secrets(text: str) -> str:
     return re.sub(r"\?[^\s\"'),]+", "?…", text)
 
 
+def folders_of(found: Iterable[StoredObject]) -> set[str]:
+    """Return the paths of all folders that the objects are in."""
+    return {str(parent) for one in found for parent in PurePosixPath(one.path).parents}
+
+
 def without_folders(found: Iterable[StoredObject]) -> list[StoredObject]:
     """Removes the empty objects that mark folders. Raises `StoreError` if a file and a folder have one name."""
     found = list(found)
-    folders = {str(parent) for one in found for parent in PurePosixPath(one.path).parents}
+    folders = folders_of(found)
     files = [one for one in found if one.size or one.path not in folders]
     if conflict := next((one.path for one in files if one.path in folders), ""):
         raise StoreError(f"{conflict} is an object, and a folder of others; remove or rename one of them")
