@@ -324,6 +324,18 @@ async def test_its_process_is_replaced(tmp_path: Path) -> None:
             assert text.startswith(f"PyTorch execute failure: {LOSS}; ")
 
 
+async def test_result_has_its_own_shape_whatever_is_configured(tmp_path: Path) -> None:
+    """As in Triton's backend (ReadOutputTensors)."""
+    (tmp_path / "1").mkdir()
+    tensor = '{ name: "%s" data_type: TYPE_FP32 dims: [ %s ] }'
+    tensors = f"input {tensor % ('INPUT__0', '-1')} output {tensor % ('OUTPUT__0', '7')}"
+    (tmp_path / "config.pbtxt").write_text(f'platform: "pytorch_libtorch" {tensors}')
+    script(tmp_path / "1" / "model.pt", forward("x: Tensor", "return x.reshape(-1, 1)"))
+    async with serving(tmp_path) as door:
+        outputs = (await door.infer(tmp_path.name, {"INPUT__0": fp32(1, 2)})).outputs
+    np.testing.assert_array_equal(outputs["OUTPUT__0"], fp32(1, 2).reshape(2, 1))
+
+
 # --- files ---
 
 

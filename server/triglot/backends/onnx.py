@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument as OnnxInvalidArgument
+from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
+from triglot.backends.onnx_files import Probabilities, scalars_of, without_maps
 from triglot.backends.parameters import warn_of_unknown
 from triglot.backends.placement import Placement, devices_of
-from triglot.core.errors import InvalidArgument, ModelLoadError
-from triglot.core.tensor import Array
-from triglot.core.types import TensorSpec
+from triglot.core.errors import Internal, InvalidArgument, ModelLoadError, ServingError
+from triglot.core.tensor import DATATYPES, Array, element_count
+from triglot.core.types import Answer, TensorSpec
 from triglot.model.config import NO_CONFIG, Device, ModelConfig
 from triglot.model.model import Model
 from triglot.model.reshaping import reshaped
@@ -36,9 +38,29 @@ THREAD_COUNTS = {"intra_op_thread_count": "intra_op_num_threads", "inter_op_thre
 """Parameters of Triton's onnxruntime backend, with onnxruntime's names; 0: onnxruntime decides."""
 MAX_DEFAULTS = 16
 """Limit on initializers that are optional inputs: with more, the model was exported with its weights as inputs."""
+OPTIONAL = "optional("
+MAPS = "seq(map("
+_HINTS = {
+    MAPS: "; export the model with zipmap=False (skl2onnx: options={'zipmap': False}), which makes it a tensor",
+    "seq(": "; add a ConcatFromSequence node, which joins the tensors",
+    "tensor(": "; add a Cast node",
+}
+"""What to do about the types that no protocol has, by what they begin with."""
+INPUT_ERRORS = (errors.Fail, errors.InvalidArgument, errors.RuntimeException)
+"""What kernels raise for inputs that they reject; which of these, differs from one release to the next."""
+RUN_ERRORS = (*INPUT_ERRORS, errors.EngineError, errors.EPFail, errors.NotImplemented)
+_RESOURCES = re.compile(r"allocat|out of memory|\b(?:CUDA|CUDNN|CUBLAS|CUFFT)[ _]", re.IGNORECASE)
+"""Texts of such errors when memory or a GPU failed."""
+_CODE = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : ")
+_SOURCE = r"\S+\.(?:cc|cpp|cu|cuh|h|hpp):\d+ "
+_PLACE = re.compile(rf"/{_SOURCE}[^()]*::[^()]*\([^()]*\)(?: const)? |{_SOURCE}|\b(?:hostname|file|line)=\S+ ; ")
+"""Source files and functions of onnxruntime, and what its CUDA errors add of the machine."""
 EXECUTION_MODE = "execution_mode"
 EXECUTION_MODES = {"0": onnxruntime.ExecutionMode.ORT_SEQUENTIAL, "1": onnxruntime.ExecutionMode.ORT_PARALLEL}
 
+BFLOAT16 = 16
+"""onnx.TensorProto.BFLOAT16."""
+_BF16 = DATATYPES["BF16"].dtype
 _DATATYPES = {
     "tensor(bool)": "BOOL",
     "tensor(uint8)": "UINT8",
@@ -50,6 +72,7 @@ _DATATYPES = {
     "tensor(int32)": "INT32",
     "tensor(int64)": "INT64",
     "tensor(float16)": "FP16",
+    "tensor(bfloat16)": "BF16",
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
@@ -84,10 +107,13 @@ class OnnxModel(Model):
     """One onnxruntime session per device, shared by the instances there; without devices one on the CPU.
 
     Dynamic dims, including the batch, are -1 in the signature. A device of kind MODEL is the CPU. An initializer
-    that is also an input is an optional input, with the initializer as its default.
+    that is also an input is an optional input, with the initializer as its default. The shapes of outputs are
+    those of the results, as in onnxruntime and in Triton's backend (ReadOutputTensors): some exporters declare
+    false ones. Outputs that are no tensors are omitted.
     """
 
     platform = "onnxruntime_onnx"
+    any_output_shapes = True
 
     def __init__(
         self,
@@ -100,31 +126,113 @@ class OnnxModel(Model):
             self.instances = len(devices)
             self.places_instances = True
         gpus = [device.id if device.kind == "GPU" else None for device in devices] or [None]
-        sessions = {gpu: _session(file, gpu, options) for gpu in dict.fromkeys(gpus)}
+        sessions, maps = _sessions(file, list(dict.fromkeys(gpus)), options)
+        self._file = file
         self._placement = Placement([sessions[gpu] for gpu in gpus])
         session = sessions[gpus[0]]
-        inputs = [*(_spec(file, node) for node in session.get_inputs()), *_defaults(file, session, config)]
-        outputs = [_spec(file, node) for node in session.get_outputs()]
-        self._output_names = [spec.name for spec in outputs]
+        given, defaults, returned = session.get_inputs(), _defaults(session, config), session.get_outputs()
+        may_be_scalar = any(not node.shape for node in (*given, *defaults, *returned))
+        scalars = scalars_of(file) if may_be_scalar else frozenset[str]()
+        inputs = [_input(file, node, scalars) for node in given]
+        inputs += _optional([_input(file, node, scalars) for node in defaults], config)
+        outputs = self._outputs(returned, maps, scalars, batched=config.max_batch_size > 0)
+        self._optional = [node.name for node in given if node.type.startswith(OPTIONAL)]
+        self._may_lack = any(node.type.startswith(OPTIONAL) for node in returned)
+        self._has_bf16 = any(spec.datatype == "BF16" for spec in (*inputs, *outputs))
+        if self._has_bf16:
+            _check_bf16(file, inputs)
         self.inputs, self.outputs, self._reshaping = reshaped(file, config, inputs, outputs)
 
+    def _outputs(
+        self, nodes: Sequence[Any], maps: Mapping[str, Probabilities], scalars: Set[str], *, batched: bool
+    ) -> list[TensorSpec]:
+        """Returns the outputs that can be returned, and notes the reasons why others cannot."""
+        made = {known.tensor: name for name, known in maps.items()}
+        specs: list[TensorSpec] = []
+        reasons: dict[str, str] = {}
+        self._tensors: list[str] = []
+        for node in nodes:
+            name = made.get(node.name, node.name)
+            datatype = _DATATYPES.get(_element_type(node))
+            if datatype is None:
+                reasons[name] = _wrong_type(node)
+                continue
+            shape = _shape(node, scalars)
+            # Exporters declare the one row that they were given.
+            if batched and shape and shape[0] != -1:
+                shape = [-1, *shape[1:]]
+            specs.append(TensorSpec(name, datatype, shape))
+            self._tensors.append(node.name)
+        if reasons and not specs:
+            raise ModelLoadError(f"{self._file}: output {next(iter(reasons.values()))}")
+        for reason in reasons.values():
+            log.warning("%s: omitted: output %s", self._file, reason)
+        self.labels = {name: known.labels for name, known in maps.items()}
+        self.unservable_outputs = reasons
+        self._output_names = [spec.name for spec in specs]
+        return specs
+
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Runs the session. Raises `InvalidArgument` for inputs that it rejects and text that is not UTF-8."""
+        """Runs the session.
+
+        Raises `InvalidArgument` with onnxruntime's reason for inputs that the graph rejects, and for text that is
+        not UTF-8, and `Internal` for a lack of memory and failures of a GPU.
+        """
         if self._reshaping is not None:
             inputs = self._reshaping.given(inputs)
-        feed = {name: _feedable(name, array) for name, array in inputs.items()}
+        feed: dict[str, Any] = {name: _feedable(name, array) for name, array in inputs.items()}
+        if self._optional:
+            feed = {**dict.fromkeys(self._optional), **feed}
         try:
-            outputs = self._placement.current().run(self._output_names, feed)
-        except OnnxInvalidArgument as error:
-            raise InvalidArgument(str(error)) from None
-        result = dict(zip(self._output_names, outputs, strict=True))
+            outputs = self._run(self._placement.current(), feed)
+        except RUN_ERRORS as error:
+            failure = failure_of(error)
+            if isinstance(failure, Internal):
+                log.warning("%s: %s", self._file, failure.message)
+            raise failure from None
+        result: dict[str, Any] = dict(zip(self._output_names, outputs, strict=True))
+        if self._may_lack:
+            result = Answer({name: array for name, array in result.items() if array is not None}, partial=True)
         return result if self._reshaping is None else self._reshaping.made(result)
 
+    def _run(self, session: Any, feed: Mapping[str, Any]) -> list[Any]:
+        if not self._has_bf16:
+            outputs: list[Any] = session.run(self._tensors, feed)
+            return outputs
+        values = {name: _ort_value(array) for name, array in feed.items() if array is not None}
+        return [_array_of(value) for value in session.run_with_ort_values(self._tensors, values)]
 
-def _session(file: Path, gpu: int | None, options: Any) -> Any:
-    """Returns a session on a GPU or the CPU. Raises `ModelLoadError` if onnxruntime falls back to the CPU."""
+
+def failure_of(error: Exception) -> ServingError:
+    """Returns the error for a failed run: `InvalidArgument` if the inputs are the cause, else `Internal`.
+
+    The text is onnxruntime's, which begins as in Triton's backend (RETURN_IF_ORT_ERROR).
+    """
+    text = _CODE.sub(r"onnx runtime error \1: ", _PLACE.sub("", str(error))).strip()
+    by_inputs = isinstance(error, INPUT_ERRORS) and not _RESOURCES.search(text)
+    return InvalidArgument(text) if by_inputs else Internal(text)
+
+
+def _sessions(
+    file: Path, gpus: Sequence[int | None], options: Any
+) -> tuple[dict[int | None, Any], dict[str, Probabilities]]:
+    """Returns a session for each GPU, None for the CPU, and the outputs that are tensors in place of maps."""
+    sessions = {gpus[0]: _session(file, str(file), gpus[0], options)}
+    source: str | bytes = str(file)
+    maps: dict[str, Probabilities] = {}
+    if any(node.type.startswith(MAPS) for node in sessions[gpus[0]].get_outputs()):
+        source, maps = without_maps(file)
+        sessions = {}
+    return {gpu: sessions.get(gpu) or _session(file, source, gpu, options) for gpu in gpus}, maps
+
+
+def _session(file: Path, source: str | bytes, gpu: int | None, options: Any) -> Any:
+    """Returns a session on a GPU or the CPU. Raises `ModelLoadError` if onnxruntime falls back to the CPU.
+
+    `source` is the path of the model file, or its content.
+    """
     providers: list[Any] = [CPU] if gpu is None else [(GPU, {"device_id": gpu}), CPU]
-    session = onnxruntime.InferenceSession(str(file), options, providers=providers)
+    session = onnxruntime.InferenceSession(source, options, providers=providers)
     wanted, found = CPU if gpu is None else GPU, session.get_providers()
     if found[0] != wanted:
         raise ModelLoadError(
@@ -155,29 +263,79 @@ def _options(file: Path, config: ModelConfig) -> Any:
     return options
 
 
-def _spec(file: Path, node: Any) -> TensorSpec:
-    datatype = _DATATYPES.get(node.type)
+def _input(file: Path, node: Any, scalars: Set[str]) -> TensorSpec:
+    datatype = _DATATYPES.get(_element_type(node))
     if datatype is None:
-        raise ModelLoadError(
-            f"{file}: tensor '{node.name}' is {node.type}, expected one of {', '.join(_DATATYPES)}"
-        )
-    # onnxruntime reports [] for a scalar and for an unknown rank, and checks the rank itself.
-    shape = [dim if isinstance(dim, int) else -1 for dim in node.shape] or None
-    return TensorSpec(node.name, datatype, shape)
+        raise ModelLoadError(f"{file}: input {_wrong_type(node)}")
+    return TensorSpec(node.name, datatype, _shape(node, scalars), optional=node.type.startswith(OPTIONAL))
 
 
-def _defaults(file: Path, session: Any, config: ModelConfig) -> list[TensorSpec]:
+def _element_type(node: Any) -> str:
+    """Returns the type of a node; for an optional tensor that of the tensor."""
+    kind: str = node.type
+    return kind.removeprefix(OPTIONAL).removesuffix(")") if kind.startswith(OPTIONAL) else kind
+
+
+def _wrong_type(node: Any) -> str:
+    hint = next((hint for start, hint in _HINTS.items() if node.type.startswith(start)), "")
+    return f"'{node.name}' is {node.type}, expected one of {', '.join(_DATATYPES)}{hint}"
+
+
+def _shape(node: Any, scalars: Set[str]) -> list[int] | None:
+    """Returns the declared shape; None for any rank. `scalars` holds the names of the tensors of rank 0."""
+    if not node.shape:
+        return [] if node.name in scalars else None
+    return [dim if isinstance(dim, int) else -1 for dim in node.shape]
+
+
+def _defaults(session: Any, config: ModelConfig) -> list[Any]:
     """Returns the initializers that requests may set: the configured ones, or all unless these are the weights."""
     nodes = [node for node in session.get_overridable_initializers() if node.type in _DATATYPES]
-    configured = {tensor.name for tensor in config.inputs}
-    if configured:
-        nodes = [node for node in nodes if node.name in configured]
-    elif len(nodes) > MAX_DEFAULTS:
-        return []
-    specs = [replace(_spec(file, node), optional=True) for node in nodes]
-    if configured or not config.max_batch_size:
-        return specs
-    return [spec for spec in specs if spec.shape and spec.shape[0] == -1]
+    if configured := {tensor.name for tensor in config.inputs}:
+        return [node for node in nodes if node.name in configured]
+    return nodes if len(nodes) <= MAX_DEFAULTS else []
+
+
+def _optional(specs: Sequence[TensorSpec], config: ModelConfig) -> list[TensorSpec]:
+    """Returns the specs of such initializers; without those that cannot be batched, unless they are configured."""
+    return [
+        replace(spec, optional=True)
+        for spec in specs
+        if config.inputs or not config.max_batch_size or (spec.shape and spec.shape[0] == -1)
+    ]
+
+
+def _check_bf16(file: Path, inputs: Sequence[TensorSpec]) -> None:
+    """Raises `ModelLoadError` if onnxruntime's Python API cannot pass BF16 tensors, or not with these inputs."""
+    if not hasattr(onnxruntime.OrtValue, "ortvalue_from_numpy_with_onnx_type"):
+        raise ModelLoadError(
+            f"{file}: BF16 tensors need a newer onnxruntime than {onnxruntime.__version__}; "
+            "run: pip install --upgrade onnxruntime"
+        )
+    if texts := [spec.name for spec in inputs if spec.datatype == "BYTES"]:
+        raise ModelLoadError(
+            f"{file}: input '{texts[0]}' is tensor(string): onnxruntime's Python API takes no strings beside BF16 "
+            "tensors; convert these with Cast nodes"
+        )
+
+
+def _ort_value(array: Array) -> Any:
+    if array.dtype == _BF16:
+        bits = np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, BFLOAT16)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _array_of(value: Any) -> Array | None:
+    if not value.has_value():
+        return None
+    if value.data_type() != "tensor(bfloat16)":
+        array: Array = value.numpy()
+        return array
+    # numpy() has no type for it.
+    shape = value.shape()
+    bits = ctypes.string_at(value.data_ptr(), element_count(shape) * _BF16.itemsize)
+    return np.frombuffer(bits, _BF16).reshape(shape)
 
 
 def _feedable(name: str, array: Array) -> Array:

@@ -89,6 +89,7 @@ class SavedModel(Model):
     """The graph with these tags, restored and initialized, and its signatures with supported datatypes."""
 
     platform = "tensorflow_savedmodel"
+    any_output_shapes = True
 
     def __init__(self, folder: Path, device: Device = AS_SAVED, tags: Sequence[str] = (SERVE,)) -> None:
         # A session accepts any number of concurrent calls; more than there are CPUs do not help.
@@ -130,6 +131,7 @@ class PlacedSavedModel(Model):
     """
 
     platform = SavedModel.platform
+    any_output_shapes = True
     places_instances = True
 
     def __init__(self, folder: Path, devices: Sequence[Device], tags: Sequence[str] = (SERVE,)) -> None:

@@ -137,8 +137,8 @@ def split(answer: object, counts: Sequence[int], rows: int) -> list[dict[str, Ar
     if not isinstance(answer, Mapping):
         raise Internal(f"the model returned {type(answer).__name__}, expected a dict of outputs by name")
     parts: list[dict[str, Array]] = [{} for _ in counts]
-    if isinstance(answer, Answer) and answer.parameters:
-        parts = [Answer({}, answer.parameters) for _ in counts]
+    if isinstance(answer, Answer):
+        parts = [Answer({}, answer.parameters, partial=answer.partial) for _ in counts]
     for name, value in answer.items():
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         if not array.ndim:

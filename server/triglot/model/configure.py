@@ -182,7 +182,9 @@ def _narrowed(
         spec = narrowed.get(tensor.name)
         if spec is None:
             has = ", ".join(repr(name) for name in narrowed) or "none"
-            raise ValueError(f"{key}.name: the configuration says {tensor.name!r}, the model has {has}")
+            reason = model.unservable_outputs.get(tensor.name) if kind == "output" else None
+            why = "" if reason is None else f", and cannot return it: {reason}"
+            raise ValueError(f"{key}.name: the configuration says {tensor.name!r}, the model has {has}{why}")
         if tensor.datatype not in ("", spec.datatype):
             said = f"TYPE_{'STRING' if tensor.datatype == 'BYTES' else tensor.datatype} ({tensor.datatype})"
             raise ValueError(f"{key}.data_type: the configuration says {said}, the model has {spec.datatype}")
@@ -197,9 +199,14 @@ def _checked_shape(
     key: str, dims: Sequence[int], spec: TensorSpec, model: Model, config: ModelConfig
 ) -> tuple[int, ...]:
     shape = _shape(dims, config)
-    fits = spec.shape is None or (
-        len(shape) == len(spec.shape)
-        and all(dim in (-1, wanted) for dim, wanted in zip(spec.shape, shape, strict=True))
+    # Triton has no rank 0: there such a tensor has the dims [1].
+    fits = (
+        spec.shape is None
+        or (spec.shape == () and shape == (1,))
+        or (
+            len(shape) == len(spec.shape)
+            and all(dim in (-1, wanted) for dim, wanted in zip(spec.shape, shape, strict=True))
+        )
     )
     batch = f", {shape_text(shape)} with the batch" if config.max_batch_size else ""
     if not fits:

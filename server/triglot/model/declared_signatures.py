@@ -24,7 +24,10 @@ def signatures_of(model: Model) -> dict[str, Signature]:
     if model.inputs or model.outputs or not declared:
         if DEFAULT_SIGNATURE in declared:
             raise ValueError(f"signatures: {DEFAULT_SIGNATURE!r} is already declared by inputs and outputs")
-        declared = {DEFAULT_SIGNATURE: Signature(tuple(model.inputs), tuple(model.outputs)), **declared}
+        own = Signature(
+            tuple(model.inputs), tuple(model.outputs), unservable_outputs=dict(model.unservable_outputs)
+        )
+        declared = {DEFAULT_SIGNATURE: own, **declared}
     return {
         name: _without_own(replace(signature, max_batch_size=model.max_batch_size), model.sequence_batching)
         for name, signature in declared.items()

@@ -51,6 +51,7 @@ class Ensemble(Model):
     reshaping: Reshaping | None = None
     """Set by a configuration's `reshape`: the steps see other shapes than clients."""
     platform: ClassVar[str] = "ensemble"
+    any_output_shapes = True
 
     def connect(self, signature: Signature, parts: Sequence[Part], keys: Keys) -> None:
         """Plans the steps. Called once the models of the steps are loaded, and again when one is replaced.

@@ -73,7 +73,12 @@ class Model:
     """Whether it accepts inputs of any names, datatypes and shapes, and returns such outputs; what it declares is
     only for clients to read."""
     any_output_shapes: bool = False
-    """Whether its outputs may have other shapes than declared, as those of Triton's Python models."""
+    """Whether its outputs may have other shapes than declared, as in Triton and TensorFlow Serving, where those of
+    the results count."""
+    unservable_outputs: Mapping[str, str] = MappingProxyType({})
+    """Why other outputs of its file cannot be returned, by name."""
+    labels: Mapping[str, Sequence[bytes]] = MappingProxyType({})
+    """Class labels by output, for classification; label files of the configuration replace them."""
     takes_messages: bool = False
     """Whether it takes and returns whole messages in a grps call, see `Call.exchange`."""
     description: Mapping[str, Any] | None = None

@@ -22,9 +22,12 @@ def shape_text(shape: Sequence[int] | None) -> str:
 
 
 class TensorRule:
-    """A `TensorSpec` prepared for fast checks; caches the byte sizes of shapes that passed."""
+    """A `TensorSpec` prepared for fast checks; caches the byte sizes of shapes that passed.
 
-    __slots__ = ("dtype", "known_shapes", "plain", "spec")
+    `contradicted`: whether a model has returned another shape.
+    """
+
+    __slots__ = ("contradicted", "dtype", "known_shapes", "plain", "spec")
 
     def __init__(self, spec: TensorSpec) -> None:
         datatype = DATATYPES[spec.datatype]
@@ -33,6 +36,7 @@ class TensorRule:
         # For these datatypes any bytes of the right length are valid.
         self.plain = bool(datatype.itemsize) and datatype.name != "BOOL"
         self.known_shapes: dict[tuple[int, ...], int] = {}
+        self.contradicted = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether `shape` matches the dims of the spec."""
@@ -66,6 +70,7 @@ class Signature:
         max_batch_size: As the model's.
         defaults: Values for inputs that a request may omit.
         any_tensors: Whether any tensors are accepted and returned unchecked, whatever is declared.
+        unservable_outputs: Why other outputs cannot be returned, by name.
         may_lack: Inputs that a request may omit: those with defaults, and the optional ones, which then are
             absent.
 
@@ -79,6 +84,7 @@ class Signature:
     method: str = "predict"
     defaults: Mapping[str, Array] = field(default_factory=dict)
     any_tensors: bool = False
+    unservable_outputs: Mapping[str, str] = field(default_factory=dict)
     input_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
     output_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
     takes_bytes: bool = field(init=False, repr=False, compare=False)

@@ -5,6 +5,7 @@ The error texts are those that KServe V2 clients match (spec 1.5).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from triglot.core.tensor import (
 )
 from triglot.core.types import Answer, InferenceRequest, InputTensor, OutputTensor, ParameterValue, TensorSpec
 from triglot.model.signature import Signature, TensorRule, shape_text
+
+log = logging.getLogger(__name__)
 
 
 class InvalidRequest(InvalidArgument):
@@ -55,6 +58,7 @@ def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Ar
         size = rule.known_shapes.get(shape)
         if size is None:
             size = _check_shape(tensor, rule, signature.max_batch_size, request)
+            shape = tensor.shape
         if not rule.plain or isinstance(data, np.ndarray):
             arrays[name] = _bind(tensor, rule.dtype, request.model_name)
         elif len(data) == size:
@@ -171,6 +175,8 @@ def _check_batch(tensor: InputTensor, batch: int, max_batch_size: int, model: st
 def _check_shape(tensor: InputTensor, rule: TensorRule, max_batch_size: int, request: InferenceRequest) -> int:
     """Returns the number of bytes that the tensor must have."""
     shape = tensor.shape
+    if shape == (1,) and rule.spec.shape == () and not request.lenient_shapes:
+        shape = tensor.shape = ()  # Triton has no rank 0: there such an input has the dims [1].
     fits = rule.fits(shape)
     if not fits and (not request.lenient_shapes or any(dim < 0 for dim in shape)):
         raise _shape_error(tensor, rule, max_batch_size, request.model_name)
@@ -245,7 +251,9 @@ def check_requested_outputs(signature: Signature, request: InferenceRequest) -> 
         if name in seen:
             raise InvalidRequest(f"output '{name}' already exists in request")
         if name not in signature.output_rules:
-            raise InvalidRequest(f"unexpected inference output '{name}' for model '{request.model_name}'")
+            reason = signature.unservable_outputs.get(name)
+            why = "" if reason is None else f", which cannot return it: {reason}"
+            raise InvalidRequest(f"unexpected inference output '{name}' for model '{request.model_name}'{why}")
         seen.add(name)
 
 
@@ -318,13 +326,19 @@ def _bind_output(rule: TensorRule, value: object, model: str, lenient_shapes: bo
     if array.dtype is not rule.dtype:
         _check_datatype(spec, array, model)
     shape = array.shape
-    if not lenient_shapes and shape not in rule.known_shapes:
-        if not rule.fits(shape):
-            raise Internal(
+    if shape not in rule.known_shapes:
+        if rule.fits(shape):
+            rule.remember(shape)
+        else:
+            text = (
                 f"model '{model}' returned output '{spec.name}' with shape {shape_text(shape)}, its signature "
                 f"says {shape_text(spec.shape)}"
             )
-        rule.remember(shape)
+            if not lenient_shapes:
+                raise Internal(text)
+            if not rule.contradicted:
+                rule.contradicted = True
+                log.warning("%s; the result's shape counts", text)
     return OutputTensor(spec.name, spec.datatype, array)
 
 

@@ -269,7 +269,7 @@ class Servable:
         self._gate: Gate | None = None
         self.response_cache: ModelCache | None = None
         self._readiness = None if model.check_ready is None else Readiness(str(self), model.check_ready)
-        self.labels: Mapping[str, Sequence[bytes]] = {}
+        self.labels: Mapping[str, Sequence[bytes]] = model.labels
         """Class names per output, for outputs that have labels."""
         self._queue_full = 0
 

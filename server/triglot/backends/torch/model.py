@@ -72,6 +72,7 @@ class TorchModel(Model):
     """
 
     platform = "pytorch_libtorch"
+    any_output_shapes = True
     inputs_in_place = True  # Each call copies the inputs.
 
     def __init__(self, file: Path, config: ModelConfig, programs: Sequence[Program]) -> None:

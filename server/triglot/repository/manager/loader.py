@@ -93,7 +93,7 @@ class Loader:
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         try:
             if any(tensor.label_file for tensor in files.config.outputs):
-                servable.labels = await in_thread(partial(read_labels, files.config))
+                servable.labels = {**servable.labels, **await in_thread(partial(read_labels, files.config))}
             await complete(servable)
             if self._warm is not None:
                 await self._warm(servable, files)
