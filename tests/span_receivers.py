@@ -168,6 +168,11 @@ def http_receiver() -> Iterator[tuple[str, Received]]:
     received = Received()
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            """Answer as a login page does, to which a redirect leads."""
+            self.send_response(200)
+            self.end_headers()
+
         def do_POST(self) -> None:
             assert self.path == "/v1/traces", self.path
             assert self.headers["Content-Type"] == "application/x-protobuf"
@@ -177,6 +182,8 @@ def http_receiver() -> Iterator[tuple[str, Received]]:
             received.add(body, {name.lower(): value for name, value in self.headers.items()})
             answer = received.response
             self.send_response(received.refuse or 200)
+            if received.refuse in (301, 302, 303, 307, 308):
+                self.send_header("Location", "/login")
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)

@@ -145,6 +145,15 @@ def change(port: int, settings: Mapping[str, Any]) -> Any:
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://x", "the default is used"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://x:port", "the default is used"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "Bearer secret", "without '='"),
+        ("OTEL_SDK_DISABLED", "1", "expected true or false, got '1'; false is used"),
+        ("OTEL_SDK_DISABLED", "yes", "false is used"),
+        (
+            "OTEL_TRACES_EXPORTER",
+            "otlp,console",
+            "expected one of otlp, console and none, got 'otlp,console'; otlp is used",
+        ),
+        ("OTEL_TRACES_EXPORTER", "zipkin, OTLP", "otlp is used"),
+        ("OTEL_PROPAGATORS", "tracecontext,xray", "expected tracecontext, baggage or none, got 'xray'"),
     ],
 )
 def test_a_variable_that_is_wrong(name: str, value: str, expected: str) -> None:
@@ -155,6 +164,30 @@ def test_a_variable_that_is_wrong(name: str, value: str, expected: str) -> None:
     assert "secret" not in problem
     assert settings.endpoint == "http://localhost:4317"
     assert (settings.by_parent, settings.ratio) == (True, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field", "expected"),
+    [
+        ("OTEL_PROPAGATORS", "baggage, tracecontext", "propagate", True),
+        ("OTEL_PROPAGATORS", " TraceContext ,", "propagate", True),
+        ("OTEL_PROPAGATORS", "baggage", "propagate", False),
+        ("OTEL_PROPAGATORS", "none", "propagate", False),
+        ("OTEL_TRACES_SAMPLER", "ALWAYS_OFF", "ratio", 0.0),
+        ("OTEL_TRACES_SAMPLER", "Always_On", "by_parent", False),
+        ("OTEL_TRACES_EXPORTER", "OTLP", "exporter", "otlp"),
+        ("OTEL_TRACES_EXPORTER", " Console ", "exporter", "console"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "GZIP", "gzip", True),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "HTTP/Protobuf", "protocol", "http/protobuf"),
+        ("OTEL_SDK_DISABLED", "FALSE", "exporter", "otlp"),
+    ],
+)
+def test_lists_are_trimmed_and_enum_values_have_no_case(
+    name: str, value: str, field: str, expected: object
+) -> None:
+    """OpenTelemetry's specification of its environment variables, "Enum" and "Boolean"; its Python SDK 1.45."""
+    settings, problems = settings_of({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317", name: value})
+    assert (getattr(settings, field), problems) == (expected, [])
 
 
 def test_an_unknown_exporter() -> None:
@@ -178,7 +211,7 @@ def test_those_for_traces_come_first() -> None:
         }
     )
     assert settings is not None
-    assert not problems
+    assert problems == ["OTEL_PROPAGATORS: expected tracecontext, baggage or none, got 'b3'; it is ignored"]
     assert (settings.endpoint, settings.timeout) == ("http://general:4318/base/v1/traces", 3.0)
     assert (settings.by_parent, settings.ratio, settings.propagate) == (False, 0.25, False)
     own = {
@@ -261,7 +294,10 @@ def test_a_collector_that_comes_back(receiver: Receiver, refusal: Any, protocol:
 
 @pytest.mark.parametrize(
     ("receiver", "refusal", "protocol"),
-    [(grpc_receiver, grpc.StatusCode.INVALID_ARGUMENT, "grpc"), (http_receiver, 400, "http/protobuf")],
+    [
+        (grpc_receiver, grpc.StatusCode.INVALID_ARGUMENT, "grpc"),
+        *((http_receiver, status, "http/protobuf") for status in (301, 302, 303, 307, 308, 400)),
+    ],
 )
 def test_a_collector_that_refuses(receiver: Receiver, refusal: Any, protocol: str) -> None:
     with receiver() as (url, received):

@@ -13,7 +13,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from triglot.telemetry.spans.otlp import Envelope, rejected_spans
@@ -289,6 +289,13 @@ class GrpcSender:
         self._channel.close()
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Makes a redirect an error: only the 2xx for the POST itself says that spans were accepted (OTLP/HTTP)."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """See the base class."""
+
+
 class HttpSender:
     """Sender for OTLP/HTTP with protobuf bodies."""
 
@@ -300,9 +307,7 @@ class HttpSender:
             context = ssl.create_default_context(cafile=settings.certificate or None)
             if settings.client_certificate:
                 context.load_cert_chain(settings.client_certificate, settings.client_key or None)
-        self._opener = urllib.request.build_opener(
-            urllib.request.HTTPSHandler(context=context), urllib.request.HTTPRedirectHandler()
-        )
+        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
 
     def send(self, spans: bytes, seconds: float) -> int:
         """See `Sender`."""

@@ -10,6 +10,7 @@ import platform
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -19,6 +20,7 @@ T = TypeVar("T")
 
 GRPC, HTTP = "grpc", "http/protobuf"
 OTLP, CONSOLE, NONE = "otlp", "console", "none"
+TRACE_CONTEXT = "tracecontext"
 DEFAULT_ENDPOINTS = {GRPC: "http://localhost:4317", HTTP: "http://localhost:4318"}
 TRACES_PATH = "v1/traces"
 DEFAULT_SAMPLER = "parentbased_always_on"
@@ -91,20 +93,22 @@ class _Variables:
 
     def wanted(self) -> bool:
         """Returns whether an exporter, or an endpoint for one, is set."""
-        if self.text("OTEL_SDK_DISABLED").lower() == "true":
+        if self._is_true("OTEL_SDK_DISABLED"):
             return False
         if self.text("OTEL_TRACES_EXPORTER"):
-            return self.exporter() != NONE
+            return self.exporter != NONE
         return bool(self.text("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"))
 
+    @cached_property
     def exporter(self) -> str:
-        names = [name.strip() for name in self.text("OTEL_TRACES_EXPORTER").split(",")]
+        """The first exporter of the list that there is."""
+        variable, names = "OTEL_TRACES_EXPORTER", self._names("OTEL_TRACES_EXPORTER")
         known = [name for name in names if name in (OTLP, CONSOLE, NONE)]
-        if not known and names != [""]:
-            self._problem(
-                "OTEL_TRACES_EXPORTER", ",".join(names), "otlp, console or none", "no spans are exported"
-            )
+        if not known and names:
+            self._problem(variable, ",".join(names), "otlp, console or none", "no spans are exported")
             return NONE
+        if len(names) > 1:
+            self._problem(variable, ",".join(names), "one of otlp, console and none", f"{known[0]} is used")
         return known[0] if known else OTLP
 
     def settings(self) -> SpanSettings:
@@ -113,7 +117,7 @@ class _Variables:
         )
         by_parent, ratio = self._sampler()
         return SpanSettings(
-            exporter=self.exporter() if self.text("OTEL_TRACES_EXPORTER") else OTLP,
+            exporter=self.exporter,
             protocol=protocol,
             endpoint=self._endpoint(protocol),
             headers=dict(
@@ -134,7 +138,7 @@ class _Variables:
             by_parent=by_parent,
             ratio=ratio,
             resource=self._resource(),
-            propagate="tracecontext" in (self.text("OTEL_PROPAGATORS") or "tracecontext").split(","),
+            propagate=self._propagates(),
             queue_size=int(self._number(QUEUE_SIZE, 1, "OTEL_BSP_MAX_QUEUE_SIZE")),
             batch_size=int(self._number(BATCH_SIZE, 1, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE")),
             delay=self._number(5000, 1, "OTEL_BSP_SCHEDULE_DELAY") / 1000,
@@ -148,7 +152,7 @@ class _Variables:
         url = url or general
         if url and "://" not in url and protocol == GRPC:
             # A gRPC target, HOST:PORT.
-            insecure = self._otlp_text("INSECURE").lower() == "true"
+            insecure = self._is_true("OTEL_EXPORTER_OTLP_TRACES_INSECURE", "OTEL_EXPORTER_OTLP_INSECURE")
             url = f"{'http' if insecure else 'https'}://{url}"
         if url and (problem := _problem_of(url)):
             self._problem("OTEL_EXPORTER_OTLP_ENDPOINT", url, "a URL like http://collector:4317", problem)
@@ -159,6 +163,13 @@ class _Variables:
 
     def _otlp_text(self, name: str) -> str:
         return self.text(f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}")
+
+    def _propagates(self) -> bool:
+        variable, names = "OTEL_PROPAGATORS", self._names("OTEL_PROPAGATORS") or [TRACE_CONTEXT]
+        unknown = [name for name in names if name not in (TRACE_CONTEXT, "baggage", NONE)]
+        if unknown:
+            self._problem(variable, ",".join(unknown), f"{TRACE_CONTEXT}, baggage or none", "it is ignored")
+        return TRACE_CONTEXT in names
 
     def _sampler(self) -> tuple[bool, float]:
         name = self._choice(DEFAULT_SAMPLER, tuple(SAMPLERS), "OTEL_TRACES_SAMPLER")
@@ -191,8 +202,18 @@ class _Variables:
                 self.problems.append(f"{variable}: expected KEY=VALUE,..., got a part without '='; it is ignored")
         return pairs
 
+    def _names(self, variable: str) -> list[str]:
+        """Return the elements of a list, in lower case: enum values are read without regard to case."""
+        return [name for text in self.text(variable).split(",") if (name := text.strip().lower())]
+
+    def _is_true(self, *names: str) -> bool:
+        value = self.text(*names).lower()
+        if value not in ("", "true", "false"):
+            self._problem(names[-1], value, "true or false", "false is used")
+        return value == "true"
+
     def _choice(self, default: str, choices: tuple[str, ...], *names: str) -> str:
-        value = self.text(*names)
+        value = self.text(*names).lower()
         if not value or value in choices:
             return value or default
         self._problem(names[-1], value, ", ".join(choices), f"{default} is used")
