@@ -74,9 +74,8 @@ class TritonPythonModel:
 """
 
 
-def chat(number: int, *, stop: bool = False) -> bytes:
-    message = request("chat", {"ID": ints(number), "STOP": np.array([stop])}, id="stop" if stop else str(number))
-    return message.SerializeToString()
+def chat(number: int, *, stop: bool = False) -> pb.ModelInferRequest:
+    return request("chat", {"ID": ints(number), "STOP": np.array([stop])}, id="stop" if stop else str(number))
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -87,13 +86,13 @@ async def test_a_request_beside_hundreds_of_generations_takes_effect(
     config = f'{CHAT}parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
     write_model(tmp_path, "chat", CHAT_CODE.replace("KIND", kind), config)
     async with serving(tmp_path, grpc_transport=transport) as door:
-        call = door.stream_bytes(timeout=60)
+        call = door.open_stream(timeout=60)
         for number in range(MANY):
             await call.write(chat(number))
-        first = [pb.ModelStreamInferResponse.FromString(await call.read()) for _ in range(MANY)]
+        first = [await call.read() for _ in range(MANY)]
         assert {one.infer_response.id for one in first} == {str(number) for number in range(MANY)}
         await call.write(chat(7, stop=True))
-        stopped = pb.ModelStreamInferResponse.FromString(await call.read())
+        stopped = await call.read()
         assert (stopped.infer_response.id, stopped.error_message) == ("7", "")
         call.cancel()
 
@@ -106,17 +105,17 @@ async def test_more_sequences_than_slots_lose_no_request(
     write_model(tmp_path, "sums", SUMS_CODE, SUMS.replace("STRATEGY", strategy))
     sequences, steps = 50, 6
     async with serving(tmp_path, grpc_transport=transport) as door:
-        call = door.stream_bytes(timeout=60)
+        call = door.open_stream(timeout=60)
         for step in range(steps):
             for number in range(1, sequences + 1):
                 flags = {"sequence_id": number, "sequence_start": not step, "sequence_end": step == steps - 1}
                 sent = request("sums", {"X": ints(number)[None]}, id=str(number), parameters=flags)
-                await call.write(sent.SerializeToString())
+                await call.write(sent)
         if half_closes:
             await call.done_writing()
         sums: dict[str, list[int]] = {}
         for _ in range(sequences * steps):
-            answer = pb.ModelStreamInferResponse.FromString(await call.read())
+            answer = await call.read()
             assert not answer.error_message
             found = np.frombuffer(answer.infer_response.raw_output_contents[0], np.int32).item()
             sums.setdefault(answer.infer_response.id, []).append(found)

@@ -43,12 +43,11 @@ class Door:
         self._infer = channel.unary_unary(
             SERVICE + "ModelInfer", pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
         )
-        self._stream = channel.stream_stream(
+        self.open_stream = channel.stream_stream(
             SERVICE + "ModelStreamInfer",
             pb.ModelInferRequest.SerializeToString,
             pb.ModelStreamInferResponse.FromString,
         )
-        self.stream_bytes = channel.stream_stream(SERVICE + "ModelStreamInfer")
 
     async def infer(self, model: str, inputs: Mapping[str, Any], timeout: float = SECONDS, **said: Any) -> Reply:
         """Raises `grpc.aio.AioRpcError`."""
@@ -66,7 +65,7 @@ class Door:
         self, requests: Iterable[pb.ModelInferRequest], timeout: float | None = SECONDS
     ) -> AsyncGenerator[Any, None]:
         """The messages of a stream of these requests."""
-        call = self._stream(iter(list(requests)), timeout=timeout)
+        call = self.open_stream(iter(list(requests)), timeout=timeout)
         try:
             async for message in call:
                 yield message

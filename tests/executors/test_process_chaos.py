@@ -17,8 +17,8 @@ from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, Told, children, code, t
 from triglot import Call, Unavailable
 from triglot.core.call import BatchCall
 from triglot.core.errors import Code, DeadlineExceeded, ServingError
+from triglot.core.response_buffer import STREAM_BUFFER
 from triglot.executors.process.monitor import RestartPolicy
-from triglot.executors.stream import STREAM_BUFFER
 from waiting import until
 
 TWO_INSTANCES = "\nTold.instances = 2\n"

@@ -19,7 +19,7 @@ from stream_requests import asking, sending, value, y
 from triglot import Model
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex
-from triglot.executors.stream import STREAM_BUFFER
+from triglot.core.response_buffer import STREAM_BUFFER
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.service import KServe
 from triglot.protocols.kserve.stream import MAX_IN_A_ROW, MAX_UNSENT

@@ -15,8 +15,8 @@ from scripted_models import Plain, Scripted
 from stream_requests import FINAL, WANTED, Inputs, answers, asking, parameters, sending, value, y
 
 from triglot import FailedPrecondition, Model, TensorSpec, Unavailable
+from triglot.core.response_buffer import STREAM_BUFFER
 from triglot.core.types import Answer
-from triglot.executors.stream import STREAM_BUFFER
 from triglot.model.scheduling import SequenceBatching
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.stream import MAX_UNSENT

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 from scripted_models import Inputs, Plain, number
 
-from triglot import Call
-from triglot.core.errors import Cancelled, ServingError
-from triglot.executors.stream import STREAM_BUFFER
+from triglot import Call, Model
+from triglot.core.errors import Cancelled, Code, ServingError, UnreadResponses
+from triglot.core.response_buffer import RESPONSE_BYTES, STREAM_BUFFER, memory_of
+from triglot.model.scheduling import DynamicBatching
 from triglot.scheduling.servable import Servable
 from waiting import until
 
@@ -177,4 +180,127 @@ async def test_a_call_knows_how_long_it_waited_and_ran() -> None:
     assert (first.times.batch_size, second.times.batch_size) == (1, 1)
     # The second waited as long as the first ran, at least.
     assert second.times.queue_seconds >= first.times.compute_seconds > 0 < second.times.compute_seconds
+    await one.close()
+
+
+# --- a reader that does not read ---
+
+LIMIT = 50_000
+LARGE = np.zeros(1000, np.uint8)
+LATE = "max_unread_bytes"
+
+
+def limited(model: Model) -> Servable:
+    return Servable("m", 1, model, max_queue_size=8, max_unread_bytes=LIMIT)
+
+
+def endless(inputs: Inputs) -> Iterator[Any]:
+    yield LARGE
+    while not inputs["x"][0]:
+        yield LARGE
+
+
+def pushing(inputs: Inputs, call: Call) -> None:
+    while call.respond(LARGE) and not inputs["x"][0]:
+        pass
+
+
+class FromOneThread(Model):
+    """Two instances, whose responses one thread sends, in turn."""
+
+    inputs, outputs, instances = Plain.inputs, Plain.outputs, 2
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[tuple[Call, threading.Event, int] | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self.send_all)
+        self.thread.start()
+
+    def infer(self, inputs: Inputs, call: Call) -> None:
+        done = threading.Event()
+        self.queue.put((call, done, int(inputs["x"][0])))
+        assert done.wait(30)
+
+    def send_all(self) -> None:
+        while (item := self.queue.get()) is not None:
+            call, done, last = item
+            if call.respond(LARGE) and not last:
+                self.queue.put(item)
+            else:
+                done.set()
+
+    def close(self) -> None:
+        self.queue.put(None)
+        self.thread.join()
+
+
+class Batched(Model):
+    """Two requests in a call, to each of which it sends in turn."""
+
+    inputs, outputs = Plain.inputs, Plain.outputs
+    dynamic_batching = DynamicBatching(max_batch_size=2, max_queue_delay=30)
+
+    def infer(self, inputs: Inputs, call: Call) -> Any:
+        raise AssertionError("infer_batch is there")
+
+    def infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
+        open_ = [(call, one["x"][0]) for one, call in zip(inputs, calls, strict=True)]
+        while open_:
+            open_ = [(call, last) for call, last in open_ if call.respond(LARGE) and not last]
+        return [None] * len(calls)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Plain(endless), lambda: Plain(pushing), FromOneThread, Batched],
+    ids=["generator", "respond", "one thread", "batch"],
+)
+async def test_who_reads_nothing_stalls_nobody_and_is_told(make: Callable[[], Model]) -> None:
+    one = limited(make())
+    call = Call()
+    stalled, other = one.stream(number(0), call), one.stream(number(1), Call())
+    first = asyncio.ensure_future(anext(stalled))
+    assert len(await asyncio.wait_for(collect(other), 30)) == 1
+    await first
+    await until(lambda: call.cancelled)
+    with pytest.raises(UnreadResponses, match=LATE) as caught:
+        await collect(stalled)
+    assert caught.value.code is Code.RESOURCE_EXHAUSTED
+    await one.close()
+
+
+async def test_a_burst_for_a_reader_that_reads_is_no_error() -> None:
+    def infer(inputs: Inputs, call: Call) -> None:
+        def send() -> None:
+            for _ in range(count):
+                assert call.respond(LARGE)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        thread.join()
+
+    count = 40 * LIMIT // LARGE.nbytes
+    one = limited(Plain(infer))
+    assert len(await collect(one.stream(number(0), Call()))) == count
+    await one.close()
+
+
+@pytest.mark.parametrize(
+    ("response", "size"),
+    [
+        ({}, 0),
+        ({"y": np.zeros(1000, np.float32)}, 4000),
+        ({"y": np.zeros(100), "z": np.zeros(100)}, 1600),
+        ({"y": np.array([b"x" * 1000, "y" * 1000], object)}, 2000),
+        ({"y": np.array([b"x" * 1000])}, 1000),
+        ({"y": [0.0] * 1000}, 8000),
+        (b"x" * 1000, 1000),
+    ],
+)
+def test_what_a_response_takes(response: object, size: int) -> None:
+    assert size <= memory_of(response) - RESPONSE_BYTES <= size + 200
+
+
+async def test_one_response_is_never_too_large() -> None:
+    one = limited(Plain(lambda inputs: {"y": np.zeros(LIMIT)}))
+    assert len(await collect(one.stream(number(0), Call()))) == 1
     await one.close()

@@ -16,8 +16,8 @@ from scripted_models import Counting, Inputs, Plain, Scripted, idle, number, ser
 
 from triglot import Call, Cancelled, InvalidArgument
 from triglot.core.errors import Code, DeadlineExceeded, Internal, QueueFull, ServingError
+from triglot.core.response_buffer import STREAM_BUFFER
 from triglot.executors.parking import Doorbell
-from triglot.executors.stream import STREAM_BUFFER
 from triglot.scheduling.servable import Servable
 from waiting import until, wait_until
 

@@ -15,7 +15,7 @@ from live import live, request
 from scripted_models import Counting, Inputs, Plain, Scripted, number
 
 from triglot import InvalidArgument
-from triglot.executors.stream import STREAM_BUFFER
+from triglot.core.response_buffer import STREAM_BUFFER
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.stream import MAX_UNSENT
 from waiting import ever_later, until

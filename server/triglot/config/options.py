@@ -338,8 +338,9 @@ class Config:
     max_unread_bytes: int = option(
         SCHEDULING,
         64 * MIB,
-        "bytes of answers kept for a client that does not read its ModelStreamInfer stream, above which no "
-        "further request of the stream is read",
+        "bytes of a request's responses kept for a client that does not read its stream while others need the "
+        "model's thread; above it, the call ends with RESOURCE_EXHAUSTED; above it, too, the requests of a "
+        "ModelStreamInfer stream are not read",
         value="BYTES",
         least=1,
     )

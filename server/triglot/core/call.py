@@ -213,9 +213,11 @@ class Call:
         return (self,)
 
     def respond(self, answer: Any) -> bool:
-        """Send one response of a streaming call, from any thread; blocks while the reader is slow.
+        """Send one response of a streaming call, from any thread; returns False once the stream is closed.
 
-        Returns False once the stream is closed.
+        On the thread that runs the model for this call alone, it blocks while the reader is slow and no other
+        request is queued. Otherwise responses are kept up to the server's `max_unread_bytes`; one that exceeds it
+        ends the call with RESOURCE_EXHAUSTED.
         """
         return self.outlet.respond(answer)
 
@@ -272,6 +274,10 @@ class Call:
     def overdue(self, when: str) -> DeadlineExceeded:
         """Returns the error for a deadline that passed; `when` completes the text."""
         return DeadlineExceeded(f"{self._limited_by or 'the deadline'} passed {when}")
+
+    def mark_cancelled(self) -> None:
+        """Mark the call as cancelled, on any thread; `cancel` follows on the event loop."""
+        self._cancelled = True
 
     def cancel(self) -> None:
         """Mark the call as cancelled, and notify the followers."""

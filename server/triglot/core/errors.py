@@ -112,6 +112,12 @@ class QuotaExceeded(QueueFull):
     is_refusal = True
 
 
+class UnreadResponses(ServingError):
+    """The client does not read the responses, and more of them would exceed what is kept for it."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
 def queue_full(what: str) -> QueueFull:
     """Returns the error for a request beyond a limit; `what` describes the requests that fill it."""
     return QueueFull(f"Exceeds maximum queue size: {what}", retry_after=RETRY_AFTER_SECONDS)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-MAX_UNREAD_BYTES = 64 * 2**20
-"""Default of the option `max_unread_bytes`: bytes of responses that are kept for a client that does not read."""
-
 
 class Outlet(Protocol):
     """Sink for the responses of one call; may be used on any thread."""
 
     def respond(self, answer: Any) -> bool:
-        """Send one response; blocks while the reader is slow. Returns False once the stream is closed."""
+        """Send one response; returns False once the stream is closed. See `Call.respond`."""
 
     def finish(self) -> None:
         """End the stream: no more responses follow."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from triglot.core.response_buffer import MAX_UNREAD_BYTES
 from triglot.model.scheduling import DynamicBatching, SequenceBatching, Step
 
 MAX_INSTANCES = 1000
@@ -135,6 +136,7 @@ class ModelConfig:
         hang_seconds, longest_run, idempotent, inputs_in_place: As in `Model`.
         environment: Folder or archive with the Python that the model's processes run in; None: the server's
             Python.
+        max_unread_bytes: The server's option: bytes of a request's responses that are kept for its client.
         ray: Fields of `RayOptions` that override those of the model's class.
         name: Name under which the model is served; "" before it is loaded.
         source: Name of the configuration (its file) in messages.
@@ -169,6 +171,7 @@ class ModelConfig:
     idempotent: bool | None = None
     inputs_in_place: bool | None = None
     environment: Path | None = None
+    max_unread_bytes: int = field(default=MAX_UNREAD_BYTES, compare=False)
     ray: Mapping[str, Any] = field(default_factory=dict)
     name: str = field(default="", compare=False)
     source: str = field(default="", compare=False)

@@ -19,6 +19,7 @@ from triglot.core.call import Call
 from triglot.core.current_calls import CURRENT_CALLS, RunningFor
 from triglot.core.errors import QueueFull, ServingError, without_frames
 from triglot.core.readings import Reading
+from triglot.core.response_buffer import MAX_UNREAD_BYTES, NOTHING, StreamEnd
 from triglot.core.running import Defer, cancel
 from triglot.core.statistics import Statistics
 from triglot.core.timer_wheel import TimerWheel
@@ -36,7 +37,7 @@ from triglot.executors.declarations import check_declarations, looks_at_call
 from triglot.executors.hosted import HostedModel, calls_per_instance
 from triglot.executors.loop import LoopExecutor
 from triglot.executors.loop_guard import guard_of, guarded_function
-from triglot.executors.stream import NOTHING, Stream, StreamEnd
+from triglot.executors.stream import Stream
 from triglot.executors.thread import run_on_every
 from triglot.executors.timing import ResponseTimes
 from triglot.executors.unloading import unload
@@ -206,8 +207,9 @@ class Servable:
     """Runs one version of a model, which is loaded already. Created, used and closed on the event loop.
 
     `name` and `version` identify it. `max_queue_size`: most queued requests, unless the model sets its own
-    limit. Blocking `infer` runs on the threads of the instances, `async def infer` on the event loop
-    (`on_loop`). A request that is cancelled before it starts is never run.
+    limit. `max_unread_bytes`: of a call's responses, see `ResponseBuffer`. Blocking `infer` runs on the threads of
+    the instances, `async def infer` on the event loop (`on_loop`). A request that is cancelled before it starts is
+    never run.
     """
 
     load_seconds = 0.0
@@ -216,7 +218,15 @@ class Servable:
     companion: asyncio.Task[None] | None = None
     """What goes on as long as it is there."""
 
-    def __init__(self, name: str, version: int, model: Model, *, max_queue_size: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        model: Model,
+        *,
+        max_queue_size: int,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
+    ) -> None:
         self._leases = 0
         self._drained: asyncio.Event | None = None
         self._idle = threading.Event()
@@ -235,6 +245,7 @@ class Servable:
         self.on_loop = is_async(model.infer)
         self.decoupled = is_decoupled(model.infer)
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
+        self._max_unread_bytes = max_unread_bytes
         self._loop = asyncio.get_running_loop()
         joins = model.dynamic_batching is not None and not self.decoupled
         self.direct = self.on_loop and not joins
@@ -599,7 +610,7 @@ class Servable:
         self, inputs: Inputs, call: Call, convert: Callable[[Any], Any]
     ) -> AsyncGenerator[Any, None]:
         gate = self._enter(call) if call.size else None
-        stream = Stream(inputs, call, self._loop)
+        stream = Stream(inputs, call, self._loop, self._schedule, self._max_unread_bytes)
         times = stream.times = ResponseTimes(call) if self.decoupled else None
         expires = 0 if call.deadline is None else self._timers.add(stream, call.deadline)
         try:

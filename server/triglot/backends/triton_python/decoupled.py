@@ -12,20 +12,21 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Collection, Hashable, Sequence
+from collections.abc import AsyncGenerator, Collection, Hashable, Sequence, Sized
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from triglot.backends.triton_python.context import ModelContext
+from triglot.backends.triton_python.errors import TritonModelException
 from triglot.backends.triton_python.instance import Instance
 from triglot.backends.triton_python.model import Inputs, TritonModel
 from triglot.backends.triton_python.names import TritonModules
-from triglot.backends.triton_python.response_queue import ResponseQueue
-from triglot.backends.triton_python.sender import ResponseChannel
+from triglot.backends.triton_python.sender import UNSENT, ResponseChannel
 from triglot.core.call import Call
 from triglot.core.current_calls import RunningFor
-from triglot.core.errors import Cancelled, Internal, is_serving_error, own_copy, queue_full
+from triglot.core.errors import Cancelled, Internal, ServingError, is_serving_error, own_copy, queue_full
+from triglot.core.response_buffer import MAX_UNREAD_BYTES, NOTHING, ResponseBuffer, StreamEnd
 from triglot.core.types import Answer
 from triglot.model.config import ModelConfig
 from triglot.model.model import kind_in_lists
@@ -33,12 +34,44 @@ from triglot.model.model import kind_in_lists
 log = logging.getLogger(__name__)
 
 
+class _Responses:
+    """An `Outlet` that keeps the responses of a request.
+
+    Strategy: senders wait for a slow client only where nobody else needs their thread: in the `execute` of this
+    request alone, on `thread`, while `queue` is empty. There they raise an error, too, if responses exceed what is
+    kept. On another thread an error might end what serves all requests, so responses are dropped, as for a client
+    that has left.
+    """
+
+    __slots__ = ("_queue", "buffer", "thread")
+
+    def __init__(self, buffer: ResponseBuffer, queue: Sized) -> None:
+        self.buffer = buffer
+        self.thread = 0
+        self._queue = queue
+
+    def put(self, answer: Answer | ServingError) -> None:
+        if isinstance(answer, ServingError):
+            self.buffer.end(answer)
+        else:
+            self.buffer.put(answer, self._waits)
+            exceeded = self.buffer.exceeded
+            if exceeded is not None and self.thread == threading.get_ident():
+                raise TritonModelException(f"{UNSENT} {exceeded.message}")
+
+    def end(self) -> None:
+        self.buffer.end()
+
+    def _waits(self) -> bool:
+        return self.thread == threading.get_ident() and not self._queue
+
+
 class _QueuedRequest:
     """A queued request; `rows` is its batch size, and only requests of the same `kind` are passed together."""
 
     __slots__ = ("call", "inputs", "kind", "queued", "responses", "rows")
 
-    def __init__(self, inputs: Inputs, call: Call, responses: ResponseQueue, rows: int, kind: Hashable) -> None:
+    def __init__(self, inputs: Inputs, call: Call, responses: _Responses, rows: int, kind: Hashable) -> None:
         self.inputs = inputs
         self.call = call
         self.responses = responses
@@ -105,12 +138,21 @@ class _RequestQueue:
 
 
 class DecoupledModel(TritonModel):
-    """See the module docstring. `execute` gets at most `max_rows` rows together; 0: one request at a time."""
+    """See the module docstring. `execute` gets at most `max_rows` rows together; 0: one request at a time.
+
+    `max_unread_bytes`: of a request's responses, see `ResponseBuffer`.
+    """
 
     def __init__(
-        self, instances: Sequence[Instance], modules: TritonModules, context: ModelContext, max_rows: int = 0
+        self,
+        instances: Sequence[Instance],
+        modules: TritonModules,
+        context: ModelContext,
+        max_rows: int = 0,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
     ) -> None:
         super().__init__(instances, modules, context)
+        self._max_unread_bytes = max_unread_bytes
         self._queue = _RequestQueue(max_rows)
         self._threads: dict[Instance, threading.Thread] = {}
         self._start_lock = threading.Lock()
@@ -160,17 +202,27 @@ class DecoupledModel(TritonModel):
         """Yields the responses as they are sent. Raises the error of a response, which is the last one then."""
         if not self._threads:
             await asyncio.to_thread(self._start)
-        responses = ResponseQueue()
+        buffer = ResponseBuffer(call, self._max_unread_bytes, asyncio.get_running_loop())
+        responses = _Responses(buffer, self._queue)
         rows = min([array.shape[0] if array.ndim else 1 for array in inputs.values()], default=1)
         work = _QueuedRequest(inputs, call, responses, rows, kind_in_lists(self.equal_shapes, inputs))
         batching = self.dynamic_batching
         self._queue.put(work, 0 if batching is None else batching.policy.max_queue_size)
         del inputs
         try:
-            while (response := await responses.take()) is not None:
-                yield response
+            while True:
+                while (item := buffer.take()) is NOTHING:
+                    await buffer.arrival()
+                if isinstance(item, StreamEnd):
+                    break
+                yield item
+            if item.error is not None:
+                try:
+                    raise item.error
+                finally:
+                    del item  # Its traceback refers to this frame.
         finally:
-            responses.abandon()
+            buffer.abandon()
             self._queue.discard(work)
 
     # --- on an instance's thread ---
@@ -201,6 +253,8 @@ class DecoupledModel(TritonModel):
         requests = [
             self._request(work.inputs, work.call, channel) for work, channel in zip(works, channels, strict=True)
         ]
+        if len(works) == 1:
+            works[0].responses.thread = threading.get_ident()
         try:
             returned = instance.execute(requests, [work.call for work in works])
             if isinstance(returned, Future):
@@ -210,6 +264,9 @@ class DecoupledModel(TritonModel):
                 raise unexpected_result(instance, returned)
         except BaseException as error:
             _fail(instance, channels, error)
+        finally:
+            for work in works:
+                work.responses.thread = 0
 
     def close(self) -> None:
         """Lets each instance's thread call `finalize`, and removes the model's modules."""

@@ -70,7 +70,8 @@ def model_of(file: Path, config: Configured, model_class: type[Any], modules: Tr
         if "sequence_batching" in completed:
             model: TritonModel = DecoupledSequencesModel(instances, modules, context)
         else:
-            model = DecoupledModel(instances, modules, context, 0 if batching is None else largest)
+            rows = 0 if batching is None else largest
+            model = DecoupledModel(instances, modules, context, rows, config.max_unread_bytes)
             # A waiting coroutine does not occupy its instance.
             model.holds_instances = not is_async(model_class.execute)
     else:

@@ -199,7 +199,7 @@ class InferenceRequest:
     # --- a request to the model ---
 
     def is_cancelled(self) -> bool:
-        """Whether the client cancelled the request or disconnected."""
+        """Whether the client cancelled the request, disconnected, or has not read too many responses."""
         return self._call is not None and self._call.cancelled
 
     def get_response_sender(self) -> InferenceResponseSender:

@@ -20,10 +20,10 @@ DROPPED = Internal(
 
 
 class Outlet(Protocol):
-    """The receiver of the responses to one request. Its methods raise nothing."""
+    """The receiver of the responses to one request."""
 
     def put(self, answer: Answer | ServingError) -> None:
-        """Passes on a response, or an error as the last one. Blocks while the client is slow."""
+        """Passes on a response, or an error as the last one. Raises `TritonModelException` only for a response."""
 
     def end(self) -> None:
         """Marks the end of the responses."""
@@ -113,8 +113,11 @@ class InferenceResponseSender:
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Sends a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL in `flags` it is the last one.
 
-        Blocks while the client is slow; responses to a disconnected client, or after an error, are dropped. Raises
-        `TritonModelException` after the final flag, and for other flags.
+        Waits for a slow client only in the `execute` of this request alone, and while no request is queued.
+        Responses that exceed the server's `max_unread_bytes` end the request with RESOURCE_EXHAUSTED; from then on
+        `is_cancelled` returns True. Responses to a cancelled request, or after an error, are dropped. Raises
+        `TritonModelException` after the final flag, for other flags, and for a response that exceeds the limit in
+        the request's own `execute`.
         """
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"send: response: expected an InferenceResponse, got {type(response).__name__}")
@@ -127,5 +130,5 @@ class InferenceResponseSender:
         self._channel.send(response, final=bool(flags))
 
     def is_cancelled(self) -> bool:
-        """Whether the client cancelled the request or disconnected."""
+        """Whether the client cancelled the request, disconnected, or has not read too many responses."""
         return self._channel.call.cancelled

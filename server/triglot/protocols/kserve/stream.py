@@ -17,7 +17,7 @@ from typing import Any
 
 from triglot.core.duplex import Duplex
 from triglot.core.errors import ServingError, as_serving_error
-from triglot.core.outlet import MAX_UNREAD_BYTES
+from triglot.core.response_buffer import MAX_UNREAD_BYTES
 from triglot.core.running import Cancellable
 from triglot.protocols.kserve.stream_requests import ResponseSlot, StreamRequests
 from triglot.scheduling.admission import Limits

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from triglot.core.errors import Code, ModelLoadError, NeedsProcess, ServingError
+from triglot.core.response_buffer import MAX_UNREAD_BYTES
 from triglot.executors.hosted import HostedModel
 from triglot.executors.loading import ANY_CLUSTER, Loading
 from triglot.executors.process.failures import ModelFailure
@@ -64,7 +65,9 @@ class Loader:
         changed: Callable[[], object] = _nothing,
         adapt: Adapt | None = None,
         ray_address: str = ANY_CLUSTER,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
     ) -> None:
+        self._max_unread_bytes = max_unread_bytes
         self._ray_address = ray_address
         self._load = load
         self._adapt = adapt
@@ -87,7 +90,13 @@ class Loader:
             model.loop = asyncio.get_running_loop()
             model.on_change = partial(_on_loop, model.loop, self._changed)
         try:
-            servable = Servable(files.name, files.version, model, max_queue_size=self._max_queue_size)
+            servable = Servable(
+                files.name,
+                files.version,
+                model,
+                max_queue_size=self._max_queue_size,
+                max_unread_bytes=self._max_unread_bytes,
+            )
         except BaseException as error:  # A user's class may declare anything.
             await in_thread(partial(_close, model))
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
@@ -138,7 +147,7 @@ class Loader:
         return model
 
     def _load_backend(self, files: ModelFiles, loading: Loading) -> Model:
-        config, ray = files.named_config, None
+        config, ray = replace(files.named_config, max_unread_bytes=self._max_unread_bytes), None
         if config.environment is not None and files.backend != PYTHON:
             log.warning(
                 "%s: parameters[%s]: not supported by the %s backend, ignored", files, ENVIRONMENT, files.backend

@@ -23,6 +23,7 @@ from triglot.core.errors import (
     ServingError,
     Unavailable,
 )
+from triglot.core.response_buffer import MAX_UNREAD_BYTES
 from triglot.executors.loading import ANY_CLUSTER
 from triglot.model.config import ALL, LATEST, MAX_INSTANCES, NO_CONFIG
 from triglot.repository.config.completed import Loaded
@@ -116,6 +117,7 @@ class Manager:
         load_retries: int = 0,
         load_retry_interval: float = 0.0,
         ray_address: str = ANY_CLUSTER,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
         load_ended: LoadEnded = lambda *_: None,
         drain_seconds: float = DRAIN_SECONDS,
         adapt: Adapt | None = None,
@@ -132,6 +134,7 @@ class Manager:
             load_retries=load_retries,
             load_retry_interval=load_retry_interval,
             ray_address=ray_address,
+            max_unread_bytes=max_unread_bytes,
             load_ended=load_ended,
             drain_seconds=drain_seconds,
             adapt=adapt,

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from triglot.core.errors import Code, MissingDependency, ModelLoadError, ServingError
+from triglot.core.response_buffer import MAX_UNREAD_BYTES
 from triglot.executors.loading import ANY_CLUSTER
 from triglot.model.config import ALL
 from triglot.model.model import Model
@@ -80,11 +81,14 @@ class Reconciler:
         load_retries: int = 0,
         load_retry_interval: float = 0.0,
         ray_address: str = ANY_CLUSTER,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
         load_ended: LoadEnded = lambda *_: None,
         adapt: Adapt | None = None,
     ) -> None:
         self.registry = registry
-        self._loader = Loader(load, warm, max_queue_size, self._notify_changed, adapt, ray_address)
+        self._loader = Loader(
+            load, warm, max_queue_size, self._notify_changed, adapt, ray_address, max_unread_bytes
+        )
         self._skip_missing_dependencies = skip_missing_dependencies
         self.load_timeout = load_timeout
         self._load_ended = load_ended
