@@ -119,14 +119,15 @@ def test_workers_count_together(shared: Callable[[int], SharedTallies], clock: C
 
 
 def test_calls_of_a_worker_that_was_killed(shared: Callable[[int], SharedTallies]) -> None:
-    """Its column is used again by a later one, and is empty then."""
-    columns = 3 * WORKERS
-    lost = shared(1)("client")
-    assert lost.enter(1)
-    other = shared(2)("client")
-    assert not other.enter(1)
-    shared(1 + columns)
-    assert other.enter(1)
+    """The supervisor drops them, and no others."""
+    assert all(shared(1)(name).enter(0) for name in ("client", "client", "another"))
+    client, another = (shared(2)(name) for name in ("client", "another"))
+    assert not client.enter(2)
+    assert client.enter(3)
+    shared(1).clear()
+    assert client.enter(2)
+    assert not client.enter(2)
+    assert another.enter(1)
 
 
 def test_clients_do_not_mix(shared: Callable[[int], SharedTallies], clock: Clock) -> None:

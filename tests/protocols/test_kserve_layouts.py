@@ -16,7 +16,7 @@ from triglot.core.types import InferenceRequest
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.codec import decode_infer
 from triglot.protocols.kserve.layouts import InferDecoder
-from triglot.protocols.layouts import MAX_LAYOUTS
+from triglot.protocols.layouts import LAYOUT_BYTES, MAX_LAYOUTS_BYTES
 
 TENSOR = field(1, "x") + field(2, "FP32") + field(3, b"\1\2")
 
@@ -144,9 +144,13 @@ def test_tensors_whose_length_says_nothing() -> None:
     assert_same(decoder, text, text, text[:-8] + b"\1" * 8)
 
 
+MOST = MAX_LAYOUTS_BYTES // LAYOUT_BYTES
+"""Layouts that are remembered at a time are fewer."""
+
+
 def test_more_shapes_than_are_remembered() -> None:
     decoder = InferDecoder()
-    messages = [request(bytes(size)) for size in range(MAX_LAYOUTS + 8)]
+    messages = [request(bytes(size)) for size in range(MOST)]
     assert_same(decoder, *messages, *messages[::-1])
 
 

@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_bytes import PADDING, UNKNOWN_FIELDS, field, fixed32_field, group, varint_field
 
-from triglot.protocols.layouts import MAX_LAYOUT_BYTES, MAX_LAYOUTS, LayoutDecoder, Make, Rules, split
+from triglot.protocols.layouts import (
+    LAYOUT_BYTES,
+    MAX_LAYOUT_BYTES,
+    MAX_LAYOUTS_BYTES,
+    LayoutDecoder,
+    Make,
+    Rules,
+    split,
+)
+
+MAX_LAYOUTS = MAX_LAYOUTS_BYTES // (LAYOUT_BYTES + len(b"..model_000000.."))
+"""Of the messages below."""
 
 Named = tuple[bytes, bytes]
 VALUE = 7 << 3 | 2

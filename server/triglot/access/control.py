@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from sys import getsizeof
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -32,8 +33,10 @@ log = logging.getLogger(__name__)
 GRPC, REST = "gRPC", "REST"
 """The kinds of transports."""
 Key = TypeVar("Key", bytes, str)
-MAX_CACHED = 4096
-"""Cached headers and certificates of clients."""
+MAX_CACHED_BYTES = 1024 * 1024
+"""Memory of the cached headers and certificates of clients, until the next check of the file."""
+CACHED_BYTES = 512
+"""Memory of a cached permission besides the texts of its key."""
 _PUBLIC = Operation.PUBLIC
 CHECK_SECONDS = 0.5
 """Interval of checks of the file: what it revokes is revoked within a second."""
@@ -65,6 +68,7 @@ class AccessControl:
         self._limits: WeakValueDictionary[str, CallLimits] = WeakValueDictionary()
         self._tokens: dict[bytes, Holder] = {}
         self._cached: dict[tuple[Any, ...], Permission] = {}
+        self._cached_bytes = 0
         self._certificates: dict[str, Holder] = {}
         self._issuers = Issuers(self._limits_of)
         self._anonymous = Holder("", Grant(), Grant(), None)
@@ -89,8 +93,10 @@ class AccessControl:
         permission = self._cached.get(key)
         if permission is None:
             permission = self._find(operation, fields, certificate)
-            if len(self._cached) < MAX_CACHED:
-                self._cached[key] = permission
+            texts = *(text for field in fields for text in field), *certificate()
+            size = self._cached_bytes + CACHED_BYTES + sum(map(getsizeof, texts))
+            if size <= MAX_CACHED_BYTES:
+                self._cached[key], self._cached_bytes = permission, size
         return permission
 
     def _find(self, operation: Operation, fields: Fields, certificate: Names) -> Permission:
@@ -141,6 +147,7 @@ class AccessControl:
         if self._file is None:
             return
         self._cached.clear()
+        self._cached_bytes = 0
         self._issuers.renew()
         before = self._text
         try:

@@ -2,8 +2,8 @@
 
 Strategy: a rate is a single instant, at which all requests so far would have been due one after the other; it may
 be ahead of now by the length of a burst (GCRA, the virtual scheduling of ATM's traffic control). So workers share
-one number instead of a history. Each worker counts open calls in a column of its own: those of a worker that was
-killed are dropped when its column is reused.
+one number instead of a history. Each worker counts open calls in a column of its own, which the supervisor clears
+when the worker has ended, however it did.
 """
 
 from __future__ import annotations
@@ -94,6 +94,9 @@ class SharedTallies:
         self._columns = _columns(workers)
         self._column = run % self._columns
         self._stride = _HEAD_BYTES + _COUNT_BYTES * self._columns
+
+    def clear(self) -> None:
+        """Drop the open calls of this start's worker, which has ended. May wait for another process."""
         with self._locked():
             for slot in range(0, len(self._memory), self._stride):
                 self._write_own(slot, 0)

@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 from triglot.core.errors import PermissionDenied
 from triglot.core.operation import Operation
 
-MAX_KNOWN_MODELS = 1024
-"""Matched model names that one permission caches."""
+MAX_KNOWN_MODELS, MAX_KNOWN_NAME = 128, 128
+"""Limits on the covered model names that one permission caches, and on their length in characters."""
 ALL_MODELS = ("*",)
 WITHDRAWN = "the client's permission was withdrawn"
 """Error text of an open stream that a withdrawn permission ends."""
@@ -56,19 +56,19 @@ class Permission:
         self._models = models
         self.covers_all = "*" in models
         """Whether all models are covered: responses about all models at once need that."""
-        self._known: dict[str, bool] = {}
+        self._known: set[str] = set()
         self._streams: set[End] = set()
 
     def covers(self, model: str) -> bool:
         """Whether this model, which may not exist, is covered."""
-        if self.covers_all:
+        if self.covers_all or model in self._known:
             return True
-        known = self._known.get(model)
-        if known is None:
+        covered = any(fnmatchcase(model, pattern) for pattern in self._models)
+        if covered and len(model) <= MAX_KNOWN_NAME:  # Nothing that a refused client sent is kept.
             if len(self._known) >= MAX_KNOWN_MODELS:
                 self._known.clear()
-            known = self._known[model] = any(fnmatchcase(model, pattern) for pattern in self._models)
-        return known
+            self._known.add(model)
+        return covered
 
     def covered(self, of_models: Mapping[str, Value]) -> dict[str, Value]:
         """Returns the items of the covered models; the keys are model names."""

@@ -14,7 +14,7 @@ from typing import Any
 Arguments = Mapping[str, Any]
 """Arguments of an action or a report, as JSON values."""
 Action = Callable[[Arguments], Awaitable[Any]]
-"""Runs a change; that of LOAD_MODEL returns whether the model was to be served before."""
+"""Runs a change; those of LOAD_MODEL and UNLOAD_MODEL return whether the model was to be served before."""
 Report = Callable[[Arguments], Awaitable[Any]]
 
 LOAD_MODEL, UNLOAD_MODEL, RELOAD = "load_model", "unload_model", "reload"

@@ -400,8 +400,8 @@ class DataPlane:
         permission.check_model(name)
         await self.control.act(UNLOAD_MODEL, {"name": name, "dependents": dependents})
 
-    async def _unload(self, arguments: Arguments) -> None:
-        self._manager.unload_model(arguments["name"], dependents=arguments["dependents"])
+    async def _unload(self, arguments: Arguments) -> bool:
+        return self._manager.unload_model(arguments["name"], dependents=arguments["dependents"])
 
     def broken(self, permission: Permission) -> dict[str, ServingError]:
         """Returns the errors of models that are to be served but have no version at all."""

@@ -13,7 +13,8 @@ from triglot.core.types import TensorSpec
 
 DEFAULT_SIGNATURE = "serving_default"
 METHODS = ("predict", "classify", "regress")
-MAX_KNOWN_SHAPES = 256
+MAX_KNOWN_SHAPES, MAX_KNOWN_DIMS = 256, 32
+"""Limits on the shapes that an input caches, and on their dims."""
 
 
 def shape_text(shape: Sequence[int] | None) -> str:
@@ -48,10 +49,12 @@ class TensorRule:
         )
 
     def remember(self, shape: tuple[int, ...]) -> int:
-        """Caches a checked shape and returns its size in bytes; 0 for BYTES."""
-        if len(self.known_shapes) >= MAX_KNOWN_SHAPES:
-            self.known_shapes.clear()
-        size = self.known_shapes[shape] = self.byte_size(shape)
+        """Caches a checked shape, unless it is very long; returns its size in bytes, 0 for BYTES."""
+        size = self.byte_size(shape)
+        if len(shape) <= MAX_KNOWN_DIMS:
+            if len(self.known_shapes) >= MAX_KNOWN_SHAPES:
+                self.known_shapes.clear()
+            self.known_shapes[shape] = size
         return size
 
     def byte_size(self, shape: tuple[int, ...]) -> int:

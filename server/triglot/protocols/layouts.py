@@ -14,9 +14,12 @@ from triglot.protocols.wire import LENGTH, VARINT
 
 R = TypeVar("R")
 
-MAX_LAYOUTS = 1024
 MAX_LAYOUT_BYTES = 2048
 """Longest layout that is cached, in bytes."""
+MAX_LAYOUTS_BYTES = 80 * 1024
+"""Limit on the bytes of all layouts of one cache. What is parsed of them takes up to 25 times as many."""
+LAYOUT_BYTES = 64
+"""Bytes that each layout counts for besides its own."""
 Values = Sequence[bytes]
 Make = Callable[[Values], R]
 """Builds a request from the values, in the order in which they are in the message."""
@@ -34,6 +37,7 @@ class Layouts(Generic[R]):
 
     def __init__(self) -> None:
         self._known: dict[bytes, R] = {}
+        self._bytes = 0
 
     def get(self, key: bytes) -> R | None:
         """Returns what is cached for this layout, if anything."""
@@ -43,9 +47,12 @@ class Layouts(Generic[R]):
         """Cache it, unless its key is too long."""
         if len(key) > MAX_LAYOUT_BYTES:
             return
-        if len(self._known) >= MAX_LAYOUTS:
-            del self._known[next(iter(self._known))]
         self._known[key] = layout
+        self._bytes += LAYOUT_BYTES + len(key)
+        while self._bytes > MAX_LAYOUTS_BYTES:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._bytes -= LAYOUT_BYTES + len(oldest)
 
 
 class LayoutDecoder(Generic[R]):

@@ -196,8 +196,10 @@ def milliseconds(ordered: list[float], share: int) -> float | None:
     return rank(ordered, share) * 1e3 if ordered else None
 
 
-MAX_MODEL_NAMES, MAX_NAME = 200, 128
+MAX_MODEL_NAMES, MAX_NAME = 16, 128
 """Limits on the number and length (in characters) of unknown model names that are counted separately."""
+REFUSALS = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
+"""Codes of calls whose model is not counted without a version: nothing that refused clients sent is kept."""
 MAX_KINDS = 20_000
 """Limit on kinds of calls; above it, the least recently used ones are dropped."""
 ENDED_KEPT = 5
@@ -219,7 +221,9 @@ class Kinds:
 
     def kind(self, model: str, version: int, code: Code) -> Kind:
         """Returns the kind that a call is counted under; without a version, a client may have made up the name."""
-        if not version and model not in self._unknown_names:
+        if not version and code in REFUSALS:
+            model = ""
+        elif not version and model not in self._unknown_names:
             if len(self._unknown_names) >= MAX_MODEL_NAMES or len(model) > MAX_NAME:
                 model = ""
             self._unknown_names.add(model)

@@ -36,7 +36,7 @@ _FORMS = {
 }
 _CODECS = {0x0C: "utf-8", 0x13: "ascii", 0x14: "latin-1", 0x16: "ascii", 0x1C: "utf-32-be", 0x1E: "utf-16-be"}
 """Codecs of the string types that a common name may have, by tag."""
-_MAX_CACHED = 1024
+_MAX_CACHED, _MAX_CACHED_BYTES = 256, 4096
 
 
 def names_of(transport: asyncio.BaseTransport) -> tuple[str, ...]:
@@ -56,16 +56,22 @@ def names_of_context(context: Any) -> tuple[str, ...]:
     return ()
 
 
-@lru_cache(_MAX_CACHED)
 def certificate_names(certificate: bytes) -> tuple[str, ...]:
     """Returns the names in a verified certificate in DER; none if it is not well-formed.
 
-    Cached, because grpc.aio's calls need them once per call.
+    Cached unless it is very long, because grpc.aio's calls need them once per call.
     """
+    return (_cached_names if len(certificate) <= _MAX_CACHED_BYTES else _read_names)(certificate)
+
+
+def _read_names(certificate: bytes) -> tuple[str, ...]:
     try:
         return tuple(_names(certificate))
     except (ValueError, KeyError):
         return ()
+
+
+_cached_names = lru_cache(_MAX_CACHED)(_read_names)
 
 
 def _names(certificate: bytes) -> Iterator[str]:

@@ -85,7 +85,9 @@ class Changes:
         failed = {member: error for member, error in results.items() if isinstance(error, ServingError)}
         done = {member: known for member, known in results.items() if not isinstance(known, Exception)}
         if not failed:
-            self.record.note(name, arguments)
+            # No worker needs to know of an unload of what none had; of such names there is no limit.
+            if name != UNLOAD_MODEL or any(done.values()):
+                self.record.note(name, arguments)
             return
         if not done:
             if name == RELOAD:

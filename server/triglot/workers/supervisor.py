@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from triglot.access.tallies import shared_size
+from triglot.access.tallies import SharedTallies, shared_size
 from triglot.config.options import Config
 from triglot.transports.listening import Bound
 from triglot.workers.changes import Changes
@@ -141,16 +141,20 @@ class Supervisor:
         )
         asked.append(worker)
         self._workers.append(worker)
-        self._spawn(self._watch(worker))
+        self._spawn(self._watch(worker, self._runs))
         log.debug("%s is started", worker)
         return worker
 
-    async def _watch(self, worker: Worker) -> None:
-        """Wait for the end of a worker, whether it is replaced or not, and keep its counters."""
+    async def _watch(self, worker: Worker, run: int) -> None:
+        """Wait for the end of a worker, replaced or not; keep its counters, and drop what it held of clients."""
         await worker.ended.wait()
         self._workers.remove(worker)
         self._changes.leave(worker)
         self._take_counts(worker, worker.snapshots)
+        if self._over.is_set():
+            return
+        # On a thread: a worker that hangs may hold the lock until it is killed, which is done here.
+        await asyncio.to_thread(SharedTallies(self._tallies, self._config.workers, run).clear)
 
     def _take_counts(self, worker: Worker, last: dict[str, Any]) -> None:
         if not worker.counted:

@@ -21,7 +21,7 @@ from triglot.dataplane.control import REGISTER, UNREGISTER, Arguments, Control
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.json.text import read_body, type_name
 from triglot.protocols.kserve import openapi as api
-from triglot.protocols.kserve.regions import Region, Regions
+from triglot.protocols.kserve.regions import MAX_NAME, Region, Regions
 from triglot.protocols.openapi.operation import ApiOperation
 from triglot.protocols.rows import Kind, Method, Route
 from triglot.protocols.wire import parse_control, serialize
@@ -64,7 +64,8 @@ class SystemSharedMemory:
     async def unregister(self, name: str, _: Call) -> None:
         """Unregister the region of this name, or all regions; an unknown name is no error."""
         self._require_enabled()
-        await self._control.act(UNREGISTER, {"name": name})
+        if len(name) <= MAX_NAME:  # No region has a longer name, and workers remember it.
+            await self._control.act(UNREGISTER, {"name": name})
 
     async def _unregister(self, arguments: Arguments) -> None:
         self._regions.unregister(arguments["name"])

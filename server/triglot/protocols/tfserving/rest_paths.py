@@ -14,7 +14,7 @@ from triglot.protocols.tfserving.codec import ModelSpec
 
 CALLS = ("predict", "classify", "regress")
 MAX_INT64 = 2**63 - 1
-MAX_CACHED = 512
+MAX_CACHED = 256
 """Longest path that is cached, in characters."""
 _WHICH = r"(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
 _POST = re.compile(rf"/v1/models/(?P<model>[^/:]+){_WHICH}:(?P<verb>classify|regress|predict)", re.IGNORECASE)
@@ -36,7 +36,7 @@ def path_of(http: HttpRequest) -> str:
 
 def _cached(read: Callable[[str], T]) -> Callable[[str], T]:
     """Cache a function of paths: clients send few different ones."""
-    known = lru_cache(maxsize=1024)(read)
+    known = lru_cache(maxsize=512)(read)
     return lambda path: known(path) if len(path) <= MAX_CACHED else read(path)
 
 

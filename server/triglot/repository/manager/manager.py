@@ -407,11 +407,12 @@ class Manager:
         if failed:
             raise InvalidArgument(f"load failed for model '{name}': {' '.join(failed)}")
 
-    def unload_model(self, name: str, *, dependents: bool = False) -> None:
+    def unload_model(self, name: str, *, dependents: bool = False) -> bool:
         """Unloads the model; it takes no new calls, and running ones complete (spec 3.9).
 
         `dependents`: also unloads the parts that were loaded along with it, unless another ensemble contains them.
-        A name that was never loaded is no error. Raises `Unavailable` as `load_model` does, and `InvalidArgument`.
+        Returns whether there was something to unload: a name that was never loaded is no error. Raises
+        `Unavailable` as `load_model` does, and `InvalidArgument`.
         """
         self._require_explicit(name)
         names = {name}
@@ -423,6 +424,7 @@ class Manager:
         self._forget_requests(names)
         if names:
             self.reconciler.want({**self.registry.wanted, **{key: {} for key in names}})
+        return bool(names)
 
     def _require_explicit(self, name: str) -> None:
         if self._explicit is None:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 TIMEOUT = "timeout of the corresponding sequence has been expired"
 REASONS = ("cancelled", "end", "idle", "lost", "replaced", "timeout", "unloaded")
 """Why sequences ended."""
+MAX_ID_BYTES = 128
+"""Longest id of a sequence that is a string, as in Triton (STRING_CORRELATION_ID_MAX_LENGTH_BYTES of its core)."""
 Dropped = tuple[SequenceRequest, ServingError]
 """A request that will not be executed, and its error."""
 
@@ -99,8 +101,13 @@ class SequenceTable:
     def add(
         self, work: SequenceWork, scheduling: Scheduling, inputs: Inputs, shapes: object, now: float
     ) -> SequenceRequest:
-        """Add a request to its sequence. Raises `InvalidArgument`, and changes nothing, if it was not started."""
+        """Add a request to its sequence.
+
+        Raises `InvalidArgument`, and changes nothing, if it was not started, or its id is too long.
+        """
         sequence_id, start = scheduling.sequence_id, scheduling.sequence_start
+        if isinstance(sequence_id, str) and (size := len(sequence_id.encode())) > MAX_ID_BYTES:
+            raise InvalidArgument(f"sequence_id: expected at most {MAX_ID_BYTES} bytes, got {size}")
         run = self.live.get(sequence_id)
         if not start and (run is None or not run.open):
             raise _not_started(work, sequence_id)

@@ -44,8 +44,10 @@ ERRORS = frozenset(
     )
 )
 """Status codes that are errors of the server (semantic conventions for gRPC)."""
-MAX_NAME, MAX_ID, MAX_PATH = 128, 256, 256
-"""Most characters kept of a model's name, a request's id and a path: clients may send arbitrary ones."""
+MAX_NAME, MAX_ID, MAX_PATH, MAX_VERB = 128, 256, 256, 16
+"""Most characters kept of a model's name, a request's id, a path and a method: clients may send arbitrary ones."""
+MAX_CACHED = 192
+"""Encoded attributes that are cached, of each kind."""
 MAX_LINKS = 128
 """Most requests that a batch's span links to (the default of OTEL_SPAN_LINK_COUNT_LIMIT)."""
 
@@ -130,7 +132,7 @@ class CallSpan:
 
     def begin_http(self, verb: str, route: str, path: str) -> None:
         """See `Span`."""
-        self.http = HttpCircumstances(verb, route, path)
+        self.http = HttpCircumstances(verb[:MAX_VERB], route, path[:MAX_PATH])
 
     def end_http(self, status: int) -> None:
         """See `Span`."""
@@ -275,7 +277,7 @@ class SpanRecorder:
             described = _of_model_call(endpoint.method, code, *who)
         elif http is not None:
             described = _of_http(http.verb, http.route, http.status, self._scheme, endpoint.protocol, code, *who)
-            described += _path(http.path[:MAX_PATH])
+            described += _path(http.path)
         else:
             described = _of_rpc(endpoint.rpc, endpoint.protocol, code, *who)
         return described + text_field(3, own.state) if own.state else described
@@ -294,23 +296,23 @@ Pairs = tuple[tuple[str, Value], ...]
 # Fields that are the same for many calls are encoded once.
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=MAX_CACHED)
 def _path(path: str) -> bytes:
     return attributes((("url.path", path),))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=MAX_CACHED)
 def _on_model(what: str, name: str, version: int) -> bytes:
     return constant(what, INTERNAL, *_model(name, version))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MAX_CACHED)
 def _of_model_call(method: str, code: Code, model: str, version: int, peer: str, client: str) -> bytes:
     pairs = (*_model(model, version), *_client(peer, client))
     return _with_error(constant(f"{method} {model}", INTERNAL, *pairs), code.name if code else "")
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MAX_CACHED)
 def _of_rpc(method: str, protocol: str, code: Code, model: str, version: int, peer: str, client: str) -> bytes:
     pairs: Pairs = (
         ("rpc.system.name", "grpc"),
@@ -322,7 +324,7 @@ def _of_rpc(method: str, protocol: str, code: Code, model: str, version: int, pe
     return _with_error(described, code.name if code in ERRORS else "")
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MAX_CACHED)
 def _of_http(
     verb: str,
     route: str,

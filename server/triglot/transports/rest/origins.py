@@ -24,8 +24,8 @@ BROWSER = "Mozilla/"
 """Prefix of every browser's User-Agent."""
 PREFLIGHT_SECONDS = "600"
 """Time for which a browser may cache the result of a preflight request."""
-MAX_HOSTS = 256
-"""Host headers whose check is cached."""
+MAX_HOSTS, MAX_HOST = 256, 256
+"""Limits on the Host headers whose check is cached, and on their length; also on that in errors."""
 
 
 class Origins:
@@ -41,10 +41,11 @@ class Origins:
     def check(self, route: Route, headers: Mapping[str, str]) -> None:
         """Raises `PermissionDenied` for a request that a page of another origin may have sent."""
         host = headers.get("host", "")
-        if host and not self._any_host and not self._is_own(host):
+        is_own = self._is_own if len(host) <= MAX_HOST else self._has_own_name
+        if host and not self._any_host and not is_own(host):
             host = host.rpartition("@")[2]  # Without user and password, which must not be logged.
             raise PermissionDenied(
-                f"Host {host[:MAX_HOSTS]!r} is not a name of this server; add it with --allowed-hosts"
+                f"Host {host[:MAX_HOST]!r} is not a name of this server; add it with --allowed-hosts"
             )
         if route.operation not in CHECKED:
             return
@@ -66,7 +67,7 @@ class Origins:
             same = site in ("same-origin", "none")
         if not same:
             raise PermissionDenied(
-                f"a web page of another origin ({(origin or site or '')[:MAX_HOSTS]!r}) must not use "
+                f"a web page of another origin ({(origin or site or '')[:MAX_HOST]!r}) must not use "
                 f"{route.method}; allow its origin with --allowed-origins"
             )
 

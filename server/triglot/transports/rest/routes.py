@@ -16,9 +16,8 @@ from triglot.protocols.rows import Route
 from triglot.telemetry.calls import Endpoint
 from triglot.transports.rest.errors import error_body
 
-MAX_CACHED = 1024
-MAX_CACHED_LENGTH = 512
-"""Longest path in characters that is cached."""
+MAX_CACHED, MAX_CACHED_LENGTH = 1024, 160
+"""Limits on the cached requests, and on the characters of their method and path."""
 ANY_VERB = "*"
 _VARIABLE = re.compile(r"\{([_a-zA-Z][_a-zA-Z0-9]*)(?::(.+))?\}", re.DOTALL)
 _VARIABLES = re.compile(r"(\{[_a-zA-Z][^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
@@ -74,7 +73,7 @@ class Router:
         found = self._cached.get((verb, sent))
         if found is None:
             found = self._find(verb, decoded(_ORIGIN.sub("", sent, count=1) or "/"))
-            if len(sent) <= MAX_CACHED_LENGTH:
+            if len(verb) + len(sent) <= MAX_CACHED_LENGTH:
                 if len(self._cached) >= MAX_CACHED:
                     self._cached.clear()
                 self._cached[verb, sent] = found

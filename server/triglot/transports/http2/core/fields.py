@@ -86,9 +86,9 @@ class Field:
     """A field of a header block.
 
     `kind`: one of the constants above. `meaning`: the parsed value: text of a path or coding, seconds of a
-    timeout, bytes of a length, a list of binary metadata's values; whether a method is POST, and a content type
-    gRPC's; of other fields the raw value. `problem`: what is wrong with a timeout or with binary metadata, else
-    "". `size`: bytes as HTTP/2 counts them.
+    timeout, bytes of a length; whether a method is POST, and a content type gRPC's; of other fields the raw
+    value. `problem`: what is wrong with a timeout or with binary metadata, else "". `size`: bytes as HTTP/2
+    counts them.
     """
 
     __slots__ = ("_text", "kind", "meaning", "name", "problem", "size", "value")
@@ -122,7 +122,7 @@ class Field:
         elif kind == CONTENT_TYPE:
             self.meaning = _GRPC_TYPE.fullmatch(value) is not None
         elif kind == METADATA:
-            self._read_binary()
+            self._check_binary()
         elif kind == CONTENT_LENGTH:
             if _LENGTH.fullmatch(value):
                 self.meaning = int(value)
@@ -139,23 +139,27 @@ class Field:
         else:
             self.problem = f"grpc-timeout: expected up to eight digits and one of HMSmun, got {self.value!r}"
 
-    def _read_binary(self) -> None:
+    def _check_binary(self) -> None:
         try:
-            # One field may hold several values, and padding may be omitted.
-            parts = [one + b"=" * (-len(one) % 4) for one in self.value.split(b",")]
-            self.meaning = [base64.b64decode(part, validate=True) for part in parts]
+            self._binary_values()
         except binascii.Error:
             self.problem = f"{self.name.text}: expected base64"
+
+    def _binary_values(self) -> list[bytes]:
+        # Not kept: of many short values, the objects are much larger than the field.
+        # One field may hold several values, and padding may be omitted.
+        parts = [one + b"=" * (-len(one) % 4) for one in self.value.split(b",")]
+        return [base64.b64decode(part, validate=True) for part in parts]
 
     def metadata(self) -> Iterable[tuple[str, str | bytes]]:
         """Returns the field as gRPC metadata."""
         if self.name.is_binary:
-            return [(self.name.text, value) for value in self.meaning]
+            return [(self.name.text, value) for value in self._binary_values()]
         return ((self.name.text, self.text),)
 
 
-_cached_field = lru_cache(maxsize=512)(Field)
-MAX_CACHED_VALUE = 4096
+_cached_field = lru_cache(maxsize=256)(Field)
+MAX_CACHED_VALUE = 2048
 
 
 def field_of(name: Name, value: bytes) -> Field:

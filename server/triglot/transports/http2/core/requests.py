@@ -28,7 +28,8 @@ CALL_BYTES = 16 * 1024
 """Approximate memory of an open call besides its fields: 2 to 15 KiB; streams and REST calls take the most."""
 FIELDS_FACTOR = 10
 """Memory of fields, as a multiple of their size as HTTP/2 counts it."""
-MAX_CACHED_FIELDS = 16
+MAX_CACHED, MAX_CACHED_FIELDS = 200, 16
+"""Limits on the cached starts of blocks, each of which is in one table of 4 KiB, and on their fields."""
 CODINGS = ("identity", "deflate", "gzip")
 _DEFAULTS: Sequence[Any] = (None, None, None, None, None, False, None, "identity", "", None)
 """The meaning of an absent field, by kind."""
@@ -152,12 +153,12 @@ def _parse(fields: Sequence[Field], before: _Parsed = _NOTHING) -> _Parsed:
     return _Parsed(parsed, meanings, traceparent, tracestate, credentials, problem, size, is_regular)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=MAX_CACHED)
 def _cached_start(fields: tuple[Field, ...]) -> _Parsed:
     return _parse(fields)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=MAX_CACHED)
 def _cached_head(fields: tuple[Field, ...]) -> RpcHead:
     return _head(_cached_start(fields))
 
