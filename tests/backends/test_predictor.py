@@ -231,7 +231,10 @@ def test_a_result_that_contains_itself(tmp_path: Path) -> None:
             'prediction_class = "Predictor"',
             "prediction_class: expected a name like 'module.Class', got 'Predictor'",
         ),
-        (TOML + 'package = ["a.tar.gz"]', "unknown key 'package', expected prediction_class, packages, path"),
+        (
+            TOML + 'package = ["a.tar.gz"]',
+            "unknown key 'package', expected prediction_class, handler_class, packages, path",
+        ),
         (TOML + 'packages = "a.tar.gz"', "packages: expected a list of names, got 'a.tar.gz'"),
         (TOML + "path = [1]", "path: expected a list of names, got [1]"),
         (TOML + 'path = ["src"]', "path: {folder}/src is not a folder"),

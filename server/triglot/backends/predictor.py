@@ -1,4 +1,4 @@
-"""AI Platform's custom prediction routines (tfs 7.5), named by a `predictor.toml` in the model's folder:
+"""Custom prediction routines of AI Platform (tfs 7.5), named by a `predictor.toml` in the model's folder:
 
     prediction_class = "my_module.MyPredictor"
     packages = ["my_package-0.1.tar.gz"]
@@ -7,13 +7,13 @@
 `packages` are source distributions, as they were deployed to AI Platform; `path` are folders of modules and
 packages, the model's own one by default. The class is duck-typed: `from_path(model_dir)` is a class method,
 `predict(instances, **kwargs)` takes decoded JSON and returns a JSON-serializable value. Its code runs in the
-server, so files come from the configured repositories only.
+server, so files come from the configured repositories only. A class without `from_path`, or a `handler_class`, is
+Vertex AI's: see `vertex_routine`.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import os
 import tomllib
@@ -24,9 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-import orjson
-
+from triglot.backends import vertex_routine
+from triglot.backends.json_values import parse, serialize
 from triglot.backends.model_modules import ModelModules
 from triglot.backends.parameters import warn_of_unknown
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError, is_serving_error, text_of
@@ -38,8 +37,6 @@ from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 from triglot.platform.archives import TarError, unpack
 
 log = logging.getLogger(__name__)
-
-_ONLY_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
 def load(file: Path, config: ModelConfig) -> Model:
@@ -53,8 +50,20 @@ def load(file: Path, config: ModelConfig) -> Model:
         modules = ModelModules(_folders(file, routine, opened))
         opened.callback(modules.close)
         with modules.by_plain_names():
-            predictor = _predictor(file, routine.prediction_class, modules)
-        return PredictorModel(predictor, opened.pop_all())
+            predictor_class, handler_class = (
+                _class(file, key, getattr(routine, key), modules) for key in ("prediction_class", "handler_class")
+            )
+            if handler_class is None and callable(getattr(predictor_class, "from_path", None)):
+                predictor = _predictor(file, routine.prediction_class, predictor_class)
+                return PredictorModel(predictor, opened.pop_all())
+            if handler_class is None and not (
+                inspect.isclass(predictor_class) and hasattr(predictor_class, "load")
+            ):
+                raise ModelLoadError(
+                    f"{file}: {routine.prediction_class} has no class method from_path(model_dir), nor a method "
+                    "load(artifacts_uri), as Vertex AI's have"
+                )
+            return vertex_routine.model_of(predictor_class, handler_class, file, config, opened)
 
 
 class PredictorModel(Model):
@@ -89,8 +98,8 @@ class PredictorModel(Model):
         result that is not JSON-serializable and, with its text, for an exception of `predict`.
         """
         elements = inputs["instances"].ravel().tolist()
-        instances = [_parse(f"instances[{at}]", element) for at, element in enumerate(elements)]
-        parameters = _parse("parameters", inputs["parameters"].item())
+        instances = [parse(f"instances[{at}]", element) for at, element in enumerate(elements)]
+        parameters = parse("parameters", inputs["parameters"].item())
         if not isinstance(parameters, dict):
             raise InvalidArgument("parameters: expected a JSON object of keyword arguments")
         try:
@@ -104,7 +113,7 @@ class PredictorModel(Model):
                 raise
             log.error("%s failed", self._name, exc_info=error)
             raise Internal(text_of(error) or type(error).__name__) from error
-        return {"predictions": object_array([_serialize(predictions)], [1])}
+        return {"predictions": object_array([serialize("predict()", predictions)], [1])}
 
     def close(self) -> None:
         """Removes the modules and the unpacked packages."""
@@ -115,7 +124,8 @@ class PredictorModel(Model):
 class _Routine:
     """The contents of a `predictor.toml`."""
 
-    prediction_class: str
+    prediction_class: str = ""
+    handler_class: str = ""
     packages: tuple[str, ...] = ()
     path: tuple[str, ...] = (".",)
 
@@ -125,9 +135,10 @@ def _read(file: Path) -> _Routine:
     known = [field.name for field in fields(_Routine)]
     if unknown := sorted(content.keys() - known):
         raise ModelLoadError(f"{file}: unknown key {unknown[0]!r}, expected {', '.join(known)}")
-    name = content.get("prediction_class")
-    if not isinstance(name, str) or "." not in name.strip("."):
-        raise ModelLoadError(f"{file}: prediction_class: expected a name like 'module.Class', got {name!r}")
+    for key in ("prediction_class", "handler_class"):
+        name = content.get(key, None if key == "prediction_class" and "handler_class" not in content else "a.b")
+        if not isinstance(name, str) or "." not in name.strip("."):
+            raise ModelLoadError(f"{file}: {key}: expected a name like 'module.Class', got {name!r}")
     for key in ("packages", "path"):
         value = content.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -167,22 +178,25 @@ def _unpack(file: Path, package: Path, target: Path) -> list[Path]:
     return [folder for folder in (top / "src", top) if folder.is_dir()]
 
 
-def _predictor(file: Path, name: str, modules: ModelModules) -> Any:
-    """Returns the predictor that the class makes from the model's folder."""
+def _class(file: Path, key: str, name: str, modules: ModelModules) -> Any:
+    """Returns the class of a name, None of an empty one."""
+    if not name:
+        return None
     module_name, _, class_name = name.rpartition(".")
     try:
         module = modules.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{modules.real_name(module_name)}.".startswith(f"{error.name}."):
             raise
-        raise ModelLoadError(
-            f"{file}: prediction_class: no module {module_name!r}; the model has {modules}"
-        ) from error
-    predictor_class = getattr(module, class_name, None)
-    if predictor_class is None:
-        raise ModelLoadError(f"{file}: prediction_class: {module.__file__} has no {class_name!r}")
-    if not callable(getattr(predictor_class, "from_path", None)):
-        raise ModelLoadError(f"{file}: {name} has no class method from_path(model_dir)")
+        raise ModelLoadError(f"{file}: {key}: no module {module_name!r}; the model has {modules}") from error
+    found = getattr(module, class_name, None)
+    if found is None:
+        raise ModelLoadError(f"{file}: {key}: {module.__file__} has no {class_name!r}")
+    return found
+
+
+def _predictor(file: Path, name: str, predictor_class: Any) -> Any:
+    """Returns the predictor that the class makes from the model's folder."""
     predictor = predictor_class.from_path(str(file.parent.absolute()))
     if not callable(getattr(predictor, "predict", None)):
         raise ModelLoadError(
@@ -190,40 +204,3 @@ def _predictor(file: Path, name: str, modules: ModelModules) -> Any:
             "predict(instances, **kwargs)"
         )
     return predictor
-
-
-# --- JSON with the extensions of Python's own module ---
-
-
-def _parse(what: str, text: bytes) -> Any:
-    try:
-        return orjson.loads(text)
-    except ValueError:
-        pass  # NaN and Infinity need the standard library; so do other errors, for its texts.
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{what}: expected JSON: {error}") from None
-
-
-def _serialize(result: object) -> bytes:
-    try:
-        text = orjson.dumps(result, default=_plain, option=_ONLY_JSON)
-        if b"null" not in text:  # orjson writes null for NaN and Infinity, too.
-            return text
-    except TypeError:
-        pass  # Integers beyond 64 bits and keys that are not strings need the standard library.
-    try:
-        return json.dumps(result, default=_plain, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        message = (
-            f"There was a problem processing the outputs: predict() returned a value with no JSON form: {error}"
-        )
-        log.error("%s", message)
-        raise Internal(message) from error
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from triglot.core.errors import Code, ServingError
 from triglot.core.permission import EVERYTHING, Permission
 from triglot.core.scattered import Scattered
+
+_CODES = {
+    401: Code.UNAUTHENTICATED,
+    403: Code.PERMISSION_DENIED,
+    404: Code.NOT_FOUND,
+    409: Code.ABORTED,
+    429: Code.RESOURCE_EXHAUSTED,
+    501: Code.UNIMPLEMENTED,
+    503: Code.UNAVAILABLE,
+    504: Code.DEADLINE_EXCEEDED,
+}
 
 
 @dataclass(slots=True)
@@ -35,6 +48,16 @@ class HttpResponse:
     status: int = 200
     content_type: str = "application/json"
     headers: Mapping[str, str] | Sequence[tuple[str, str]] = field(default_factory=dict)
+
+
+def error_of(status: int, body: bytes) -> ServingError:
+    """Returns the error that a model's own HTTP response means: its text is FastAPI's `detail`, or the body."""
+    try:
+        text = json.loads(body)["detail"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        text = body.decode(errors="replace")
+    other = Code.INVALID_ARGUMENT if status < 500 else Code.INTERNAL
+    return ServingError(text if isinstance(text, str) else json.dumps(text), code=_CODES.get(status, other))
 
 
 def no_work(_: Any) -> int:

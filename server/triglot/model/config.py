@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from triglot.core.response_buffer import MAX_UNREAD_BYTES
 from triglot.model.scheduling import DynamicBatching, SequenceBatching, Step
@@ -178,6 +178,9 @@ class ModelConfig:
     text: str = field(default="", compare=False, repr=False)
     sign: str = field(default="", repr=False)
     groups_sign: str = field(default="", repr=False)
+
+    owns_process: ClassVar[bool] = False
+    """Whether the model is loaded in a process that is its instance's alone."""
 
     def name_for(self, file: Path) -> str:
         """Returns the name that the model's code sees: the served one, or else that of its file's folder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
 from triglot.model.config import Device, ModelConfig
 
@@ -15,6 +16,7 @@ class InstanceConfig(ModelConfig):
     It has one of the configured devices, so that a backend that places its instances loads one copy of the model.
     """
 
+    owns_process: ClassVar[bool] = True
     instance: int = 0
     _counts: list[int] = field(default_factory=list, repr=False, compare=False)
 

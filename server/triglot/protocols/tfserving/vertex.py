@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from triglot.core.call import Call
-from triglot.core.errors import Code, Internal, ServingError, Unavailable, Unimplemented
-from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.errors import Internal, ServingError, Unavailable, Unimplemented
+from triglot.core.http import HttpRequest, HttpResponse, error_of
 from triglot.core.operation import Operation
 from triglot.core.permission import Permission
 from triglot.dataplane.dataplane import DataPlane
@@ -33,7 +33,7 @@ from triglot.protocols.tfserving.ai_platform import (
 )
 from triglot.protocols.tfserving.http_body import CONTENT_TYPE, DATA, unwrapped
 from triglot.protocols.tfserving.json_models import PARAMETERS, json_inputs, read_object, split_keywords
-from triglot.protocols.tfserving.routes import STATUS, status_of
+from triglot.protocols.tfserving.routes import status_of
 from triglot.scheduling.servable import Servable
 
 ENDPOINT = "projects/{project:[^/:]+}/locations/{location:[^/:]+}/endpoints/{endpoint:[^/:]+}"
@@ -43,7 +43,6 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|-?\d++(?:\.\d++)?(?:[eE][+-]?\d++)?',
 """Strings, which may hold numbers, and numbers. Nothing that begins like one is left, to be read again."""
 _MAX_NUMBER = 32
 """Longest number in characters that is looked at: a double has at most 17 digits."""
-_CODES = {status: code for code, status in STATUS.items() if status != 400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +138,7 @@ class Vertex:
         """Run a call of an endpoint. Raises `ServingError`, also for a model's own HTTP response with an error."""
         predicted = await self._platform.predict(received.request, call)
         if predicted.request.speaks_http and (response := predicted.encode()).status >= 400:
-            code = Code.INVALID_ARGUMENT if response.status < 500 else Code.INTERNAL
-            raise ServingError(_text_of(bytes(response.body)), code=_CODES.get(response.status, code))
+            raise error_of(response.status, bytes(response.body))
         return predicted
 
     async def predict_only(self, received: DecodedRequest, call: Call) -> Predicted:
@@ -174,14 +172,6 @@ def _whole(match: re.Match[bytes]) -> bytes:
     return b"%d" % number if number.is_integer() else text
 
 
-def _text_of(body: bytes) -> str:
-    """Returns the text of an error that a model's own HTTP response holds: FastAPI's `detail`, or all of it."""
-    try:
-        return str(orjson.loads(body)["detail"])
-    except (ValueError, TypeError, KeyError):
-        return body.decode(errors="replace")
-
-
 def _encode_endpoint(predicted: Predicted, received: EndpointRequest) -> HttpResponse:
     response, path = predicted.encode(), received.path
     name, version = predicted.response.model_name, predicted.response.model_version
@@ -191,7 +181,7 @@ def _encode_endpoint(predicted: Predicted, received: EndpointRequest) -> HttpRes
             raise Internal(f"{name} answered {body[:80]!r}, expected a JSON object with 'predictions'")
         deployed = {"deployedModelId": name, "model": _model(path, name)}
         members = orjson.dumps({**deployed, "modelDisplayName": name, "modelVersionId": version})
-        return replace(response, body=body[:-1] + b", " + members[1:])
+        return replace(response, body=body[:-1] + b", " + members[1:], content_type="application/json")
     if received.wrapped:
         data = base64.b64encode(bytes(response.body)).decode()
         message: Any = {CONTENT_TYPE: response.content_type, DATA: data}
