@@ -18,6 +18,7 @@ from triglot.core.tensor import DATATYPES, Array, datatype_of, object_array, pac
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.codec import SCAN_FROM_BYTES, decode_infer, encode_infer
+from triglot.protocols.kserve.layouts import InferDecoder
 
 Contents = pb.InferTensorContents
 Parameter = pb.InferParameter
@@ -237,7 +238,9 @@ def test_contents_of_an_unknown_datatype_are_left_to_the_validator() -> None:
     assert decode_infer(with_contents("FP31", Contents(), [1])).inputs[0].datatype == "FP31"
 
 
-@pytest.mark.parametrize("contents", [Contents(fp32_contents=[1, 2]), Contents()])
+@pytest.mark.parametrize(
+    "contents", [Contents(fp32_contents=[1, 2]), Contents(int_contents=[0]), Contents(bytes_contents=[b""])]
+)
 def test_contents_and_raw_may_not_be_mixed(contents: pb.InferTensorContents) -> None:
     mixed = pb.ModelInferRequest.FromString(A1)
     mixed.inputs[0].contents.CopyFrom(contents)
@@ -248,6 +251,18 @@ def test_contents_and_raw_may_not_be_mixed(contents: pb.InferTensorContents) -> 
     mixed.inputs.add(name="y", datatype="FP32", shape=[1])
     mixed.raw_input_contents.append(bytes(4))
     assert "must not be specified" in refusal(mixed.SerializeToString())
+
+
+@pytest.mark.parametrize("contents", [b"", field(6, b"")])
+def test_empty_contents_beside_raw_tensors_are_absent(contents: bytes) -> None:
+    """MLServer's client (1.7.1) writes them."""
+    tensor = field(1, "x") + field(2, "FP32") + field(3, b"\2") + field(5, contents)
+    raw = bytes(range(8))
+    for padding in (b"", field(7, bytes(SCAN_FROM_BYTES))):
+        second = field(5, tensor.replace(b"x", b"y", 1)) if padding else b""
+        data = field(1, "m") + field(5, tensor) + second + field(7, raw) + padding
+        assert bytes(decode_infer(data).inputs[0].data) == raw
+        assert bytes(InferDecoder()(data).inputs[0].data) == raw
 
 
 def test_no_data() -> None:

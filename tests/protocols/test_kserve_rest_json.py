@@ -74,9 +74,9 @@ def test_bounds_of_integers(datatype: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("1.0", "a number 1.0"),
-        ("1e2", "a number 100.0"),
-        ("-0.0", "a number -0.0"),
+        ("1.5", "a number 1.5"),
+        ("1e-2", "a number 0.01"),
+        ("[2.0,4503599627370495.5]", "a number 4503599627370495.5"),
         ("true", "a boolean True"),
         ("null", "null None"),
         ('"1"', "a string '1'"),
@@ -85,9 +85,30 @@ def test_bounds_of_integers(datatype: str) -> None:
     ],
 )
 def test_what_is_no_integer(datatype: str, text: str, what: str) -> None:
+    at = 2 if "," in text else 1
     assert refused(f"[7,[{text}]]", datatype, [2]) == (
-        f"'data' of input 'x': element 1 must be an integer for {datatype}, got {what}"
+        f"'data' of input 'x': element {at} must be an integer for {datatype}, got {what}"
     )
+
+
+@pytest.mark.parametrize("datatype", INTEGERS)
+def test_integral_numbers_with_a_point_or_an_exponent_are_integers(datatype: str) -> None:
+    text = "[1.0,-0.0,[1e2,1.2E1],12000e-3,7,0.0]"
+    assert accepted(text, datatype, 7) == [1, 0, 100, 12, 12, 7, 0]
+    bounds = np.iinfo(DATATYPES[datatype].dtype)
+    for beyond in ("1e30", "-1e30", "18446744073709551616.0", "-9223372036854777856.0"):
+        assert refused(f"[0.0,{beyond}]", datatype, [2]) == (
+            f"'data' of input 'x' has an element outside {datatype}'s range [{bounds.min}, {bounds.max}]"
+        )
+    assert "INT64" in datatype or "outside" in refused("[9007199254740992.0]", datatype, [1])
+
+
+@pytest.mark.parametrize(("datatype", "large"), [("INT64", 2**63 - 1), ("INT64", -(2**63)), ("UINT64", 2**64 - 1)])
+def test_integers_beside_a_number_with_a_point_stay_exact(datatype: str, large: int) -> None:
+    values = [large, 2**53 + 1, 10**18, 1]
+    assert accepted(f"[{large},{2**53 + 1},1e18,1.0]", datatype, 4) == values
+    for beyond in (-(2**63) - 1, 2**64):
+        assert "outside" in refused(f"[1.0,{beyond}]", datatype, [2])
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])

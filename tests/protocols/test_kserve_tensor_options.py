@@ -72,6 +72,8 @@ def test_an_input_in_shared_memory_takes_no_raw_entry() -> None:
 
 def test_an_input_in_shared_memory_has_no_contents() -> None:
     message = pb.ModelInferRequest(model_name="m", inputs=[{"name": "a", "parameters": REGION, "contents": {}}])
+    assert decode_infer(message.SerializeToString()).options == TensorOptions({0: RegionSlice("r", 0, 8)}, {})
+    message.inputs[0].contents.int_contents.append(1)
     text = "contents field must not be specified when using shared memory for 'a' for model 'm'"
     assert refusal(message.SerializeToString()) == text
 

@@ -97,7 +97,7 @@ async def check_typed_integer_out_of_range(stub):
 
 async def check_typed_and_raw_mixed(stub):
     message = request()
-    message.inputs[0].contents.SetInParent()
+    message.inputs[0].contents.fp32_contents.append(1)
     stub.wrong(message, "contents field must not be specified when using raw_input_contents for 'x'")
 
 

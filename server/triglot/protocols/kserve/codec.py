@@ -162,7 +162,7 @@ def _request_of(message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Inferen
         if tensor.parameters and REGION in tensor.parameters:
             regions[len(request.inputs)] = _decode_region(tensor, message.model_name)
             data = b""
-        elif tensor.HasField("contents"):
+        elif tensor.HasField("contents") and not (raw and _is_empty(tensor.contents)):
             if raw:
                 raise InvalidArgument(
                     "contents field must not be specified when using raw_input_contents for "
@@ -195,8 +195,13 @@ def _request_of(message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Inferen
     return request
 
 
+def _is_empty(contents: pb.InferTensorContents) -> bool:
+    """Whether the message holds no elements: MLServer's client writes such a one beside raw tensors."""
+    return not contents.ListFields()
+
+
 def _decode_region(tensor: pb.ModelInferRequest.InferInputTensor, model: str) -> RegionSlice:
-    if tensor.HasField("contents"):
+    if not _is_empty(tensor.contents):
         raise InvalidArgument(
             "contents field must not be specified when using shared memory for "
             f"'{tensor.name}' for model '{model}'"

@@ -15,6 +15,8 @@ from triglot.protocols.json.text import flatten, float32_array, print_array, typ
 
 NO_JSON = ("FP16", "BF16", "COMPLEX64", "COMPLEX128")
 """Datatypes whose elements have no JSON form."""
+MAX_EXACT = 2**53 - 1
+"""Up to here no two integers are the same float64."""
 
 
 def elements_of_json(
@@ -51,7 +53,11 @@ def _convert_large(data: LargeArray, datatype: DataType, what: str) -> Array:
     if kind == "f":
         return _narrowed_floats(data.numbers("d"), datatype)
     if kind in "iu":
-        return _narrowed_integers(data.numbers("u" if datatype.name == "UINT64" else "i"), datatype, what)
+        try:
+            numbers = data.numbers("u" if datatype.name == "UINT64" else "i")
+        except (TypeError, ValueError):
+            numbers = _integral(data.numbers("d"))
+        return _narrowed_integers(numbers, datatype, what)
     raise TypeError(f"{datatype.name} elements are not numbers")
 
 
@@ -81,6 +87,13 @@ def _convert(values: list[Any], datatype: DataType, what: str) -> Array:
             return _narrowed_floats(np.array(values, dtype=np.float64), datatype)
         except OverflowError:
             raise InvalidArgument(f"{what} has an integer too large for {datatype.name}") from None
+    return _convert_integers(values, types, datatype, what)
+
+
+def _convert_integers(values: list[Any], types: set[type], datatype: DataType, what: str) -> Array:
+    if float in types:
+        values = list(map(_integer, values))
+        types = set(map(type, values))
     if types - {int}:
         raise _element_error(values, (int,), datatype, "an integer", what)
     bounds = np.iinfo(datatype.dtype)
@@ -100,6 +113,24 @@ def _narrowed_integers(numbers: Array, datatype: DataType, what: str) -> Array:
     if numbers.size and (numbers.min() < bounds.min or numbers.max() > bounds.max):
         raise _range_error(datatype, what)
     return numbers.astype(datatype.dtype, copy=False)
+
+
+def _integral(numbers: Array) -> Array:
+    """Returns float64 numbers as int64. Raises `ValueError` unless each is integral, and exact in both."""
+    if not (np.abs(numbers) <= MAX_EXACT).all():
+        raise ValueError("too large to be exact, or NaN")
+    integers: Array = numbers.astype(np.int64)
+    if not (integers == numbers).all():
+        raise ValueError("not integral")
+    return integers
+
+
+def _integer(value: Any) -> Any:
+    """Returns an integral float as an int, and anything else unchanged.
+
+    So is -2^63, to which the parser may have rounded an integer below INT64's range.
+    """
+    return int(value) if type(value) is float and value.is_integer() and value != -(2.0**63) else value
 
 
 def _range_error(datatype: DataType, what: str) -> InvalidArgument:
