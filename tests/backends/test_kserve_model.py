@@ -65,7 +65,8 @@ class Mine(Model):
         if len(payload.inputs) > 1:
             said += payload.inputs[1].as_numpy()[0].decode()
         names = InferOutput(name="said", shape=[1], datatype="BYTES", data=[said])
-        return InferResponse(payload.id, self.name, [y, names], parameters={"took": 0.5})
+        outputs = [y, names, names] if payload.parameters.get("twice") else [y, names]
+        return InferResponse(payload.id, self.name, outputs, parameters={"took": 0.5})
 
 
 if __name__ == "__main__":
@@ -100,6 +101,14 @@ def write(folder: Path, source: str = V2) -> Path:
 
 
 X = np.array([[1.0, 2.0]], np.float32)
+
+
+async def test_two_outputs_of_one_name_are_an_error(tmp_path: Path) -> None:
+    async with serving(write(tmp_path)) as door:
+        code, details = await door.failure("mine", {"x": X}, parameters={"twice": True})
+        assert code is grpc.StatusCode.INTERNAL
+        assert "output 'said': expected one tensor in the model's response, got 2" in details
+        assert (await door.infer("mine", {"x": X})).outputs["y"].shape == X.shape
 
 
 async def post(door: Door, path: str, body: Any) -> tuple[int, Any]:

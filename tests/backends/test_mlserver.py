@@ -70,7 +70,7 @@ class Mine(MLModel):
             outputs=[
                 NumpyCodec.encode_output("y", x * TIMES),
                 StringCodec.encode_output("said", [json.dumps(said)]),
-            ],
+            ] + [StringCodec.encode_output("said", ["again"])] * bool(getattr(payload.parameters, "twice", False)),
         )
 
     async def unload(self) -> bool:
@@ -104,6 +104,13 @@ def write(folder: Path, source: str = MODEL, name: str = "model.py", settings: A
 
 
 X = np.array([[1.0, 2.0]], np.float32)
+
+
+async def test_two_outputs_of_one_name_are_an_error(tmp_path: Path) -> None:
+    async with serving(write(tmp_path)) as door:
+        code, details = await door.failure("mine", {"x": X}, parameters={"twice": True})
+        assert code is grpc.StatusCode.INTERNAL
+        assert "output 'said': expected one tensor in the model's response, got 2" in details
 
 
 async def said(door: Door, **more: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from triglot.core.types import Answer, TensorSpec
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
+from triglot.model.validation import repeated_output
 
 
 def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
@@ -126,6 +127,8 @@ class KServeModel(ForeignModel):
         for one in response.outputs:
             data = one.data if one._raw_data is None else one.as_numpy()
             outputs[one.name] = array_of(one.name, one.datatype, one.shape, data)
+        if len(outputs) < len(response.outputs):
+            raise repeated_output([one.name for one in response.outputs])
         return answer_of(outputs, response.parameters)
 
     async def _predict(self, body: Any, call: Call) -> Any:

@@ -22,6 +22,7 @@ from triglot.core.tensor import datatype_of
 from triglot.core.types import Answer, TensorSpec
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
+from triglot.model.validation import repeated_output
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +169,8 @@ class MLServerModel(ForeignModel):
             one.name: array_of(one.name, _text(one.datatype), one.shape, getattr(one.data, "root", one.data))
             for one in response.outputs
         }
+        if len(outputs) < len(response.outputs):
+            raise repeated_output([one.name for one in response.outputs])
         return answer_of(outputs, response.parameters.model_dump() if response.parameters else None)
 
     def close(self) -> None:

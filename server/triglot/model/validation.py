@@ -287,6 +287,14 @@ def bind_outputs(
     return outputs
 
 
+def repeated_output(names: Sequence[str]) -> Internal:
+    """Returns, and logs, the error for a model's response with several tensors of one name."""
+    name = next(name for name in names if names.count(name) > 1)
+    error = Internal(f"output '{name}': expected one tensor in the model's response, got {names.count(name)}")
+    log.error("%s", error.message)
+    return error
+
+
 def check_parameters(values: Mapping[Any, Any], model: str) -> dict[str, ParameterValue]:
     """Returns the parameters of a model's response. Raises `Internal` for a value that no protocol can carry."""
     for name, value in values.items():

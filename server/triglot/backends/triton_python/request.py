@@ -67,7 +67,8 @@ class InferenceTrace:
 class InferenceRequest:
     """A request. `model_version` -1 is the default version. Names and id are `str` or `bytes`.
 
-    Raises `TypeError` for inputs that are not `Tensor`s, and for names of other types.
+    Raises `TypeError` for inputs that are not `Tensor`s, and for names of other types, and `TritonModelException`
+    for two inputs of one name.
     """
 
     context: ClassVar[ModelContext | None] = None
@@ -282,6 +283,10 @@ def _tensors(inputs: Iterable[Tensor]) -> list[Tensor]:
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"InferenceRequest: inputs: expected Tensors, got {type(tensor).__name__}")
+    names = [tensor.name() for tensor in tensors]
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            raise TritonModelException(f"InferenceRequest: input '{name}' already exists in request")
     return tensors
 
 

@@ -12,6 +12,7 @@ from triglot.core.errors import ServingError
 from triglot.core.tensor import Array
 from triglot.core.types import Answer, ParameterValue
 from triglot.model.reshaping import Reshaping
+from triglot.model.validation import repeated_output
 
 
 class InferenceResponse:
@@ -67,10 +68,12 @@ class InferenceResponse:
         return as_json(self._parameters)
 
     def outcome(self, reshaping: Reshaping | None = None, *, final: bool = False) -> Answer | ServingError:
-        """Converts the response for the server."""
+        """Converts the response for the server; two tensors of one name are an error."""
         if self._error is not None:
             return self._error.serving_error()
         outputs = {tensor.name(): with_bytes(tensor.array) for tensor in self._tensors}
+        if len(outputs) < len(self._tensors):
+            return repeated_output([tensor.name() for tensor in self._tensors])
         if reshaping is not None:
             outputs = reshaping.made(outputs)
         return Answer(outputs, self._parameters, final=final, partial=True)
