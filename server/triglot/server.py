@@ -141,6 +141,7 @@ class Server:
             load_retry_interval=self.config.load_retry_interval,
             ray_address=self.config.ray_address,
             max_unread_bytes=self.config.max_unread_bytes,
+            op_libraries=self.config.op_libraries,
             load_ended=self._load_ended,
             labels_before_load=self.config.labels_before_load,
             wait=self.config.wait_for_models,

@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from triglot.cli.hints import hint_lines
 from triglot.config.options import Config
 from triglot.core.http import HttpRequest
-from triglot.core.tensor import DATATYPES
+from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES
 from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
 from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import Signature
@@ -28,7 +28,7 @@ from triglot.protocols.kserve import rest as kserve_rest
 from triglot.protocols.tfserving import codec as tfserving_codec
 from triglot.protocols.tfserving import rest_predict
 
-WITHOUT_SAMPLE = {"FP16", "BF16", "COMPLEX64", "COMPLEX128"}
+WITHOUT_SAMPLE = {"FP16", "BF16", *TFSERVING_DATATYPES}
 SHAPES = {"scalar": ([], ()), "any": ([-1], (1,)), "nested": ([2, -1, 3], (2, 1, 3))}
 OUTPUTS = [TensorSpec("y", "FP32", [-1])]
 

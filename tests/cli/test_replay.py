@@ -52,6 +52,7 @@ VALUES: Mapping[str, list[Any]] = {
     "FP64": [0.1, np.nan, 5e-324],
     "COMPLEX64": [1 + 2j, complex(np.nan, 1)],
     "COMPLEX128": [0.1 + 2j],
+    **{name: [1, 127] for name in ("QINT8", "QUINT8", "QINT16", "QUINT16", "QINT32")},
     "BYTES": [b"", b"\xff\0", "ü".encode()],
 }
 

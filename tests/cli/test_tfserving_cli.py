@@ -16,6 +16,7 @@ from triglot.cli.tfserving import (
     FLAGS,
     REFUSED,
     TUNING,
+    TfservingConfig,
     batching,
     configuration,
     models,
@@ -50,7 +51,7 @@ ALL_FLAGS = re.findall(
 
 
 def test_the_defaults_are_tensorflow_servings() -> None:
-    assert config() == Config(
+    assert config() == TfservingConfig(
         host="0.0.0.0",
         grpc_port=8500,
         rest_port=-1,
@@ -174,7 +175,9 @@ def test_the_configuration_file_wins(tmp_path: Path) -> None:
 
 
 def test_every_flag_is_known() -> None:
-    assert sorted([*FLAGS, *TUNING, *REFUSED]) == sorted([*ALL_FLAGS, "allowed_model_roots"])
+    assert sorted([*FLAGS, *TUNING, *REFUSED]) == sorted(
+        [*ALL_FLAGS, "allowed_model_roots", "tensorflow_op_libraries"]
+    )
 
 
 def test_flags_without_effect_are_named_in_one_warning() -> None:

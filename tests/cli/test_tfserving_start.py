@@ -59,6 +59,32 @@ def write_config(file: Path, *models: str) -> None:
 
 # --- one model ---
 
+WAITS = """
+import time
+
+import triglot
+
+
+class Waits(triglot.Model):
+    inputs = outputs = [triglot.TensorSpec("x", "FP32", [-1])]
+
+    def infer(self, inputs, call):
+        while not call.cancelled:
+            time.sleep(0.01)
+        raise RuntimeError("late")
+"""
+
+
+@pytest.mark.parametrize("milliseconds", [50, 1250])
+def test_an_error_at_the_deadline_names_the_flag(milliseconds: int, tmp_path: Path) -> None:
+    write_model(tmp_path / "m" / "1", WAITS)
+    flags = (f"--model_base_path={tmp_path / 'm'}", "--model_name=m")
+    with TfServing(*flags, f"--rest_api_timeout_in_ms={milliseconds}") as server:
+        status, answer = server.rest().post("/v1/models/m:predict", {"instances": [1.0]})
+        assert status == 504
+        text = f"the server's --rest_api_timeout_in_ms of {milliseconds} passed while the model ran"
+        assert answer == {"error": text}
+
 
 def test_a_model_that_comes_after_the_start(tmp_path: Path) -> None:
     """At a path that is missing first, and empty then; until a version is there the ports are closed."""

@@ -46,6 +46,11 @@ TABLE: list[tuple[str, int, Any, str]] = [
     ("BF16", 2, 1.0, "803f"),
     ("COMPLEX64", 8, 1 - 2j, "0000803f000000c0"),
     ("COMPLEX128", 16, 1 - 2j, "000000000000f03f00000000000000c0"),
+    ("QINT8", 1, (-2,), "fe"),
+    ("QUINT8", 1, (254,), "fe"),
+    ("QINT16", 2, (-2,), "feff"),
+    ("QUINT16", 2, (0x1234,), "3412"),
+    ("QINT32", 4, (-2,), "feffffff"),
     ("BYTES", 0, b"ab", "020000006162"),
 ]
 NUMERIC = [row[0] for row in TABLE if row[1]]
@@ -76,7 +81,7 @@ def test_encoding_of_each_datatype(name: str, itemsize: int, value: Any, encodin
     assert joined(array).hex() == encoding
     if itemsize:
         assert datatype.dtype.itemsize == itemsize
-        assert array_over(bytes.fromhex(encoding), datatype.dtype, (1,))[0] == value
+        assert array_over(bytes.fromhex(encoding), datatype.dtype, (1,)).tolist() == [value]
     else:
         assert unpack_bytes(bytes.fromhex(encoding), 1) == [value]
 

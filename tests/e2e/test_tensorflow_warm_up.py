@@ -90,7 +90,7 @@ def test_recorded_requests_that_fail(channel: grpc.Channel, models: Path) -> Non
         assert part in text, text
         assert failure(lambda name=name: predict(channel, predict_request(name, [1.0]))) == (  # type: ignore[misc]
             grpc.StatusCode.NOT_FOUND,
-            f"Servable not found for request: Latest({name})",
+            f"Servable not found for request: Latest({name}): {text}",
         )
     assert count(channel) == ONE_CALL_OF_EACH_KIND
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.tensor import DATATYPES, Array
+from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, Array
 from triglot.core.types import InferenceRequest, TensorSpec
 from triglot.model.grps_types import LISTS
 from triglot.model.signature import Signature
@@ -50,7 +50,7 @@ def would_change(datatype: str, kind: str) -> str:
     return f"input 'x' of model 'm' expects {datatype}; the {kind} value cannot be converted without changing it"
 
 
-NUMBERS = [name for name in DATATYPES if name not in ("BYTES", "COMPLEX64", "COMPLEX128")]
+NUMBERS = [name for name in DATATYPES if name not in ("BYTES", *TFSERVING_DATATYPES)]
 ONE = signature(("x", "FP32", [-1]))
 TWO = signature(("x", "FP32", [-1]), ("y", "INT64", [-1]))
 WORD = signature(("word", "BYTES", [1]))

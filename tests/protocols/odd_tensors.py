@@ -38,6 +38,7 @@ OWN = dict.fromkeys(("UINT8", "UINT16", "INT8", "INT16", "INT32"), "int_val") | 
     "UINT64": "uint64_val",
     "COMPLEX64": "scomplex_val",
     "COMPLEX128": "dcomplex_val",
+    **dict.fromkeys(("QINT8", "QUINT8", "QINT16", "QUINT16", "QINT32"), "int_val"),
 }
 NO_TYPES = [0, 34, 100, 101, 107, 119, 999, -1]
 

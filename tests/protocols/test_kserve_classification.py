@@ -21,7 +21,7 @@ from tensor_places import DOORS, In, Said, ask
 
 import triglot
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError
-from triglot.core.tensor import DATATYPES, Array, datatype_of, object_array, unpack_bytes
+from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, Array, datatype_of, object_array, unpack_bytes
 from triglot.core.types import OutputOptions, OutputTensor
 from triglot.protocols.kserve.classification import MAX_ELEMENTS, classify
 from triglot.repository.config.labels import MAX_LABEL_BYTES
@@ -88,6 +88,7 @@ def test_other_layouts(big: bool) -> None:
         (np.zeros(2, ml_dtypes.bfloat16), "BF16"),
         (np.zeros(2, bool), "BOOL"),
         (np.zeros(2, "c8"), "COMPLEX64"),
+        (np.zeros(2, DATATYPES["QUINT8"].dtype), "QUINT8"),
         (object_array([b"1"], (1,)), "BYTES"),
     ],
 )
@@ -105,7 +106,7 @@ def test_there_are_only_so_many_elements() -> None:
     assert texts(values[:-1], 2) == [b"0:0", b"0:1"]
 
 
-NUMBERS = sorted(set(DATATYPES) - {"BOOL", "BYTES", "FP16", "BF16", "COMPLEX64", "COMPLEX128"})
+NUMBERS = sorted(set(DATATYPES) - {"BOOL", "BYTES", "FP16", "BF16", *TFSERVING_DATATYPES})
 
 
 @st.composite

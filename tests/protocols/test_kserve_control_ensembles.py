@@ -136,7 +136,7 @@ async def test_a_part_that_is_unloaded(door: str, tmp_path: Path) -> None:
         await until_index(control, Row("e", "1", "UNAVAILABLE", why), Row("a", "1", *UNLOADED), *ready("b"))
         assert await ask(served, "e") == (
             Code.NOT_FOUND,
-            "Request for unknown model: 'e' has no available versions",
+            f"Request for unknown model: 'e' has no available versions: {why}",
         )
         assert await control.load("a") == FINE
         await until_index(control, *ready("e", "a", "b"))

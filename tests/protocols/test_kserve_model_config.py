@@ -226,6 +226,21 @@ async def test_a_configuration_comes_back_as_it_was_sent(tmp_path: Path) -> None
             assert await asked(served, "m") == said
             assert await control_of(served, "grpc").load("m", config=config_text(**said)) == FINE
             assert load.count == 2
+            signature = served.server.dataplane.metadata(EVERYTHING, "m").signature
+            assert [spec.shape for spec in signature.inputs if spec.name == "r"] in ([None], [])
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"), [(None, ["-1"]), ([-1], ["-1"]), ([-1, 2], ["-1", "2"]), ([3, -1, -1], ["3", "-1", "-1"])]
+)
+async def test_dims_are_never_empty_but_for_a_scalar(
+    shape: list[int] | None, dims: list[str], tmp_path: Path
+) -> None:
+    """pytriton 0.7 reads the configuration, and refuses a tensor without dims."""
+    spec = triglot.TensorSpec("x", "FP32", shape)
+    said = await configured(tmp_path, inputs=(spec,), outputs=(spec,))
+    for tensor in (*said["input"], *said["output"]):
+        assert list(map(str, tensor["dims"])) == dims
 
 
 async def test_versions(tmp_path: Path) -> None:

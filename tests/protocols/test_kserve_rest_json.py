@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest
-from triglot.core.tensor import DATATYPES, Array
+from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, Array
 from triglot.protocols.json.text import SIMD_FROM_BYTES
 from triglot.protocols.kserve.rest import decode_infer
 
@@ -178,7 +178,7 @@ def test_strings() -> None:
     assert accepted(json.dumps([long]), "BYTES", 1) == [long.encode()]
 
 
-@pytest.mark.parametrize("datatype", ["FP16", "BF16", "COMPLEX64", "COMPLEX128"])
+@pytest.mark.parametrize("datatype", ["FP16", "BF16", *TFSERVING_DATATYPES])
 def test_datatypes_without_a_json_form(datatype: str) -> None:
     assert refused("[1.5]", datatype, [1]) == f"input 'x': {datatype} has no JSON form; send it as binary data"
 

@@ -11,7 +11,7 @@ from kserve_served import DEMO, MODELS, Served, serve_models
 from tensor_places import DOORS, PREFIX, In, Memory, Said, ask, memory, message_of, register, stream, unregister
 
 from triglot.core.errors import Code
-from triglot.core.tensor import DATATYPES, object_array, pack_bytes
+from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, object_array, pack_bytes
 from triglot.core.types import OutputOptions, RegionSlice
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -85,7 +85,7 @@ async def test_beside_raw_tensors(door: str, served: Served, made: Memory) -> No
 
 
 @EVERY
-@pytest.mark.parametrize("datatype", sorted(set(DATATYPES) - {"BYTES", "COMPLEX64", "COMPLEX128"}))
+@pytest.mark.parametrize("datatype", sorted(set(DATATYPES) - {"BYTES", *TFSERVING_DATATYPES}))
 async def test_every_datatype(door: str, datatype: str, served: Served, made: Memory) -> None:
     size = 3 * DATATYPES[datatype].itemsize
     raw = bytes(at % 2 for at in range(size))

@@ -12,7 +12,7 @@ import pytest
 from wire_bytes import PADDING, field, group, packed, varint_field
 
 import environments
-from triglot.core.tensor import DATATYPES, object_array, pack_bytes, raw_buffer
+from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, object_array, pack_bytes, raw_buffer
 from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.codec import decode_infer, encode_infer
@@ -31,7 +31,7 @@ def output(name: str, shape: tuple[int, ...]) -> OutputTensor:
 
 
 # The client has no complex ones.
-V2_DATATYPES = [name for name in DATATYPES if not name.startswith("COMPLEX")]
+V2_DATATYPES = [name for name in DATATYPES if name not in TFSERVING_DATATYPES]
 OUTPUTS = [output(name, shape) for name in V2_DATATYPES for shape in ((2, 2), (1,), (0, 3), ())]
 PARAMETERS: dict[str, Any] = {"flag": False, "count": -1, "text": "", "ratio": 0.5}
 RESPONSES = [

@@ -117,6 +117,27 @@ async def test_what_is_unlike_is_not_joined(one: tuple[Any, Any], other: tuple[A
     await site.servable.close()
 
 
+async def test_requests_for_the_same_outputs_are_joined() -> None:
+    """A model that takes the call may compute only these: another member's output must not fail them."""
+    model = Batched(open_gate=False)
+    site = Site(model)
+    tasks = [await site.busy(model)]
+    for at, outputs in enumerate([["y"], [], ["y"], [], ["y", "z"], ["z", "y"]]):
+        own = call()
+        own.requested_outputs = outputs
+        tasks.append(site.ask(rows(at + 1), own))
+    await site.until(6)
+    model.gate.set()
+    await asyncio.gather(*tasks)
+    assert sorted(model.batches) == [[0], [1, 3], [2, 4], [5, 6]]
+    assert [sorted(one.requested_outputs) for one in model.calls if len(one.members) == 2] == [
+        ["y"],
+        [],
+        ["y", "z"],
+    ]
+    await site.servable.close()
+
+
 @pytest.mark.parametrize("own", [{}, {"top": 5}], ids=["none of its own", "one of its own"])
 async def test_parameters_of_the_protocol_keep_nobody_apart(own: dict[str, Any]) -> None:
     model = Batched(open_gate=False)

@@ -45,6 +45,7 @@ OVER_AIO = (
             "request_ends",
             "request_states",
             "statistics_streams",
+            "tensorflow_late",
         )
     ),
 )

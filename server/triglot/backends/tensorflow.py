@@ -1,17 +1,20 @@
 """SavedModels of TensorFlow 1 and 2, run in one session as TensorFlow Serving runs them.
 
-A graph and a session load both kinds; `tf.saved_model.load` rejects some of TensorFlow 1's. A signature is a
-*callable* of the session: the C++ call below `Session.run`, without the latter's check in Python of input shapes
-against the graph's. TensorFlow Serving does not check these either (tfs 0.9).
+A graph and a session load both kinds; `tf.saved_model.load` rejects some of TensorFlow 1's. A call is the C call
+below `Session.run`, without the latter's check in Python of input shapes against the graph's. TensorFlow Serving
+does not check these either (tfs 0.9). A run ends at its call's deadline, between two operations. A session cannot
+end a single run before that, so a cancelled one goes on until then, as in TensorFlow Serving.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
+import math
 import os
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +24,22 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
-from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
+from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, struct_pb2
+from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.ops import dismantle_graph
 from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
 from triglot.backends.parameters import warn_of_unknown
 from triglot.backends.placement import Placement, devices_of
 from triglot.core.call import Call
-from triglot.core.errors import Code, InvalidArgument, ModelLoadError, ServingError
-from triglot.core.tensor import Array
+from triglot.core.errors import Code, InvalidArgument, MissingDependency, ModelLoadError, ServingError
+from triglot.core.tensor import DATATYPES, Array
 from triglot.core.types import TensorSpec
 from triglot.model.config import Device, ModelConfig
 from triglot.model.model import Model
 from triglot.model.signature import Signature
 
-log = logging.getLogger(__name__)
 # The loader logs every file that it reads.
 logging.getLogger("tensorflow").setLevel(logging.WARNING)
 
@@ -48,6 +52,41 @@ REFERENCE = 100
 """Offset that the datatype number of a reference to a variable has."""
 REFERENCE_VARIABLES = {"Variable", "VariableV2", "TemporaryVariable"}
 """Operations that return such a reference."""
+
+MAX_SELECTIONS = 64
+"""Combinations of requested outputs that a signature keeps; further ones run all its outputs. The session keeps a
+copy of the graph for each, and clients choose them."""
+TEXT_PREFIX, FORESTS_PREFIX = "TFText>", "SimpleML"
+TEXT_OPERATIONS = frozenset(
+    (
+        "CaseFoldUTF8",
+        "ConstrainedSequence",
+        "FastBertNormalize",
+        "FastWordpieceTokenizeWithOffsets",
+        "FindSourceOffsets",
+        "MaxSpanningTree",
+        "NormalizeUTF8",
+        "NormalizeUTF8WithOffsetsMap",
+        "PhraseTokenize",
+        "RegexSplitWithOffsets",
+        "RougeL",
+        "SentenceFragments",
+        "SentenceFragmentsV2",
+        "SentencepieceDetokenizeOp",
+        "SentencepieceIdToStringOp",
+        "SentencepieceOp",
+        "SentencepieceStringToIdOp",
+        "SentencepieceTokenizeOp",
+        "SentencepieceTokenizeWithOffsetsOp",
+        "SentencepieceVocabSizeOp",
+        "SplitMergeTokenizeWithOffsets",
+        "TokenizerFromLogits",
+        "UnicodeScriptTokenizeWithOffsets",
+        "WhitespaceTokenizeWithOffsets",
+        "WordpieceTokenizeWithOffsets",
+    )
+)
+"""Operations of tensorflow-text 2.21 without its prefix."""
 
 _DATATYPES = {
     types_pb2.DT_BOOL: "BOOL",
@@ -66,6 +105,11 @@ _DATATYPES = {
     types_pb2.DT_COMPLEX64: "COMPLEX64",
     types_pb2.DT_COMPLEX128: "COMPLEX128",
     types_pb2.DT_STRING: "BYTES",
+    types_pb2.DT_QINT8: "QINT8",
+    types_pb2.DT_QUINT8: "QUINT8",
+    types_pb2.DT_QINT16: "QINT16",
+    types_pb2.DT_QUINT16: "QUINT16",
+    types_pb2.DT_QINT32: "QINT32",
 }
 
 
@@ -74,12 +118,14 @@ AS_SAVED = Device("MODEL")
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """Returns the SavedModel whose `saved_model.pb` is `file`, on the devices of `config`.
+    """Returns the SavedModel whose `saved_model.pb` or `saved_model.pbtxt` is `file`, on the devices of `config`.
 
     Raises `ModelLoadError` if it cannot be read or restored, if it has no usable signature, and for a device that
-    does not exist. Parameters other than `TAGS` are logged as ignored.
+    does not exist; `MissingDependency` if it needs operations of a package that is not installed. Parameters other
+    than `TAGS` are logged as ignored.
     """
     warn_of_unknown(file, config, "tensorflow", [TAGS])
+    _load_libraries(config.op_libraries)
     tags = [tag.strip() for tag in config.parameters.get(TAGS, SERVE).split(",")]
     devices = devices_of(file, config, lambda: len(tf.config.list_physical_devices("GPU")))
     return PlacedSavedModel(file.parent, devices, tags) if devices else SavedModel(file.parent, tags=tags)
@@ -96,17 +142,24 @@ class SavedModel(Model):
         self.instances = os.cpu_count() or 1
         self._session, definitions = _restore(folder, device, tags)
         self.signature_defs = {name: definition.SerializeToString() for name, definition in definitions.items()}
-        self.signatures = dict(_signatures(folder, definitions, self._session.graph))
+        self.signatures, self.unservable_signatures = _signatures(definitions, self._session.graph)
+        self.warnings = list(_warnings(self.signatures, self.unservable_signatures))
         if not self.signatures:
             self._session.close()
-            raise ModelLoadError(f"{folder}: the SavedModel has no usable signature")
+            raise ModelLoadError(f"{folder}: the SavedModel has no usable signature{_listed(self.warnings)}")
         by_reference = _has_references(self._session.graph)
-        self._runs = {name: _Run(self._session, definitions[name], by_reference) for name in self.signatures}
+        self._runs = {
+            name: _Run(self._session, definitions[name], signature, by_reference)
+            for name, signature in self.signatures.items()
+        }
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Any]:
-        """Runs the signature's operations. Raises `ServingError` with an operation's own code and text."""
+        """Runs the operations of the requested outputs, until the call's deadline at the latest.
+
+        Raises `ServingError` with an operation's own code and text.
+        """
         try:
-            return self._runs[call.signature_name](inputs)
+            return self._runs[call.signature_name](inputs, call.requested_outputs, call.remaining)
         except tf.errors.OpError as error:
             raise ServingError(error.message, code=Code(error.error_code)) from None
         except UnicodeDecodeError as error:
@@ -146,6 +199,7 @@ class PlacedSavedModel(Model):
         self._placement = Placement([self._models[device] for device in devices])
         first = self._models[devices[0]]
         self.signature_defs, self.signatures = first.signature_defs, first.signatures
+        self.unservable_signatures, self.warnings = first.unservable_signatures, first.warnings
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Any]:
         """Runs the model on the instance's device; raises as `SavedModel.infer` does."""
@@ -157,44 +211,104 @@ class PlacedSavedModel(Model):
             model.close()
 
 
-class _Run:
-    """The callable of one signature.
-
-    It is made by the first call, as in TensorFlow Serving: it has its own optimized copy of the graph, which
-    unused signatures do not need.
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """What one run fetches: the session's `fetches`, and for each output its position there or, for an input that
+    is also an output, the input's name.
     """
 
-    def __init__(self, session: Any, definition: Any, by_reference: bool) -> None:
+    fetches: Sequence[Any]
+    places: Mapping[str, int | str]
+
+
+class _Run:
+    """Runs one signature.
+
+    The session makes an optimized copy of the graph for each combination of fetched tensors when it is first run,
+    as in TensorFlow Serving, and keeps it.
+    """
+
+    def __init__(self, session: Any, definition: Any, signature: Signature, by_reference: bool) -> None:
         self._session = session
-        self._feeds = {alias: tensor.name for alias, tensor in sorted(definition.inputs.items())}
-        self._outputs = {alias: tensor.name for alias, tensor in definition.outputs.items()}
-        # A session rejects fetching a tensor that is fed: such an output is the input itself.
-        fed = {name: alias for alias, name in self._feeds.items()}
-        self._echoes = {alias: fed[name] for alias, name in self._outputs.items() if name in fed}
-        self._fetches = [name for name in dict.fromkeys(self._outputs.values()) if name not in fed]
-        self._by_reference = by_reference
-        self._callable: Any = None
-        self._make_lock = threading.Lock()
-
-    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Returns the outputs by name. Raises `tf.errors.OpError` or `UnicodeDecodeError`."""
-        fetched = {}
-        if self._fetches:
-            values = (self._callable or self._make())(*[inputs[alias] for alias in self._feeds])
-            fetched = dict(zip(self._fetches, map(self._array, values), strict=True))
-        return {
-            alias: inputs[self._echoes[alias]] if alias in self._echoes else fetched[name]
-            for alias, name in self._outputs.items()
+        self._inputs = {alias: tensor.name for alias, tensor in definition.inputs.items()}
+        self._outputs = {spec.name: definition.outputs[spec.name].name for spec in signature.outputs}
+        # A session returns the integers alone.
+        self._quantized = {
+            alias: DATATYPES[rule.spec.datatype].dtype
+            for alias, rule in signature.output_rules.items()
+            if rule.dtype.names
         }
+        self._by_reference = by_reference
+        self._feeds: Mapping[str, Any] | None = None
+        self._all: _Selection | None = None
+        self._selections: dict[frozenset[str], _Selection] = {}
 
-    def _make(self) -> Any:
-        with self._make_lock:
-            if self._callable is None:
-                # The public `Session.make_callable` adds checks in Python.
-                self._callable = self._session._make_callable_from_options(
-                    config_pb2.CallableOptions(feed=self._feeds.values(), fetch=self._fetches)
-                )
-        return self._callable
+    def __call__(
+        self, inputs: Mapping[str, Array], requested: Sequence[str], seconds: float | None
+    ) -> dict[str, Any]:
+        """Returns the `requested` outputs, all if there are none, by name; `seconds`: how long it may run.
+
+        Raises `tf.errors.OpError` or `UnicodeDecodeError`; `InvalidArgument` for a tensor that the graph lacks.
+        """
+        selection = self._selected(requested) if requested else self._all or self._select_all()
+        values = self._fetched(inputs, selection.fetches, seconds) if selection.fetches else ()
+        outputs = {
+            alias: inputs[place] if isinstance(place, str) else self._array(values[place])
+            for alias, place in selection.places.items()
+        }
+        for alias in self._quantized.keys() & outputs.keys():
+            outputs[alias] = outputs[alias].view(self._quantized[alias])
+        return outputs
+
+    def _fetched(self, inputs: Mapping[str, Array], fetches: Sequence[Any], seconds: float | None) -> list[Any]:
+        feeds = self._feeds
+        if feeds is None:
+            feeds = self._feeds = {alias: self._tensor(name) for alias, name in self._inputs.items()}
+        fed = {tensor: inputs[alias] for alias, tensor in feeds.items()}
+        # What `Session.run` calls; that one adds checks in Python.
+        run = self._session._call_tf_sessionrun
+        if seconds is None:
+            return run(None, fed, fetches, [], None)  # type: ignore[no-any-return]
+        options = config_pb2.RunOptions(timeout_in_ms=max(1, math.ceil(seconds * 1000)))
+        buffer = pywrap_tf_session.TF_NewBufferFromString(options.SerializeToString())
+        try:
+            return run(buffer, fed, fetches, [], None)  # type: ignore[no-any-return]
+        finally:
+            pywrap_tf_session.TF_DeleteBuffer(buffer)
+
+    def _selected(self, requested: Sequence[str]) -> _Selection:
+        key = frozenset(requested)
+        selection = self._selections.get(key)
+        if selection is None:
+            if len(self._selections) >= MAX_SELECTIONS:
+                return self._all or self._select_all()
+            selection = self._selections[key] = self._select(key)
+        return selection
+
+    def _select_all(self) -> _Selection:
+        self._all = self._select(self._outputs.keys())
+        return self._all
+
+    def _select(self, aliases: Set[str]) -> _Selection:
+        # A session rejects fetching a tensor that is fed: such an output is the input itself.
+        fed = {name: alias for alias, name in self._inputs.items()}
+        names = {alias: name for alias, name in self._outputs.items() if alias in aliases}
+        fetched = {
+            name: at for at, name in enumerate(dict.fromkeys(name for name in names.values() if name not in fed))
+        }
+        return _Selection(
+            [self._tensor(name) for name in fetched],
+            {alias: fed[name] if name in fed else fetched[name] for alias, name in names.items()},
+        )
+
+    def _tensor(self, name: str) -> Any:
+        """Returns a tensor of the graph as the session wants it."""
+        try:
+            return self._session.graph.get_tensor_by_name(name)._as_tf_output()
+        except (KeyError, ValueError):
+            raise InvalidArgument(
+                f"Tensor {name}, specified in either feed_devices or fetch_devices was not found in the Graph"
+            ) from None
 
     def _array(self, value: Any) -> Array:
         if isinstance(value, np.ndarray):
@@ -218,6 +332,7 @@ def _restore(folder: Path, device: Device, tags: Sequence[str]) -> tuple[Any, Ma
     try:
         loader = SavedModelLoader(os.fspath(folder))
         definition = loader.get_meta_graph_def_from_tags(tags)
+        _load_packages(folder, definition.graph_def)
         place: AbstractContextManager[Any] = nullcontext()
         if device.kind == "GPU":
             _clear_devices(definition.graph_def)
@@ -226,10 +341,62 @@ def _restore(folder: Path, device: Device, tags: Sequence[str]) -> tuple[Any, Ma
             saver, _ = loader.load_graph(graph, tags)
         loader.restore_variables(session, saver)
         loader.run_init_ops(session, tags)
+        session._extend_graph()  # `Session.run` does it, which a model without variables has not called.
+    except MissingDependency:
+        session.close()
+        raise
     except Exception as error:
         session.close()
-        raise ModelLoadError(f"{folder}: the SavedModel cannot be loaded: {_error_text(error)}") from error
+        text = _error_text(error)
+        if "Op type not registered" in text:
+            text += "; name the shared library that has it in --tensorflow-op-libraries"
+        raise ModelLoadError(f"{folder}: the SavedModel cannot be loaded: {text}") from error
     return session, definition.signature_def
+
+
+def _load_libraries(files: Iterable[Path]) -> None:
+    """Loads the operations of shared libraries. Raises `ModelLoadError`."""
+    for file in files:
+        try:
+            tf.load_op_library(os.fspath(file))  # TensorFlow loads each file once.
+        except (OSError, tf.errors.OpError) as error:
+            raise ModelLoadError(f"{file}: the operations of this library cannot be loaded: {error}") from error
+
+
+def _load_packages(folder: Path, graph: Any) -> None:
+    """Imports the packages that have those operations of the graph that TensorFlow lacks.
+
+    Raises `MissingDependency` if one is not installed, and as it does if it cannot be imported.
+    """
+    nodes = (graph.node, *(function.node_def for function in graph.library.function))
+    functions = {function.signature.name for function in graph.library.function}
+    used = {node.op for group in nodes for node in group} - functions
+    for name in sorted(used):
+        if op_def_registry.get(name) is not None or (package := _package_of(name)) is None:
+            continue
+        module, requirement = package
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise MissingDependency(
+                f"{folder}: its operation {name} needs {error.name}, which is not installed; "
+                f"run: pip install {requirement}"
+            ) from error
+        except Exception as error:
+            raise ModelLoadError(
+                f"{folder}: its operation {name} needs {module}, which cannot be imported: {error}"
+            ) from error
+
+
+def _package_of(operation: str) -> tuple[str, str] | None:
+    """Returns the module that registers an operation, and what to install for it; None if that is not known."""
+    if operation.startswith(TEXT_PREFIX) or operation in TEXT_OPERATIONS:
+        # Its libraries fit one minor version of TensorFlow.
+        minor = ".".join(tf.__version__.split(".")[:2])
+        return "tensorflow_text", f"'tensorflow-text=={minor}.*'"
+    if operation.startswith(FORESTS_PREFIX):
+        return "tensorflow_decision_forests", "tensorflow-decision-forests"
+    return None
 
 
 def _clear_devices(graph: Any) -> None:
@@ -254,26 +421,49 @@ def _has_references(graph: Any) -> bool:
     return any(operation.type in REFERENCE_VARIABLES for operation in graph.get_operations())
 
 
-def _signatures(folder: Path, definitions: Mapping[str, Any], graph: Any) -> Iterable[tuple[str, Signature]]:
-    """Yields the usable signatures; logs the others."""
+def _signatures(definitions: Mapping[str, Any], graph: Any) -> tuple[dict[str, Signature], dict[str, str]]:
+    """Returns the signatures that can be called, and why the others cannot."""
+    signatures, unservable = {}, {}
     for name, definition in sorted(definitions.items()):
         if name.startswith(INTERNAL_PREFIX):
             continue
         try:
-            yield name, _signature(definition, graph)
+            signatures[name] = _signature(definition, graph)
         except ValueError as error:
-            log.warning("%s: skipped signature %r: %s", folder, name, error)
+            unservable[name] = str(error)
+    return signatures, unservable
+
+
+def _warnings(signatures: Mapping[str, Signature], unservable: Mapping[str, str]) -> Iterator[str]:
+    for name, why in unservable.items():
+        yield f"signature '{name}' cannot be called: {why}"
+    for name, signature in signatures.items():
+        for alias, what in signature.unservable_outputs.items():
+            yield f"signature '{name}': output '{alias}' cannot be returned: {what}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return f": {'; '.join(texts)}" if texts else ""
 
 
 def _signature(definition: Any, graph: Any) -> Signature:
-    """Returns a signature. Raises `ValueError` for composite tensors and unsupported datatypes."""
+    """Returns a signature. Raises `ValueError` for an input that no request can hold."""
     method = definition.method_name.removeprefix(METHOD_PREFIX)
+    method = method if method in ("classify", "regress") else "predict"
     defaults = {alias: tf.make_ndarray(tensor) for alias, tensor in definition.defaults.items()}
-    outputs = _specs(definition.outputs)
-    if method not in ("classify", "regress"):
-        return Signature(_specs(definition.inputs), outputs, defaults=defaults)
-    inputs = {alias: _as_in_graph(tensor, graph) for alias, tensor in definition.inputs.items()}
-    return Signature(_specs(inputs), outputs, method=method, defaults=defaults)
+    inputs = dict(definition.inputs)
+    if method != "predict":
+        inputs = {alias: _as_in_graph(tensor, graph) for alias, tensor in inputs.items()}
+    for alias, tensor in sorted(inputs.items()):
+        if what := _unservable(tensor):
+            raise ValueError(f"input '{alias}' is {what}")
+    unservable = {
+        alias: f"it is {what}" for alias, tensor in definition.outputs.items() if (what := _unservable(tensor))
+    }
+    outputs = {alias: tensor for alias, tensor in definition.outputs.items() if alias not in unservable}
+    return Signature(
+        _specs(inputs), _specs(outputs), method=method, defaults=defaults, unservable_outputs=unservable
+    )
 
 
 def _as_in_graph(tensor: Any, graph: Any) -> Any:
@@ -290,11 +480,22 @@ def _specs(tensors: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
 
 
 def _spec(alias: str, tensor: Any) -> TensorSpec:
-    if tensor.WhichOneof("encoding") != "name":
-        raise ValueError(f"{alias!r} is not a single tensor")
-    datatype = _DATATYPES.get(tensor.dtype % REFERENCE)
-    if datatype is None:
-        raise ValueError(f"{alias!r} has the unsupported type {types_pb2.DataType.Name(tensor.dtype)}")
     shape = tensor.tensor_shape
     any_rank = shape.unknown_rank or not tensor.HasField("tensor_shape")
+    datatype = _DATATYPES[tensor.dtype % REFERENCE]
     return TensorSpec(alias, datatype, None if any_rank else [dim.size for dim in shape.dim])
+
+
+def _unservable(tensor: Any) -> str:
+    """Returns what an input or output is that no message can hold; "" for any other."""
+    encoding = tensor.WhichOneof("encoding")
+    if encoding == "coo_sparse":
+        return "a sparse tensor, of three tensors"
+    if encoding == "composite_tensor":
+        kind = struct_pb2.TypeSpecProto.TypeSpecClass.Name(tensor.composite_tensor.type_spec.type_spec_class)
+        return f"a composite tensor ({kind})"
+    if encoding != "name":
+        return "not a tensor"
+    if tensor.dtype % REFERENCE not in _DATATYPES:
+        return f"of the datatype {types_pb2.DataType.Name(tensor.dtype)}"
+    return ""

@@ -15,11 +15,13 @@ from triglot.config.options import ConfigError
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import (
     DATATYPES,
+    TFSERVING_DATATYPES,
     Array,
     array_over,
     bytes_elements,
     datatype_of,
     element_count,
+    numbers_of,
     object_array,
     unpack_bytes,
 )
@@ -28,7 +30,7 @@ from triglot.protocols.kserve.json_elements import elements_of_json, json_of_ele
 
 IN_FULL = 100
 """Limit on the elements of an output that are printed as text; of more, only the first and last few are."""
-_WIDER = {"FP16": "FP32", "BF16": "FP32", "COMPLEX64": "", "COMPLEX128": ""}
+_WIDER = {"FP16": "FP32", "BF16": "FP32"}
 """Datatypes that JSON lacks, and the datatype whose JSON form is used instead."""
 
 
@@ -38,7 +40,7 @@ def array_of(text: str, name: str, datatype: str, dims: Sequence[int]) -> Array:
     The text is JSON, or "@FILE" ("@-" is standard input); for BYTES it may be the one element itself. A value with
     fewer dims than the model's gets leading dims of 1. Raises `ConfigError` with the input's name.
     """
-    if datatype not in DATATYPES or _WIDER.get(datatype) == "":
+    if datatype not in DATATYPES or datatype in TFSERVING_DATATYPES:
         raise ConfigError(f"input '{name}': {datatype} cannot be written on a command line")
     if text.startswith("@"):
         array = _array_of_file(text[1:], name, datatype)
@@ -127,8 +129,8 @@ def json_text(datatype: str, array: Array) -> str:
     """Returns the elements as a flat JSON array."""
     if datatype == "BYTES":
         return json.dumps(_texts(array), ensure_ascii=False)
-    if datatype.startswith("COMPLEX"):
-        return json.dumps(list(map(str, array.ravel())))
+    if datatype in TFSERVING_DATATYPES:
+        return json.dumps(list(map(str, numbers_of(array).ravel())))
     wider = _WIDER.get(datatype, datatype)
     pieces = json_of_elements(OutputTensor("", wider, array.astype(DATATYPES[wider].dtype)))
     return b"".join(map(bytes, pieces)).decode()
@@ -142,7 +144,7 @@ def plain_text(datatype: str, array: Array) -> str:
         return ", ".join(json.dumps(text, ensure_ascii=False) for text in texts[:IN_FULL]) + more
     if datatype == "BF16":
         array = array.astype(np.float32)
-    return np.array2string(array, separator=", ", threshold=IN_FULL, floatmode="unique")
+    return np.array2string(numbers_of(array), separator=", ", threshold=IN_FULL, floatmode="unique")
 
 
 def _texts(array: Array) -> list[str]:

@@ -232,7 +232,7 @@ def _compare(expected: Values, got: Values, tolerance: float) -> tuple[str, str,
 
 def _equal(expected: Array, got: Array, tolerance: float) -> Array:
     """Returns where elements are equal; NaN counts as equal to NaN."""
-    if expected.dtype.kind in "biuO":
+    if expected.dtype.kind in "biuO" or expected.dtype.names:
         return np.asarray(expected == got)
     if expected.dtype.kind == "V":  # BF16
         expected, got = expected.astype(np.float32), got.astype(np.float32)

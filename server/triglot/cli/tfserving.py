@@ -65,6 +65,15 @@ GRAPH_TAG, SERVE = "TF_GRAPH_TAG", "serve"
 MONITORING_PATH = "/monitoring/prometheus/metrics"
 
 
+class TfservingConfig(Config):
+    """The options, in whose texts TensorFlow Serving's flags stand."""
+
+    @property
+    def rest_timeout_source(self) -> str:
+        """What errors call `rest_timeout`."""
+        return f"the server's --rest_api_timeout_in_ms of {self.rest_timeout * 1000:g}"
+
+
 def boolean(text: str) -> bool:
     """Returns a boolean. Raises `ValueError`."""
     if text.lower() not in ("true", "false"):
@@ -154,6 +163,12 @@ FLAGS = {
         "--model_config_file; / allows all (not a flag of tensorflow_model_server)",
         "allowed_model_roots",
         value="FOLDER,...",
+    ),
+    "tensorflow_op_libraries": Flag(
+        str,
+        "shared libraries with operations that the models use (not a flag of tensorflow_model_server)",
+        "tensorflow_op_libraries",
+        value="FILE,...",
     ),
     "allow_version_labels_for_unavailable_models": Flag(
         boolean, "let a new version label point to a version not yet available", "labels_before_load"
@@ -284,7 +299,7 @@ def configuration(flags: Mapping[str, Any], environment: Mapping[str, str]) -> C
             options[flag.option] = flag.convert(flags[name])
             check_option(flag.option, options[flag.option], f"--{name}")
     try:
-        return load_config(None, environment, options, defaults)
+        return load_config(None, environment, options, defaults, TfservingConfig)
     except ConfigError as error:
         raise ConfigError(_by_flags(str(error))) from None
 

@@ -28,6 +28,7 @@ CONNECTIONS, SHUTDOWN, PROCESSES, RAY = "connections", "shutdown", "processes", 
 PERFORMANCE, LOGS, METRICS, TRACES, RECORDS = "performance", "logs", "metrics", "traces", "request records"
 REPEATED = (
     "load_model",
+    "tensorflow_op_libraries",
     "named_predictions",
     "vertex_endpoints",
     "allowed_origins",
@@ -284,6 +285,13 @@ class Config:
     )
     labels_before_load: bool = option(
         MODELS, False, "let a new version label point to a version not yet available"
+    )
+    tensorflow_op_libraries: str = option(
+        MODELS,
+        "",
+        "shared libraries with operations that SavedModels use, besides those of TensorFlow, tensorflow-text and "
+        "TensorFlow Decision Forests",
+        value="FILE,...",
     )
     warm_up: bool = option(
         MODELS,
@@ -654,6 +662,16 @@ class Config:
     def model_roots(self) -> list[Path]:
         """The folders in `allowed_model_roots`."""
         return [Path(part) for part in _items(self.allowed_model_roots)]
+
+    @property
+    def rest_timeout_source(self) -> str:
+        """What errors call `rest_timeout`."""
+        return f"the server's rest_timeout of {self.rest_timeout:g} seconds"
+
+    @property
+    def op_libraries(self) -> list[Path]:
+        """The files in `tensorflow_op_libraries`."""
+        return [Path(part) for part in _items(self.tensorflow_op_libraries)]
 
     @property
     def allowed_origin_list(self) -> tuple[str, ...]:

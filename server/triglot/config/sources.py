@@ -34,8 +34,9 @@ def load_config(
     environment: Mapping[str, str],
     flags: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
+    kind: type[Config] = Config,
 ) -> Config:
-    """Returns the options from all sources; `defaults` override the built-in ones.
+    """Returns the options from all sources, as a `kind`; `defaults` override the built-in ones.
 
     Raises `ConfigError`, which names the source.
     """
@@ -47,7 +48,7 @@ def load_config(
     values |= _set_by(KSERVE, environment) | _from_environment(environment)
     for name, value in flags.items():
         check_option(name, value, flag_of(name))
-    return Config(**values | dict(flags))
+    return kind(**values | dict(flags))
 
 
 def _from_toml(file: Path) -> dict[str, Any]:

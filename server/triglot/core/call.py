@@ -301,7 +301,8 @@ class BatchCall(Call):
     """Several calls that a model executes together.
 
     `deadline` is the latest one of its members', None if one has none; `cancelled` once all are. What all of them
-    share, the signature and, for a model that takes the call, the parameters, is taken from the first.
+    share, the signature and, for a model that takes the call, the parameters and the requested outputs, is taken
+    from the first.
     """
 
     __slots__ = ("_members",)
@@ -316,6 +317,7 @@ class BatchCall(Call):
         # Scheduling parameters (a queue timeout, say) belong to that member alone.
         self.parameters = own_parameters(first.parameters)
         self.input_parameters = first.input_parameters
+        self.requested_outputs = first.requested_outputs
         self.reach = first.reach
         self.permission = first.permission
         self.context = first.context

@@ -27,7 +27,7 @@ LONG_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class DataType:
-    """A datatype of KServe V2 (spec 2.1), or one of the complex ones, which only TensorFlow Serving has.
+    """A datatype of KServe V2 (spec 2.1), or one of `TFSERVING_DATATYPES`.
 
     `itemsize` is in bytes, and 0 for BYTES, whose elements vary in length.
     """
@@ -60,9 +60,17 @@ DATATYPES: dict[str, DataType] = {
         _row("BF16", ml_dtypes.bfloat16),
         _row("COMPLEX64", "<c8"),
         _row("COMPLEX128", "<c16"),
+        # Structures of one field, TensorFlow's own dtypes for them: the integers alone are other datatypes.
+        _row("QINT8", [("qint8", "i1")]),
+        _row("QUINT8", [("quint8", "u1")]),
+        _row("QINT16", [("qint16", "<i2")]),
+        _row("QUINT16", [("quint16", "<u2")]),
+        _row("QINT32", [("qint32", "<i4")]),
         _row("BYTES", "O"),
     )
 }
+TFSERVING_DATATYPES = ("COMPLEX64", "COMPLEX128", "QINT8", "QUINT8", "QINT16", "QUINT16", "QINT32")
+"""Those that only TensorFlow Serving has."""
 _BY_DTYPE = {row.dtype: row.name for row in DATATYPES.values()}
 
 
@@ -81,7 +89,7 @@ def datatype_of(array: Typed) -> str:
     """
     if array.dtype.kind in "OSUT":
         return "BYTES"
-    name = _BY_DTYPE.get(array.dtype.newbyteorder("=") if array.dtype.byteorder == ">" else array.dtype)
+    name = _BY_DTYPE.get(array.dtype if array.dtype.isnative else array.dtype.newbyteorder("="))
     if name is None:
         raise TypeError(f"numpy dtype {array.dtype} has no datatype; use one of {', '.join(DATATYPES)}")
     return name
@@ -165,6 +173,11 @@ def object_array(elements: list[bytes], shape: Sequence[int]) -> Array:
     return array.reshape(shape)
 
 
+def numbers_of(array: Array) -> Array:
+    """Returns the integers of a quantized array, which is a structure, or the array itself."""
+    return array.view(array.dtype[0]) if array.dtype.names else array
+
+
 def native(array: Array) -> Array:
     """Returns the array in row-major layout and native byte order: itself if it already is."""
     if not array.dtype.isnative:
@@ -178,8 +191,8 @@ def raw_buffer(array: Array) -> Buffer | Array:
     if kind in "OSUT":
         return pack_bytes(bytes_elements(array))
     array = native(array)
-    # A custom dtype (BF16) does not support the buffer protocol.
-    return array.view(np.uint16) if kind == "V" else array
+    # Neither a custom dtype (BF16) nor a structure (quantized) is a plain buffer.
+    return array.view(f"u{array.itemsize}") if kind == "V" else array
 
 
 def byte_length(buffer: Buffer | Array) -> int:

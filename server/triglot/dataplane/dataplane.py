@@ -10,8 +10,8 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from triglot.core.call import Call, Reach, no_models
-from triglot.core.errors import ServingError, Unavailable, Unimplemented, as_serving_error
-from triglot.core.permission import Permission
+from triglot.core.errors import ModelNotFound, ServingError, Unavailable, Unimplemented, as_serving_error
+from triglot.core.permission import EVERYTHING, Permission
 from triglot.core.running import Defer, Done, raise_error
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse
@@ -79,14 +79,40 @@ class DataPlane:
         Raises `ModelNotFound`, `InvalidArgument` for a bad version or an unknown label, and `Unavailable`.
         """
         permission.check_model(name)
-        return self._registry.servable(name, version, label)
+        try:
+            return self._registry.servable(name, version, label)
+        except (ModelNotFound, Unavailable) as error:
+            raise self._with_reason(error, permission, name, version) from None
 
     def servable_of(self, permission: Permission, request: InferenceRequest) -> Servable:
         """Returns the version for a request; if it continues a sequence, the version that holds its state."""
         permission.check_model(request.model_name)
         if request.parameters and (holder := self._sequences.find(request)) is not None:
             return holder
-        return self._registry.servable(request.model_name, request.model_version)
+        name, version = request.model_name, request.model_version
+        try:
+            return self._registry.servable(name, version)
+        except (ModelNotFound, Unavailable) as error:
+            raise self._with_reason(error, permission, name, version) from None
+
+    def _with_reason(
+        self, error: ModelNotFound | Unavailable, permission: Permission, name: str, version: str
+    ) -> ServingError:
+        why = self.load_error(permission, name, version)
+        return type(error)(f"{error.message}: {why}") if why else error
+
+    def load_error(self, permission: Permission, name: str, version: str = "") -> str:
+        """Returns why the version, or the model, could not be loaded; "" if it was not tried.
+
+        With access control "", too: then RepositoryIndex and GetModelStatus, which have permissions of their own,
+        give the reason.
+        """
+        if permission is not EVERYTHING or not self._registry.knows(name):
+            return ""
+        if self._registry.wanted_versions(name):
+            return self._registry.load_error(name, version)
+        broken = self._manager.broken().get(name)
+        return "" if broken is None else broken.message
 
     async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
         """Returns the response to one request.

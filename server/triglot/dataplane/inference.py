@@ -41,10 +41,11 @@ def admit(servable: Servable, request: InferenceRequest, call: Call) -> Signatur
     name = request.signature_name or servable.default_signature
     signature = servable.signatures.get(name)
     if signature is None:
+        has = ", ".join(sorted(servable.signatures))
         raise InvalidRequest(
-            f"model '{servable.name}' has no signature '{name}', only {', '.join(sorted(servable.signatures))}"
+            f"model '{servable.name}' has no signature '{name}', only {has}{servable.why_unservable(name)}"
         )
-    if request.outputs:
+    if request.outputs or signature.unservable_outputs:
         check_requested_outputs(signature, request)
         call.requested_outputs = request.outputs
     call.request_id = request.id

@@ -137,6 +137,7 @@ class ModelConfig:
         environment: Folder or archive with the Python that the model's processes run in; None: the server's
             Python.
         max_unread_bytes: The server's option: bytes of a request's responses that are kept for its client.
+        op_libraries: Shared libraries with operations of TensorFlow; the server's, not part of the model's own.
         ray: Fields of `RayOptions` that override those of the model's class.
         name: Name under which the model is served; "" before it is loaded.
         source: Name of the configuration (its file) in messages.
@@ -172,6 +173,7 @@ class ModelConfig:
     inputs_in_place: bool | None = None
     environment: Path | None = None
     max_unread_bytes: int = field(default=MAX_UNREAD_BYTES, compare=False)
+    op_libraries: Sequence[Path] = field(default=(), compare=False)
     ray: Mapping[str, Any] = field(default_factory=dict)
     name: str = field(default="", compare=False)
     source: str = field(default="", compare=False)

@@ -13,6 +13,9 @@ from triglot.model.model import Model, is_decoupled
 from triglot.model.scheduling_rules import CONFIG_KEYS, check_scheduling
 from triglot.model.signature import Signature, default_of, shape_text
 
+ANY_RANK = (-1,)
+"""Dims for any rank, of a tensor whose rank the model does not say."""
+
 
 def configure(model: Model, config: ModelConfig) -> None:
     """Completes a loaded model with its configuration, before it serves.
@@ -189,7 +192,8 @@ def _narrowed(
             said = f"TYPE_{'STRING' if tensor.datatype == 'BYTES' else tensor.datatype} ({tensor.datatype})"
             raise ValueError(f"{key}.data_type: the configuration says {said}, the model has {spec.datatype}")
         shape = spec.shape
-        if tensor.dims is not None:
+        stays_any = shape is None and tensor.dims == ANY_RANK and not config.max_batch_size
+        if tensor.dims is not None and not stays_any:
             shape = _checked_shape(f"{key}.dims", tensor.dims, spec, model, config)
         narrowed[tensor.name] = replace(spec, shape=shape, optional=spec.optional or tensor.optional)
     return tuple(narrowed.values())

@@ -134,6 +134,11 @@ class Model:
     """Whether a call of its `async def` code waits for one of its `instances` and occupies it."""
     example: Mapping[str, Any] | Sequence[Mapping[str, Any]] = ()
     """Inputs by name, of one call or several, that every instance runs before the model takes calls."""
+    warnings: Sequence[str] = ()
+    """What is wrong with the loaded model although it serves: logged, and the reason of its state in
+    RepositoryIndex and GetModelStatus."""
+    unservable_signatures: Mapping[str, str] = {}
+    """Signatures of its file that cannot be called, and why; a call of one is answered with the reason."""
     own_metrics: ModelMetrics | None = None
     """Custom metrics of its own code, for the server's metrics page."""
     own_batches: Mapping[str, BatchCounts] = MappingProxyType({})

@@ -243,11 +243,15 @@ def _byte_size_error(tensor: InputTensor, expected: int, got: int, model: str) -
 
 
 def check_requested_outputs(signature: Signature, request: InferenceRequest) -> None:
-    """Raises `InvalidRequest` when an output is requested twice or unknown."""
+    """Raises `InvalidRequest` when an output is requested twice, unknown, or cannot be returned.
+
+    No names ask for all outputs that can be, of which there must be one if there are others.
+    """
     if signature.any_tensors:
         return
     seen: set[str] = set()
-    for name in request.outputs:
+    requested = request.outputs or (() if signature.outputs else list(signature.unservable_outputs))
+    for name in requested:
         if name in seen:
             raise InvalidRequest(f"output '{name}' already exists in request")
         if name not in signature.output_rules:

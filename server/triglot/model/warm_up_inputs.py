@@ -92,7 +92,7 @@ def _random(random: np.random.Generator, dtype: np.dtype[Any], count: int) -> Ar
         text = random.integers(ord("!"), ord("~") + 1, (count, RANDOM_TEXT_LENGTH), np.uint8).tobytes()
         ends = range(RANDOM_TEXT_LENGTH, len(text) + 1, RANDOM_TEXT_LENGTH)
         return object_array([text[end - RANDOM_TEXT_LENGTH : end] for end in ends], (count,))
-    if dtype.kind in "bui":
+    if dtype.kind in "bui" or dtype.names:
         return random.integers(0, 2 if dtype.kind == "b" else RANDOM_BELOW, count, np.uint8).astype(dtype)
     values = random.random(count, np.float64 if dtype.itemsize >= 8 else np.float32)
     return values.astype(dtype)
@@ -172,6 +172,8 @@ def _text(array: Array) -> Array:
 def _converted(array: Array, datatype: str) -> Array:
     """Converts the numbers to `datatype`; floats may be rounded, and nothing else may be lost."""
     dtype = DATATYPES[datatype].dtype
+    if dtype.names:
+        return _converted(array, datatype.removeprefix("Q")).view(dtype)
     if array.dtype.kind != "c" or dtype.kind == "c":
         with np.errstate(all="ignore"):
             converted = array.astype(dtype)

@@ -25,7 +25,8 @@ class BatchKeys:
     def __init__(self, model: Model, batching: DynamicBatching) -> None:
         self._model = model
         self._batching = batching
-        self._by_parameters = model.takes_parameters or looks_at_call(model)
+        self._by_outputs = looks_at_call(model)
+        self._by_parameters = model.takes_parameters or self._by_outputs
         # As in TensorFlow Serving, where the limit is not the model's own.
         self._strict = not model.max_batch_size and batching.max_batch_size > 0
         signatures = [] if model.any_tensors else signatures_of(model).values()
@@ -57,9 +58,10 @@ class BatchKeys:
         # Parts of one request are not padded to the lengths of other requests: their outputs must fit together.
         any_lengths = batching.pad_variable_lengths and rows <= self.max_rows and self._stays_small(inputs)
         layout = layout_of(inputs, any_lengths=any_lengths)
+        outputs = frozenset(call.requested_outputs) if self._by_outputs else ()
         if self._by_parameters and (call.parameters or call.input_parameters) and (own := parameters_key(call)):
-            return rows, (call.signature_name, layout, own)
-        return rows, (call.signature_name, layout)
+            return rows, (call.signature_name, layout, outputs, own)
+        return rows, (call.signature_name, layout, outputs)
 
     def _stays_small(self, inputs: Inputs) -> bool:
         """Returns whether a full batch of such requests stays small, even if padded to their largest dims."""

@@ -287,6 +287,11 @@ class Servable:
     def __str__(self) -> str:
         return f"{self.name} version {self.version}"
 
+    def why_unservable(self, signature_name: str) -> str:
+        """Returns what to add to the error for a signature that the model's file has and that cannot be called."""
+        why = self.model.unservable_signatures.get(signature_name, "")
+        return f" (it is in the model's file, but {why})" if why else ""
+
     @property
     def alive(self) -> bool:
         """Whether an instance is alive to run the next request."""

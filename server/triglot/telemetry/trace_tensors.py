@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from triglot.core.tensor import DATATYPES, Array, Buffer, array_over
+from triglot.core.tensor import DATATYPES, Array, Buffer, array_over, numbers_of
 from triglot.core.types import InputTensor, OutputTensor
 
 MAX_ELEMENTS = 1024
@@ -63,13 +63,13 @@ def _of_raw(tensor: InputTensor, data: Buffer) -> Snapshot:
     count = len(data) // row.itemsize
     some = min(count, MAX_ELEMENTS)
     copied = array_over(bytes(memoryview(data)[: some * row.itemsize]), row.dtype, (some,))
-    return Snapshot(tensor.name, tensor.datatype, tensor.shape, copied, some == count)
+    return Snapshot(tensor.name, tensor.datatype, tensor.shape, numbers_of(copied), some == count)
 
 
 def _of_array(name: str, datatype: str, shape: Sequence[int], array: Array) -> Snapshot:
     whole = array.size <= MAX_ELEMENTS
     if datatype != "BYTES":
-        return Snapshot(name, datatype, shape, array.flat[:MAX_ELEMENTS], whole)
+        return Snapshot(name, datatype, shape, numbers_of(array).flat[:MAX_ELEMENTS], whole)
     texts: list[Any] = []
     room = MAX_TEXT
     for item in islice(array.flat, MAX_ELEMENTS):

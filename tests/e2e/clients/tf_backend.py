@@ -8,6 +8,7 @@ FOLDER is what `tf_models.py` wrote; the models that break, and further ones, ar
 import gc
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from samples import assert_same, sample
 from tf_models import signature, v1
 from tf_subject import example, floats, infer, infer_natively, load, models_of, refused, texts
 
+from triglot.backends.tensorflow import MAX_SELECTIONS
 from triglot.core.errors import Code, ServingError
 
 THREADS = 8
@@ -87,6 +89,74 @@ async def check_complex_numbers(subject):
         model = subject.model(f"{kind}_identity")
         assert model.signatures["serving_default"].inputs[0].datatype == kind.upper()
         assert_same(infer(model, x=array)["x"], array)
+
+
+async def check_quantized_numbers(subject):
+    for kind, values in {
+        "qint8": [[-128, 127]],
+        "quint8": [[0, 255]],
+        "qint16": [[-(2**15), 2**15 - 1]],
+        "quint16": [[0, 2**16 - 1]],
+        "qint32": [[-(2**31), 2**31 - 1]],
+    }.items():
+        dtype = tf.as_dtype(kind).as_numpy_dtype
+        array = np.array(values, dtype[0]).view(dtype)
+        model = subject.model(f"{kind}_identity")
+        assert model.signatures["serving_default"].inputs[0].datatype == kind.upper()
+        for value in (array, array[0, 1], array[:0]):
+            given = np.asarray(value, dtype)
+            assert_same(infer(model, x=given)["x"], given)
+
+
+async def check_only_requested_outputs_are_run(subject):
+    def build():
+        x = v1.placeholder(tf.float32, name="x")
+        outputs = {f"y{n}": x + float(n) for n in range(8)}
+        outputs["bad"] = v1.debugging.check_numerics(1.0 / x, "not finite")
+        return {"serving_default": signature({"x": x}, outputs | {"x": x})}
+
+    model = subject.built("requested", build)
+    zero = floats(0)
+    for wanted in (["y1"], ["x"], ["y7", "x"], ["x", "y7"], ["y3", "y2", "y1"]):
+        answer = infer(model, outputs=wanted, x=zero)
+        assert {name: array.tolist() for name, array in answer.items()} == {
+            name: [0.0 if name == "x" else float(name[1:])] for name in wanted
+        }
+    for wanted in ([], ["bad"], ["y1", "bad"]):
+        with checks.Raises(ServingError) as caught:
+            infer(model, outputs=wanted, x=zero)
+        assert caught.error.message.startswith("not finite"), caught.error.message
+
+
+async def check_the_combinations_of_requested_outputs_that_are_kept(subject):
+    def build():
+        x = v1.placeholder(tf.float32, name="x")
+        return {"serving_default": signature({"x": x}, {f"y{n}": x + float(n) for n in range(7)})}
+
+    model = subject.built("combinations", build)
+    for number in range(1, 2**7):
+        wanted = [f"y{n}" for n in range(7) if number >> n & 1]
+        answer = infer(model, outputs=wanted, x=floats(0))
+        # Further combinations give all outputs.
+        assert set(wanted) <= answer.keys()
+    assert len(model._runs["serving_default"]._selections) == MAX_SELECTIONS
+
+
+async def check_a_run_ends_at_its_deadline(subject):
+    def build():
+        steps = v1.placeholder(tf.int32, [], name="steps")
+        one = tf.minimum(steps, 1)
+        (at,) = tf.while_loop(lambda at: at < steps, lambda at: at * one, [one], parallel_iterations=1)
+        return {"serving_default": signature({"steps": steps}, {"at": at})}
+
+    model = subject.built("endless", build)
+    steps = np.array(2, np.int32)
+    for seconds in (0.3, 0.0, -1.0):
+        with checks.Raises(ServingError) as caught:
+            infer(model, deadline=time.monotonic() + seconds, steps=steps)
+        # It would not have returned before the run's end.
+        assert caught.error.code is Code.DEADLINE_EXCEEDED
+    assert infer(model, deadline=time.monotonic() + 60, steps=np.array(0, np.int32))["at"].tolist() == 0
 
 
 async def check_memory_at_any_address(subject):

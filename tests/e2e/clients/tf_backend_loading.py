@@ -114,25 +114,24 @@ async def check_signatures_that_cannot_be_called(subject):
 
     def build():
         x = v1.placeholder(tf.float32, name="x")
-        coded = tf.quantization.quantize(x, 0.0, 1.0, tf.quint8).output
+        held = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=tf.constant([], tf.int32))
         sparse = tf_models.info(x)
         sparse.coo_sparse.values_tensor_name = "x:0"
         return {
             "serving_default": signature({"x": x}, {"y": x + 1.0}),
             "odd": signature({"x": x}, {"y": x + 3.0}, "my/method"),
-            "coded": signature({"x": x}, {"y": coded}),
+            "held": signature({"x": x}, {"y": held}),
             "sparse": signature({"x": sparse}, {"y": x + 4.0}),
         }
 
     tf_models.save(folder, build)
-    with logged("triglot.backends.tensorflow") as lines:
-        model = load(folder)
-    assert lines == [
-        f"{folder}: skipped signature 'coded': 'y' has the unsupported type DT_QUINT8",
-        f"{folder}: skipped signature 'sparse': 'x' is not a single tensor",
-    ], lines
-    assert set(model.signatures) == {"serving_default", "odd"}
-    assert set(model.signature_defs) == {"serving_default", "odd", "coded", "sparse"}
+    model = load(folder)
+    assert model.warnings == [
+        "signature 'sparse' cannot be called: input 'x' is a sparse tensor, of three tensors",
+        "signature 'held': output 'y' cannot be returned: it is of the datatype DT_VARIANT",
+    ], model.warnings
+    assert set(model.signatures) == {"serving_default", "odd", "held"}
+    assert set(model.signature_defs) == {"serving_default", "odd", "held", "sparse"}
     assert model.signatures["odd"].method == "predict"
     assert infer(model, "odd", x=floats(1))["y"].tolist() == [4.0]
 
@@ -275,7 +274,9 @@ async def check_an_operation_that_nobody_knows(subject):
         graph.graph_def.node[-1].op = "NobodyKnowsThis"
 
     edit(folder, rename)
-    assert "Op type not registered 'NobodyKnowsThis'" in load_error(folder)
+    text = load_error(folder)
+    assert "Op type not registered 'NobodyKnowsThis'" in text
+    assert text.endswith("; name the shared library that has it in --tensorflow-op-libraries")
 
 
 async def check_a_model_without_signatures(subject):

@@ -35,6 +35,11 @@ IDENTITIES = {
     "bool": ("x", tf.bool),
     "complex64": ("x", tf.complex64),
     "complex128": ("x", tf.complex128),
+    "qint8": ("x", tf.qint8),
+    "quint8": ("x", tf.quint8),
+    "qint16": ("x", tf.qint16),
+    "quint16": ("x", tf.quint16),
+    "qint32": ("x", tf.qint32),
     "string": ("s", tf.string),
     "bytes": ("img_bytes", tf.string),
 }
@@ -76,7 +81,7 @@ def signature(inputs, outputs, method=PREDICT):
     return v1.saved_model.build_signature_def(infos(inputs), infos(outputs), method)
 
 
-def save(folder, build, tags=("serve",)):
+def save(folder, build, tags=("serve",), as_text=False):
     """Saves the graph that `build()` makes; it answers with the signatures, and options of the builder."""
     anywhere = v1.ConfigProto(allow_soft_placement=True)
     with tf.Graph().as_default(), v1.Session(config=anywhere) as session:
@@ -85,7 +90,7 @@ def save(folder, build, tags=("serve",)):
         session.run(v1.global_variables_initializer())
         builder = v1.saved_model.Builder(str(folder))
         builder.add_meta_graph_and_variables(session, list(tags), signatures, **options)
-        builder.save()
+        builder.save(as_text)
 
 
 def variable(value, name):

@@ -46,9 +46,10 @@ def load(folder):
     return backends.load("tensorflow", folder / FILE)
 
 
-def infer(model, signature_name="serving_default", **inputs):
+def infer(model, signature_name="serving_default", *, outputs=(), deadline=None, **inputs):
     """What the model answers; the inputs are read-only, as a server hands them in."""
-    call = Call()
+    call = Call(deadline)
+    call.requested_outputs = outputs
     call.signature_name = signature_name
     for array in inputs.values():
         array.flags.writeable = False

@@ -61,6 +61,17 @@ async def check_complex_numbers(subject):
                 await echoed(subject, f"{kind}_identity", proto, value)
 
 
+async def check_quantized_numbers(subject):
+    for kind in ("qint8", "quint8", "qint16", "quint16", "qint32"):
+        dtype = tf.as_dtype(kind).as_numpy_dtype
+        numbers = np.iinfo(dtype[0])
+        array = np.array([[numbers.min, numbers.max], [0, 1]], dtype[0])
+        for value in (array, array[:1, :1], array[0, 1].reshape(()), array[:0]):
+            for proto in (as_values(value), as_content(value)):
+                proto.dtype = tf.as_dtype(kind).as_datatype_enum
+                await echoed(subject, f"{kind}_identity", proto, value)
+
+
 async def check_python_values(subject):
     """As they stand in TensorFlow Serving's own examples."""
     for name, proto, array in (

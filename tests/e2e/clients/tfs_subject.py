@@ -36,6 +36,7 @@ FIELDS = {
     tf.complex64: "scomplex_val",
     tf.complex128: "dcomplex_val",
 } | dict.fromkeys((tf.int8, tf.int16, tf.int32, tf.uint8, tf.uint16), "int_val")
+FIELDS |= dict.fromkeys((tf.qint8, tf.quint8, tf.qint16, tf.quint16, tf.qint32), "int_val")
 """The field of a TensorProto that holds the elements of a dtype."""
 
 

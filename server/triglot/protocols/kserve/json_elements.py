@@ -8,12 +8,20 @@ import numpy as np
 import orjson
 
 from triglot.core.errors import Internal, InvalidArgument
-from triglot.core.tensor import DATATYPES, Array, Buffer, DataType, element_count, object_array
+from triglot.core.tensor import (
+    DATATYPES,
+    TFSERVING_DATATYPES,
+    Array,
+    Buffer,
+    DataType,
+    element_count,
+    object_array,
+)
 from triglot.core.types import OutputTensor
 from triglot.protocols.json.arrays import LargeArray
 from triglot.protocols.json.text import flatten, float32_array, print_array, type_name
 
-NO_JSON = ("FP16", "BF16", "COMPLEX64", "COMPLEX128")
+NO_JSON = ("FP16", "BF16", *TFSERVING_DATATYPES)
 """Datatypes whose elements have no JSON form."""
 MAX_EXACT = 2**53 - 1
 """Up to here no two integers are the same float64."""

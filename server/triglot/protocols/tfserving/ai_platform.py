@@ -31,6 +31,7 @@ from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimit
 from triglot.protocols.openapi.operation import ApiOperation
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving import openapi as api
+from triglot.protocols.tfserving.graph_errors import without_node
 from triglot.protocols.tfserving.http_body import unwrapped
 from triglot.protocols.tfserving.json_models import (
     PARAMETERS,
@@ -302,16 +303,16 @@ def predict_route(
 def encode_platform_error(error: ServingError, headers: Mapping[str, str]) -> HttpResponse:
     """Encode an error of AI Platform's paths (tfs 7.3).
 
-    A failed prediction's is its bare text; an unknown or forbidden model's has Google's form, as has every error
-    for Google's own clients.
+    A failed prediction's is its bare text, a graph's without the operation's place; an unknown or forbidden model's
+    has Google's form, as has every error for Google's own clients.
     """
     if isinstance(error, UnknownResource | PermissionDenied) or GOOGLES_CLIENT in headers:
         return encode_googles(error)
-    return HttpResponse(orjson.dumps({"error": error.message}), status_of(error))
+    return HttpResponse(orjson.dumps({"error": without_node(error.message)}), status_of(error))
 
 
 def encode_googles(error: ServingError) -> HttpResponse:
     """Encode an error in the form of Google's APIs (tfs 7.3)."""
     status = status_of(error)
-    body = {"error": {"code": status, "message": error.message, "status": error.code.name}}
+    body = {"error": {"code": status, "message": without_node(error.message), "status": error.code.name}}
     return HttpResponse(orjson.dumps(body), status)

@@ -79,11 +79,12 @@ def _check_names(
 
 def _check_filter(output_filter: Collection[str], signature: Signature) -> None:
     seen: set[str] = set()
+    known = signature.output_rules.keys() | signature.unservable_outputs.keys()
     for alias in output_filter:
-        if alias not in signature.output_rules:
+        if alias not in known:
             raise InvalidArgument(
                 f"output tensor alias not found in signature: {alias} Outputs expected to be in the set "
-                f"{braced(signature.output_rules)}."
+                f"{braced(known)}."
             )
         if alias in seen:
             raise InvalidArgument(f"duplicate output tensor alias: {alias}")

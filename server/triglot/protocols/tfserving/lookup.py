@@ -48,7 +48,8 @@ def find_servable(dataplane: DataPlane, permission: Permission, spec: ModelSpec 
         # Clients get the same error for a version that is loading and one that never existed (tfs 0.7).
         number = dataplane.labelled(permission, spec.name, spec.label) if spec.label else spec.version
         which = f"Latest({spec.name})" if number is None else f"Specific({spec.name}, {number})"
-        raise NotFound(f"Servable not found for request: {which}") from None
+        why = dataplane.load_error(permission, spec.name, "" if number is None else str(number))
+        raise NotFound(f"Servable not found for request: {which}{why and f': {why}'}") from None
 
 
 def define(servable: Servable, name: str) -> signature_pb2.SignatureDef:

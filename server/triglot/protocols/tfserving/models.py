@@ -80,6 +80,8 @@ class Models:
                 code: Any = failure.code
                 status.status.error_code = code
                 status.status.error_message = failure.message
+            elif state == _STATES[State.READY]:
+                status.status.error_message = version.warnings
         return response
 
     async def reload(

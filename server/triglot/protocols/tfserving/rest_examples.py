@@ -5,6 +5,7 @@ Pure functions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,9 @@ from triglot.protocols.tfserving.json_values import (
 )
 from triglot.protocols.wire import serialize
 
+_INTEGER = re.compile(
+    r"Key: (.+), Index: \d+\.  Data types don't match\. Data type: int64 but expected type: float"
+)
 MAX_CONTEXT_BYTES = 64 * 1024 * 1024
 """Most bytes of a context, copied into all examples, in total."""
 
@@ -99,6 +103,15 @@ def _feature(name: str, contents: list[Value]) -> Feature:
     if kind == "int64":
         return Feature(int64_list=Int64List(value=map(int, values)))
     return Feature(bytes_list=BytesList(value=values)) if kind else Feature()
+
+
+def advice(text: str) -> str:
+    """Returns what to add to a model's error about an integer for a feature of floats; "" for another error.
+
+    TensorFlow Serving takes `1` for an integer, too, and the model's error does not say what JSON needs (tfs 4.5).
+    """
+    found = _INTEGER.search(text)
+    return "" if found is None else f"; in JSON write {found[1]}'s numbers with a point, 1.0 instead of 1"
 
 
 def encode_classifications(results: Sequence[Sequence[tuple[bytes, float]]]) -> bytes:

@@ -36,7 +36,12 @@ from triglot.protocols.tfserving.json_tensors import PredictBody
 from triglot.protocols.tfserving.lookup import find_called, find_servable
 from triglot.protocols.tfserving.models import SIGNATURE_DEF, Models
 from triglot.protocols.tfserving.openapi import PREDICT, call_operations, get_operations, predict_of
-from triglot.protocols.tfserving.rest_examples import decode_examples, encode_classifications, encode_regressions
+from triglot.protocols.tfserving.rest_examples import (
+    advice,
+    decode_examples,
+    encode_classifications,
+    encode_regressions,
+)
 from triglot.protocols.tfserving.rest_models import encode_metadata, encode_status
 from triglot.protocols.tfserving.rest_paths import (
     CALLS,
@@ -211,6 +216,7 @@ class RestApi:
         if isinstance(outcome, Inference):
             assert isinstance(rest, PredictCall)
             return self._predictions.map_error(error, outcome, rest.request())
+        error.message += advice(error.message)
         return error
 
     def _classify(self, spec: ModelSpec, body: bytes) -> RestCall:
@@ -229,7 +235,8 @@ class RestApi:
 def _signature(servable: Servable, name: str) -> Signature:
     name = name or DEFAULT_SIGNATURE
     if name not in servable.signatures:
-        raise InvalidArgument(f'Serving signature name: "{name}" not found in signature def')
+        why = servable.why_unservable(name)
+        raise InvalidArgument(f'Serving signature name: "{name}" not found in signature def{why}')
     return servable.signatures[name]
 
 

@@ -101,10 +101,14 @@ class Predictions:
         name = _signature_name(request.spec)
         signature = servable.signatures.get(name)
         if signature is None:
-            raise FailedPrecondition(f'Serving signature key "{name}" not found.')
+            raise FailedPrecondition(f'Serving signature key "{name}" not found.{servable.why_unservable(name)}')
         if request.unreadable:
             check_predict(request, signature, partial(define, servable, name))
-        inference = _inference(servable, name, request.inputs, request.output_filter, "predict")
+        outputs = request.output_filter
+        if signature.unservable_outputs and not outputs and name in servable.model.signature_defs:
+            # An empty filter means all outputs of the SignatureDef (tfs 3.2).
+            outputs = [*signature.output_rules, *signature.unservable_outputs]
+        inference = _inference(servable, name, request.inputs, outputs, "predict")
         return self._dataplane.submit(servable, inference, call, done, defer, leased=leased)
 
     def answer(self, outcome: Inference, request: PredictRequest) -> Prediction:
@@ -156,7 +160,7 @@ class Predictions:
         name = _signature_name(request.spec)
         signature = servable.signatures.get(name)
         if signature is None:
-            raise InvalidArgument(f"No signature was found with the name: {name}")
+            raise InvalidArgument(f"No signature was found with the name: {name}{servable.why_unservable(name)}")
         outputs = _OUTPUTS_OF[method](signature, partial(define, servable, name))
         check_examples(request.examples)
         count = len(request.examples)
@@ -233,6 +237,7 @@ def _check_tasks(servable: Servable, request: MultiRequest) -> None:
             raise InvalidArgument(f"Duplicate evaluation of signature: {name}")
         seen.add(name)
         if name not in servable.signatures:
-            raise InvalidArgument(f"Requested signature not found in model graph: {name}")
+            why = servable.why_unservable(name)
+            raise InvalidArgument(f"Requested signature not found in model graph: {name}{why}")
         if method not in (METHOD_NAMES["classify"], METHOD_NAMES["regress"]):
             raise Unimplemented(f"Unsupported signature method_name: {method}")

@@ -24,6 +24,7 @@ from triglot.core.tensor import (
     element_count,
     is_addressable,
     native,
+    numbers_of,
     object_array,
     raw_buffer,
 )
@@ -67,6 +68,11 @@ TYPES: dict[str, pb.DataType] = {
     "BF16": pb.DT_BFLOAT16,
     "COMPLEX64": pb.DT_COMPLEX64,
     "COMPLEX128": pb.DT_COMPLEX128,
+    "QINT8": pb.DT_QINT8,
+    "QUINT8": pb.DT_QUINT8,
+    "QINT16": pb.DT_QINT16,
+    "QUINT16": pb.DT_QUINT16,
+    "QINT32": pb.DT_QINT32,
     "BYTES": pb.DT_STRING,
 }
 # Names for `InputTensor.datatype`: TensorFlow's where Triglot has no datatype; reference types are never sent.
@@ -89,6 +95,11 @@ _TYPED_FIELD = {
     "FP64": "double_val",
     "COMPLEX64": "scomplex_val",
     "COMPLEX128": "dcomplex_val",
+    "QINT8": "int_val",
+    "QUINT8": "int_val",
+    "QINT16": "int_val",
+    "QUINT16": "int_val",
+    "QINT32": "int_val",
     "BYTES": "string_val",
 }
 _FIELD_DTYPE = {
@@ -320,7 +331,7 @@ def _typed(array: Array, datatype: str) -> pb.TensorProto:
     if field == "string_val":
         message.string_val.extend(bytes_elements(array))
         return message
-    array = native(array).reshape(-1)
+    array = numbers_of(native(array).reshape(-1))
     if field == "half_val":
         array = array.view(np.uint16)
     getattr(message, field).extend(array.tolist())

@@ -15,6 +15,7 @@ from google.protobuf import json_format
 
 from triglot.core.types import TensorSpec
 from triglot.model.config import VersionPolicy
+from triglot.model.configure import ANY_RANK
 from triglot.model.ensemble import Ensemble
 from triglot.model.scheduling import DynamicBatching, QueuePolicy, SequenceBatching
 from triglot.pb.kserve import model_config_pb2 as pb
@@ -132,8 +133,10 @@ def _complete_tensors(
     for spec in specs:
         tensor = said.pop(spec.name, None) or kind(name=spec.name)
         tensor.data_type = data_type_of(spec.datatype)
-        if not tensor.dims and spec.shape is not None:
-            tensor.dims.extend(spec.shape[1:] if batch else spec.shape)
+        if not tensor.dims:
+            # As in the metadata: empty dims would be a scalar's, and pytriton 0.7 refuses them.
+            shape = ANY_RANK if spec.shape is None else spec.shape[1:] if batch else spec.shape
+            tensor.dims.extend(shape)
         tensors.append(tensor)
     tensors += said.values()
     del messages[:]

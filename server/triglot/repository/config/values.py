@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
+from triglot.core.tensor import TFSERVING_DATATYPES
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.scan.paths import inside
 
@@ -38,7 +39,9 @@ def datatype_of(key: str, number: int) -> str:
 
 
 def data_type_of(datatype: str) -> pb.DataType:
-    """Returns the DataType of a KServe datatype."""
+    """Returns the DataType of a datatype; `TYPE_INVALID` for those that Triton lacks."""
+    if datatype in TFSERVING_DATATYPES:
+        return pb.TYPE_INVALID
     number: Any = pb.DataType.Value("TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}")
     return number  # type: ignore[no-any-return]  # The stubs distinguish numbers and enums, protobuf does not.
 

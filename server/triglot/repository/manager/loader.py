@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -66,9 +66,11 @@ class Loader:
         adapt: Adapt | None = None,
         ray_address: str = ANY_CLUSTER,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
+        op_libraries: Sequence[Path] = (),
     ) -> None:
         self._max_unread_bytes = max_unread_bytes
         self._ray_address = ray_address
+        self._op_libraries = op_libraries
         self._load = load
         self._adapt = adapt
         self._changed = changed
@@ -147,7 +149,8 @@ class Loader:
         return model
 
     def _load_backend(self, files: ModelFiles, loading: Loading) -> Model:
-        config, ray = replace(files.named_config, max_unread_bytes=self._max_unread_bytes), None
+        config, ray = files.named_config, None
+        config = replace(config, max_unread_bytes=self._max_unread_bytes, op_libraries=self._op_libraries)
         if config.environment is not None and files.backend != PYTHON:
             log.warning(
                 "%s: parameters[%s]: not supported by the %s backend, ignored", files, ENVIRONMENT, files.backend

@@ -42,6 +42,7 @@ class Version:
     Attributes:
         files: Files that are being loaded, or that were tried last.
         error: Why these could not be loaded; a READY version then still serves its former files.
+        raised: Whether the model's own code raised the error, whose text callers of the model do not get.
         problem: The error in the model's folder now.
         served: Files of the servable.
         retry: Whether `files` are to be loaded again.
@@ -52,6 +53,7 @@ class Version:
     files: ModelFiles
     state: State = State.START
     error: ServingError | None = None
+    raised: bool = False
     problem: ServingError | None = None
     servable: Servable | None = None
     served: ModelFiles | None = None
@@ -80,10 +82,17 @@ class Version:
 
     @property
     def reason(self) -> str:
-        """Why it is UNAVAILABLE, or why a READY version still serves its former files (spec 3.9)."""
+        """Why it is UNAVAILABLE, why a READY version still serves its former files (spec 3.9), or the warnings of
+        its model.
+        """
         if self.failure is not None:
             return self.failure.message
-        return "unloaded" if self.state is State.UNAVAILABLE else ""
+        return "unloaded" if self.state is State.UNAVAILABLE else self.warnings
+
+    @property
+    def warnings(self) -> str:
+        """The warnings of its loaded model; "" if there are none."""
+        return "" if self.servable is None else "; ".join(self.servable.model.warnings)
 
 
 @dataclass(frozen=True, slots=True)

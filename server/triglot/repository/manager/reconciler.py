@@ -12,8 +12,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from triglot.core.errors import Code, MissingDependency, ModelLoadError, ServingError
@@ -82,12 +83,13 @@ class Reconciler:
         load_retry_interval: float = 0.0,
         ray_address: str = ANY_CLUSTER,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
+        op_libraries: Sequence[Path] = (),
         load_ended: LoadEnded = lambda *_: None,
         adapt: Adapt | None = None,
     ) -> None:
         self.registry = registry
         self._loader = Loader(
-            load, warm, max_queue_size, self._notify_changed, adapt, ray_address, max_unread_bytes
+            load, warm, max_queue_size, self._notify_changed, adapt, ray_address, max_unread_bytes, op_libraries
         )
         self._skip_missing_dependencies = skip_missing_dependencies
         self.load_timeout = load_timeout
@@ -247,6 +249,8 @@ class Reconciler:
         if isinstance(outcome, Servable):
             seconds = time.monotonic() - started
             log.log(self.log_level, "loaded %s (%s) in %.2f s", files, files.backend, seconds)
+            for text in outcome.model.warnings:
+                log.warning("%s: %s", files, text)
             self._serve(version, outcome)
         else:
             self._record_failure(version, outcome)
@@ -351,7 +355,9 @@ class Reconciler:
 
     def _record_failure(self, version: Version, error: ModelLoadError) -> None:
         files = version.files
+        own = model_exception(error, files)
         version.error = ServingError(str(error), code=error.code)
+        version.raised = own is not None or isinstance(error.__cause__, SyntaxError)
         if version.state is not State.READY:
             version.state = State.UNAVAILABLE
         if self._may_skip(files.name, error):
@@ -366,7 +372,7 @@ class Reconciler:
                 version.retry_at = time.monotonic() + self._load_retry_interval
                 retry_text = f"{version.retries} of {self._load_retries} in {self._load_retry_interval:g} s"
                 text = f"{text}; retry {retry_text}"
-            log.error("%s could not be loaded: %s", files, text, exc_info=model_exception(error, files))
+            log.error("%s could not be loaded: %s", files, text, exc_info=own)
             log.debug("traceback of the load error:", exc_info=error)
             self.registry.update(files.name)
 

@@ -167,6 +167,14 @@ class Registry:
             return None if servable is None else self.entries[name][servable.version]
         return self.entries[name][number] if self.is_serving(name, number) else None
 
+    def load_error(self, name: str, version: str = "") -> str:
+        """Returns why this version, or with "" the last of all, could not be loaded; "" if it was not tried, and
+        for an exception of the model's own code, whose text may be secret.
+        """
+        failed = [one for one in self.wanted_versions(name) if one.failure and one.state is State.UNAVAILABLE]
+        found = [one for one in failed if version in ("", str(one.files.version))]
+        return found[-1].reason if found and not found[-1].raised else ""
+
     def why_not_serving(self, name: str, number: int = 0) -> str:
         """Returns the reason why this version does not serve; 0: why no version does."""
         if not self.wanted.get(name):

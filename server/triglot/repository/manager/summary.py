@@ -46,9 +46,9 @@ def summary_of(version: Version) -> VersionSummary:
     """Returns the summary of a wanted version."""
     files, servable = version.files, version.servable
     state = FAILED if version.failure is not None and servable is None else version.state.value
-    about = VersionSummary(
-        files.name, files.label or str(files.version), files.backend, state=state, error=version.reason
-    )
+    # A model that serves in spite of warnings has no error.
+    error = "" if version.ready and version.failure is None else version.reason
+    about = VersionSummary(files.name, files.label or str(files.version), files.backend, state=state, error=error)
     return about if servable is None else _loaded(about, servable)
 
 

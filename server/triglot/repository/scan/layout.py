@@ -15,6 +15,7 @@ BACKEND_OF_FILE = {
     "model.py": "python",
     "model.onnx": "onnx",
     "saved_model.pb": "tensorflow",
+    "saved_model.pbtxt": "tensorflow",
     "model.pt2": "torch",
     "model.pt": "torch",
     "model.joblib": "sklearn",
@@ -27,9 +28,13 @@ BACKEND_OF_FILE = {
 }
 """Files that make a folder a model, by precedence. A pickle may hold a model of scikit-learn or of XGBoost; its
 backend finds out."""
-FILE_IN_FOLDER = {"saved_model.pb": "tensorflow", "model.onnx": "onnx"}
+FILE_IN_FOLDER = {"saved_model.pb": "tensorflow", "saved_model.pbtxt": "tensorflow", "model.onnx": "onnx"}
 """File to open if the model file of Triton's layout is a folder (spec 5.7)."""
-BACKEND_OF_FOLDER = {"model.savedmodel/saved_model.pb": "tensorflow", "model.onnx/model.onnx": "onnx"}
+BACKEND_OF_FOLDER = {
+    "model.savedmodel/saved_model.pb": "tensorflow",
+    "model.savedmodel/saved_model.pbtxt": "tensorflow",
+    "model.onnx/model.onnx": "onnx",
+}
 """Default paths of such folders."""
 BACKEND_OF_SUFFIX = {
     Path(name).suffix: backend

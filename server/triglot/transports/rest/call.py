@@ -48,6 +48,7 @@ class OpenCalls(Protocol):
     loop: asyncio.AbstractEventLoop
     timers: TimerWheel
     timeout: float
+    timeout_source: str
     origins: Origins
     access: AccessControl | None
     decoder: HttpDecoder
@@ -94,7 +95,7 @@ class HttpCall(RowCall):
         calls, found, call = self._calls, self._found, self.call
         http: Exchange = self._out
         if calls.timeout:
-            call.limit(calls.timeout, f"the server's rest_timeout of {calls.timeout:g} seconds")
+            call.limit(calls.timeout, calls.timeout_source)
             assert call.deadline is not None
             self._expires = calls.timers.add(self, call.deadline + LATE_SECONDS)
         try:

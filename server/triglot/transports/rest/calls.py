@@ -56,6 +56,7 @@ class HttpCalls:
         self.timers = TimerWheel(self.loop)
         self.timeout = config.rest_timeout
         """Limit on the seconds of a call; 0: none."""
+        self.timeout_source = config.rest_timeout_source
         self.origins = Origins(config)
         self.access = access
         self.decoder = HttpDecoder(config, request_bytes)
