@@ -303,8 +303,8 @@ def predict_route(
 def encode_platform_error(error: ServingError, headers: Mapping[str, str]) -> HttpResponse:
     """Encode an error of AI Platform's paths (tfs 7.3).
 
-    A failed prediction's is its bare text, a graph's without the operation's place; an unknown or forbidden model's
-    has Google's form, as has every error for Google's own clients.
+    A failed prediction's is its bare text, a graph's without the operation's place; an unknown or forbidden
+    model's has Google's form, as has every error for Google's own clients.
     """
     if isinstance(error, UnknownResource | PermissionDenied) or GOOGLES_CLIENT in headers:
         return encode_googles(error)
