@@ -12,8 +12,10 @@ from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.layout import BACKEND_OF_FILE, BACKEND_OF_SUFFIX
 from triglot.repository.scan.source import ModelFiles, NamedPath, Root, find_models, version_of
 
-NAMES = "predictor.toml, model.py, model.onnx, saved_model.pb, model.pt2, model.pt, model.joblib, model.pkl, "
-NAMES += "model.pickle, model.bst, model.ubj, model.json, model-settings.json"
+NAMES = (
+    "predictor.toml, model.py, model.onnx, saved_model.pb, saved_model.pbtxt, model.pt2, model.pt, model.joblib, "
+    "model.pkl, model.pickle, model.bst, model.ubj, model.json, model-settings.json"
+)
 FILES = f"{{{NAMES}}}"
 
 
@@ -97,6 +99,7 @@ def test_a_model_file_of_another_name(tmp_path: Path, suffix: str, backend: str)
         (("predictor.toml", "model.py", "model.joblib"), "predictor"),
         (("model.json", "model.bst", "model.joblib"), "sklearn"),
         (("model.json", "saved_model.pb"), "tensorflow"),
+        (("saved_model.pbtxt", "model.pt"), "tensorflow"),
         (("model.json", "notes.json"), "xgboost"),
     ],
 )
@@ -153,7 +156,9 @@ def test_a_version_folder_without_a_model(tmp_path: Path) -> None:
     (mine / "4").mkdir()
     (mine / "6").symlink_to(mine / "6")
     assert [version for version, _, _ in found(tmp_path)["mine"]] == [1]
-    expected = f"{NAMES}, model.savedmodel/saved_model.pb, model.onnx/model.onnx"
+    expected = (
+        f"{NAMES}, model.savedmodel/saved_model.pb, model.savedmodel/saved_model.pbtxt, model.onnx/model.onnx"
+    )
     for root in (tmp_path, mine, ModelSettings("mine", mine, ALL)):
         assert warnings_of(root) == [
             f"{mine / version} is skipped: it contains no model, expected {{{expected}}}"

@@ -132,7 +132,7 @@ def test_a_file_that_is_named_for_no_backend(tmp_path: Path) -> None:
         (
             'default_model_filename: "other.onnx"',
             "1/model.onnx",
-            "other.onnx, other.onnx/saved_model.pb, other.onnx/model.onnx",
+            "other.onnx, other.onnx/saved_model.pb, other.onnx/saved_model.pbtxt, other.onnx/model.onnx",
         ),
         ('backend: "python"', "0/model.py", "model.py"),
         ('backend: "python"', "01/model.py", "model.py"),

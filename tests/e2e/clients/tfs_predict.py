@@ -69,7 +69,7 @@ async def check_quantized_numbers(subject):
         for value in (array, array[:1, :1], array[0, 1].reshape(()), array[:0]):
             for proto in (as_values(value), as_content(value)):
                 proto.dtype = tf.as_dtype(kind).as_datatype_enum
-                await echoed(subject, f"{kind}_identity", proto, value)
+                await echoed(subject, f"{kind}_identity", proto, value.view(dtype))
 
 
 async def check_python_values(subject):
