@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,7 +28,13 @@ def anonymous(operations: Iterable[str], **more: object) -> str:
 
 
 def write(file: Path, *tables: str) -> Path:
-    """The file, in place of what was there, as a whole: a reader sees the old one or the new one."""
+    """The file, in place of what was there, as a whole: a reader sees the old one or the new one.
+
+    It was written a second ago: the clock of files is coarse, and one that is renamed in the moment in which it
+    was written looks as if it were being written.
+    """
     new = file.with_suffix(".new")
     new.write_text("\n".join(tables))
+    before = time.time() - 1
+    os.utime(new, (before, before))
     return new.replace(file)

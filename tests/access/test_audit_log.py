@@ -8,7 +8,9 @@ import os
 import re
 import resource
 import signal
+import socket
 import stat
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +20,7 @@ import aiohttp
 import grpc
 import grpc.aio
 import pytest
-from access_files import client, write
+from access_files import anonymous, client, write
 
 import triglot
 from process import FREE_PORTS, Triglot, run_triglot, write_model
@@ -51,7 +53,7 @@ def untimed(line: dict[str, Any]) -> dict[str, Any]:
 
 def line_of(**said: str) -> dict[str, str]:
     usual = {"client": "", "peer": "127.0.0.1", "operation": "model-control", "model": "", "protocol": "kserve"}
-    return usual | {"door": "gRPC", "method": "", "outcome": "OK", "request_id": ""} | said
+    return usual | {"transport": "gRPC", "method": "", "outcome": "OK", "request_id": ""} | said
 
 
 class Client:
@@ -114,11 +116,11 @@ async def test_administrative_calls(tmp_path: Path, transport: str) -> None:
     assert unload == {
         name: value
         for name, value in line_of(
-            method="/v2/repository/models/{model}/unload", model="other", door="REST", request_id="def"
+            method="/v2/repository/models/{model}/unload", model="other", transport="REST", request_id="def"
         ).items()
         if name != "outcome"
     }
-    assert (rest_trace["model"], rest_trace["operation"], rest_trace["door"]) == (
+    assert (rest_trace["model"], rest_trace["operation"], rest_trace["transport"]) == (
         "twice",
         "trace-settings",
         "REST",
@@ -155,7 +157,7 @@ async def test_refusals_have_a_line_with_their_text(tmp_path: Path) -> None:
             request.inputs.add(name="x", datatype="INT32", shape=[1])
             assert len([one async for one in call(iter([request.SerializeToString()]))]) == 1
     origin_line, model_line, stream_line = map(untimed, lines(file))
-    infer = {"operation": "infer", "door": "REST", "outcome": "PERMISSION_DENIED"}
+    infer = {"operation": "infer", "transport": "REST", "outcome": "PERMISSION_DENIED"}
     assert origin in origin_line.pop("error")
     assert origin_line == line_of(method="infer", model="twice", **infer)
     assert model_line["error"] == "not for you"
@@ -202,7 +204,7 @@ async def test_who_was_refused(tmp_path: Path, transport: str) -> None:
             with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
                 assert [one async for one in stream(iter(()))]
     found_lines = list(map(untimed, lines(file)))
-    assert [(one["client"], one["door"], one["outcome"], one["method"]) for one in found_lines] == [
+    assert [(one["client"], one["transport"], one["outcome"], one["method"]) for one in found_lines] == [
         ("", "gRPC", "UNAUTHENTICATED", "RepositoryModelLoad"),
         ("", "REST", "UNAUTHENTICATED", "/v2/repository/models/{model}/load"),
         ("", "gRPC", "UNAUTHENTICATED", "RepositoryModelLoad"),
@@ -217,6 +219,37 @@ async def test_who_was_refused(tmp_path: Path, transport: str) -> None:
     assert [one for one in found_lines if ("error" in one) == (one["outcome"] == "OK")] == []
     assert found_lines[4]["error"] == "client 'friend' may not use model-control"
     assert "secret" not in file.read_text()
+
+
+def reset_after(port: int, sent: bytes) -> None:
+    """Send this, and reset the connection at once."""
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(sent)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize("transports", [("h2", "h1"), ("aio", "aiohttp")], ids=["h2", "aio"])
+@pytest.mark.parametrize("token", ["secret-of-boss", "wrong"])
+def test_the_address_of_a_client_that_resets_its_connection(
+    tmp_path: Path, transports: tuple[str, str], token: str, loop: str
+) -> None:
+    """That of accept: the system does not know it any more when the request is read."""
+    file, bodies = tmp_path / "audit", [b'{"log_verbose_level":%d}' % level for level in range(1, 9)]
+    boss = client("boss", ["secret-of-boss"], ["administer"])
+    access = write(tmp_path / "access.toml", boss, anonymous(["health"]))
+    write_model(tmp_path / "models" / "m")
+    options = ("--access", access, "--audit-log", file, "--event-loop", loop)
+    over = ("--grpc-transport", transports[0], "--http-transport", transports[1])
+    with Triglot(tmp_path / "models", *QUICK, *options, *over) as server:
+        _, port = server.ports()
+        for body in bodies:
+            head = f"POST {SETTINGS} HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {token}\r\n"
+            reset_after(port, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert Rest(port).post(SETTINGS, {})[0] == 401
+        wait_until(lambda: lines(file))
+        server.stop()
+    assert {one["peer"] for one in lines(file)} == {"127.0.0.1"}
 
 
 # --- the file ---

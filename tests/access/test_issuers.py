@@ -529,7 +529,9 @@ def test_a_file_that_changes_without_the_extra(access: Access) -> None:
     write(access.file, client("friend", ["secret"], ["infer"]))
     code = (
         "control = AccessControl(Config(access=file))\n"
-        f"open(file, 'a').write({table!r})\n"
+        f"import os; text = open(file).read() + {table!r}\n"
+        "os.rename(file, file + '.old'); open(file, 'w').write(text)\n"
+        "os.utime(file, (1, 1))\n"
         "control.renew(); control.renew()"
     )
     said = without("jwt", access.file, code)

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from signed_tokens import Signer, issuer, key_server, keyset
 
 import triglot
 from triglot.access.control import REST, AccessControl
-from triglot.access.jwks import MAX_BYTES, KeySetError, KeyUrl, read_keys
+from triglot.access.jwks import FETCH_SECONDS, MAX_BYTES, REFRESH_SECONDS, KeySetError, KeyUrl, read_keys
 from triglot.core.errors import Code, ServingError, Unavailable
 from triglot.core.operation import Operation
 from waiting import wait_until
 
+DEFAULTS = {"refresh": REFRESH_SECONDS, "timeout": FETCH_SECONDS}
 ONE, OTHER = Signer("one"), Signer("other")
 EC, ED = Signer("ec", "ES256"), Signer("ed25519", "EdDSA")
 
@@ -147,9 +149,9 @@ def test_keys_behind_a_url() -> None:
         source = KeyUrl(server.url)
         assert (source.keys, source.problem) == ((), "")
         assert [key.kid for key in fetched(source).keys] == ["one"]
-        # Kept: neither time nor an unknown key is a reason to ask again so soon.
+        # Kept: neither time nor an unknown key is a reason to ask again so soon; it may be there the next time.
         source.renew()
-        wait_until(lambda: not source.request_refresh())
+        assert source.request_refresh("k")
         assert len(server.seen) == 1
         assert "authorization" not in server.seen[0]
 
@@ -165,7 +167,7 @@ def test_an_unknown_key_is_asked_for_soon() -> None:
     with key_server(keyset(ONE)) as server:
         source = fetched(KeyUrl(server.url, hold_off=0.01))
         server.content = keyset(OTHER)
-        wait_until(source.request_refresh)
+        wait_until(lambda: source.request_refresh("k"))
         wait_until(lambda: [key.kid for key in source.keys] == ["other"])
 
 
@@ -189,7 +191,7 @@ def test_a_server_that_has_none(content: bytes, status: int, headers: dict[str, 
         source = fetched(KeyUrl(server.url + "?key=secret", hold_off=0.01))
         assert said in source.problem
         assert "secret" not in source.problem
-        assert source.request_refresh()
+        assert source.request_refresh("k")
         # It is asked again, and until then the key may be one that it has.
         server.content, server.status, server.headers = keyset(ONE), 200, {}
         wait_for(source, lambda: source.keys)
@@ -318,11 +320,50 @@ def test_a_call_never_waits(tmp_path: Path) -> None:
         assert code_of(control, ONE.token({"alg": "none"})) is Code.UNAUTHENTICATED
         server.gate.set()
         wait_until(lambda: error_of(control, ONE.token()) is None)
-        wait_until(lambda: code_of(control, OTHER.token()) is Code.UNAUTHENTICATED)
+        wait_for(control, lambda: code_of(control, OTHER.token()) is Code.UNAUTHENTICATED)
         # The issuer has a new key: asked for as soon as so many seconds have passed since the last time.
         server.content = keyset(ONE, OTHER)
         wait_until(lambda: error_of(control, OTHER.token()) is None)
         assert error_of(control, ONE.token()) is None
+
+
+@pytest.mark.parametrize("strangers", [0, 1, 50], ids=["no strangers", "one", "many"])
+def test_a_rotated_key_is_waited_for(tmp_path: Path, strangers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """UNAVAILABLE from the first call on, also right after a fetch, whatever unknown keys strangers name."""
+    monkeypatch.setattr(KeyUrl.__init__, "__kwdefaults__", DEFAULTS | {"hold_off": 1.0})
+    with key_server(keyset(ONE)) as server:
+        write(tmp_path / "access.toml", issuer("cluster", server.url))
+        control = AccessControl(triglot.Config(access=str(tmp_path / "access.toml")))
+        wait_for(control, lambda: error_of(control, ONE.token()) is None)
+        server.content = keyset(OTHER)
+        numbers = count()
+
+        def code() -> Code:
+            for _ in range(strangers):
+                assert code_of(control, ONE.token({"kid": f"stranger-{next(numbers)}"})) is Code.UNAVAILABLE
+            control.renew()
+            return code_of(control, OTHER.token())
+
+        codes = [code()]
+
+        def is_known() -> bool:
+            codes.append(code())
+            return codes[-1] is Code.OK
+
+        wait_until(is_known)
+        assert set(codes) == {Code.UNAVAILABLE, Code.OK}
+        # A key that the issuer does not have is refused, once the keys were looked at.
+        wait_for(control, lambda: code_of(control, ONE.token({"kid": "none"})) is Code.UNAUTHENTICATED)
+
+
+def test_a_rotated_key_of_a_file_is_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    file.write_bytes(keyset(ONE))
+    write(tmp_path / "access.toml", issuer("cluster", file))
+    control = AccessControl(triglot.Config(access=str(tmp_path / "access.toml")))
+    assert code_of(control, OTHER.token()) is Code.UNAUTHENTICATED
+    file.write_bytes(keyset(OTHER))
+    assert [code_of(control, OTHER.token()) for _ in range(2)] == [Code.UNAVAILABLE, Code.OK]
 
 
 def test_an_issuer_that_is_down_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -262,7 +262,7 @@ async def _use(server: Triglot, all_secrets: Secrets, seen: Seen, grpc_transport
     await malformed(rest_port, credentials, seen)
     if grpc_transport == "h2":
         await over_http2(grpc_port, credentials, seen)
-    headers = {"x-api-key": all_secrets.of["token"]}
+    headers = {"x-api-key": all_secrets.of["token"], "key": all_secrets.of["rest group"]}
     async with aiohttp.ClientSession(f"http://{HOST}:{rest_port}", headers=headers) as session:
         for path in ("/metrics", "/grps/v1/monitor/overview", "/v2/logging", "/v2/trace/setting", "/openapi.json"):
             async with session.get(path) as answer:

@@ -34,7 +34,7 @@ class Echo(asyncio.Protocol):
 
 
 def listener(sockets: list[socket.socket], make: Callable[[], asyncio.Protocol] = Echo) -> Listener:
-    return Listener(sockets, make, max_connections=1000)
+    return Listener(sockets, lambda _: make(), max_connections=1000)
 
 
 async def said(port: int, text: bytes) -> bytes:

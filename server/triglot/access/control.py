@@ -23,6 +23,7 @@ from triglot.access.issuers import Issuers
 from triglot.access.limits import CallLimits
 from triglot.access.restricted import GRPC_PREFIX, Restricted
 from triglot.access.tallies import LocalTally, Tallies
+from triglot.access.watched_file import WatchedFile
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import Unauthenticated
 from triglot.core.operation import Operation
@@ -39,7 +40,7 @@ CACHED_BYTES = 512
 """Memory of a cached permission besides the texts of its key."""
 _PUBLIC = Operation.PUBLIC
 CHECK_SECONDS = 0.5
-"""Interval of checks of the file: what it revokes is revoked within a second."""
+"""Interval of checks of the file."""
 Names = Callable[[], Sequence[str]]
 """Returns the names in the client's certificate, none without one."""
 
@@ -62,8 +63,8 @@ class AccessControl:
         }
         """Header fields that `permission` needs, by kind of transport."""
         self._restricts = bool(config.grpc_restricted_protocol or config.http_restricted_api)
-        self._file = Path(config.access) if config.access else None
-        self._text = b""
+        self._file = WatchedFile(Path(config.access)) if config.access else None
+        self._problem = ""
         self._rules = AccessRules()
         self._limits: WeakValueDictionary[str, CallLimits] = WeakValueDictionary()
         self._tokens: dict[bytes, Holder] = {}
@@ -73,10 +74,9 @@ class AccessControl:
         self._issuers = Issuers(self._limits_of)
         self._anonymous = Holder("", Grant(), Grant(), None)
         if self._file is not None:
-            self._read(self._file)
             self._apply(self._parsed(self._file))
             for issuer, problem in self._issuers.problems.items():
-                raise ConfigError(f"access: {self._file}: issuer.{issuer}.jwks: {problem}")
+                raise ConfigError(f"access: {config.access}: issuer.{issuer}.jwks: {problem}")
 
     def permission(self, operation: Operation, transport: str, fields: Fields, certificate: Names) -> Permission:
         """Returns a call's permission.
@@ -140,7 +140,7 @@ class AccessControl:
                 log.exception("cannot look at the access file")
 
     def renew(self) -> None:
-        """Apply the file if it has changed.
+        """Apply the file if it was replaced.
 
         An error in it is logged once, and the previous rules stay in force.
         """
@@ -149,32 +149,25 @@ class AccessControl:
         self._cached.clear()
         self._cached_bytes = 0
         self._issuers.renew()
-        before = self._text
+        before, problem = self._rules.names, ""
         try:
-            if not self._read(self._file):
-                return
-            rules = self._parsed(self._file)
-            self._apply(rules)
+            replaced = self._file.replaced()
+            if replaced:
+                self._apply(self._parsed(self._file))
         except ConfigError as error:
-            if self._text != before:
+            problem = str(error)
+            if problem != self._problem:
                 log.warning("the access file changed, but the previous one stays in force: %s", error)
-            return
-        names = [*(one.name for one in rules.clients), *(one.name for one in rules.issuers)]
-        log.info("the new access file is in force, clients and issuers: %s", ", ".join(names))
+        else:
+            if replaced:
+                log.info("the new access file is in force, clients and issuers: %s", ", ".join(self._rules.names))
+                if gone := [name for name in before if name not in self._rules.names]:
+                    log.warning("the new access file takes all rights from: %s", ", ".join(gone))
+        self._problem = problem
 
-    def _read(self, file: Path) -> bool:
-        """Read the file; returns whether its content has changed. Raises `ConfigError` if it cannot be read."""
-        before = self._text
-        try:
-            self._text = file.read_bytes()
-        except OSError as error:
-            self._text = str(error).encode()
-            raise ConfigError(f"access: cannot read {file}: {error.strerror}") from None
-        return self._text != before
-
-    def _parsed(self, file: Path) -> AccessRules:
+    def _parsed(self, file: WatchedFile) -> AccessRules:
         """Returns the rules in the content. Raises `ConfigError`."""
-        rules = read_access(file, self._text)
+        rules = read_access(Path(self._config.access), file.content)
         _check_secrecy(self._config, rules)
         return rules
 

@@ -75,6 +75,11 @@ class AccessRules:
     anonymous: Grant = Grant()
 
     @property
+    def names(self) -> list[str]:
+        """The names of the clients and issuers."""
+        return [*(one.name for one in self.clients), *(one.name for one in self.issuers)]
+
+    @property
     def takes_tokens(self) -> bool:
         """Whether any client sends a token."""
         return bool(self.issuers) or any(client.tokens for client in self.clients)
@@ -104,6 +109,8 @@ def read_access(path: Path, content: bytes) -> AccessRules:
 
 def access_rules(table: dict[str, Any], folder: Path) -> AccessRules:
     """Returns the rules of a parsed file in `folder`. Raises `ConfigError`, which names the key."""
+    if not table:
+        raise ConfigError("expected [client.NAME], [issuer.NAME] or [anonymous], got nothing")
     _check_keys(table, ("client", "issuer", "anonymous"), "")
     clients = tuple(_client(name, one) for name, one in _tables(table, "client"))
     issuers = tuple(_issuer(name, one, folder) for name, one in _tables(table, "issuer"))

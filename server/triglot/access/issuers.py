@@ -127,7 +127,7 @@ class Issuers:
             raise Unauthenticated("the token does not say which of its issuer's keys has signed it (kid)")
         if of_kid and kid is not None:
             raise Unauthenticated("the token's alg is not that of its key")
-        if source.request_refresh():
+        if source.request_refresh(kid):
             raise Unavailable(
                 f"the token's key is not known yet: those of issuer '{rule.name}' are being fetched",
                 retry_after=RETRY_AFTER_SECONDS,

@@ -23,7 +23,9 @@ MAX_BYTES = 256 * 1024
 REFRESH_SECONDS = 300.0
 """Interval of fetches, in seconds."""
 HOLD_OFF_SECONDS = 5.0
-"""Least time in seconds after a fetch before an unknown key, or a failure, starts another one."""
+"""Least time in seconds between the starts of fetches: the most that unknown keys of strangers delay one."""
+MAX_ASKED = 1024
+"""Most ids of unknown keys that are remembered, twice."""
 FETCH_SECONDS = 10.0
 """Timeout of a fetch, in seconds."""
 FEWEST_RSA_BITS = 2048
@@ -119,8 +121,30 @@ class KeySource(Protocol):
     def renew(self) -> None:
         """Check for new keys, if it is time. Does not block."""
 
-    def request_refresh(self) -> bool:
-        """Handle an unknown key: return whether new keys may be available soon."""
+    def request_refresh(self, kid: str | None) -> bool:
+        """Handle the id of an unknown key: return whether it may be among the keys soon."""
+
+
+class _Asked:
+    """The ids of unknown keys that tokens named, by their hashes: strangers' tokens name any, of any length."""
+
+    def __init__(self) -> None:
+        self.since: set[int] = set()
+        """Those that were named first since the keys were last looked at."""
+        self._before: set[int] = set()
+
+    def add(self, kid: str | None) -> bool:
+        """Note an id; returns whether the keys have not been looked at since it was named first."""
+        if (key := hash(kid)) in self._before:
+            return False
+        if len(self.since) < MAX_ASKED:
+            self.since.add(key)
+        return True
+
+    def look(self) -> None:
+        """Note that the keys are looked at from now on."""
+        self._before = self.since if len(self._before) >= MAX_ASKED else self._before | self.since
+        self.since = set()
 
 
 class KeyFile:
@@ -147,8 +171,10 @@ class KeyFile:
         except KeySetError as error:
             self.problem = f"{self._path} {error}"
 
-    def request_refresh(self) -> bool:
-        return bool(self.problem)
+    def request_refresh(self, kid: str | None) -> bool:
+        before = self.keys
+        self.renew()  # The file may have changed since the last look.
+        return self.keys != before or bool(self.problem)
 
 
 def _start_of(path: Path) -> bytes:
@@ -178,6 +204,7 @@ class KeyUrl:
         self._url, self._ca, self._token_file = url, ca, token_file
         self._refresh, self._hold_off, self._timeout = refresh, hold_off, timeout
         self._began = float("-inf")
+        self._asked = _Asked()
         self._thread: threading.Thread | None = None
 
     def renew(self) -> None:
@@ -185,18 +212,20 @@ class KeyUrl:
         if self._thread is not None and self._thread.is_alive():
             if age > self._timeout:
                 self.problem = self._timeout_text
-        elif age >= (self._hold_off if self.problem else self._refresh):
+        elif age >= (self._hold_off if self.problem or self._asked.since else self._refresh):
             self._begin()
 
-    def request_refresh(self) -> bool:
+    def request_refresh(self, kid: str | None) -> bool:
+        is_new = self._asked.add(kid)
         alive = self._thread is not None and self._thread.is_alive()
         if not alive and monotonic() - self._began >= self._hold_off:
             self._begin()
             return True
-        return alive or bool(self.problem)
+        return is_new or alive or bool(self.problem)
 
     def _begin(self) -> None:
         self._began = monotonic()
+        self._asked.look()
         # A daemon thread, which does not delay the process's exit.
         self._thread = threading.Thread(target=self._fetch, name="jwks", daemon=True)
         self._thread.start()

@@ -9,7 +9,7 @@ from triglot.access.credentials import Fields
 from triglot.config.option_fields import unknown
 from triglot.config.options import ConfigError
 from triglot.core.errors import PermissionDenied, RestrictedCall, ServingError
-from triglot.core.operation import TRITON_GROUPS, Operation
+from triglot.core.operation import RESTRICTED_GROUPS, Operation
 
 GRPC_PREFIX = "triton-grpc-protocol-"
 _ENTRY = re.compile(r"([a-z][a-z, -]*):([^=:,\s]+)=([^,\s]+)(?:,|$)")
@@ -24,7 +24,8 @@ class Restricted:
 
     def __init__(self, name: str, text: str, prefix: str = "") -> None:
         self._is_grpc = bool(prefix)
-        self._needed: dict[Operation, tuple[str, bytes]] = {}
+        self._needed: dict[Operation, list[tuple[str, bytes]]] = {}
+        seen: set[str] = set()
         for groups, key, value in _entries(name, text):
             header = prefix + key.lower()
             if self._is_grpc and header.endswith("-bin"):
@@ -32,25 +33,23 @@ class Restricted:
                     f"{name}: {key!r} ends in -bin, which gRPC keeps for binary values; use another key"
                 )
             for group in groups:
+                if group in seen:
+                    raise ConfigError(f"{name}: {group} is a duplicate")
+                seen.add(group)
                 for operation in _operations(name, group):
-                    if operation in self._needed:
-                        raise ConfigError(f"{name}: {group} is a duplicate")
-                    self._needed[operation] = header, value.encode()
+                    self._needed.setdefault(operation, []).append((header, value.encode()))
 
     @property
     def fields(self) -> frozenset[str]:
         """The headers that it checks."""
-        return frozenset(header for header, _ in self._needed.values())
+        return frozenset(header for needed in self._needed.values() for header, _ in needed)
 
     def check(self, operation: Operation, fields: Fields) -> None:
-        """Raises Triton's error for a call without the required header, or with a wrong value."""
-        needed = self._needed.get(operation)
-        if needed is None:
-            return
-        header, value = needed
-        sent = [one.encode(errors="surrogateescape") for name, one in fields if name == header]
-        if len(sent) != 1 or not hmac.compare_digest(sent[0], value):
-            raise self._refusal(header)
+        """Raises Triton's error for a call without a required header, or with a wrong value."""
+        for header, value in self._needed.get(operation, ()):
+            sent = [one.encode(errors="surrogateescape") for name, one in fields if name == header]
+            if len(sent) != 1 or not hmac.compare_digest(sent[0], value):
+                raise self._refusal(header)
 
     def _refusal(self, header: str) -> ServingError:
         if self._is_grpc:
@@ -71,6 +70,6 @@ def _entries(name: str, text: str) -> list[tuple[list[str], str, str]]:
 
 
 def _operations(name: str, group: str) -> frozenset[Operation]:
-    if group not in TRITON_GROUPS:
-        raise ConfigError(f"{name}: {unknown(group, TRITON_GROUPS, 'group')}")
-    return TRITON_GROUPS[group]
+    if group not in RESTRICTED_GROUPS:
+        raise ConfigError(f"{name}: {unknown(group, RESTRICTED_GROUPS, 'group')}")
+    return RESTRICTED_GROUPS[group]

@@ -51,6 +51,16 @@ TRITON_GROUPS: Mapping[str, frozenset[Operation]] = {
     "logging": frozenset((Operation.LOG_STATUS, Operation.LOG)),
 }
 """The names of Triton's restricted groups (KServe V2 extensions; `--grpc-restricted-protocol`)."""
+_RESTRICTED_TOO = {
+    **dict.fromkeys(("metadata", "model-config", "statistics"), Operation.METRICS),
+    "model-repository": Operation.GRPS_STATE,
+}
+"""What Triton's protocol does not have: metrics and the monitor page show what these three groups show."""
+RESTRICTED_GROUPS: Mapping[str, frozenset[Operation]] = {
+    name: group | ({_RESTRICTED_TOO[name]} if name in _RESTRICTED_TOO else frozenset())
+    for name, group in TRITON_GROUPS.items()
+}
+"""What each of Triton's groups restricts, over all protocols. An operation may be in several."""
 OPERATION_NAMES: Mapping[str, frozenset[Operation]] = {
     **{one.value: frozenset((one,)) for one in Operation if one is not Operation.PUBLIC},
     **TRITON_GROUPS,

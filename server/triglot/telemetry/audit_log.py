@@ -57,7 +57,7 @@ class AuditLog:
             "operation": call.operation.value,
             "model": (call.model_name or call.subject)[:MAX_TEXT],
             "protocol": protocol,
-            "door": "gRPC" if entrypoint == "GRPC" else entrypoint,
+            "transport": "gRPC" if entrypoint == "GRPC" else entrypoint,
             "method": method,
             "outcome": code.name,
             "request_id": call.log_ids[0][:MAX_TEXT],

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -131,7 +132,7 @@ class Listener:
     def __init__(
         self,
         sockets: list[socket.socket],
-        make: Callable[[], asyncio.BaseProtocol],
+        make: Callable[[str], asyncio.BaseProtocol],
         *,
         max_connections: int,
         tls: Tls | None = None,
@@ -216,7 +217,9 @@ class Listener:
                 "ssl_shutdown_timeout": TLS_SHUTDOWN_SECONDS,
             }
         try:
-            await self._loop.connect_accepted_socket(self._make, accepted, **secured)
+            # Of accept: the system forgets the address of a client that has reset the connection.
+            remote = str(peer[0] if isinstance(peer, tuple) else peer or "")
+            await self._loop.connect_accepted_socket(partial(self._make, remote), accepted, **secured)
         except (OSError, ssl.CertificateError) as error:
             log.info("cannot set up the connection of %s: %s", peer, error if str(error) else type(error).__name__)
 

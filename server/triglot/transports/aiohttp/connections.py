@@ -41,17 +41,21 @@ class Connections(web.Server):
         )
         self._options = options
 
-    def __call__(self) -> web.RequestHandler:
-        return Connection(self, loop=asyncio.get_running_loop(), **self._options)
+    def __call__(self, remote: str = "") -> web.RequestHandler:
+        connection = Connection(self, loop=asyncio.get_running_loop(), **self._options)
+        connection.remote = remote
+        return connection
 
 
 class Connection(ReadAhead):
     """One HTTP/1.1 connection."""
 
-    __slots__ = ("_stall", "half_closed")
+    __slots__ = ("_stall", "half_closed", "remote")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.remote = ""
+        """The client's address."""
         self.half_closed = False
         """Whether the client has closed its sending side."""
         self._stall = StallTimer()

@@ -77,18 +77,19 @@ class AiohttpBody(RequestBody):
 class AiohttpExchange(Exchange):
     """A request over aiohttp; `answer` is the response that its handler has to return."""
 
-    __slots__ = ("_http", "answer")
+    __slots__ = ("_http", "_remote", "answer")
 
-    def __init__(self, http: web.BaseRequest) -> None:
+    def __init__(self, http: web.BaseRequest, remote: str) -> None:
         fields = [(name.lower(), value) for name, value in http.headers.items()]
         body = AiohttpBody(http)
         super().__init__(http.method, http.raw_path, fields, body, is_http10=http.version == HttpVersion10)
         self._http = http
+        self._remote = remote
         self.answer: web.StreamResponse | None = None
 
     @property
     def remote(self) -> str:
-        return self._http.remote or ""
+        return self._remote
 
     def certificate_names(self) -> Sequence[str]:
         return () if self._http.transport is None else names_of(self._http.transport)

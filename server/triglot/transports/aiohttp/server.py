@@ -30,7 +30,7 @@ class AiohttpServer(HttpServer):
         super().__init__(calls, config, bound=bound)
         # aiohttp's low-level server: the overhead of an application per request is not needed.
         # The task of a request whose client disconnects is cancelled, so that its work is not started.
-        server = Connections(
+        self._connections = Connections(
             self._respond,
             handler_cancellation=True,
             keepalive_timeout=KEEP_ALIVE_SECONDS,
@@ -43,18 +43,17 @@ class AiohttpServer(HttpServer):
             read_bufsize=READ_AHEAD,
         )
         # `HttpCalls` keeps the grace period: aiohttp would wait for it a second time.
-        self._runner = web.ServerRunner(server, shutdown_timeout=CLEAN_UP_SECONDS)
+        self._runner = web.ServerRunner(self._connections, shutdown_timeout=CLEAN_UP_SECONDS)
 
     async def set_up(self) -> None:
         if self._runner.server is None:
             await self._runner.setup()
 
-    def make(self) -> asyncio.Protocol:
-        assert self._runner.server is not None
-        return self._runner.server()
+    def make(self, remote: str) -> asyncio.Protocol:
+        return self._connections(remote)
 
-    def protocol(self) -> asyncio.Protocol | None:
-        return None if self._runner.server is None else self._runner.server()
+    def protocol(self, remote: str) -> asyncio.Protocol | None:
+        return None if self._runner.server is None else self.make(remote)
 
     def count_connections(self) -> int:
         return 0 if self._runner.server is None else len(self._runner.server.connections)
@@ -68,7 +67,7 @@ class AiohttpServer(HttpServer):
         connection.begun(http)
         if connection.half_closed:
             connection.close_when_answered()
-        exchange = AiohttpExchange(http)
+        exchange = AiohttpExchange(http, connection.remote)
         await ended(partial(self.calls.start, exchange))
         assert exchange.answer is not None
         if self.calls.draining:

@@ -148,8 +148,10 @@ class _Request(Exchange):
 class Connection(asyncio.Protocol):
     """One HTTP/1.1 connection."""
 
-    def __init__(self, server: Serving) -> None:
+    def __init__(self, server: Serving, remote: str = "") -> None:
         self.server = server
+        self.remote = remote
+        """The client's address; "" where it has none."""
         self.transport: asyncio.Transport | None = None
         self.half_closed = False
         """Whether the client has closed its sending side."""
@@ -175,16 +177,7 @@ class Connection(asyncio.Protocol):
         self._deadline = math.inf
         """When the client's current step times out, in the loop's time."""
         self._timer: asyncio.TimerHandle | None = None
-        self._remote: str | None = None
         self._certificate_names: Sequence[str] | None = None
-
-    @property
-    def remote(self) -> str:
-        """The client's address; "" where it has none."""
-        if self._remote is None:
-            peer = None if self.transport is None else self.transport.get_extra_info("peername")
-            self._remote = str(peer[0] if isinstance(peer, list | tuple) else peer or "")
-        return self._remote
 
     def certificate_names(self) -> Sequence[str]:
         """Returns the names in the client's certificate; none without one."""

@@ -24,11 +24,11 @@ class Http1Server(HttpServer):
     async def set_up(self) -> None:
         """See the base class."""
 
-    def make(self) -> Connection:
-        return Connection(self)
+    def make(self, remote: str) -> Connection:
+        return Connection(self, remote)
 
-    def protocol(self) -> Connection | None:
-        return None if self._is_closed else self.make()
+    def protocol(self, remote: str) -> Connection | None:
+        return None if self._is_closed else self.make(remote)
 
     def count_connections(self) -> int:
         return len(self.connections)

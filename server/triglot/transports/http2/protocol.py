@@ -60,7 +60,7 @@ LAST_STREAM_SECONDS = 1.0
 class H2Protocol(asyncio.BufferedProtocol):
     """Acts on the events of a connection, and writes what is to be sent once per turn of the event loop."""
 
-    def __init__(self, server: Serving) -> None:
+    def __init__(self, server: Serving, remote: str) -> None:
         self.loop = asyncio.get_running_loop()
         self.connection: Connection[RpcHead] = Connection(read_head, server.limits, buffer=server.read_buffer)
         self.rpcs: dict[int, Rpc] = {}
@@ -71,7 +71,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         """Done once the socket is closed."""
         self._timers = ConnectionTimers(self, server.limits)
         self._transport: asyncio.Transport | None = None
-        self.remote = ""
+        self.remote = remote
         """The client's address; "" where it has none."""
         self._certificate_names: Sequence[str] | None = None
         """Names in the client's certificate, once they were needed."""
@@ -98,8 +98,6 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass.
-        peer = transport.get_extra_info("peername")
-        self.remote = str(peer[0] if isinstance(peer, list | tuple) else peer or "")
         self.server.connections.add(self)
         self._timers.start(self._transport)
         if self.server.stopping:

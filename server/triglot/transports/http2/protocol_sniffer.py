@@ -22,12 +22,13 @@ HTTP2, HTTP1 = "h2", "http/1.1"
 class ProtocolSniffer(asyncio.Protocol):
     """A connection whose protocol is not known yet."""
 
-    def __init__(self, server: Serving, rest: HttpServer | None) -> None:
+    def __init__(self, server: Serving, rest: HttpServer | None, remote: str) -> None:
         self.loop = asyncio.get_running_loop()
         self.closed = self.loop.create_future()
         """Done once the connection was passed on, or closed."""
         self._server = server
         self._rest = rest
+        self._remote = remote
         self._first = b""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -39,7 +40,7 @@ class ProtocolSniffer(asyncio.Protocol):
             self._server.sniffers.add(self)
             self._wait(LAST_STREAM_SECONDS if self._server.stopping else self._server.limits.settings_timeout)
         elif secured is None or secured.selected_alpn_protocol() == HTTP2:
-            self._pass_to(H2Protocol(self._server))
+            self._pass_to(H2Protocol(self._server, self._remote))
         else:
             # gRPC over TLS requires ALPN's h2; all other clients speak HTTP/1.1.
             self._pass_to_rest()
@@ -50,7 +51,7 @@ class ProtocolSniffer(asyncio.Protocol):
         if self._first[:count] != PREFACE[:count]:
             self._pass_to_rest()
         elif count == len(PREFACE):
-            self._pass_to(H2Protocol(self._server))
+            self._pass_to(H2Protocol(self._server, self._remote))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._detach()
@@ -78,7 +79,7 @@ class ProtocolSniffer(asyncio.Protocol):
             self.closed.set_result(None)
 
     def _pass_to_rest(self) -> None:
-        rest = None if self._rest is None else self._rest.protocol()
+        rest = None if self._rest is None else self._rest.protocol(self._remote)
         if rest is None:
             self.abort()
         else:

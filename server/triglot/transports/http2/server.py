@@ -112,7 +112,7 @@ class H2Server:
             self._socket_file = path, path.stat().st_ino  # noqa: ASYNC240 - it is there, and local.
         self._listener = Listener(
             sockets,
-            lambda: ProtocolSniffer(self, self.rest),
+            lambda remote: ProtocolSniffer(self, self.rest, remote),
             max_connections=max_sockets(config),
             tls=self._tls,
             handshake_seconds=self.limits.settings_timeout,

@@ -45,11 +45,11 @@ class HttpServer(ABC):
         """Prepare to serve connections; also without `start`, for connections that are passed to `protocol`."""
 
     @abstractmethod
-    def make(self) -> asyncio.Protocol:
-        """Returns the protocol of a new connection."""
+    def make(self, remote: str) -> asyncio.Protocol:
+        """Returns the protocol of a new connection; `remote`: the client's address, "" where it has none."""
 
     @abstractmethod
-    def protocol(self) -> asyncio.Protocol | None:
+    def protocol(self, remote: str) -> asyncio.Protocol | None:
         """Returns the protocol of a connection accepted elsewhere; None once no more are served."""
 
     @abstractmethod
