@@ -178,9 +178,9 @@ UNKNOWN = "Request for unknown model:"
         (Infer("nothing", [], version="1"), MISSING, f"{UNKNOWN} 'nothing' is not found"),
         (Infer("versions", [], version="3"), MISSING, f"{UNKNOWN} 'versions' version 3 is not found"),
         (
-            Infer("versions", [], version="0"),
+            Infer("versions", [], version="00"),
             INVALID,
-            "failed to get model version from specified version string '0' for model 'versions': "
+            "failed to get model version from specified version string '00' for model 'versions': "
             "expected a positive integer",
         ),
         (

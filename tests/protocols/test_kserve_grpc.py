@@ -256,8 +256,8 @@ async def test_metadata_of_models(served: Served) -> None:
     )
     request = pb.ModelMetadataRequest(name="versions", version="one")
     code, text = await call(served, "ModelMetadata", request, None)
-    assert code is INVALID
-    assert text.startswith("failed to get model version from specified version string 'one'")
+    assert code is Code.NOT_FOUND
+    assert text == "Request for unknown model: 'versions' version one is not found, only 1, 2, 10"
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,14 @@ UNKNOWN = "Request for unknown model:"
         ("/v2/models/nothing", 404, {"error": f"{UNKNOWN} 'nothing' is not found"}),
         ("/v2/models/a%2Fb%20%C3%A9", 404, {"error": f"{UNKNOWN} 'a/b é' is not found"}),
         ("/v2/models/versions/versions/3", 404, {"error": f"{UNKNOWN} 'versions' version 3 is not found"}),
+        *(
+            (
+                f"/v2/models/versions/versions/{path}",
+                404,
+                {"error": f"{UNKNOWN} 'versions' version {name} is not found, only 1, 2, 10"},
+            )
+            for path, name in (("one", "one"), ("%31a", "1a"))
+        ),
         ("/", 200, {"status": "alive"}),  # KServe V1's liveness.
         *(
             (path, 404, {"error": "Not Found"})
@@ -87,9 +95,6 @@ UNKNOWN = "Request for unknown model:"
                 "/v2/models/versions/",
                 "/v2/models/versions/versions",
                 "/v2/models/versions/versions/",
-                "/v2/models/versions/versions/one",
-                "/v2/models/versions/versions/-1",
-                "/v2/models/versions/versions/%31a",
                 "/v2/models/versions/ready/",
                 "/v2/models/versions/infer/",
                 "/V2/health/live",
@@ -102,7 +107,7 @@ async def test_what_a_get_answers(served: Served, path: str, status: int, body: 
     assert await call(served, "GET", path) == (status, body)
 
 
-@pytest.mark.parametrize("version", ["0", "01", "9" * 19 + "9"])
+@pytest.mark.parametrize("version", ["00", "01", "-1", "9" * 19 + "9"])
 async def test_versions_that_are_none(served: Served, version: str) -> None:
     status, reply = await call(served, "GET", f"/v2/models/versions/versions/{version}")
     assert status == 400

@@ -29,6 +29,7 @@ OVER_AIO = (
     "tests/protocols/test_kserve_grpc.py",
     "tests/protocols/test_kserve_http.py",
     "tests/protocols/test_kserve_stream_*.py",
+    "tests/protocols/test_kserve_version_names.py",
     "tests/transports/*",
     *(
         f"tests/e2e/test_{name}.py"

@@ -315,6 +315,7 @@ class DataPlane:
             servable.default_signature,
             servable.model.speaks_json,
             servable.sequences is not None,
+            self._registry.names_of(name, numbers),
         )
 
     def serving(self, permission: Permission) -> list[ModelMetadata]:

@@ -8,7 +8,7 @@ from typing import Protocol
 from triglot.protocols.rows import Method, Route
 
 MODEL = "/v2/models/{model}"
-VERSION = MODEL + "/versions/{version:[0-9]+}"
+VERSION = MODEL + "/versions/{version}"
 MODEL_PATHS = (MODEL, VERSION)
 """REST paths of a model and of a version (spec 3.1)."""
 

@@ -127,7 +127,7 @@ class KServe:
         model = self._dataplane.metadata(call.permission, request.name, request.version)
         return pb.ModelMetadataResponse(
             name=model.name,
-            versions=model.versions,
+            versions=[*model.versions, *model.version_names],
             platform=self._platforms.get(model.platform, model.platform),
             inputs=map(_tensor_metadata, model.signature.inputs),
             outputs=map(_tensor_metadata, model.signature.outputs),

@@ -27,7 +27,7 @@ ORDER = ("KServe V2", "TensorFlow Serving", AI_PLATFORM, "grps", "Monitor")
 """Order of the groups."""
 _VARIABLES: Mapping[str, Schema] = {
     "model": {"schema": {"type": "string"}, "description": "Name of the model"},
-    "version": {"schema": {"type": "string", "pattern": "^[0-9]+$"}, "description": "Number of the version"},
+    "version": {"schema": {"type": "string"}, "description": "Number of the version; in KServe V2 also its name"},
     "label": {"schema": {"type": "string"}, "description": "Label of a version"},
     "repository": {"schema": {"type": "string"}, "description": "Name of a repository; none is known"},
     "region": {"schema": {"type": "string"}, "description": "Name of the region"},

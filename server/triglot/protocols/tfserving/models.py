@@ -66,9 +66,10 @@ class Models:
             why = "" if problem is None else f": {problem.message}"
             raise NotFound(f"Could not find any versions of model {spec.name}{why}") from None
         if spec.version is not None:
-            versions = [version for version in versions if version.files.version == spec.version]
-            if not versions:
+            named = [version for version in versions if version.files.version == spec.version]
+            if not named and spec.version:  # Clients of OpenVINO Model Server send 0 for all.
                 raise NotFound(f"Could not find version {spec.version} of model {spec.name}")
+            versions = named or versions
         response = management_pb2.GetModelStatusResponse()
         for version in versions:
             # A version whose load will be retried is loading, in TensorFlow Serving's terms.

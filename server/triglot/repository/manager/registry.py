@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, Unavailable
-from triglot.repository.config.settings import ModelSettings
+from triglot.repository.config.settings import NAME, ModelSettings
 from triglot.repository.config.version_names import VersionNames
 from triglot.repository.manager.plan import State, Version, needs_load
 from triglot.repository.scan.scanner import Wanted
@@ -53,10 +53,11 @@ class Registry:
     # --- a request's model ---
 
     def servable(self, name: str, version: str = "", label: str = "") -> Servable:
-        """Returns the servable for a request for `name` and `version` (empty: the default version).
+        """Returns the servable for a request for `name` and `version`, as `number_of` reads it.
 
         Use it in a `with` block at once: that is a lease of it. Raises `ModelNotFound`, `InvalidArgument` for a
-        version that is no integer, `UnknownLabel`, and `Unavailable` for a version that exists but is not ready.
+        version that is neither a number nor a name, `UnknownLabel`, and `Unavailable` for a version that exists
+        but is not ready.
         """
         if label:
             version = str(self.labelled(name, label))
@@ -68,6 +69,8 @@ class Registry:
             return default
         if default is not None and version == str(default.version):
             return default  # The fast path: most requests that name a version name this one.
+        if not label and not (version := self.number_of(name, version)):
+            return self.servable(name)
         entry = self.version(name, version)
         if entry.state is not State.READY or entry.servable is None:
             raise Unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
@@ -105,6 +108,20 @@ class Registry:
         """Returns the version numbers of a model's labels; empty for an unknown model."""
         return {**self._names_of(name).numbers, **self.labels.get(name, {})}
 
+    def number_of(self, name: str, version: str) -> str:
+        """Returns the number in a request's `version`, or that of the version name in it; "": the default version.
+
+        The default version is meant by "", and by 0 if there is no version 0, as clients of OpenVINO Model Server
+        say it. Anything else is returned unchanged.
+        """
+        if (number := self.labels_of(name).get(version)) is not None:
+            return str(number)
+        return "" if version == "0" and 0 not in self.wanted.get(name, {}) else version
+
+    def names_of(self, name: str, numbers: Collection[int]) -> list[str]:
+        """Returns the names of these versions of a model."""
+        return [label for label, number in self.labels_of(name).items() if number in numbers]
+
     def version(self, name: str, version: str) -> Version:
         """Returns a version that is wanted or still in memory. Raises `ModelNotFound` or `InvalidArgument`."""
         versions = self._known(name)
@@ -113,6 +130,12 @@ class Registry:
         entry = versions.get(number) if plain and number is not None else None
         if entry is not None and self._is_current(entry):
             return entry
+        if NAME.fullmatch(version) and not version.removeprefix("-").isdecimal():
+            ready = self.ready_versions(name)
+            known = ", ".join([*map(str, ready), *self.names_of(name, ready)])
+            raise ModelNotFound(
+                f"Request for unknown model: '{name}' version {version} is not found, only {known or 'none'}"
+            )
         if not plain or number == 0:
             raise InvalidArgument(
                 f"failed to get model version from specified version string '{version}' for model '{name}': "
@@ -210,8 +233,8 @@ class Registry:
 
         An ensemble is ready if its parts are.
         """
-        if version:
-            entry = self.version(name, version)
+        if number := self.number_of(name, version):
+            entry = self.version(name, number)
             servable = entry.servable if entry.ready else None
         else:
             self._known(name)

@@ -23,8 +23,9 @@ class SequenceRoutes:
         sequence_id = request.parameters.get("sequence_id")
         if not sequence_id or request.parameters.get("sequence_start"):
             return None
+        version = self._registry.number_of(request.model_name, request.model_version)
         for servable in self._registry.in_memory(request.model_name):
-            if servable.sequences is None or request.model_version not in ("", str(servable.version)):
+            if servable.sequences is None or version not in ("", str(servable.version)):
                 continue
             if isinstance(sequence_id, int | str) and servable.sequences.holds(sequence_id):
                 return servable
