@@ -1,14 +1,18 @@
 """Derives the input tensors of a fitted estimator, and converts requests to its table.
 
-An estimator knows how many features it takes, and often their names, but not which of them are text. The encoders
-inside it do: each keeps the values that it was fitted on. From these an example row is built to probe the
-estimator.
+Strategy: an estimator knows how many features it takes, and often their names, but not which kind of values they
+have. The encoders inside it know the values that they were fitted on, and a transformer that knows none is asked
+to transform some. From these an example row is built, and the estimator is asked to predict it. How estimators are
+nested does not matter: all objects that an estimator refers to are looked at.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+import json
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,118 +20,395 @@ from typing import Any
 import numpy as np
 
 from triglot.backends import missing_dependency
-from triglot.core.tensor import DATATYPES, Array
+from triglot.core.errors import InvalidArgument
+from triglot.core.tensor import DATATYPES, Array, object_array
 from triglot.core.types import TensorSpec
+from triglot.model.signature import INSTANCES
 
 INPUT = "x"
+TEXT = "text"
+_NUMBERS: tuple[Any, ...] = (0.0, 1.0)
+"""Either may be invalid for a feature, such as 0 for a logarithm."""
+_TEXTS: tuple[Any, ...] = (TEXT, "0")
+_DATES: tuple[Any, ...] = (np.datetime64("2000-01-01", "s"),)
+_METHODS = ("fit", "predict", "predict_proba", "transform")
+MOST_SINGLE = 64
+"""Most features that are tried as the only text or date among numbers, one after the other."""
 
 Inputs = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
+class Categories:
+    """What is known of a feature that has to be a pandas Categorical: its categories."""
+
+    values: Sequence[Any]
+
+
+class Unused:
+    """What is known of a feature that no transformer uses."""
+
+
+UNUSED = Unused()
+
+
 class Layout:
-    """Input tensors, an example of one row, and the function that converts inputs for the estimator."""
+    """Input tensors, an example of one row, and the conversion of inputs to what the estimator takes.
 
-    specs: list[TensorSpec]
-    example: dict[str, Array]
-    table: Callable[[Inputs], Any]
+    `row` has an example value of each feature, and `names` their names. `frame` makes a DataFrame; None: the table
+    is an array. `number` is the datatype of numbers, `missing` what stands for a null.
+
+    All features of one kind are one tensor `x`, others have one tensor each. Whichever is declared, a call may
+    send the matrix `x`, the columns by name, or `instances`: the JSON of each row, a list of values or an object.
+    """
+
+    def __init__(
+        self,
+        row: Sequence[Any],
+        number: str,
+        names: Sequence[str] | None = None,
+        frame: Any = None,
+        missing: Any = np.nan,
+    ) -> None:
+        self._names = [f"{INPUT}{at}" for at in range(len(row))] if names is None else list(names)
+        self._frame = frame
+        self._missing = missing
+        self._row = dict(zip(self._names, row, strict=True))
+        self._used = {name: value for name, value in self._row.items() if value is not UNUSED}
+        datatypes = {name: _datatype(value, number) for name, value in self._used.items()}
+        plain = not any(map(_is_special, self._used.values()))
+        kinds = set(datatypes.values())
+        if plain and len(kinds) == 1 and (len(self._used) == len(row) or kinds == {number}):
+            (datatype,) = kinds
+            self.specs = [TensorSpec(INPUT, datatype, [-1, len(row)])]
+            values = [0.0 if value is UNUSED else value for value in row]
+            self.example = {INPUT: _tensor(values, datatype)[np.newaxis]}
+        else:
+            self.specs = [TensorSpec(name, datatype, [-1]) for name, datatype in datatypes.items()]
+            self.example = {name: _tensor([value], datatypes[name]) for name, value in self._used.items()}
+
+    def table(self, inputs: Inputs) -> Any:
+        """Returns the table of a call's inputs. Raises `ValueError` and `InvalidArgument`."""
+        if INSTANCES in inputs and INSTANCES not in self._row:
+            return self._of_instances(_records(_parsed(inputs[INSTANCES])))
+        arrays = {name: _own(array) for name, array in inputs.items()}
+        if len(arrays) == 1:
+            ((name, array),) = arrays.items()
+            if name not in self._row or (array.ndim > 1 and array.shape[1:] != (1,)):
+                return array if self._frame is None else self._frame(array, columns=self._names)
+        return self._of_columns({name: _column(array) for name, array in arrays.items()})
+
+    def _of_instances(self, rows: list[Any]) -> Any:
+        if all(isinstance(row, dict) for row in rows):
+            keys = dict.fromkeys(key for row in rows for key in row)
+            return self._of_columns({key: self._values([row.get(key) for row in rows]) for key in keys})
+        if all(isinstance(row, list) and len(row) == len(self._names) for row in rows):
+            columns = zip(self._names, zip(*rows, strict=True), strict=True)
+            return self._of_columns({name: self._values(column) for name, column in columns})
+        try:
+            return np.array(rows)  # The estimator says what is wrong.
+        except ValueError:
+            raise ValueError(f"expected objects, or lists of {len(self._names)} values, got others") from None
+
+    def _values(self, values: Sequence[Any]) -> Array:
+        return _json_array([self._missing if value is None else value for value in values])
+
+    def _of_columns(self, columns: Inputs) -> Any:
+        if absent := self._used.keys() - columns.keys():
+            names = ", ".join(f"'{name}'" for name in self._used if name in absent)
+            raise ValueError(f"missing input {names}")
+        ordered = [name for name in self._names if name in columns]
+        further = [name for name in columns if name not in self._row]
+        if self._frame is not None:
+            # The estimator decides on columns that it was not fitted on.
+            return self._frame({name: self._converted(name, columns[name]) for name in ordered + further})
+        if further:
+            raise ValueError(f"unexpected input '{further[0]}', expected {INPUT}, or {', '.join(self._names)}")
+        unused = np.full(len(columns[ordered[0]]), np.nan)
+        arrays = [columns.get(name, unused) for name in self._names]
+        if any(array.dtype.hasobject for array in arrays):
+            arrays = [array.astype(object) for array in arrays]
+        return np.column_stack(arrays)
+
+    def _converted(self, name: str, array: Array) -> Any:
+        value = self._row.get(name)
+        if isinstance(value, Categories):
+            return _pandas().Categorical(array, categories=value.values)
+        return _pandas().to_datetime(array) if isinstance(value, np.datetime64) else array
 
 
-def layouts(file: Path, estimator: Any, number: str) -> Iterator[Layout]:
+class Whole:
+    """The layout of an estimator that does not count its features: it gets the rows as they are sent.
+
+    `example` is a row that it takes. Rows of text, or of numbers, are an input `x` of `datatype`; any others are
+    `instances`, with the JSON of each. With `frame`, objects become a DataFrame, and so do lists if their `names`
+    are known.
+    """
+
+    def __init__(
+        self, example: Any, datatype: str = "", frame: Any = None, names: Sequence[str] | None = None
+    ) -> None:
+        self._frame = frame
+        self._names = names
+        if not datatype:
+            self.specs = [TensorSpec(INSTANCES, "BYTES", [-1])]
+            self.example = {INSTANCES: object_array([json.dumps(example).encode()], (1,))}
+        else:
+            self.specs = [TensorSpec(INPUT, datatype, [-1] if datatype == "BYTES" else [-1, -1])]
+            self.example = {INPUT: _tensor([example], datatype)}
+
+    def table(self, inputs: Inputs) -> Any:
+        """Returns the rows of a call's inputs. Raises `ValueError` and `InvalidArgument`."""
+        if INSTANCES in inputs:
+            return self._rows(_parsed(inputs[INSTANCES]))
+        arrays = {name: _column(_own(array)) for name, array in inputs.items()}
+        if len(arrays) == 1 and (self._frame is None or INPUT in arrays):
+            return next(iter(arrays.values()))
+        if self._frame is not None:
+            return self._frame(arrays)
+        columns = zip(*(array.tolist() for array in arrays.values()), strict=True)
+        return [dict(zip(arrays, values, strict=True)) for values in columns]
+
+    def _rows(self, rows: list[Any]) -> Any:
+        if self._frame is None:
+            return rows
+        if all(isinstance(row, list) for row in rows) and self._names is not None:
+            return self._frame([_without_null(row) for row in rows], columns=self._names)
+        records = _records(rows)
+        if all(isinstance(row, dict) for row in records):
+            return self._frame([dict(zip(row, _without_null(row.values()), strict=True)) for row in records])
+        return rows
+
+
+def layouts(file: Path, estimator: Any, number: str) -> Iterator[Layout | Whole]:
     """Yields possible layouts for an estimator, the most likely first; `number` is the datatype of numbers.
 
     Raises `MissingDependency` if the estimator was fitted on a DataFrame and pandas is missing: it selects its
     features by column names.
     """
     count = getattr(estimator, "n_features_in_", None)
-    if count is None:
-        yield _texts()
-        return
     names = getattr(estimator, "feature_names_in_", None)
+    if count is None:
+        for text in (*_TEXTS, ""):
+            yield Whole(text, "BYTES")
+        yield from (Whole({}), Whole([TEXT]))
+        # The first part that counts its features may be given what the estimator is given.
+        inner = next((part for part in parts(estimator) if getattr(part, "n_features_in_", None)), None)
+        if inner is None:
+            return
+        count = inner.n_features_in_
+        names = getattr(inner, "feature_names_in_", None)
     frame = None if names is None else _data_frame(file, estimator)
-    row = _known_values(estimator)
-    if row is None or len(row) != count:
-        row = [None] * count
-    for unknown in (0.0, 1.0):  # Either may be invalid for a feature, such as 0 for a logarithm.
-        yield _layout([unknown if value is None else value for value in row], number, names, frame)
+    missing = None if any(getattr(part, "missing_values", 0) is None for part in parts(estimator)) else np.nan
+    names = None if names is None else [str(name) for name in names]
+    for row in _rows(estimator, names, count, frame):
+        yield Layout(row, number, names, frame, missing)
 
 
-def numbers(number: str, count: int = -1) -> Layout:
-    """Returns the layout of rows of `count` unnamed numbers, -1 for any count."""
-    example = np.zeros((1, max(count, 0)), DATATYPES[number].dtype)
-    return Layout([TensorSpec(INPUT, number, [-1, count])], {INPUT: example}, lambda inputs: _own(inputs[INPUT]))
+def numbers(number: str, count: int, names: Sequence[str] | None = None) -> Layout:
+    """Returns the layout of rows of `count` numbers in an array."""
+    return Layout([0.0] * count, number, names)
 
 
-def _data_frame(file: Path, estimator: Any) -> Callable[..., Any]:
+def untried(file: Path, estimator: Any) -> Whole | None:
+    """Returns the layout of an estimator that accepts no example row, None if that is no layout but a failure.
+
+    One that does not count its features is given whatever is sent, and one that was fitted on a DataFrame a
+    DataFrame of it: what a user's own transformer does with its columns cannot be guessed.
+    """
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is not None:
+        return Whole({}, frame=_data_frame(file, estimator), names=list(names))
+    if hasattr(estimator, "n_features_in_"):
+        return None
     try:
-        frame: Callable[..., Any] = importlib.import_module("pandas").DataFrame
+        frame = _pandas().DataFrame
+    except ModuleNotFoundError:
+        frame = None
+    if any(hasattr(part, "feature_names_in_") or _knows_texts(part) for part in parts(estimator)):
+        return Whole({}, frame=frame)
+    return Whole([], "FP64", frame)
+
+
+def parts(estimator: Any) -> Iterator[Any]:
+    """Yields an estimator and all objects inside it that can be fitted or called, outermost first."""
+    found: deque[Any] = deque([estimator])
+    seen: set[int] = set()
+    while found:
+        one = found.popleft()
+        if isinstance(one, str | bytes | int | float | np.generic | None) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, list | tuple):
+            found.extend(one)
+        elif isinstance(one, dict):
+            found.extend(one.values())
+        elif isinstance(one, np.ndarray):
+            found.extend(one.flat if one.dtype.hasobject else ())
+        elif not isinstance(one, type) and any(hasattr(one, name) for name in _METHODS):
+            yield one
+            found.extend(getattr(one, "__dict__", {}).values())
+
+
+def _knows_texts(part: Any) -> bool:
+    """Whether a transformer was fitted on text: a vectorizer, an encoder of features or of labels."""
+    if not hasattr(part, "transform"):
+        return False
+    known = [*getattr(part, "categories_", ()), getattr(part, "classes_", ())]
+    return hasattr(part, "build_analyzer") or any(np.asarray(values).dtype.kind in "OU" for values in known)
+
+
+def _data_frame(file: Path, estimator: Any) -> Any:
+    try:
+        return _pandas().DataFrame
     except ModuleNotFoundError as error:
         what = f"the estimator ({type(estimator).__name__}) was fitted on a DataFrame and"
         raise missing_dependency(file, what, error) from error
-    return frame
 
 
-def _known_values(estimator: Any) -> list[Any] | None:
-    """Returns one value per feature that an encoder knows, None for every other feature.
+def _pandas() -> Any:
+    return importlib.import_module("pandas")
 
-    None if the estimator has no encoder that sees its features.
+
+# --- example rows ---
+
+
+def _rows(estimator: Any, names: list[str] | None, count: int, frame: Any) -> Iterator[list[Any]]:
+    """Yields rows of example values that the estimator may accept."""
+    candidates = _known_rows(estimator, names, count)
+    if any(UNUSED in row for row in candidates):  # Used by another part after all, as by a stacking's last step.
+        candidates += [[None if value is UNUSED else value for value in row] for row in candidates]
+    others = _TEXTS if frame is None else (*_TEXTS, *_DATES)
+    for row in [*candidates, [None] * count]:
+        for unknown in _NUMBERS:
+            yield [unknown if value is None else value for value in row]
+        open_places = [at for at, value in enumerate(row) if value is None]
+        for place in open_places if 1 < len(open_places) <= MOST_SINGLE else ():
+            for single in others:
+                yield [single if at == place else 0.0 if value is None else value for at, value in enumerate(row)]
+        for unknown in others:
+            yield [unknown if value is None else value for value in row]
+
+
+def _known_rows(estimator: Any, names: list[str] | None, count: int) -> list[list[Any]]:
+    """Returns rows of the values that parts of an estimator know, None for every other feature.
+
+    The first one joins what parts know of features by their names; each of the others is what one part knows of as
+    many features.
     """
-    if hasattr(estimator, "categories_"):
-        return [categories[0] for categories in estimator.categories_]
-    if hasattr(estimator, "build_analyzer"):
-        return [""]  # A vectorizer: one column of texts.
-    if hasattr(estimator, "transformers_"):
-        row: list[Any] = [None] * estimator.n_features_in_
-        places = getattr(estimator, "_transformer_to_input_indices", {})
-        for name, part, _ in estimator.transformers_:
-            for at, value in zip(places.get(name, ()), _known_values(part) or (), strict=False):
-                row[at] = value
-        return row
-    return next((row for row in map(_known_values, _parts(estimator)) if row is not None), None)
+    joined: list[Any] = [None] * count
+    places = {name: at for at, name in enumerate(names or ())}
+    single = []
+    for part in parts(estimator):
+        known = _known_values(part)
+        if known is None:
+            continue
+        own = getattr(part, "feature_names_in_", None)
+        if places and own is not None and len(own) == len(known):
+            for name, value in zip(own, known, strict=True):
+                at = places.get(name, -1)
+                if at >= 0 and joined[at] in (None, UNUSED):
+                    joined[at] = value
+        elif len(known) == count and known not in single:
+            single.append(known)
+    return [joined, *single] if joined.count(None) < count else single
 
 
-def _parts(estimator: Any) -> Iterator[Any]:
-    """Yields the estimators inside a pipeline, a union, a search or a transformed target."""
-    for name in ("steps", "transformer_list"):
-        yield from (part for _, part in getattr(estimator, name, ()))
-    for name in ("best_estimator_", "regressor_"):
-        if hasattr(estimator, name):
-            yield getattr(estimator, name)
+def _known_values(part: Any) -> list[Any] | None:
+    """Returns a value of each feature of a part: one that it knows, `UNUSED` or None; None if it knows none."""
+    if hasattr(part, "transformers_"):
+        return _column_values(part)
+    if hasattr(part, "categories_"):
+        return [_first(categories) for categories in part.categories_]
+    if hasattr(part, "build_analyzer"):
+        return [TEXT]
+    if getattr(part, "pandas_categorical", None):
+        return _lightgbm_values(part)
+    return None
 
 
-def _layout(row: list[Any], number: str, names: Array | None, frame: Callable[..., Any] | None) -> Layout:
-    """Returns a layout with one tensor if all features have one type, otherwise with one per feature."""
-    datatypes = ["BYTES" if isinstance(value, str) else number for value in row]
-    if len(set(datatypes)) == 1:
-        spec = TensorSpec(INPUT, datatypes[0], [-1, len(row)])
-
-        def table(inputs: Inputs) -> Any:
-            array = _own(inputs[INPUT])
-            return array if frame is None else frame(array, columns=names)
-
-        return Layout([spec], {INPUT: _tensor(row, spec.datatype)[np.newaxis]}, table)
-
-    columns = [f"x{at}" for at in range(len(row))] if names is None else names.tolist()
-    specs = [TensorSpec(name, datatype, [-1]) for name, datatype in zip(columns, datatypes, strict=True)]
-
-    def joined(inputs: Inputs) -> Any:
-        values = {name: _own(inputs[name]) for name in columns}
-        return np.column_stack([*map(_objects, values.values())]) if frame is None else frame(values)
-
-    example = {spec.name: _tensor([value], spec.datatype) for spec, value in zip(specs, row, strict=True)}
-    return Layout(specs, example, joined)
+def _first(categories: Any) -> Any:
+    """Returns the first category that is no missing value, as a Python object; dates stay numpy's."""
+    values = np.asarray(categories)
+    if values.dtype.kind == "M":
+        return values[0]
+    return next((value for value in values.tolist() if value is not None and not _is_nan(value)), None)
 
 
-def _texts() -> Layout:
-    """Returns the layout of whole texts, for a vectorizer."""
-    return Layout(
-        [TensorSpec(INPUT, "BYTES", [-1])], {INPUT: _tensor([""], "BYTES")}, lambda inputs: _own(inputs[INPUT])
-    )
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
-def _tensor(values: list[Any], datatype: str) -> Array:
+def _lightgbm_values(booster: Any) -> list[Any] | None:
+    """Returns the categories that a LightGBM booster was trained on; it takes them as pandas Categoricals only."""
+    model = booster.dump_model(num_iteration=1)
+    kinds = [model["feature_infos"].get(name, {}).get("values") for name in model["feature_names"]]
+    if sum(map(bool, kinds)) != len(booster.pandas_categorical):
+        return None
+    categories = iter(booster.pandas_categorical)
+    return [Categories(next(categories)) if kind else None for kind in kinds]
+
+
+def _column_values(transformer: Any) -> list[Any]:
+    """Returns what the parts of a ColumnTransformer know of its features."""
+    row: list[Any] = [UNUSED] * transformer.n_features_in_
+    names = getattr(transformer, "feature_names_in_", None)
+    places = transformer._transformer_to_input_indices
+    for name, part, columns in transformer.transformers_:
+        if isinstance(part, str) and part == "drop":
+            continue
+        at = list(places.get(name, ()))
+        known = None
+        if not isinstance(part, str):
+            inside = (values for one in parts(part) if (values := _known_values(one)) is not None)
+            known = next((values for values in inside if len(values) == len(at)), None)
+            if known is None:
+                own_names = None if names is None else [names[one] for one in at]
+                known = _transformed(part, own_names, len(at), one_column=np.ndim(columns) == 0)
+        for place, value in zip(at, known or [None] * len(at), strict=True):
+            if row[place] in (None, UNUSED):
+                row[place] = value
+    return row
+
+
+def _transformed(part: Any, names: list[str] | None, count: int, *, one_column: bool) -> list[Any] | None:
+    """Returns a row for a transformer that knows none; None if it takes numbers, or nothing that is tried.
+
+    `one_column`: it gets a column, not a table.
+    """
+    frame = None if names is None else _pandas().DataFrame
+    for value in (*_NUMBERS, *_TEXTS, *(_DATES if names else ())):
+        layout = Layout([value] * count, "FP64", names, frame)
+        table = layout.table(layout.example)
+        if one_column:
+            table = table[:, 0] if frame is None else table.iloc[:, 0]
+        try:
+            part.transform(table)
+        except Exception:
+            continue
+        return [value] * count if not isinstance(value, float) else None
+    return None
+
+
+# --- values ---
+
+
+def _is_special(value: Any) -> bool:
+    return isinstance(value, Categories | np.datetime64)
+
+
+def _datatype(value: Any, number: str) -> str:
+    if isinstance(value, Categories):
+        value = value.values[0]
+    if isinstance(value, bool):
+        return "BOOL"
+    return "BYTES" if isinstance(value, str | np.datetime64) else number
+
+
+def _tensor(values: Iterable[Any], datatype: str) -> Array:
     """Returns the values as a request would contain them."""
-    elements = [value.encode() for value in values] if datatype == "BYTES" else values
+    plain = [value.values[0] if isinstance(value, Categories) else value for value in values]
+    elements = [str(value).encode() for value in plain] if datatype == "BYTES" else plain
     return np.array(elements, DATATYPES[datatype].dtype)
 
 
@@ -143,5 +424,45 @@ def _own(array: Array) -> Array:
     return text.reshape(array.shape)
 
 
-def _objects(array: Array) -> Array:
-    return array.astype(object)
+def _column(array: Array) -> Array:
+    """Returns a column without a second dim of 1, which MLServer's and KServe's codecs add."""
+    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def _json_array(values: list[Any]) -> Array:
+    """Returns JSON values as a flat array: of numbers or booleans if all are, else of objects."""
+    if all(isinstance(value, bool | int | float) for value in values):
+        array = np.array(values)
+        if array.dtype.kind in "bif":
+            return array
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def _parsed(texts: Array) -> list[Any]:
+    try:
+        return [json.loads(text) for text in texts.ravel().tolist()]
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{INSTANCES}: expected JSON: {error}") from None
+
+
+def _without_null(values: Iterable[Any]) -> list[Any]:
+    return [np.nan if value is None else value for value in values]
+
+
+def _records(instances: list[Any]) -> list[Any]:
+    """Returns rows; KServe V1 takes an instance for a table: an object of columns, or a list of objects.
+
+    See `get_predict_input` in KServe 0.21's kserve/utils/utils.py. A column is a list, or an object by row.
+    """
+    rows: list[Any] = []
+    for instance in instances:
+        if isinstance(instance, dict) and instance and all(isinstance(v, list | dict) for v in instance.values()):
+            columns = [v if isinstance(v, list) else list(v.values()) for v in instance.values()]
+            rows += [dict(zip(instance, values, strict=True)) for values in zip(*columns, strict=True)]
+        elif isinstance(instance, list) and instance and all(isinstance(row, dict) for row in instance):
+            rows += instance
+        else:
+            rows.append(instance)
+    return rows

@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,14 +22,16 @@ from typing import Any
 
 import joblib
 import numpy as np
+import sklearn
 from sklearn.exceptions import NotFittedError
 
-from triglot.backends import missing_dependency
+from triglot.backends import described, missing_dependency
 from triglot.backends.error_text import error_text
-from triglot.backends.features import Layout, layouts, numbers
+from triglot.backends.features import Layout, Whole, layouts, numbers, parts, untried
 from triglot.backends.parameters import warn_of_unknown
+from triglot.backends.pickles import content_of
 from triglot.core.call import Call
-from triglot.core.errors import InvalidArgument, ModelLoadError
+from triglot.core.errors import InvalidArgument, MissingDependency, ModelLoadError
 from triglot.core.tensor import DATATYPES, Array, datatype_of
 from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig
@@ -36,6 +40,7 @@ from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 
 log = logging.getLogger(__name__)
 
+_RELEASE = re.compile(rb"_sklearn_version.{1,12}?(\d+\.\d+[.\w]*)", re.DOTALL)
 METHODS = ("predict", "predict_proba", "transform")
 """Methods that can be called: values or labels, the labels' probabilities, and a pipeline's transformed features.
 MLServer has the same three names."""
@@ -47,15 +52,33 @@ def load(file: Path, config: ModelConfig) -> Model:
     Raises `ModelLoadError` for an unsupported object, and `MissingDependency` for a library that the object needs.
     """
     warn_of_unknown(file, config, "sklearn")
-    found = _unpickle(file)
+    try:
+        with _warnings_logged(file):
+            found = _unpickle(file)
+        return _model(file, found)
+    except MissingDependency:
+        raise
+    except Exception as error:
+        if (release := other_release(file)) is None:
+            raise
+        text = str(error) if isinstance(error, ModelLoadError) else described(file, error)
+        raise ModelLoadError(
+            f"{text}; the file was pickled with scikit-learn {release}, and {sklearn.__version__} is installed; "
+            f"run: pip install scikit-learn=={release}"
+        ) from error
+
+
+def _model(file: Path, found: Any) -> Model:
     family = type(found).__mro__
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in family}
+    if "xgboost" in sys.modules:
+        importlib.import_module("triglot.backends.xgboost").check_pickle(file)
     if "xgboost.core.Booster" in names:
         model: Model = importlib.import_module("triglot.backends.xgboost").BoosterModel(found)
         return model
     if "xgboost.sklearn.XGBModel" in names:
         # These classes need no feature names; only linear models require them.
-        plain = numbers("FP32", found.n_features_in_)
+        plain = numbers("FP32", found.n_features_in_, getattr(found, "feature_names_in_", None))
         return XgboostEstimatorModel(file, found, chain([plain], layouts(file, found, "FP32")))
     if any("sklearn" in kind.__module__ for kind in family):
         return EstimatorModel(file, found, layouts(file, found, "FP64"))
@@ -66,17 +89,15 @@ def load(file: Path, config: ModelConfig) -> Model:
 
 
 def _unpickle(file: Path) -> Any:
-    with _warnings_logged(file):
-        try:
-            return joblib.load(file)
-        except ModuleNotFoundError as error:
-            if error.name == "xgboost":
-                raise missing_dependency(file, "the pickled object", error) from error
-            # Not `missing_dependency`: it may be a module of the author's, and another project's name on the
-            # index.
-            raise ModelLoadError(
-                f"{file}: the pickled object needs the module {error.name}, which is not installed"
-            ) from error
+    try:
+        return joblib.load(file)
+    except ModuleNotFoundError as error:
+        if error.name == "xgboost":
+            raise missing_dependency(file, "the pickled object", error) from error
+        # Not `missing_dependency`: it may be a module of the author's, and another project's name on the index.
+        raise ModelLoadError(
+            f"{file}: the pickled object needs the module {error.name}, which is not installed"
+        ) from error
 
 
 @contextmanager
@@ -84,9 +105,21 @@ def _warnings_logged(file: Path) -> Iterator[None]:
     """Logs the warnings of libraries, such as that an object was pickled by another release."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        yield
-    for text in dict.fromkeys(str(warning.message) for warning in caught):
-        log.warning("%s: %s", file, text)
+        try:
+            yield
+        finally:
+            for text in dict.fromkeys(str(warning.message) for warning in caught):
+                log.warning("%s: %s", file, text)
+
+
+def other_release(file: Path) -> str | None:
+    """Returns the release of scikit-learn that pickled a file; None if it is the installed one, or not known.
+
+    It is read from the file, as scikit-learn warns only of objects that could be restored.
+    """
+    found = _RELEASE.search(content_of(file))
+    release = None if found is None else found[1].decode()
+    return None if release == sklearn.__version__ else release
 
 
 class EstimatorModel(Model):
@@ -106,8 +139,9 @@ class EstimatorModel(Model):
     platform = "sklearn"
     inputs_in_place = True  # Each call copies the inputs.
     takes_parameters = True
+    any_inputs = True
 
-    def __init__(self, file: Path, estimator: Any, candidates: Iterable[Layout]) -> None:
+    def __init__(self, file: Path, estimator: Any, candidates: Iterable[Layout | Whole]) -> None:
         methods = [name for name in METHODS if hasattr(estimator, name)]
         if not methods:
             raise ModelLoadError(f"{file}: {type(estimator).__name__} has none of {', '.join(METHODS)}")
@@ -116,10 +150,12 @@ class EstimatorModel(Model):
         self._table = layout.table
         self._methods = {name: getattr(estimator, name) for name in outputs}
         self._arguments = {name: _arguments(estimator, name) for name in outputs}
-        self._dtypes = {name: DATATYPES[spec.datatype].dtype for name, spec in outputs.items()}
+        self._dtypes = {spec.name: DATATYPES[spec.datatype].dtype for specs in outputs.values() for spec in specs}
         self.inputs = layout.specs
-        self.outputs = [outputs.pop(self._default)]
-        self.signatures = {name: Signature(layout.specs, [spec]) for name, spec in outputs.items()}
+        self.outputs = outputs.pop(self._default)
+        self.signatures = {name: Signature(layout.specs, specs) for name, specs in outputs.items()}
+        if any(map(_has_counts, parts(estimator))):
+            self.warnings = [_counts_text(other_release(file))]
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Array]:
         """Calls the signature's method.
@@ -130,9 +166,9 @@ class EstimatorModel(Model):
         arguments = {key: value for key, value in call.parameters.items() if key in self._arguments[name]}
         try:
             table = self._table(inputs)
-            array = _rows(name, self._methods[name](table, **arguments), len(table))
-            return {name: _cast(name, array, self._dtypes[name])}
-        except ValueError as error:
+            arrays = _arrays(name, self._methods[name](table, **arguments), len(table))
+            return {output: _cast(output, array, self._dtypes[output]) for output, array in arrays.items()}
+        except (TypeError, ValueError) as error:
             raise InvalidArgument(f"Exception during {self.platform} prediction: {error_text(error)}") from error
 
 
@@ -140,6 +176,21 @@ class XgboostEstimatorModel(EstimatorModel):
     """XGBClassifier, XGBRegressor and similar classes: labels come from their own `predict`."""
 
     platform = "xgboost"
+
+
+def _has_counts(part: Any) -> bool:
+    """Whether a tree counts the rows in its leaves, as before scikit-learn 1.4, where they are fractions now."""
+    tree = getattr(part, "tree_", None) if hasattr(part, "predict_proba") else None
+    return tree is not None and tree.value[0].sum(axis=-1).max() > 1 + 1e-6
+
+
+def _counts_text(release: str | None) -> str:
+    pickled, pin = f"scikit-learn {release}" if release else "a release before 1.4", release or "1.3.2"
+    return (
+        f"predict_proba returns counts, not probabilities, and labels may be wrong: the trees were pickled with "
+        f"{pickled}, and scikit-learn {sklearn.__version__} expects fractions in them; train the model again, or "
+        f"run: pip install scikit-learn=={pin}"
+    )
 
 
 def _arguments(estimator: Any, method: str) -> set[str]:
@@ -151,9 +202,9 @@ def _arguments(estimator: Any, method: str) -> set[str]:
 
 
 def _probe(
-    file: Path, estimator: Any, methods: Sequence[str], candidates: Iterable[Layout]
-) -> tuple[Layout, dict[str, TensorSpec]]:
-    """Returns the first layout that works, and the output of each method."""
+    file: Path, estimator: Any, methods: Sequence[str], candidates: Iterable[Layout | Whole]
+) -> tuple[Layout | Whole, dict[str, list[TensorSpec]]]:
+    """Returns the first layout that works, and the outputs of each method."""
     errors: list[Exception] = []
     for layout in candidates:
         try:
@@ -162,39 +213,61 @@ def _probe(
         except Exception as error:
             errors.append(error)
         else:
-            outputs = {methods[0]: _output(methods[0], result)}
+            outputs = {methods[0]: _outputs(methods[0], result)}
             return layout, outputs | _further_outputs(estimator, methods[1:], table)
     first_error = errors[0]
     if isinstance(first_error, NotFittedError):
         raise ModelLoadError(f"{file}: {first_error}") from first_error
-    if not hasattr(estimator, "n_features_in_"):
-        return numbers("FP64"), {methods[0]: _untried_output(estimator, methods[0])}
+    unknown = untried(file, estimator)
+    if unknown is not None and not (hasattr(estimator, "n_features_in_") and other_release(file)):
+        text = f"{type(first_error).__name__}: {error_text(first_error)}"
+        log.warning("%s: its inputs are not known, as it rejects every row that was tried: %s", file, text)
+        return unknown, {name: [_untried_output(estimator, name)] for name in methods}
     raise ModelLoadError(
         f"{file}: {type(estimator).__name__} accepts neither numbers nor the categories of its encoders: "
         f"{type(first_error).__name__}: {error_text(first_error)}"
     ) from first_error
 
 
-def _further_outputs(estimator: Any, methods: Sequence[str], table: Any) -> dict[str, TensorSpec]:
-    outputs: dict[str, TensorSpec] = {}
+def _further_outputs(estimator: Any, methods: Sequence[str], table: Any) -> dict[str, list[TensorSpec]]:
+    outputs: dict[str, list[TensorSpec]] = {}
     for name in methods:
         try:
-            outputs[name] = _output(name, getattr(estimator, name)(table))
+            outputs[name] = _outputs(name, getattr(estimator, name)(table))
         except Exception as error:
-            log.info("%s() is not served: %s", name, error)  # It returns several arrays, or a sparse one.
+            log.info("%s() is not served: %s", name, error)  # It returns a sparse array, or needs more rows.
     return outputs
 
 
-def _output(name: str, result: Any) -> TensorSpec:
-    """Returns the output's spec for a `result` of one row. Raises `ValueError` and `TypeError` for non-tensors."""
-    array = _rows(name, result, 1)
-    return TensorSpec(name, datatype_of(array), [-1, *array.shape[1:]])
+def _outputs(name: str, result: Any) -> list[TensorSpec]:
+    """Returns the outputs' specs for a `result` of one row.
+
+    Raises `ValueError` and `TypeError` for anything but tensors.
+    """
+    return [
+        TensorSpec(output, datatype_of(array), [-1, *array.shape[1:]])
+        for output, array in _arrays(name, result, 1).items()
+    ]
 
 
 def _untried_output(estimator: Any, name: str) -> TensorSpec:
-    """Returns the output's spec for an old estimator that does not know its number of features."""
+    """Returns the output's spec for an estimator that could not be tried."""
     classes = getattr(estimator, "classes_", None) if name == "predict" else None
     return TensorSpec(name, "FP64" if classes is None else datatype_of(np.asarray(classes)), None)
+
+
+def _arrays(name: str, result: Any, count: int) -> dict[str, Array]:
+    """Returns the arrays that a method returned, by the names of their outputs, with a row for each of `count`.
+
+    A list of tables, as `predict_proba` returns for several targets, is an output for each, numbered from 0.
+    """
+    if (
+        isinstance(result, list)
+        and result
+        and all(isinstance(one, np.ndarray) and one.ndim == 2 for one in result)
+    ):
+        return {f"{name}_{at}": _rows(name, one, count) for at, one in enumerate(result)}
+    return {name: _rows(name, result, count)}
 
 
 def _rows(name: str, result: Any, count: int) -> Array:

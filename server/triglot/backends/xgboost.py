@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,12 +10,19 @@ import numpy as np
 import xgboost
 
 from triglot.backends.error_text import error_text
+from triglot.backends.features import INPUT, numbers
 from triglot.backends.parameters import warn_of_unknown
+from triglot.backends.pickles import content_of
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
+
+VECTOR_INTERCEPT = (3, 1)
+"""The release since which `base_score` is the text of a vector; earlier ones read that as 0.5 without a word."""
+_JSON_VERSION = re.compile(rb'"version"\s*:\s*\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\]')
+_UBJSON_VERSION = re.compile(rb"version\[#L\0{7}\x03((?:i.){3})", re.DOTALL)
 
 
 def load(file: Path, config: ModelConfig) -> Model:
@@ -25,6 +33,7 @@ def load(file: Path, config: ModelConfig) -> Model:
     warn_of_unknown(file, config, "xgboost")
     booster = xgboost.Booster()
     content = file.read_bytes()
+    check_release(file, content)
     try:
         # XGBoost cannot infer the format of a .bst file and warns. JSON and UBJSON both begin with a brace.
         booster.load_model(bytearray(content) if content.startswith(b"{") else str(file))
@@ -35,6 +44,34 @@ def load(file: Path, config: ModelConfig) -> Model:
     return BoosterModel(booster)
 
 
+def check_pickle(file: Path) -> None:
+    """Raises `ModelLoadError` as `check_release`, for a booster in a pickle."""
+    if _release(xgboost.__version__) < VECTOR_INTERCEPT:
+        check_release(file, content_of(file))
+
+
+def check_release(file: Path, content: bytes, installed: str = xgboost.__version__) -> None:
+    """Raises `ModelLoadError` for the `content` of a file that the installed release would read wrongly."""
+    written = written_by(content)
+    if written >= VECTOR_INTERCEPT > _release(installed):
+        release = ".".join(map(str, written))
+        raise ModelLoadError(
+            f"{file}: it was written by xgboost {release}, and xgboost {installed} would return wrong values for "
+            f"it; run: pip install 'xgboost>={release}'"
+        )
+
+
+def written_by(content: bytes) -> tuple[int, ...]:
+    """Returns the release of XGBoost that wrote a model in JSON or UBJSON, or a pickle of one; () if unknown."""
+    found = [tuple(map(int, match.groups())) for match in _JSON_VERSION.finditer(content)]
+    found += [tuple(match[1][1::2]) for match in _UBJSON_VERSION.finditer(content)]
+    return max(found, default=())
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
+
+
 class BoosterModel(Model):
     """A booster: input `x` FP32 [-1, n], output `predict` FP32, whose shape and meaning depend on its objective.
 
@@ -43,16 +80,22 @@ class BoosterModel(Model):
     """
 
     platform = "xgboost"
+    any_inputs = True
 
     def __init__(self, booster: xgboost.Booster) -> None:
         self._booster = booster
-        self.inputs = [TensorSpec("x", "FP32", [-1, booster.num_features()])]
+        self._layout = numbers("FP32", booster.num_features(), booster.feature_names)
+        self.inputs = self._layout.specs
         row = np.full((1, booster.num_features()), np.nan, np.float32)
         self.outputs = [TensorSpec("predict", "FP32", [-1, *self._predict(row).shape[1:]])]
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Predicts. Raises `InvalidArgument` for values that XGBoost rejects, with its text (tfs 7.3)."""
-        return {"predict": self._predict(inputs["x"])}
+        try:
+            table = inputs[INPUT] if INPUT in inputs else self._layout.table(inputs)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"Could not initialize DMatrix from inputs: {error}") from error
+        return {"predict": self._predict(table)}
 
     def _predict(self, x: Array) -> Array:
         try:
@@ -61,7 +104,7 @@ class BoosterModel(Model):
                 feature_names=self._booster.feature_names,
                 feature_types=self._booster.feature_types,
             )
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise InvalidArgument(f"Could not initialize DMatrix from inputs: {error_text(error)}") from error
         try:
             self._check_width(matrix)

@@ -29,7 +29,14 @@ def signatures_of(model: Model) -> dict[str, Signature]:
         )
         declared = {DEFAULT_SIGNATURE: own, **declared}
     return {
-        name: _without_own(replace(signature, max_batch_size=model.max_batch_size), model.sequence_batching)
+        name: _without_own(
+            replace(
+                signature,
+                max_batch_size=model.max_batch_size,
+                any_inputs=model.any_inputs and not model.max_batch_size,
+            ),
+            model.sequence_batching,
+        )
         for name, signature in declared.items()
     }
 

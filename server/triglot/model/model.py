@@ -72,6 +72,9 @@ class Model:
     any_tensors: bool = False
     """Whether it accepts inputs of any names, datatypes and shapes, and returns such outputs; what it declares is
     only for clients to read."""
+    any_inputs: bool = False
+    """Whether it also accepts inputs of other names, datatypes and shapes than declared, and checks them itself.
+    Among them is `instances`, the JSON of each row. Without effect if `max_batch_size` > 0."""
     any_output_shapes: bool = False
     """Whether its outputs may have other shapes than declared, as in Triton and TensorFlow Serving, where those of
     the results count."""

@@ -12,6 +12,8 @@ from triglot.core.tensor import DATATYPES, Array, datatype_of, element_count
 from triglot.core.types import TensorSpec
 
 DEFAULT_SIGNATURE = "serving_default"
+INSTANCES = "instances"
+"""Input of models that take JSON: BYTES [-1], with the JSON of each instance."""
 METHODS = ("predict", "classify", "regress")
 MAX_KNOWN_SHAPES, MAX_KNOWN_DIMS = 256, 32
 """Limits on the shapes that an input caches, and on their dims."""
@@ -74,6 +76,8 @@ class Signature:
         defaults: Values for inputs that a request may omit.
         any_tensors: Whether any tensors are accepted and returned unchecked, whatever is declared.
         unservable_outputs: Why other outputs cannot be returned, by name.
+        any_inputs: Whether inputs that are not as declared are passed on as they are sent, see
+            `Model.any_inputs`.
         may_lack: Inputs that a request may omit: those with defaults, and the optional ones, which then are
             absent.
 
@@ -88,6 +92,7 @@ class Signature:
     defaults: Mapping[str, Array] = field(default_factory=dict)
     any_tensors: bool = False
     unservable_outputs: Mapping[str, str] = field(default_factory=dict)
+    any_inputs: bool = False
     input_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
     output_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
     takes_bytes: bool = field(init=False, repr=False, compare=False)
@@ -107,6 +112,11 @@ class Signature:
         object.__setattr__(self, "takes_bytes", any(spec.datatype == "BYTES" for spec in self.inputs))
         optional = {spec.name for spec in self.inputs if spec.optional}
         object.__setattr__(self, "may_lack", frozenset(optional | defaults.keys()))
+
+    @property
+    def takes_json(self) -> bool:
+        """Whether all that it declares to take is the JSON of instances."""
+        return self.any_inputs and INSTANCES in self.input_rules
 
     @property
     def batched(self) -> bool:

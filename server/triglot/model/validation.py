@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -40,34 +40,44 @@ def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Ar
     """
     rules = signature.input_rules
     tensors = request.inputs
-    if len(tensors) != len(rules) and not (signature.may_lack and len(tensors) < len(rules)):
-        if signature.any_tensors:
-            return _bind_undeclared(request)
-        _reject_input_count(signature, request)
     arrays: dict[str, Array] = {}
     batch = -1
-    for tensor in tensors:
-        name, shape, data = tensor.name, tensor.shape, tensor.data
-        rule = rules.get(name)
-        if rule is None or name in arrays:
-            raise _name_error(name, rule is not None, request.model_name)
-        if tensor.datatype != rule.spec.datatype:
-            raise _datatype_error(tensor, rule.spec, request.model_name)
-        if signature.max_batch_size:
-            batch = _check_batch(tensor, batch, signature.max_batch_size, request.model_name)
-        size = rule.known_shapes.get(shape)
-        if size is None:
-            size = _check_shape(tensor, rule, signature.max_batch_size, request)
-            shape = tensor.shape
-        if not rule.plain or isinstance(data, np.ndarray):
-            arrays[name] = _bind(tensor, rule.dtype, request.model_name)
-        elif len(data) == size:
-            arrays[name] = array_over(data, rule.dtype, shape)
-        else:
-            raise _byte_size_error(tensor, size, len(data), request.model_name)
-    if len(arrays) < len(rules):
-        _complete(arrays, signature, request)
+    try:
+        if len(tensors) != len(rules) and not (signature.may_lack and len(tensors) < len(rules)):
+            return _bind_other_count(signature, request)
+        for tensor in tensors:
+            name, shape, data = tensor.name, tensor.shape, tensor.data
+            rule = rules.get(name)
+            if rule is None or name in arrays:
+                raise _name_error(name, rule is not None, request.model_name)
+            if tensor.datatype != rule.spec.datatype:
+                raise _datatype_error(tensor, rule.spec, request.model_name)
+            if signature.max_batch_size:
+                batch = _check_batch(tensor, batch, signature.max_batch_size, request.model_name)
+            size = rule.known_shapes.get(shape)
+            if size is None:
+                size = _check_shape(tensor, rule, signature.max_batch_size, request)
+                shape = tensor.shape
+            if not rule.plain or isinstance(data, np.ndarray):
+                arrays[name] = _bind(tensor, rule.dtype, request.model_name)
+            elif len(data) == size:
+                arrays[name] = array_over(data, rule.dtype, shape)
+            else:
+                raise _byte_size_error(tensor, size, len(data), request.model_name)
+        if len(arrays) < len(rules):
+            _complete(arrays, signature, request)
+    except InvalidRequest:
+        if signature.any_inputs:
+            return _bind_undeclared(request)
+        raise
     return arrays
+
+
+def _bind_other_count(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
+    """Returns more or fewer inputs than are declared, for a model that accepts any."""
+    if not (signature.any_tensors or signature.any_inputs):
+        _reject_input_count(signature, request)
+    return _bind_undeclared(request)
 
 
 def _bind_undeclared(request: InferenceRequest) -> dict[str, Array]:
@@ -118,7 +128,7 @@ def _name_error(name: str, known: bool, model: str) -> InvalidRequest:
     return InvalidRequest(f"unexpected inference input '{name}' for model '{model}'")
 
 
-def _reject_input_count(signature: Signature, request: InferenceRequest) -> None:
+def _reject_input_count(signature: Signature, request: InferenceRequest) -> NoReturn:
     names = [tensor.name for tensor in request.inputs]
     seen: set[str] = set()
     for name in names:

@@ -31,11 +31,12 @@ def check_predict(
     """
     rules = signature.input_rules
     sent = {tensor.name for tensor in request.inputs}
-    if sent != rules.keys() or request.unreadable:
+    if (sent != rules.keys() and not signature.any_inputs) or request.unreadable:
         _check_names(request, signature, sent | request.unreadable.keys(), define)
     if request.output_filter:
         _check_filter(request.output_filter, signature)
-    check_datatypes(request.inputs, signature)
+    if not signature.any_inputs:
+        check_datatypes(request.inputs, signature)
 
 
 def check_datatypes(inputs: Iterable[InputTensor], signature: Signature) -> None:

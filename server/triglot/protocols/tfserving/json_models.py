@@ -9,11 +9,12 @@ from typing import Any
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import bytes_elements, object_array
 from triglot.core.types import InferenceResponse, InputTensor
+from triglot.model.signature import INSTANCES
 from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
 from triglot.protocols.json.pieces import parse_in_pieces
 from triglot.protocols.json.text import is_quick, type_name
 
-INSTANCES, PARAMETERS, SIGNATURE_NAME = "instances", "parameters", "signature_name"
+PARAMETERS, SIGNATURE_NAME = "parameters", "signature_name"
 
 
 def read_object(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
@@ -53,7 +54,12 @@ def split_keywords(values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
 
 def json_inputs(instances: list[Any], keywords: dict[str, Any]) -> list[InputTensor]:
     """Returns the inputs of a model that takes JSON: a string for each instance, one for the keyword arguments."""
-    return [_texts(INSTANCES, instances), _texts(PARAMETERS, [keywords])]
+    return [instances_input(instances), _texts(PARAMETERS, [keywords])]
+
+
+def instances_input(instances: list[Any]) -> InputTensor:
+    """Returns the input with the JSON of each instance."""
+    return _texts(INSTANCES, instances)
 
 
 def _texts(name: str, values: list[Any]) -> InputTensor:

@@ -83,8 +83,9 @@ def _read(values: Any, body: bytes, signature_of: Callable[[str], Signature]) ->
     name = "" if name is None else name
     if key not in values or (row and "inputs" in values) or not isinstance(name, str):
         raise _Irregular
-    specs = signature_of(name).inputs
-    if not specs:
+    signature = signature_of(name)
+    specs = signature.inputs
+    if not specs or signature.takes_json:
         raise _Irregular
     lists = _lists(values, len(body) // TEXT_PER_LIST)
     is_proven = lists is not None and lists == count(b"[", body)

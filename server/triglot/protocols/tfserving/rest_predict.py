@@ -19,6 +19,12 @@ from triglot.core.types import InputTensor, OutputTensor, TensorSpec
 from triglot.model.signature import Signature
 from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
 from triglot.protocols.json.text import print_array, print_nested
+from triglot.protocols.tfserving.json_models import (
+    SIGNATURE_NAME,
+    instances_input,
+    instances_of,
+    read_object,
+)
 from triglot.protocols.tfserving.json_numbers import decimal_texts
 from triglot.protocols.tfserving.json_parser import parse_object, signature_name_of
 from triglot.protocols.tfserving.json_printer import (
@@ -67,7 +73,27 @@ def decode_predict(
     quick = read_quickly(body, signature_of, limits)
     if quick is not None and (quick.row or columns):
         return quick
-    return _read_exactly(body, signature_of, limits, columns)
+    try:
+        return _read_exactly(body, signature_of, limits, columns)
+    except InvalidArgument:
+        request = _read_as_json(body, signature_of, limits)
+        if request is None:
+            raise
+        return request
+
+
+def _read_as_json(body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits) -> PredictBody | None:
+    """Returns the request with the JSON of each instance, for a model that takes any inputs; None for others."""
+    try:
+        values = read_object(body, limits)
+        instances, name = instances_of(values), values.get(SIGNATURE_NAME) or ""
+        if not instances or not isinstance(name, str) or values.get("inputs") is not None:
+            return None
+        if not signature_of(name).any_inputs:
+            return None
+    except ServingError:
+        return None
+    return PredictBody(name, True, [instances_input(instances)], isinstance(instances[0], dict))
 
 
 def _read_exactly(
@@ -78,7 +104,7 @@ def _read_exactly(
     signature = signature_of(name)
     members = request.first()
     specs = _guessed_specs(members, signature.inputs) if signature.any_tensors else signature.inputs
-    if not specs:
+    if not specs or signature.takes_json:
         raise InvalidArgument(f"Failed to get input map for signature: {name or 'DEFAULT'}")
     if b"instances" in members and b"inputs" in members:
         members = {key: value for key, value in members.items() if value is not None}
