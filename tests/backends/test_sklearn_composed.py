@@ -208,11 +208,27 @@ def test_columns_of_transformers_without_categories(tmp_path: Path, name: str) -
     np.testing.assert_array_equal(infer(model, **columns), estimator.predict(FRAME))
 
 
-def test_a_first_step_that_takes_a_date(tmp_path: Path) -> None:
-    frame = FRAME[["age", "sailed"]]
-    estimator = make_pipeline(FunctionTransformer(with_month), DecisionTreeClassifier(random_state=1))
+def with_lengths(frame: Any) -> Any:
+    return frame[["age"]].assign(length=frame["name"].str.len(), sex=frame["sex"].str.len())
+
+
+def with_both(frame: Any) -> Any:
+    return with_month(frame).assign(length=frame["name"].str.len())
+
+
+@pytest.mark.parametrize(
+    ("function", "kinds"),
+    [
+        (with_month, {"age": "FP64", "sailed": "BYTES"}),
+        (with_lengths, {"age": "FP64", "sex": "BYTES", "name": "BYTES"}),
+        (with_both, {"age": "FP64", "name": "BYTES", "sailed": "BYTES"}),
+    ],
+)
+def test_a_first_step_of_the_users_own(tmp_path: Path, function: Any, kinds: dict[str, str]) -> None:
+    frame = FRAME[list(kinds)]
+    estimator = make_pipeline(FunctionTransformer(function), DecisionTreeClassifier(random_state=1))
     model = load(tmp_path, estimator.fit(frame, LABELS))
-    assert described(model.inputs) == [("age", "FP64", [-1]), ("sailed", "BYTES", [-1])]
+    assert described(model.inputs) == [(name, datatype, [-1]) for name, datatype in kinds.items()]
     np.testing.assert_array_equal(infer(model, **columns_of(frame)), estimator.predict(frame))
 
 

@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ _NUMBERS: tuple[Any, ...] = (0.0, 1.0)
 _TEXTS: tuple[Any, ...] = (TEXT, "0")
 _DATES: tuple[Any, ...] = (np.datetime64("2000-01-01", "s"),)
 _METHODS = ("fit", "predict", "predict_proba", "transform")
-MOST_SINGLE = 64
-"""Most features that are tried as the only text or date among numbers, one after the other."""
+MOST_MIXED = 512
+"""Most rows that are tried with texts and dates among the numbers."""
 
 Inputs = Mapping[str, Array]
 
@@ -282,12 +283,22 @@ def _rows(estimator: Any, names: list[str] | None, count: int, frame: Any) -> It
     for row in [*candidates, [None] * count]:
         for unknown in _NUMBERS:
             yield [unknown if value is None else value for value in row]
-        open_places = [at for at, value in enumerate(row) if value is None]
-        for place in open_places if 1 < len(open_places) <= MOST_SINGLE else ():
-            for single in others:
-                yield [single if at == place else 0.0 if value is None else value for at, value in enumerate(row)]
+        yield from islice(_mixed(row, (TEXT,) if frame is None else (TEXT, *_DATES)), MOST_MIXED)
         for unknown in others:
             yield [unknown if value is None else value for value in row]
+
+
+def _mixed(row: list[Any], others: tuple[Any, ...]) -> Iterator[list[Any]]:
+    """Yields the row with numbers for what is not known but one feature, then two, and so on."""
+    places = [at for at, value in enumerate(row) if value is None]
+    numbers_only = [_NUMBERS[0] if value is None else value for value in row]
+    for count in range(1, len(places)):
+        for chosen in combinations(places, count):
+            for values in product(others, repeat=count):
+                mixed = numbers_only.copy()
+                for place, value in zip(chosen, values, strict=True):
+                    mixed[place] = value
+                yield mixed
 
 
 def _known_rows(estimator: Any, names: list[str] | None, count: int) -> list[list[Any]]:
