@@ -262,6 +262,8 @@ class Server:
             log.info("spans are exported to %s", settings.destination)
 
     def _open_audit_log(self) -> None:
+        if self.config.audit_required and not self.config.audit_log:
+            raise ConfigError("audit_required: needs audit_log, the file to write")
         if self.config.audit_log:
             try:
                 self.telemetry.audit_log.open(Path(self.config.audit_log))

@@ -13,6 +13,7 @@ import stat
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ from protocol_clients.channel import SERVICE
 from protocol_clients.rest import Rest
 from served_models import Function, serving, twice
 from triglot.core.call import Call
-from triglot.core.errors import Code, PermissionDenied
+from triglot.core.errors import Code, PermissionDenied, Unavailable
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.telemetry.audit_log import AuditLog
+from triglot.telemetry import audit_log
+from triglot.telemetry.audit_log import MAX_ERROR, MAX_REFUSALS, MAX_WAITING_REFUSALS, WINDOW_SECONDS, AuditLog
 from triglot.telemetry.file_writer import MAX_WAITING
 from triglot.telemetry.log_fields import MAX_TEXT
 from waiting import until, wait_until
@@ -252,6 +254,126 @@ def test_the_address_of_a_client_that_resets_its_connection(
     assert {one["peer"] for one in lines(file)} == {"127.0.0.1"}
 
 
+async def test_a_flood_of_refusals_hides_no_administrative_call(tmp_path: Path) -> None:
+    file, now = tmp_path / "audit", [1000.0]
+    audit = AuditLog(lambda: now[0])
+    audit.open(file)
+    for number in range(3 * MAX_REFUSALS):
+        a_line(audit, number, "denied " * 100_000)
+        if number == 2 * MAX_REFUSALS:
+            a_line(audit, 7_000_000)
+    now[0] += WINDOW_SECONDS + 1
+    a_line(audit, 8_000_000, "denied")
+    audit.close()
+    found = lines(file)
+    assert [one["request_id"] for one in found if "error" not in one] == ["7000000"]
+    assert len(found) == MAX_REFUSALS + 2
+    assert (found[-1]["request_id"], found[-1]["omitted"]) == ("8000000", 2 * MAX_REFUSALS)
+    assert max(len(one.get("error", "")) for one in found) <= MAX_ERROR
+    assert audit.lost == {"limit": 2 * MAX_REFUSALS}
+
+
+async def test_refusals_leave_half_of_the_queue_of_a_slow_disk(tmp_path: Path) -> None:
+    times = count(0, WINDOW_SECONDS + 1)
+    audit = AuditLog(lambda: next(times))
+    os.mkfifo(tmp_path / "pipe")
+    audit.open(tmp_path / "pipe")
+    file = os.open(tmp_path / "pipe", os.O_RDWR)
+    os.write(file, bytes(65536))
+    a_line(audit, 0, "denied")
+    await until(lambda: audit.waiting == 0)
+    for number in range(MAX_WAITING):
+        a_line(audit, number, "denied")
+    assert audit.waiting == MAX_WAITING_REFUSALS
+    a_line(audit)
+    assert audit.waiting == MAX_WAITING_REFUSALS + 1
+    reading = asyncio.create_task(asyncio.to_thread(_read_lines, file, 65536, MAX_WAITING_REFUSALS + 2))
+    await asyncio.to_thread(audit.close)
+    assert "error" not in json.loads((await reading)[-1])
+    os.close(file)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_flood_over_the_transports(tmp_path: Path, transport: str) -> None:
+    file, http = tmp_path / "audit", {"h2": "h1", "aio": "aiohttp"}[transport]
+    access = write(tmp_path / "access.toml", BOSS, anonymous(["inspect"]))
+    options = {"access": str(access), "grpc_transport": transport, "http_transport": http}
+    async with audited(file, **options) as here:
+        load = pb.RepositoryModelLoadRequest(model_name="twice")
+        for _ in range(MAX_REFUSALS // 2 + 5):
+            assert await here.call("RepositoryModelLoad", load) is grpc.StatusCode.UNAUTHENTICATED
+            assert await here.post("/v2/repository/models/twice/load", {}) == 401
+        await here.call("LogSettings", pb.LogSettingsRequest(), ("x-api-key", "secret-of-boss"))
+        async with here.session.get("/metrics") as answer:
+            text = await answer.text()
+    found = lines(file)
+    assert [one["outcome"] for one in found[MAX_REFUSALS:]] == ["OK"]
+    assert 'triglot_audit_lines_lost_total{reason="limit"} 10.0' in text
+    assert 'triglot_audit_lines_lost_total{reason="disk"} 0.0' in text
+    assert {one["model"] for one in found if one["transport"] == "REST"} == {"twice"}
+
+
+VERBOSE = {"log_verbose_level": 1}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_administrative_calls_that_need_a_line(tmp_path: Path, transport: str) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    file, http = folder / "audit", {"h2": "h1", "aio": "aiohttp"}[transport]
+    options = {"audit_required": True, "grpc_transport": transport, "http_transport": http}
+    request = pb.LogSettingsRequest()
+    request.settings["log_verbose_level"].uint32_param = 1
+    async with audited(file, **options) as here:
+        file.unlink()
+        folder.rmdir()
+        assert await here.post(SETTINGS, VERBOSE) == 503
+        assert await here.call("LogSettings", request) is grpc.StatusCode.UNAVAILABLE
+        assert await here.post("/v2/repository/models/twice/unload", {}) == 503
+        assert await here.call("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="m")) is (
+            grpc.StatusCode.UNAVAILABLE
+        )
+        assert await here.post("/grps/v1/health/offline", {}) == 503
+        async with here.session.get(SETTINGS) as answer:
+            assert (await answer.json())["log_verbose_level"] == 0
+        # What is no administrative call goes on.
+        tensor = {"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}
+        assert await here.post("/v2/models/twice/infer", {"inputs": [tensor]}) == 200
+        folder.mkdir()
+        assert await here.post(SETTINGS, VERBOSE) == 200
+        assert await here.call("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="m")) is not (
+            grpc.StatusCode.OK
+        )
+        async with here.session.get("/metrics") as answer:
+            assert 'triglot_audit_lines_lost_total{reason="disk"} 10.0' in await answer.text()
+    found = [(one["method"], one["model"], one["outcome"]) for one in lines(file)]
+    assert found[:2] == [(SETTINGS, "", "BEGUN"), (SETTINGS, "", "OK")]
+    assert found[2] == ("RepositoryModelLoad", "m", "BEGUN")
+    assert found[3][:2] == ("RepositoryModelLoad", "m")
+
+
+async def test_a_disk_that_hangs_refuses_calls_that_need_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_log, "WRITE_SECONDS", 0.1)
+    audit = AuditLog()
+    os.mkfifo(tmp_path / "pipe")
+    audit.open(tmp_path / "pipe")
+    file = os.open(tmp_path / "pipe", os.O_RDWR)
+    os.write(file, bytes(65536))
+    with pytest.raises(Unavailable, match="the disk is too slow"):
+        await audit.begin("kserve", "REST", "m", Call())
+    os.read(file, 65536)
+    await audit.begin("kserve", "REST", "m", Call())
+    audit.close()
+    os.close(file)
+
+
+async def test_a_line_that_is_needed_needs_a_file() -> None:
+    with pytest.raises(triglot.ConfigError, match="audit_required: needs audit_log"):
+        await triglot.Server([], triglot.Config(audit_required=True, grpc_port=0, rest_port=0)).start()
+
+
 # --- the file ---
 
 
@@ -325,10 +447,10 @@ def test_a_full_disk_fails_no_call_and_is_told_once(tmp_path: Path) -> None:
     assert [len(line) for line in cut if not line.endswith("}")] == [5]
 
 
-def a_line(audit: AuditLog, number: int = 0) -> None:
+def a_line(audit: AuditLog, number: int = 0, refusal: str = "") -> None:
     call = Call()
     call.request_id = str(number)
-    audit.line("kserve", "REST", "m", call, Code.OK, "")
+    audit.line("kserve", "REST", "m", call, Code.OK, refusal)
 
 
 async def test_a_device_that_is_full(caplog: pytest.LogCaptureFixture) -> None:

@@ -136,6 +136,11 @@ class Config:
     audit_log: str = option(
         ACCESS, "", "file for one JSON line for each administrative call and each refusal", value="FILE"
     )
+    audit_required: bool = option(
+        ACCESS,
+        False,
+        "an administrative call needs a line in --audit-log before it begins, and is refused if there can be none",
+    )
     grpc_restricted_protocol: str = option(
         ACCESS,
         "",

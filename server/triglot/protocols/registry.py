@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from triglot.config.options import PROTOCOLS, Config
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.operation import ADMINISTRATION
 from triglot.core.permission import Permission
 from triglot.dataplane.dataplane import DataPlane
 from triglot.protocols.grpc.health import Health
@@ -35,7 +36,7 @@ from triglot.protocols.monitor import openapi as monitor_api
 from triglot.protocols.monitor.routes import METRICS, About, monitor_routes, page_route, readable
 from triglot.protocols.openapi import operation
 from triglot.protocols.openapi.routes import openapi_routes
-from triglot.protocols.rows import Route, Service
+from triglot.protocols.rows import Method, Route, Service
 from triglot.protocols.tfserving import openapi as tfserving_api
 from triglot.protocols.tfserving.ai_platform import AIPlatform, ai_platform_routes
 from triglot.protocols.tfserving.metrics import metrics_route
@@ -45,6 +46,7 @@ from triglot.protocols.tfserving.rows import tfserving_services
 from triglot.protocols.tfserving.service import Predictions
 from triglot.protocols.tfserving.vertex import Vertex, container_routes, vertex_routes
 from triglot.scheduling.admission import UNLIMITED, Limits
+from triglot.telemetry.audit_log import AuditLog
 from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry
 
@@ -59,6 +61,7 @@ SCHEMAS = {
 ALIVE = HttpResponse(b'{"status": "alive"}')
 DEFAULT_REST_PORT = Config().rest_port
 Rows = tuple[list[Service], list[Route]]
+Row = TypeVar("Row", Method, Route)
 
 
 def rows(
@@ -117,7 +120,29 @@ def rows(
     health_names += [service.name for service in services]
     services.append(Health(dataplane, health_names).grpc_service())
     services += reflection_services([service.name for service in services])
-    return services, _first_of_each(_with_openapi(routes, dataplane, config))
+    routes = _first_of_each(_with_openapi(routes, dataplane, config))
+    return _audited(services, routes, telemetry.audit_log) if config.audit_required else (services, routes)
+
+
+def _audited(services: list[Service], routes: list[Route], audit_log: AuditLog) -> Rows:
+    """Returns the rows with a line in the audit log before each administrative call."""
+
+    def audited(row: Row, protocol: str, entrypoint: str, method: str) -> Row:
+        if row.operation not in ADMINISTRATION or row.call is None:
+            return row
+        act: Callable[[Any, Call], Any] = row.call
+
+        async def begin(request: Any, call: Call) -> Any:
+            call.subject = call.subject or str(getattr(request, "model_name", ""))
+            await audit_log.begin(protocol, entrypoint, method, call)
+            return await act(request, call)
+
+        return replace(row, call=begin)
+
+    return [
+        replace(one, methods=tuple([audited(row, one.protocol, "GRPC", row.name) for row in one.methods]))
+        for one in services
+    ], [audited(row, row.protocol, "REST", row.method) for row in routes]
 
 
 def _first_of_each(routes: list[Route]) -> list[Route]:

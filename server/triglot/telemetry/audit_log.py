@@ -1,31 +1,56 @@
 """The audit log: one JSON line per administrative call and per refusal, in a file.
 
 The file is opened for each write, so rotation needs no signal, and several processes may write to the same file:
-each appends whole lines. Lines that arrive during a write are queued, and written together.
+each appends whole lines. Lines that arrive during a write are queued, and written together. Of refusals, which
+anyone can cause, there are only so many lines a minute, and half of the queue is not for them: a flood of them
+fills no disk, and hides no administrative call.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
 
 from triglot.core.call import Call
-from triglot.core.errors import Code
+from triglot.core.errors import Code, Unavailable
 from triglot.telemetry.file_writer import MAX_WAITING, TOO_SLOW, FileWriter
 from triglot.telemetry.json_lines import json_line, utc_time
 from triglot.telemetry.log_fields import MAX_TEXT
 
+MAX_REFUSALS = 600
+"""Lines of refusals a minute; the next line after others says how many were `omitted`."""
+MAX_WAITING_REFUSALS = MAX_WAITING // 2
+"""Queued lines from which on refusals are omitted."""
+WINDOW_SECONDS = 60.0
+MAX_ERROR = 1024
+"""Longest text of a refusal, in characters: it may name what a client sent."""
+WRITE_SECONDS = 5.0
+"""Time for the disk to take the line that precedes an administrative call."""
+BEGUN = "BEGUN"
+"""The outcome in that line."""
+LOST = ("limit", "queue", "disk")
+"""Why lines were lost: too many refusals, a disk that is too slow, and one that cannot be written."""
+
 
 class AuditLog:
-    """Writes audit lines; used on the event loop. `on`: whether it is enabled, from `open` to `close`."""
+    """Writes audit lines; used on the event loop. `on`: whether it is enabled, from `open` to `close`.
 
-    __slots__ = ("_lines", "_writer", "on")
+    `required`: whether administrative calls need a line before they begin. `lost`: number of lost lines by reason.
+    """
 
-    def __init__(self) -> None:
-        self.on = False
+    __slots__ = ("_clock", "_lines", "_omitted", "_refusals", "_until", "_writer", "lost", "on", "required")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.on = self.required = False
+        self.lost = Counter[str]()
+        self._clock = clock
         self._lines: deque[str] = deque()
+        self._refusals = self._omitted = 0
+        self._until = 0.0
         self._writer: FileWriter
 
     @property
@@ -47,32 +72,89 @@ class AuditLog:
 
     def line(self, protocol: str, entrypoint: str, method: str, call: Call, code: Code, refusal: str) -> None:
         """Writes a call that ended; `refusal` is the error text if access control rejected it."""
+        if refusal and self._is_over_limit():
+            self._omitted += 1
+            self.lost["limit"] += 1
+            return
         if len(self._lines) >= MAX_WAITING:
+            self.lost["queue"] += 1
             self._writer.lose(TOO_SLOW)
             return
-        fields = {
-            "time": utc_time(time.time()),
-            "client": call.client,
-            "peer": call.peer,
-            "operation": call.operation.value,
-            "model": (call.model_name or call.subject)[:MAX_TEXT],
-            "protocol": protocol,
-            "transport": "gRPC" if entrypoint == "GRPC" else entrypoint,
-            "method": method,
-            "outcome": code.name,
-            "request_id": call.log_ids[0][:MAX_TEXT],
-        }
+        fields = _fields(protocol, entrypoint, method, call, code.name)
         if refusal:
-            fields["error"] = refusal
+            fields["error"] = refusal[:MAX_ERROR]
+            if self._omitted:
+                fields["omitted"], self._omitted = self._omitted, 0
         self._lines.append(json_line(fields) + "\n")
         if len(self._lines) == 1:  # Otherwise a write of all queued lines is already scheduled.
             self._writer.put(self._write)
+
+    def _is_over_limit(self) -> bool:
+        """Count a refusal; returns whether it gets no line."""
+        if (now := self._clock()) >= self._until:
+            self._until, self._refusals = now + WINDOW_SECONDS, 0
+        self._refusals += 1
+        return self._refusals > MAX_REFUSALS or len(self._lines) >= MAX_WAITING_REFUSALS
+
+    async def begin(self, protocol: str, entrypoint: str, method: str, call: Call) -> None:
+        """Writes an administrative call that is about to begin. Raises `Unavailable` if that fails."""
+        loop = asyncio.get_running_loop()
+        line = (json_line(_fields(protocol, entrypoint, method, call, BEGUN)) + "\n").encode()
+        written = loop.create_future()
+
+        def write() -> None:
+            try:
+                self._append_lines(line, 1)
+            except BaseException as error:
+                loop.call_soon_threadsafe(_resolve, written, error)
+                raise
+            loop.call_soon_threadsafe(_resolve, written, None)
+
+        try:
+            if not self._writer.put(write):
+                raise OSError(TOO_SLOW)
+            async with asyncio.timeout(WRITE_SECONDS):
+                await written
+        except (OSError, TimeoutError) as error:
+            why = getattr(error, "strerror", None) or str(error) or TOO_SLOW
+            raise Unavailable(f"the audit log cannot be written, which administrative calls need: {why}") from None
 
     def _write(self) -> None:
         lines = []
         while self._lines:
             lines.append(self._lines.popleft())
-        _append(self._writer.path, "".join(lines).encode())
+        self._append_lines("".join(lines).encode(), len(lines))
+
+    def _append_lines(self, text: bytes, count: int) -> None:
+        try:
+            _append(self._writer.path, text)
+        except BaseException:
+            self.lost["disk"] += count
+            raise
+
+
+def _fields(protocol: str, entrypoint: str, method: str, call: Call, outcome: str) -> dict[str, str | int]:
+    return {
+        "time": utc_time(time.time()),
+        "client": call.client,
+        "peer": call.peer,
+        "operation": call.operation.value,
+        "model": (call.model_name or call.subject)[:MAX_TEXT],
+        "protocol": protocol,
+        "transport": "gRPC" if entrypoint == "GRPC" else entrypoint,
+        "method": method,
+        "outcome": outcome,
+        "request_id": call.log_ids[0][:MAX_TEXT],
+    }
+
+
+def _resolve(written: asyncio.Future[None], error: BaseException | None) -> None:
+    if written.done():
+        return  # It took too long.
+    if error is None:
+        written.set_result(None)
+    else:
+        written.set_exception(error)
 
 
 def _append(path: Path, text: bytes) -> None:

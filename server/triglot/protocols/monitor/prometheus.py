@@ -30,6 +30,7 @@ from triglot.protocols.monitor.triton_metrics import (
     without_exponents,
 )
 from triglot.repository.manager.plan import Version
+from triglot.telemetry.audit_log import LOST, AuditLog
 from triglot.telemetry.calls import ENDED, CallStats, Endpoint, Kind
 from triglot.telemetry.merging import WORKER, Page, merged_pages
 from triglot.telemetry.process import MachineUsage
@@ -101,6 +102,15 @@ def _spans(exporter: Exporter | None) -> Iterator[Metric]:
     for reason in ("queue_full", "export_failed", "rejected"):
         lost.add_metric((reason,), getattr(counts, reason))
     yield lost
+
+
+def _audit(audit_log: AuditLog) -> Iterator[Metric]:
+    """Yields counts of lost lines of the audit log, if there is one."""
+    if audit_log.on:
+        lost = CounterMetricFamily("triglot_audit_lines_lost", "Lost lines of the audit log.", labels=("reason",))
+        for reason in LOST:
+            lost.add_metric((reason,), audit_log.lost[reason])
+        yield lost
 
 
 def _as_json(sample: Sample) -> list[Any]:
@@ -198,6 +208,7 @@ class _TelemetryRegistry(CollectorRegistry):
         _add_times(lag, (), self._telemetry.loop_lag)
         yield lag
         yield from _spans(self._telemetry.spans.exporter)
+        yield from _audit(self._telemetry.audit_log)
         build = GaugeMetricFamily("triglot_build_info", "Versions of Triglot and Python.", labels=tuple(BUILD))
         build.add_metric(tuple(BUILD.values()), 1)
         yield build

@@ -75,6 +75,8 @@ class HttpCall(RowCall):
         call.operation = found.route.operation
         if found.endpoint.inference:
             call.model_name = found.variables.get(MODEL_VARIABLE, "")
+        else:
+            call.subject = found.variables.get(MODEL_VARIABLE, "")
         if (parent := http.headers.get(TRACEPARENT)) is not None:
             call.context = parent, ",".join(http.values(TRACESTATE))
         else:
