@@ -29,6 +29,7 @@ from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.openapi.operation import ApiOperation
 from triglot.protocols.rows import DamagedBody, InflatedTooLarge, Route
+from triglot.protocols.tfserving.cloud_events import Event, event_of
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
 from triglot.protocols.tfserving.inference import ExamplesRequest
 from triglot.protocols.tfserving.json_models import encode_json, json_inputs, read_object, split_keywords
@@ -95,6 +96,7 @@ class RestCall:
 
     run: Callable[[Call], Coroutine[Any, Any, Any]]
     encode: Callable[[Any], bytes | Scattered]
+    event: Event | None = None
 
 
 @dataclass(slots=True)
@@ -105,6 +107,7 @@ class PredictCall:
     body: bytes
     decoded: PredictBody
     signature: Signature
+    event: Event | None = None
 
     def encode(self, prediction: Prediction) -> bytes | Scattered:
         """Returns the response's body."""
@@ -119,7 +122,7 @@ class PredictCall:
 class RestApi:
     """Parses requests, and runs those that models answer: an `Inferring`.
 
-    `kserve_v1`: GET /v1/models returns KServe V1's list instead of an error.
+    `kserve_v1`: GET /v1/models returns KServe V1's list instead of an error, and `:predict` takes CloudEvents.
     """
 
     def __init__(
@@ -164,7 +167,10 @@ class RestApi:
         verb, spec = found
         http.permission.check_model(spec.name)
         if verb == PREDICT:
-            return self._predict(http.permission, spec, bytes(http.body))
+            event = event_of(http, self.limits) if self.kserve_v1 else None
+            rest = self._predict(http.permission, spec, bytes(http.body) if event is None else event.data)
+            rest.event = event
+            return rest
         return (self._classify if verb == "classify" else self._regress)(spec, bytes(http.body))
 
     def _predict(self, permission: Permission, spec: ModelSpec, body: bytes) -> RestCall | PredictCall:
@@ -319,7 +325,8 @@ async def _run(rest: RestCall, call: Call) -> Any:
 
 
 def _encode(answer: Any, rest: RestCall | PredictCall) -> HttpResponse:
-    return HttpResponse(rest.encode(answer))
+    body = rest.encode(answer)
+    return HttpResponse(body) if rest.event is None else rest.event.response(answer.response.model_name, body)
 
 
 def _coding(header: str) -> str:
