@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -301,3 +302,24 @@ def test_v2_refuses_what_the_estimator_refuses(served: Served) -> None:
         assert (status, text in answer["error"] or "Shape of passed values" in answer["error"]) == (400, True), (
             answer
         )
+
+
+def test_batches_of_instances(tmp_path: Path) -> None:
+    """Whatever the inputs are, requests share batches, of which the configuration has the limit."""
+    for name in ("names", "objects"):
+        (tmp_path / name).mkdir()
+        joblib.dump(TRAINED[name], tmp_path / name / "model.joblib")
+        (tmp_path / name / "config.pbtxt").write_text("max_batch_size: 4\ndynamic_batching {}")
+    with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", "0") as server:
+        rest = Rest(server.ports()[1])
+        table = pd.DataFrame([[20, NAN, "y"], [40, "b", "q"]], columns=list(FRAME))
+        body = {"instances": [[20, None, "y"], [40, "b", "q"]]}
+        _, answer = rest.post("/v1/models/names:predict", body)
+        assert answer == {"predictions": TRAINED["names"].predict(table).tolist()}
+        _, answer = rest.post("/v1/models/objects:predict", {"instances": OBJECTS[:4]})
+        assert answer == {"predictions": TRAINED["objects"].predict(OBJECTS[:4]).tolist()}
+        rows = {"name": "instances", "datatype": "BYTES", "shape": [5], "data": ['[20, null, "y"]'] * 5}
+        status, answer = rest.post("/v2/models/names/infer", {"inputs": [rows]})
+        assert status == 400
+        assert answer["error"].endswith("inference request batch-size must be <= 4 for 'names'")
+        server.stop()

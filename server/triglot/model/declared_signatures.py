@@ -33,7 +33,7 @@ def signatures_of(model: Model) -> dict[str, Signature]:
             replace(
                 signature,
                 max_batch_size=model.max_batch_size,
-                any_inputs=model.any_inputs and not model.max_batch_size,
+                any_inputs=model.any_inputs,
             ),
             model.sequence_batching,
         )

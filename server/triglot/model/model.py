@@ -74,7 +74,7 @@ class Model:
     only for clients to read."""
     any_inputs: bool = False
     """Whether it also accepts inputs of other names, datatypes and shapes than declared, and checks them itself.
-    Among them is `instances`, the JSON of each row. Without effect if `max_batch_size` > 0."""
+    Among them is `instances`, the JSON of each row."""
     any_output_shapes: bool = False
     """Whether its outputs may have other shapes than declared, as in Triton and TensorFlow Serving, where those of
     the results count."""

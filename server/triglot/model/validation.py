@@ -68,7 +68,7 @@ def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Ar
             _complete(arrays, signature, request)
     except InvalidRequest:
         if signature.any_inputs:
-            return _bind_undeclared(request)
+            return _bind_undeclared(request, signature.max_batch_size)
         raise
     return arrays
 
@@ -77,15 +77,18 @@ def _bind_other_count(signature: Signature, request: InferenceRequest) -> dict[s
     """Returns more or fewer inputs than are declared, for a model that accepts any."""
     if not (signature.any_tensors or signature.any_inputs):
         _reject_input_count(signature, request)
-    return _bind_undeclared(request)
+    return _bind_undeclared(request, signature.max_batch_size)
 
 
-def _bind_undeclared(request: InferenceRequest) -> dict[str, Array]:
-    """Returns the inputs with the datatypes and shapes of the request, for a model that accepts any tensors."""
+def _bind_undeclared(request: InferenceRequest, max_batch_size: int) -> dict[str, Array]:
+    """Returns the inputs with the datatypes and shapes of the request, for a model that accepts any inputs."""
     arrays: dict[str, Array] = {}
+    batch = -1
     for tensor in request.inputs:
         if tensor.name in arrays:
             raise _name_error(tensor.name, True, request.model_name)
+        if max_batch_size:
+            batch = _check_batch(tensor, batch, max_batch_size, request.model_name)
         arrays[tensor.name] = bind_undeclared(tensor, request.model_name)
     return arrays
 
