@@ -279,7 +279,8 @@ async def test_what_is_not_there(door: str, tmp_path: Path) -> None:
 
 async def test_a_version_that_is_no_number() -> None:
     async with serve_models() as served:
-        assert (await ask_for(served.grpc, "words", "v1"))[0] is Code.INVALID_ARGUMENT
+        assert (await ask_for(served.grpc, "words", "v1"))[0] is Code.NOT_FOUND
+        assert (await ask_for(served.grpc, "words", "01"))[0] is Code.INVALID_ARGUMENT
         assert (await served.rest.call("GET", "/v2/models/words/versions/v1/config"))[0] == 404
 
 

@@ -89,7 +89,13 @@ async def test_versions(tmp_path: Path) -> None:
             grpc.StatusCode.NOT_FOUND,
             "Request for unknown model: 'model' version 3 is not found",
         )
-        for wrong in ("01", "0", "-1", "one", "1.0"):
+        assert await client.infer("model", "0") == 10
+        for missing in ("one", "1.0"):
+            assert await client.error("model", missing) == (
+                grpc.StatusCode.NOT_FOUND,
+                f"Request for unknown model: 'model' version {missing} is not found, only 1, 2, 10",
+            )
+        for wrong in ("01", "00", "-1"):
             code, text = await client.error("model", wrong)
             assert code is grpc.StatusCode.INVALID_ARGUMENT
             assert f"specified version string '{wrong}'" in str(text)
