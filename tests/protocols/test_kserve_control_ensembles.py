@@ -12,7 +12,8 @@ from control_doors import EXPLICIT, FINE, SAYS, Row, ask, control_of, put, put_c
 from kserve_served import serve_models
 
 from gates import Gate
-from triglot.core.errors import Code
+from triglot.core.errors import Code, ModelNotFound
+from triglot.core.permission import Permission
 from waiting import until_found
 
 TENSORS = 'input { name: "x" data_type: TYPE_INT32 dims: -1 } output { name: "y" data_type: TYPE_INT32 dims: -1 }'
@@ -138,6 +139,10 @@ async def test_a_part_that_is_unloaded(door: str, tmp_path: Path) -> None:
             Code.NOT_FOUND,
             f"Request for unknown model: 'e' has no available versions: {why}",
         )
+        # A client whose access is controlled may not be allowed to see the model's state.
+        with pytest.raises(ModelNotFound) as caught:
+            served.server.dataplane.servable(Permission("someone"), "e")
+        assert caught.value.message == "Request for unknown model: 'e' has no available versions"
         assert await control.load("a") == FINE
         await until_index(control, *ready("e", "a", "b"))
         assert await control.ready("e")
