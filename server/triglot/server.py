@@ -203,7 +203,7 @@ class Server:
         self._check_record_folders()
         self._open_audit_log()
         check_certificate(self.config)
-        self._access = access_control(self.config, self._tallies())
+        self._access = access_control(self.config, self._tallies(), self.dataplane.control.access_file)
         _grpc_server(self.config)
         try:
             errors = await self.load()

@@ -28,6 +28,7 @@ from yarl import URL
 import triglot
 from process import write_model
 from triglot.access.control import REST, AccessControl
+from triglot.access.jwks import Asked
 from triglot.access.tallies import shared_size
 from triglot.config.options import Config
 from triglot.core.call import Call
@@ -170,6 +171,15 @@ def starts() -> object:
         large = Field(Name(b"x-bin"), b",".join([b"AA=="] * 780))
         read_head((*(Field(Name(name), value) for name, value in begin), large), [large])
     return None
+
+
+def unknown_keys() -> object:
+    asked = Asked()
+    for number in range(ROUNDS):
+        asked.add(long_ascii(number, 8 * KIB))
+        if number % 1500 == 0:
+            asked.look()
+    return asked
 
 
 def kserve_layouts() -> object:
@@ -340,14 +350,15 @@ CACHES = {
     "hosts": Cache(hosts, MIB // 4, "transports/rest/origins.py"),
     "fields": Cache(fields, 5 * MIB // 4, "transports/http2/core/fields.py transports/http2/core/fields.py"),
     "starts": Cache(starts, 11 * MIB // 4, "transports/http2/core/requests.py transports/http2/core/requests.py"),
+    "ids of unknown keys": Cache(unknown_keys, MIB // 4),
     "layouts of ModelInfer": Cache(kserve_layouts, 7 * MIB // 4),
     "layouts of Predict": Cache(predict_layouts, MIB),
     "layouts of grps": Cache(grps_layouts, 7 * MIB // 4),
     "labels": Cache(labels, 7 * MIB // 4),
-    "tallies": Cache(lambda: bytes(shared_size(8)), MIB // 2),
+    "tallies": Cache(lambda: bytes(shared_size(8)), 5 * MIB // 16),
     "prediction paths": Cache(prediction_paths, 3 * MIB // 4, "protocols/tfserving/rest_paths.py"),
     "sequences": Cache(sequences, 2 * MIB, strangers=False),
-    "shapes": Cache(shapes, MIB // 4),
+    "shapes": Cache(shapes, MIB // 8),
     "spans": Cache(span_attributes, 3 * MIB // 2, " ".join(["telemetry/spans/recorder.py"] * 5)),
     "certificates": Cache(certificates, 2 * MIB, "transports/certificates.py", strangers=False),
     "answers": Cache(

@@ -40,7 +40,6 @@ class Held(triglot.Model):
             await asyncio.sleep(3600)
         return {"y": inputs["x"]}
 """
-SHARED_MEMORY = Path("/dev/shm")
 MOST = 3
 """Calls that each client may have open."""
 SIGNER = Signer(algorithm="ES256")
@@ -104,8 +103,7 @@ def test_calls_that_were_open_in_killed_workers_count_no_more(tmp_path: Path, wh
             kill(pid)
         assert {call.code() for call in open_calls} == {grpc.StatusCode.UNAVAILABLE}
         wait_until(lambda: len(here.pids()) == 4)
-        wait_until(lambda: here.code() is grpc.StatusCode.OK)
-        assert [here.code() for _ in range(5)] == [grpc.StatusCode.OK] * 5
+        wait_until(lambda: [here.code() for _ in range(5)] == [grpc.StatusCode.OK] * 5)
         for channel in channels:
             channel.close()
 
@@ -143,7 +141,6 @@ def test_sequences_regions_processes_and_traces_of_a_killed_worker(tmp_path: Pat
     memory = SharedMemory(create=True, size=4096)
     traces = ("--trace-file", str(tmp_path / "trace.json"), "--trace-level", "TIMESTAMPS", "--trace-rate", "1")
     options = (*traces, "--shared-memory-prefix", "/", "--grpc-transport", transport)
-    before = set(SHARED_MEMORY.iterdir())
     with Workers(tmp_path / "models", *options) as workers:
         first, _ = workers.pids()
         with workers.at(first) as channel:
@@ -163,10 +160,28 @@ def test_sequences_regions_processes_and_traces_of_a_killed_worker(tmp_path: Pat
             assert in_sequence(channel, sequence_start=True) != process
             status = rpc(channel, "SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusResponse)
             assert list(status(pb.SystemSharedMemoryStatusRequest(), timeout=SECONDS).regions) == ["r"]
-        assert set(SHARED_MEMORY.iterdir()) == before
         workers.stop()
     files = sorted(tmp_path.glob("trace*"))
     assert all(re.fullmatch(r"trace-worker\d\.json", file.name) for file in files), files
     assert all(json.loads(file.read_text()) for file in files)
     memory.close()
     memory.unlink()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_worker_that_starts_reads_no_half_of_an_access_file(tmp_path: Path, transport: str) -> None:
+    """It gets the one that is in force in the others, also where that was replaced after the start."""
+    with served(tmp_path, "", transport) as here:
+        rules = anonymous(["infer"], models='["held"]')
+        write(tmp_path / "access.toml", rules, client("c", ["c"], ["infer"]))
+        wait_until(lambda: here.server.stderr.text().count("takes all rights from: held, signer") == 2)
+        (tmp_path / "access.toml").write_text(rules)  # In place: client "c" is missing.
+        wait_until(lambda: here.server.stderr.text().count("was changed in place") == 2)
+        for pid in here.pids():
+            kill(pid)
+        wait_until(lambda: len(here.pids()) == 4)
+        assert here.code() is grpc.StatusCode.OK
+        with_c = Served(here.server, "c")
+        assert {with_c.code() for _ in range(6)} == {grpc.StatusCode.OK}
+        write(tmp_path / "access.toml", rules, client("d", ["d"], ["infer"]))
+        wait_until(lambda: {with_c.code() for _ in range(6)} == {grpc.StatusCode.UNAUTHENTICATED})

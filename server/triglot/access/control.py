@@ -23,7 +23,7 @@ from triglot.access.issuers import Issuers
 from triglot.access.limits import CallLimits
 from triglot.access.restricted import GRPC_PREFIX, Restricted
 from triglot.access.tallies import LocalTally, Tallies
-from triglot.access.watched_file import WatchedFile
+from triglot.access.watched_file import CHECK_SECONDS, State, WatchedFile
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import Unauthenticated
 from triglot.core.operation import Operation
@@ -39,8 +39,6 @@ MAX_CACHED_BYTES = 1024 * 1024
 CACHED_BYTES = 512
 """Memory of a cached permission besides the texts of its key."""
 _PUBLIC = Operation.PUBLIC
-CHECK_SECONDS = 0.5
-"""Interval of checks of the file."""
 Names = Callable[[], Sequence[str]]
 """Returns the names in the client's certificate, none without one."""
 
@@ -48,10 +46,11 @@ Names = Callable[[], Sequence[str]]
 class AccessControl:
     """The rules of the access file and of Triton's restricted groups. On the event loop.
 
-    `tallies` makes the counters of clients' calls. Raises `ConfigError` for an invalid file, or invalid options.
+    `tallies` makes the counters of clients' calls. `known`: the access file as the supervisor knows it. Raises
+    `ConfigError` for an invalid file, or invalid options.
     """
 
-    def __init__(self, config: Config, tallies: Tallies = LocalTally) -> None:
+    def __init__(self, config: Config, tallies: Tallies = LocalTally, known: State | None = None) -> None:
         self._config = config
         self._tallies = tallies
         self._restricted = {
@@ -63,7 +62,7 @@ class AccessControl:
         }
         """Header fields that `permission` needs, by kind of transport."""
         self._restricts = bool(config.grpc_restricted_protocol or config.http_restricted_api)
-        self._file = WatchedFile(Path(config.access)) if config.access else None
+        self._file = WatchedFile(Path(config.access), known) if config.access else None
         self._problem = ""
         self._rules = AccessRules()
         self._limits: WeakValueDictionary[str, CallLimits] = WeakValueDictionary()
@@ -222,8 +221,10 @@ def _check_secrecy(config: Config, rules: AccessRules) -> None:
         raise ConfigError("access: certificates: set tls_client_ca to the CA that has signed them")
 
 
-def access_control(config: Config, tallies: Tallies = LocalTally) -> AccessControl | None:
+def access_control(
+    config: Config, tallies: Tallies = LocalTally, known: State | None = None
+) -> AccessControl | None:
     """Returns the access control, None if access is unrestricted. Raises `ConfigError` as `AccessControl`."""
     if config.access or config.grpc_restricted_protocol or config.http_restricted_api:
-        return AccessControl(config, tallies)
+        return AccessControl(config, tallies, known)
     return None

@@ -125,7 +125,7 @@ class KeySource(Protocol):
         """Handle the id of an unknown key: return whether it may be among the keys soon."""
 
 
-class _Asked:
+class Asked:
     """The ids of unknown keys that tokens named, by their hashes: strangers' tokens name any, of any length."""
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class KeyUrl:
         self._url, self._ca, self._token_file = url, ca, token_file
         self._refresh, self._hold_off, self._timeout = refresh, hold_off, timeout
         self._began = float("-inf")
-        self._asked = _Asked()
+        self._asked = Asked()
         self._thread: threading.Thread | None = None
 
     def renew(self) -> None:

@@ -51,6 +51,8 @@ class Control:
     number = 1
     tally_file: tuple[int, int] | None = None
     """Descriptor of a file with counters that all workers share, and the number of this worker's start."""
+    access_file: Any = None
+    """The access file as the supervisor knows it, see `WatchedFile`."""
     left_out: Collection[str] = ()
     """Models that are not loaded at the start, because `loaded` replays the changes made to them."""
 

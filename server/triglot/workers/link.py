@@ -69,6 +69,8 @@ class Link(Control):
         end, link.bound = spec.take()
         link._channel = await Channel.open(end, link._answer)
         link._running = asyncio.create_task(link._run())
+        with suppress(ChannelClosed):
+            link.access_file = await link._channel.ask("access")
         return link
 
     async def _run(self) -> None:

@@ -9,10 +9,12 @@ import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from triglot.access.tallies import SharedTallies, shared_size
-from triglot.config.options import Config
+from triglot.access.watched_file import CHECK_SECONDS, WatchedFile
+from triglot.config.options import Config, ConfigError
 from triglot.transports.listening import Bound
 from triglot.workers.changes import Changes
 from triglot.workers.channel import ChannelClosed
@@ -74,6 +76,7 @@ class Supervisor:
         self._notice = "leave"
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ports: Ports
+        self._access: WatchedFile | None = None
         self._tallies = -1
         """Descriptor of the file with clients' counters that all workers share."""
 
@@ -90,6 +93,8 @@ class Supervisor:
             loop.add_signal_handler(one, self._stop, one)
         loop.add_signal_handler(signal.SIGHUP, self._roll)
         self._ports, sockets = reserve(self._config)
+        if self._config.access:
+            self._spawn(self._watch_access(Path(self._config.access)))
         for number in range(1, self._config.workers + 1):
             self._slots.append(Slot(number, sockets if number == 1 else self._ports.bind()))
         slot_tasks = [asyncio.create_task(self._run_slot(slot)) for slot in self._slots]
@@ -124,7 +129,7 @@ class Supervisor:
             self._finish(FAILED)
 
     async def _start(self, slot: Slot) -> Worker:
-        self._runs += 1
+        self._runs = run = self._runs + 1
         asked: list[Worker] = []
 
         async def answer(what: str, argument: Any) -> Any:
@@ -132,7 +137,7 @@ class Supervisor:
 
         worker = await Worker.start(
             slot.number,
-            self._runs,
+            run,
             self._ports,
             slot.sockets,
             self._tallies,
@@ -141,7 +146,7 @@ class Supervisor:
         )
         asked.append(worker)
         self._workers.append(worker)
-        self._spawn(self._watch(worker, self._runs))
+        self._spawn(self._watch(worker, run))
         log.debug("%s is started", worker)
         return worker
 
@@ -179,9 +184,20 @@ class Supervisor:
         slot.sockets.close()
         slot.sockets = fresh
 
+    async def _watch_access(self, path: Path) -> None:
+        """Keep the access file for workers that start later; those that run look at it themselves."""
+        with suppress(ConfigError):  # The first worker says what is wrong.
+            self._access = WatchedFile(path)
+        while self._access is not None:
+            await asyncio.sleep(CHECK_SECONDS)
+            with suppress(ConfigError):
+                self._access.replaced()
+
     # --- requests of workers ---
 
     async def _answer(self, worker: Worker, what: str, argument: Any) -> Any:
+        if what == "access":
+            return self._access and self._access.state
         if what == "state":
             return [change.fields() for change in self._changes.record.after(argument)]
         if what == "join":
