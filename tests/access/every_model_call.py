@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
@@ -26,6 +27,10 @@ GRPS_TENSOR = {"name": "x", "dtype": "DT_FLOAT32", "shape": [1], "flat_float32":
 GRPS = {"model": f"{NAME}-1", "gtensors": {"tensors": [GRPS_TENSOR]}}
 TASKS = [{"model_spec": SPEC, "method_name": "tensorflow/serving/classify"}]
 EXAMPLES: dict[str, Any] = {"example_list": {"examples": [{}]}}
+RAW = {
+    "endpoint": f"projects/p/locations/l/endpoints/{NAME}",
+    "http_body": {"data": base64.b64encode(b'{"instances": [1.0]}').decode()},
+}
 NOTHING: list[dict[str, Any]] = [{}]
 MESSAGES: dict[str, list[dict[str, Any]]] = {
     "ServerLive": NOTHING,
@@ -60,6 +65,8 @@ MESSAGES: dict[str, list[dict[str, Any]]] = {
     "GetModelStatus": [{"model_spec": SPEC}, {"model_spec": SPEC | {"version": 1}}],
     "HandleReloadConfigRequest": [{"config": {"model_config_list": {}}}],
     "PredictStreaming": [GRPS],
+    "RawPredict": [RAW],
+    "StreamRawPredict": [RAW],
     "Online": NOTHING,
     "Offline": NOTHING,
     "CheckLiveness": NOTHING,
@@ -77,6 +84,9 @@ OF_SERVICES: dict[str, list[dict[str, Any]]] = {
             "inputs": {"x": {"dtype": "DT_FLOAT", "tensor_shape": {"dim": [{"size": 1}]}, "float_val": [1.0]}},
         }
         for spec in (SPEC, SPEC | {"version": 1}, SPEC | {"version_label": "stable"}, SPEC | {"version_label": ""})
+    ],
+    "google.cloud.aiplatform.v1.PredictionService/Predict": [
+        {"endpoint": f"projects/p/locations/l/endpoints/{NAME}", "instances": [1.0]}
     ],
     "grps.protos.v1.GrpsService/Predict": [GRPS, GRPS | {"model": NAME}, GRPS | {"model": f"{NAME}-stable"}],
     "grps.protos.v1.GrpsService/ServerMetadata": NOTHING,

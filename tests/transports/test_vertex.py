@@ -9,15 +9,20 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc.aio
 import pytest
 from access_files import client, write
+from google.protobuf import json_format
 from live import Live, live
 
 import triglot
 from triglot import TensorSpec
 from triglot.config.options import ConfigError
 from triglot.core.call import Call
+from triglot.pb.vertex import prediction_service_pb2 as pb
+from triglot.pb.vertex.http_body_pb2 import HttpBody
 
+VALUE: Any = type(pb.PredictRequest().parameters)
 LOCATION = "projects/p/locations/us-central1"
 ENDPOINTS = "42=sums, 43 = sums/1,half-1=half"
 GOOGLES = {"x-goog-api-client": "gl-python/3.11 gapic/2.7"}
@@ -186,7 +191,7 @@ async def test_an_error_has_googles_form(
 async def test_what_is_not_served_is_said_in_googles_form(verb: str, target: str) -> None:
     async with served() as door:
         code, answer = await ask(door, target, {}, verb)
-    assert (code, answer["error"]["code"], answer["error"]["status"]) == (501, 501, "UNIMPLEMENTED")
+    assert (code, answer["error"]["code"], answer["error"]["status"]) == (404, 404, "NOT_FOUND")
     assert answer["error"]["message"].startswith(f"{verb} /{target} is not supported")
 
 
@@ -196,9 +201,9 @@ async def test_what_is_not_served_is_said_in_googles_form(verb: str, target: str
         ("POST", "v1/projects/p/models/sums:predict", {}, 400, "INVALID_ARGUMENT"),
         ("POST", "v1/projects/p/models/failing:predict", {"instances": [1.0]}, 400, "INVALID_ARGUMENT"),
         ("POST", "v1/projects/p/models/nobody:predict", {"instances": [1.0]}, 404, "NOT_FOUND"),
-        ("GET", "v1/projects/p/models", None, 501, "UNIMPLEMENTED"),
-        ("GET", "v1/projects/p/models/sums/versions/1", None, 501, "UNIMPLEMENTED"),
-        ("POST", "v1/projects/p/models/sums:explain", {}, 501, "UNIMPLEMENTED"),
+        ("GET", "v1/projects/p/models", None, 404, "NOT_FOUND"),
+        ("GET", "v1/projects/p/models/sums/versions/1", None, 404, "NOT_FOUND"),
+        ("POST", "v1/projects/p/models/sums:explain", {}, 404, "NOT_FOUND"),
     ],
 )
 async def test_googles_clients_get_googles_form_on_every_path_of_a_project(
@@ -209,7 +214,8 @@ async def test_googles_clients_get_googles_form_on_every_path_of_a_project(
         got, answer = await ask(door, target, body, verb, GOOGLES)
         assert (got, answer["error"]["code"], answer["error"]["status"]) == (code, code, status)
         _, plain = await ask(door, target, body, verb)
-        assert plain["error"] == (answer["error"] if code == 404 else answer["error"]["message"])
+        is_models = code == 404 and body is not None and ":predict" in target
+        assert plain["error"] == (answer["error"] if is_models else answer["error"]["message"])
 
 
 @pytest.mark.parametrize(
@@ -231,6 +237,103 @@ async def test_refusals_have_googles_form(target: str, tmp_path: Any) -> None:
         bearer = {"authorization": f"Bearer {token}"}
         code, answer = await ask(door, target, {"instances": [1.0]}, headers=bearer)
         assert (code, answer["error"]["code"], answer["error"]["status"]) == (403, 403, "PERMISSION_DENIED")
+
+
+SERVICE = "/google.cloud.aiplatform.v1.PredictionService/"
+
+
+def values(*given: Any) -> list[Any]:
+    return [json_format.ParseDict(one, VALUE()) for one in given]
+
+
+async def call(door: Live, method: str, request: Any) -> bytes:
+    """The response's bytes; of a stream the only message's."""
+    data = request.SerializeToString()
+    if method.startswith("Stream"):
+        (answer,) = [message async for message in door.channel.unary_stream(SERVICE + method)(data)]
+    else:
+        answer = await door.channel.unary_unary(SERVICE + method)(data)
+    assert isinstance(answer, bytes)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "instances", "parameters", "model", "predictions"),
+    [
+        ("half", [1, 2.5], None, "half", [0.5, 1.25]),
+        ("42", [[1, 2], [3, -4]], {"add": 2}, "sums", [5.0, 1.0]),
+        ("43", [[1e16, 2]], None, "sums", [1e16 + 2]),
+        (
+            "mixed",
+            [{"n": 7, "text": "1.0 \N{PLACE OF INTEREST SIGN}"}],
+            None,
+            "mixed",
+            [{"n": 7.0, "text": "1.0 \N{PLACE OF INTEREST SIGN}"}],
+        ),
+    ],
+)
+async def test_predictions_over_grpc(
+    endpoint: str, instances: list[Any], parameters: Any, model: str, predictions: list[Any]
+) -> None:
+    request = pb.PredictRequest(endpoint=f"{LOCATION}/endpoints/{endpoint}", instances=values(*instances))
+    if parameters is not None:
+        request.parameters.CopyFrom(values(parameters)[0])
+    async with served() as door:
+        answer = pb.PredictResponse.FromString(await call(door, "Predict", request))
+    assert json_format.MessageToDict(answer) == {"predictions": predictions, **deployed(model)}
+
+
+@pytest.mark.parametrize("method", ["RawPredict", "StreamRawPredict"])
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"instances": [[1, 2]]}, {"predictions": [3]}),
+        ({"inputs": {"x": [[1, 2]]}}, {"outputs": [3]}),
+        ({"instances": [{"x": [1, 2]}]}, {"predictions": [3]}),
+    ],
+)
+async def test_raw_predictions_over_grpc(method: str, body: object, expected: object) -> None:
+    request = pb.RawPredictRequest(endpoint=f"{LOCATION}/endpoints/42")
+    request.http_body.data = json.dumps(body).encode()
+    async with served() as door:
+        answer = HttpBody.FromString(await call(door, method, request))
+    assert (answer.content_type, json.loads(answer.data)) == ("application/json", expected)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "instances", "code", "text"),
+    [
+        (
+            f"{LOCATION}/endpoints/nobody",
+            [1],
+            "NOT_FOUND",
+            f"The endpoint '{LOCATION}/endpoints/nobody' was not found",
+        ),
+        ("nobody", [1], "INVALID_ARGUMENT", "endpoint: expected projects/PROJECT/locations/"),
+        (f"{LOCATION}/publishers/google/models/m", [1], "INVALID_ARGUMENT", "endpoint: expected projects/"),
+        (f"{LOCATION}/endpoints/42", [[1.5, 2]], "INVALID_ARGUMENT", "Failed to process element: 0"),
+        (f"{LOCATION}/endpoints/42", [], "INVALID_ARGUMENT", "Missing 'instances' key"),
+        (f"{LOCATION}/endpoints/failing", [1], "INVALID_ARGUMENT", "Divide by zero"),
+        (f"{LOCATION}/endpoints/half", [0] * 200_000, "INVALID_ARGUMENT", "the request has 2"),
+    ],
+)
+async def test_errors_over_grpc(endpoint: str, instances: list[Any], code: str, text: str) -> None:
+    async with served() as door:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(door, "Predict", pb.PredictRequest(endpoint=endpoint, instances=values(*instances)))
+        error = caught.value
+        assert (error.code().name, str(error.details())[: len(text)]) == (code, text)
+        fine = pb.PredictRequest(endpoint=f"{LOCATION}/endpoints/half", instances=values(1))
+        assert await call(door, "Predict", fine)
+
+
+async def test_a_number_that_json_lacks_over_grpc() -> None:
+    request = pb.PredictRequest(
+        endpoint=f"{LOCATION}/endpoints/half", instances=[VALUE(number_value=float("nan"))]
+    )
+    async with served() as door:
+        with pytest.raises(grpc.aio.AioRpcError, match="instances: "):
+            await call(door, "Predict", request)
 
 
 async def test_numbers_that_never_end_are_read_once() -> None:

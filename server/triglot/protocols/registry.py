@@ -45,6 +45,8 @@ from triglot.protocols.tfserving.routes import RestApi, not_found_route, tfservi
 from triglot.protocols.tfserving.rows import tfserving_services
 from triglot.protocols.tfserving.service import Predictions
 from triglot.protocols.tfserving.vertex import Vertex, container_routes, vertex_routes
+from triglot.protocols.tfserving.vertex_rows import SERVICE as VERTEX_SERVICE
+from triglot.protocols.tfserving.vertex_rows import vertex_service
 from triglot.scheduling.admission import UNLIMITED, Limits
 from triglot.telemetry.audit_log import AuditLog
 from triglot.telemetry.log_settings import LogSettings
@@ -110,7 +112,7 @@ def rows(
         services += tensorflow
         routes += _with_protocol("tfserving", paths)
         # TensorFlow Serving's health service knows its services without their package (tfs 1).
-        health_names += [service.name.rpartition(".")[2] for service in tensorflow]
+        health_names += [one.name.rpartition(".")[2] for one in tensorflow if one.name != VERTEX_SERVICE]
     if "grps" in served:
         grps, paths = _grps(dataplane, config, about, limits)
         services += grps
@@ -180,6 +182,7 @@ def _tfserving(
     routes += container_routes(vertex, config.predict_route, config.health_route)
     routes += ai_platform_routes(ai_platform) + vertex_routes(vertex)
     api = RestApi(dataplane, predictions, models, kserve_v1="kserve" in config.protocol_names, limits=limits)
+    services.append(vertex_service(vertex, dataplane))
     return services, routes + tfserving_routes(api, cors=config.cors)
 
 

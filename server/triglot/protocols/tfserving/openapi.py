@@ -125,12 +125,7 @@ RAW_ENDPOINT = replace(
     ENDPOINT, summary="Predict, without Vertex AI's additions to the response", description=ENDPOINT.description
 )
 GET_ENDPOINT = ApiOperation(
-    "An endpoint and its model",
-    json_body(OBJECT),
-    description="Other methods are not implemented.",
-    others={501: json_body(ref("PlatformError"))},
-    error=json_body(ref("PlatformError")),
-    tag=AI_PLATFORM,
+    "An endpoint and its model", json_body(OBJECT), error=json_body(ref("PlatformError")), tag=AI_PLATFORM
 )
 VERTEX = replace(
     PROJECT,

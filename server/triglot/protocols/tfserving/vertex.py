@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from triglot.core.call import Call
-from triglot.core.errors import Internal, ServingError, Unavailable, Unimplemented
+from triglot.core.errors import Internal, NotFound, ServingError, Unavailable
 from triglot.core.http import HttpRequest, HttpResponse, error_of
 from triglot.core.operation import Operation
 from triglot.core.permission import Permission
@@ -55,7 +55,7 @@ class EndpointRequest:
     request: DecodedRequest
     method: str
     path: Mapping[str, str]
-    wrapped: bool
+    wrapped: bool = False
 
 
 class Vertex:
@@ -87,15 +87,17 @@ class Vertex:
         name, _, version = self._endpoints.get(endpoint, endpoint).partition("/")
         return name, version
 
+    def decode_wrapped(self, method: str, http: HttpRequest) -> EndpointRequest:
+        """Decode what `decode_endpoint` does, or what has it in an HttpBody. Raises as `decode_endpoint`."""
+        body, content_type = unwrapped(bytes(http.body), self.limits)
+        headers = {**http.headers, "content-type": content_type} if content_type else http.headers
+        received = self.decode_endpoint(method, replace(http, body=body, headers=headers))
+        return replace(received, wrapped=content_type is not None)
+
     def decode_endpoint(self, method: str, http: HttpRequest) -> EndpointRequest:
         """Decode a call of an endpoint. Raises `UnknownResource` and `InvalidArgument`."""
-        body, headers, content_type = bytes(http.body), http.headers, None
-        if method != PREDICT:
-            body, content_type = unwrapped(body, self.limits)
-            headers = {**headers, "content-type": content_type} if content_type else headers
-        decode = partial(self._decode, body, headers, doubles=method == PREDICT)
-        request = DecodedRequest.of(partial(self._find, http), decode)
-        return EndpointRequest(request, method, http.path, content_type is not None)
+        decode = partial(self._decode, bytes(http.body), http.headers, doubles=method == PREDICT)
+        return EndpointRequest(DecodedRequest.of(partial(self._find, http), decode), method, http.path)
 
     def _find(self, http: HttpRequest) -> Servable:
         name, version = self._target(http)
@@ -172,7 +174,8 @@ def _whole(match: re.Match[bytes]) -> bytes:
     return b"%d" % number if number.is_integer() else text
 
 
-def _encode_endpoint(predicted: Predicted, received: EndpointRequest) -> HttpResponse:
+def encode_endpoint(predicted: Predicted, received: EndpointRequest) -> HttpResponse:
+    """Returns the response over REST. Raises `Internal` for a model's own response that no members fit in."""
     response, path = predicted.encode(), received.path
     name, version = predicted.response.model_name, predicted.response.model_version
     if received.method == PREDICT:
@@ -195,9 +198,9 @@ def vertex_routes(vertex: Vertex) -> list[Route]:
     predictions = [
         predict_route(
             f"{version}/{ENDPOINT}:{method}",
-            partial(vertex.decode_endpoint, method),
+            partial(vertex.decode_endpoint if method == PREDICT else vertex.decode_wrapped, method),
             vertex.predict,
-            _encode_endpoint,
+            encode_endpoint,
             vertex.limits,
             api.ENDPOINT if method == PREDICT else api.RAW_ENDPOINT,
             encode_error=_encode_googles,
@@ -271,7 +274,7 @@ def container_routes(vertex: Vertex, predict_path: str, health_path: str) -> lis
 
 
 def _refuse(http: HttpRequest) -> None:
-    raise Unimplemented(
+    raise NotFound(
         f"{http.verb} {http.target.partition('?')[0]} is not supported; of a project there are POST "
         "…/models/MODEL[/versions/VERSION]:predict and "
         "…/locations/LOCATION/endpoints/ENDPOINT:predict, :rawPredict and :streamRawPredict"
