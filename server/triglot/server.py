@@ -359,7 +359,8 @@ class Server:
             self._resting = asyncio.create_task(give_back_at_rest())
         listeners = []
         # gRPC's port may serve REST too.
-        calls = HttpCalls(routes, self.config, self.telemetry, self._request_bytes, self._access)
+        methods = {f"/{service.name}/{method.name}" for service in services for method in service.methods}
+        calls = HttpCalls(routes, self.config, self.telemetry, self._request_bytes, self._access, methods)
         http = self._http = _http_server(self.config)(
             calls, self.config, bound=[] if self._bound is None else self._bound.rest
         )

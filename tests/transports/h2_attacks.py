@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from h2_peers import Client, data, frame, message
+import hpack
+from h2_peers import Client, data, frame, message, request_fields
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import ErrorCode
@@ -93,29 +94,28 @@ def empty_continuations(client: Client) -> bytes:
 
 @calm
 def large_continuations(client: Client) -> bytes:
-    return client.headers(1, "Echo", flags=0) + frame(frames.CONTINUATION, 0, 1, bytes(16_000)) * 10
+    return client.headers(1, "Echo", flags=0) + frame(frames.CONTINUATION, 0, 1, bytes(15_000)) * 300
 
 
-@calm
-def hpack_bomb(client: Client) -> bytes:
-    large = b"\x40\x01a\x7f\xa1\x1e" + b"b" * 4000 + b"\xbe" * 10_000
+def hpack_bomb() -> bytes:
+    """Fields that take one byte each, and 4 KB each where they are decoded: all that ends is their call."""
+    call = [hpack.NeverIndexedHeaderTuple(*field) for field in request_fields("Echo")]
+    large = hpack.Encoder().encode(call) + b"\x40\x01a\x7f\xa1\x1e" + b"b" * 4000 + b"\xbe" * 10_000
     return frame(frames.HEADERS, fields, 1, large)
 
 
 @calm
-def many_fields(client: Client) -> bytes:
-    block = b"\x00\x01a\x01b" * 3000
-    return frame(frames.HEADERS, fields, 1, block)
-
-
-@calm
-def empty_fields(client: Client) -> bytes:
-    return frame(frames.HEADERS, fields, 1, b"\x00\x00\x00" * 10_000)
+def hpack_bomb_without_end(client: Client) -> bytes:
+    bomb = b"\x40\x01a\x7f\xa1\x1e" + b"b" * 4000
+    more = frame(frames.CONTINUATION, 0, 1, b"\xbe" * 16_000)
+    return frame(frames.HEADERS, 0, 1, bomb) + more * 300
 
 
 @calm
 def much_metadata(client: Client) -> bytes:
-    return client.headers(1, "Echo", ("a", "x" * 100_000))
+    return frame(frames.HEADERS, 0, 1, client.block([("a", "x" * 4_000_000)])) + frame(
+        frames.CONTINUATION, 0, 1, client.block([("a", "x" * 400_000)])
+    )
 
 
 @calm

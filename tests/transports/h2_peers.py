@@ -51,6 +51,8 @@ class Rows:
         self.cancelled = asyncio.Event()
         self.gate = asyncio.Event()
         self.metadata: Mapping[str, Any] = {}
+        self.remaining: float | None = None
+        """What the last call of `Held` had until its deadline, in seconds."""
 
     async def echo(self, data: Any, call: Call) -> bytes:
         self.metadata = dict(call.metadata)
@@ -64,7 +66,8 @@ class Rows:
     async def wrong(self, _: Any, __: Call) -> bytes:
         raise NotFound("100 % of ünïcode\nin two lines")
 
-    async def hold(self, data: Any, _: Call) -> bytes:
+    async def hold(self, data: Any, call: Call) -> bytes:
+        self.remaining = call.remaining
         self.held.set()
         try:
             await self.gate.wait()

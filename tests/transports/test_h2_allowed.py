@@ -237,9 +237,11 @@ def test_what_was_reset_is_not_answered() -> None:
 
 
 @pytest.mark.parametrize("kind", [frames.HEADERS, frames.CONTINUATION, 0xEE])
-def test_the_largest_frame_that_may_come_has_room(kind: int) -> None:
-    size = Limits().max_header_block
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_largest_frame_that_may_come_has_room(kind: int, more: int) -> None:
+    size = Limits().max_control_frame
     assert size + frames.HEAD_BYTES <= READ_BYTES
+    size += more if kind != 0xEE else 0
     one = connection(max_continuations=2)
     one.feed(greeting() + CLOSED + (frame(frames.HEADERS, 0, 3) if kind == frames.CONTINUATION else b""))
     events = one.feed(frame(kind, 0, 3, b"\x80" * size) + frame(frames.CONTINUATION, frames.END_HEADERS, 3))

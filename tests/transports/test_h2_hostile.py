@@ -8,8 +8,8 @@ import itertools
 import grpc.aio
 import hpack
 import pytest
-from h2_attacks import ATTACKS
-from h2_peers import SECONDS, Client, data, greeted, message, served
+from h2_attacks import ATTACKS, hpack_bomb
+from h2_peers import SECONDS, data, greeted, message, served
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import ErrorCode
@@ -244,8 +244,17 @@ async def test_handlers_that_run_on_after_a_reset_are_bounded() -> None:
         await client.close()
 
 
+async def test_a_bomb_ends_its_call_only() -> None:
+    async with served() as here:
+        client = await greeted(here)
+        await client.send(hpack_bomb())
+        assert (await client.status(1))["grpc-status"] == "8"
+        await client.send(client.headers(3, "Echo"), data(3, message(b"1")))
+        assert (await client.status(3))["grpc-status"] == "0"
+        await client.close()
+
+
 def test_the_bomb_is_one() -> None:
-    client = Client(None, None)  # type: ignore[arg-type]  # It sends nothing.
-    bomb = ATTACKS["hpack_bomb"][1](client)[frames.HEAD_BYTES :]
+    bomb = hpack_bomb()[frames.HEAD_BYTES :]
     assert sum(map(len, hpack.Decoder(10**9).decode(bomb))) > 0
     assert sum(len(value) for _, value in hpack.Decoder(10**9).decode(bomb)) > 1000 * len(bomb)

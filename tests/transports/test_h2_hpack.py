@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import hpack
@@ -14,15 +15,17 @@ from hypothesis import strategies as st
 
 from triglot.access.credentials import CREDENTIAL_FIELDS
 from triglot.access.restricted import GRPC_PREFIX
-from triglot.transports.http2.core.fields import CREDENTIAL, METADATA, name_of
+from triglot.transports.http2.core.fields import CREDENTIAL, MALFORMED, METADATA, Field, name_of
 from triglot.transports.http2.core.hpack import (
-    MAX_FIELDS,
+    MAX_WAITING,
+    MEASURED,
     TABLE_BYTES,
+    BlockParts,
     Decoder,
-    FieldsTooLarge,
     HpackError,
     decode_huffman,
 )
+from triglot.transports.http2.core.limits import MAX_FIELDS, MAX_FIELDS_BYTES
 
 TABLE_SIZES = [0, 40, 100, 400, TABLE_BYTES]
 names = st.sampled_from([b":path", b":method", b"te", b"x-a", b"x-bin", b"grpc-timeout"]) | st.binary(max_size=12)
@@ -105,11 +108,106 @@ def test_what_is_no_block(block: bytes, what: str) -> None:
 
 
 @pytest.mark.parametrize("block", [b"\x82", b"\x00\x01a\x01b", b"\x00\x01a\x01b\x82"])
-def test_too_many_fields(block: bytes) -> None:
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_of_too_many_fields_only_the_size_is_kept(block: bytes, in_parts: bool) -> None:
+    size = sum(field.size for field in decoded(Decoder(), block))
+    count = 10 * MAX_FIELDS
+    if in_parts:
+        parts = BlockParts(Decoder())
+        for _ in range(count):
+            parts.add(block)
+        fields = parts.end()
+    else:
+        fields = decoded(Decoder(), block * count)
+    assert len(fields) < 3 * MAX_FIELDS
+    assert sum(field.size for field in fields) == count * size
+
+
+@given(blocks, st.lists(st.integers(1, 50), min_size=1))
+def test_a_block_in_parts_is_read_as_in_one(made: Any, sizes: list[int]) -> None:
+    encoder, whole, other = hpack.Encoder(), Decoder(), Decoder()
+    for several, is_coded, _ in made:
+        block = encoder.encode([(name, value) for name, value, _ in several], huffman=is_coded)
+        parts, at = BlockParts(other), 0
+        for size in itertools.cycle(sizes):
+            parts.add(block[at : at + size])
+            at += size
+            if at >= len(block):
+                break
+        assert pairs_of(parts.end()) == pairs_of(decoded(whole, block))
+
+
+@given(st.lists(st.binary(max_size=60) | st.lists(pieces, max_size=6).map(b"".join), max_size=4))
+def test_any_bytes_in_parts_are_read_as_in_one(made: list[bytes]) -> None:
+    whole, other = Decoder(), Decoder()
+    for block in made:
+        parts = BlockParts(other)
+        try:
+            expected = pairs_of(decoded(whole, block))
+        except HpackError:
+            with pytest.raises(HpackError):
+                _add_bytes(parts, block)
+            return
+        assert pairs_of(_add_bytes(parts, block)) == expected
+
+
+def _add_bytes(parts: BlockParts, block: bytes) -> list[Field]:
+    for at in range(len(block)):
+        parts.add(block[at : at + 1])
+    return parts.end()
+
+
+LONG, HALF = 110_000, 66_000
+"""Longer than what waits, even in Huffman's code, and no longer than all fields that are kept."""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(b"a", b"b" * LONG), (b"a" * LONG, b"b"), (b"a" * HALF, b"b" * HALF), (b":path", b"/" * LONG)],
+    ids=["value", "name", "both", "path"],
+)
+@pytest.mark.parametrize("is_coded", [False, True], ids=["plain", "Huffman"])
+@pytest.mark.parametrize("is_added", [False, True], ids=["literal", "indexed"])
+@pytest.mark.parametrize("size", [100, 1000])
+def test_a_long_field_is_measured_and_the_table_stays_in_step(
+    name: bytes, value: bytes, is_coded: bool, is_added: bool, size: int
+) -> None:
+    encoder = hpack.Encoder()
     decoder = Decoder()
-    assert decoded(decoder, block * (MAX_FIELDS // 2))
-    with pytest.raises(FieldsTooLarge, match="more than 49152 bytes of fields"):
-        decoder.decode(block * (MAX_FIELDS + 1))
+    parts = BlockParts(decoder)
+    decoder.decode(encoder.encode([(b"before", b"1")]))
+    make = hpack.HeaderTuple if is_added else hpack.NeverIndexedHeaderTuple
+    block = encoder.encode(
+        [(b"before", b"1"), make(name, value), (b"after", b"2"), (b"before", b"1")], huffman=is_coded
+    )
+    for at in range(0, len(block), size):
+        parts.add(block[at : at + size])
+    first, long, *others = parts.end()
+    assert pairs_of([first, *others]) == [(b"before", b"1"), (b"after", b"2"), (b"before", b"1")]
+    assert len(long.name.value) <= MAX_WAITING
+    assert len(long.value) <= 2 * MEASURED
+    assert long.kind != MALFORMED
+    assert long.size >= (len(name) + len(value)) // 2  # A code has five bits at least.
+    assert long.name.value == name[: len(long.name.value)]
+    assert long.value == value[: len(long.value)]
+    assert pairs_of(decoded(decoder, encoder.encode([(b"after", b"2")]))) == [(b"after", b"2")]
+
+
+def test_large_fields_in_parts_are_not_kept() -> None:
+    parts = BlockParts(Decoder())
+    field = hpack.Encoder().encode([hpack.NeverIndexedHeaderTuple(b"a", b"b" * 60_000)], huffman=False)
+    for _ in range(60):
+        parts.add(field)
+        assert sum(len(field.value) for field in parts.fields) <= MAX_FIELDS_BYTES
+    assert sum(field.size for field in parts.end()) == 60 * (32 + 1 + 60_000)
+
+
+@pytest.mark.parametrize("size", [1, 70_000])
+def test_parts_that_end_too_early(size: int) -> None:
+    parts = BlockParts(Decoder())
+    parts.add(hpack.Encoder().encode([(b"a", b"b" * size)], huffman=False)[:-1])
+    with pytest.raises(HpackError, match="a block that ends too early"):
+        parts.end()
 
 
 def test_a_field_that_is_larger_than_the_table_leaves_it_empty() -> None:

@@ -181,12 +181,18 @@ class Pair(RuleBasedStateMachine):
             self.client.reset_stream(number, ErrorCode.CANCEL)
             self.streams[number].reset = True
 
-    @rule(window=WINDOWS, largest=st.sampled_from([16_384, 20_000, 100_000]))
-    def change_settings(self, window: int, largest: int) -> None:
+    @rule(
+        window=WINDOWS,
+        largest=st.sampled_from([16_384, 20_000, 100_000]),
+        table=st.sampled_from([0, 100, 4096, 65_536]),
+    )
+    def change_settings(self, window: int, largest: int, table: int) -> None:
         if self.settings_under_way:
             return  # With the first acknowledgement, hyper's side would use parts of the second ones.
         codes = h2.settings.SettingCodes
-        self.client.update_settings({codes.INITIAL_WINDOW_SIZE: window, codes.MAX_FRAME_SIZE: largest})
+        self.client.update_settings(
+            {codes.INITIAL_WINDOW_SIZE: window, codes.MAX_FRAME_SIZE: largest, codes.HEADER_TABLE_SIZE: table}
+        )
         self.settings_under_way = True
 
     @rule(which=ANY, share=st.floats(0.1, 1))

@@ -20,7 +20,7 @@ from triglot.telemetry.store import Telemetry
 from triglot.transports.http2.body import SMALL_HELD_BYTES
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.hpack import Decoder
-from triglot.transports.http2.core.limits import DEFAULTS, MAX_HEADER_BYTES, Limits
+from triglot.transports.http2.core.limits import DEFAULTS, MAX_FIELDS_BYTES, MAX_HEADER_BYTES, Limits
 from triglot.transports.http2.core.requests import CALL_BYTES, read_head, response_head, trailers
 from triglot.transports.http2.core.sending import Sender
 from triglot.transports.http2.messages import prefix
@@ -142,7 +142,7 @@ async def test_nothing_is_made_for_a_request_of_rest_that_is_refused() -> None:
 
 
 async def test_fields_of_rest_are_bounded() -> None:
-    large = ("a", "x" * MAX_HEADER_BYTES)
+    large = ("a", "x" * MAX_FIELDS_BYTES)
     async with server(**ONE) as here, client_of(here.grpc_port) as client:
         await client.send(client.raw_headers(1, fields("GET", "/v2/health/ready", large), 5))
         assert client.fields((await client.next(frames.HEADERS)).payload)[":status"] == "431"

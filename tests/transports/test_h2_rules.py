@@ -50,10 +50,6 @@ CONNECTION_ERRORS = {
         ErrorCode.FRAME_SIZE_ERROR,
         frame(frames.HEADERS, END_BOTH | frames.HAS_PRIORITY, 5, bytes(4)),
     ),
-    "too large trailers": (
-        ErrorCode.ENHANCE_YOUR_CALM,
-        frame(frames.HEADERS, END_BOTH, 3, b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4000 + b"\xbe" * 13),
-    ),
     "continuation alone": (ErrorCode.PROTOCOL_ERROR, frame(frames.CONTINUATION, 0, 1)),
     "no continuation": (ErrorCode.PROTOCOL_ERROR, frame(frames.HEADERS, 0, 5, BLOCK) + frames.ping(bytes(8))),
     "another's continuation": (

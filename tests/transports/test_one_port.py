@@ -186,7 +186,7 @@ async def test_headers_that_are_too_long() -> None:
     async with server(**ONE) as here:
         reader, writer = await asyncio.open_connection(HOST, here.grpc_port)
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nLong: " + b"x" * 70_000 + b"\r\n\r\n")
-        assert (await until_closed(reader))[8:12] == b" 400"
+        assert (await until_closed(reader))[8:12] == b" 431"
         writer.close()
 
 

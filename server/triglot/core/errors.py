@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import uuid
 from typing import Any, TypeGuard, TypeVar
 
@@ -12,6 +13,8 @@ E = TypeVar("E", bound=BaseException)
 
 MAX_MESSAGE = 4096
 """Longest error text sent to a client, in characters."""
+MAX_RETRY_AFTER = 1e6
+"""Longest hint in seconds: clients read its milliseconds into 32 bits."""
 RETRY_AFTER_SECONDS = 1.0
 """When to retry a request that was rejected because a limit was reached."""
 
@@ -42,7 +45,7 @@ class ServingError(Exception):
     """An error with a text that is safe to send to the client.
 
     `code` is the class's unless another is given. `retry_after` is the time in seconds after which a retry may
-    succeed.
+    succeed; 0 or less: unknown.
     """
 
     code: Code = Code.UNKNOWN
@@ -222,6 +225,16 @@ def is_serving_error(error: BaseException) -> TypeGuard[ServingError]:
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) < float("inf")
+
+
+def retry_hint(error: ServingError, per_second: int) -> int | None:
+    """Returns after how long a retry may succeed, rounded up; None for an error without a hint.
+
+    `per_second`: how many of its units are a second. Never 0: on "0" gRPC's C core gives up in place of a retry.
+    """
+    if error.retry_after is None or error.retry_after <= 0:
+        return None
+    return max(1, math.ceil(round(min(error.retry_after, MAX_RETRY_AFTER) * per_second, 6)))
 
 
 def outcome(error: BaseException) -> Code:

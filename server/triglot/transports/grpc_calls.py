@@ -24,6 +24,7 @@ from triglot.core.errors import (
     as_serving_error,
     outcome,
     refusal_of,
+    retry_hint,
 )
 from triglot.core.operation import Operation
 from triglot.core.permission import WITHDRAWN, OperationDenied, Permission
@@ -459,9 +460,8 @@ async def _write(context: Context, encoded: bytes, call: Call) -> None:
 
 def retry_metadata(error: ServingError) -> tuple[tuple[str, str], ...]:
     """Returns the trailing metadata of an error: when the client may retry (`grpc-retry-pushback-ms`)."""
-    if error.retry_after is None:
-        return ()
-    return (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
+    milliseconds = retry_hint(error, 1000)
+    return () if milliseconds is None else (("grpc-retry-pushback-ms", str(milliseconds)),)
 
 
 def truncated(message: str) -> str:

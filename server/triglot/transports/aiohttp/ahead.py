@@ -31,10 +31,12 @@ class ReadAhead(web.RequestHandler):
     `begun` has to be called for each request that aiohttp begins.
     """
 
-    __slots__ = ("_begun", "_content", "_head_bytes", "_kept", "_length", "_passing_on")
+    __slots__ = ("_begun", "_content", "_head_bytes", "_kept", "_length", "_passing_on", "discards")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.discards = False
+        """Whether received bytes are discarded, because the last response is being sent."""
         self._kept = b""
         """Received bytes that wait for a request to begin."""
         self._begun = 0
@@ -64,7 +66,7 @@ class ReadAhead(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """See the base class. With b"": pass on more of what was kept."""
-        if self._close or self._force_close:
+        if self._close or self._force_close or self.discards:
             self._kept = b""
         elif self._kept or len(data) > PIECE_BYTES or not self._accepts():
             self._pass_on_pieces(data)

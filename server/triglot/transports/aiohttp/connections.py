@@ -11,19 +11,33 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from aiohttp import HttpVersion11, web
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from triglot.transports.aiohttp.ahead import ReadAhead
 from triglot.transports.rest.answers import FIXED_FIELDS
 from triglot.transports.rest.errors import error_body
+from triglot.transports.rest.fields import (
+    HEAD_TOO_LARGE,
+    LONG_FIELD,
+    LONG_TARGET,
+    MANY_FIELDS,
+    MAX_LINE_BYTES,
+    TARGET_TOO_LONG,
+)
 from triglot.transports.unsent import StallTimer
 
+LINGER_SECONDS = 10.0
+"""Limit on the time for the client to close the connection after the response to an invalid request."""
 RESET_SECONDS = 0.25
 """Seconds between two checks whether the client of a half-closed connection has disconnected."""
+FIELD_LIMIT = MAX_LINE_BYTES + 1
+"""aiohttp's limit on a field, which differs from that on the target."""
 MAX_TEXT = 200
 """Longest error text in characters, because aiohttp quotes what was sent."""
 
@@ -50,7 +64,7 @@ class Connections(web.Server):
 class Connection(ReadAhead):
     """One HTTP/1.1 connection."""
 
-    __slots__ = ("_stall", "half_closed", "remote")
+    __slots__ = ("_lost", "_stall", "half_closed", "remote")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -59,6 +73,7 @@ class Connection(ReadAhead):
         self.half_closed = False
         """Whether the client has closed its sending side."""
         self._stall = StallTimer()
+        self._lost: asyncio.Future[None] | None = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -71,6 +86,8 @@ class Connection(ReadAhead):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stall.stop()
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
         super().connection_lost(exc)
 
     # --- half-closed connections ---
@@ -78,7 +95,7 @@ class Connection(ReadAhead):
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp declares no result.
         """See `asyncio.Protocol`. Returns True if responses are still to be sent."""
         waiter = self._waiter
-        is_idle = not self._request_count or (waiter is not None and not waiter.done())
+        is_idle = self.discards or not self._request_count or (waiter is not None and not waiter.done())
         if is_idle or self.transport is None or self.transport.get_extra_info("ssl_object") is not None:
             return False
         self.half_closed = True
@@ -124,13 +141,45 @@ class Connection(ReadAhead):
         """See the base class, which logs the error. The connection is closed."""
         super().handle_error(request, status, exc, message)
         text = HTTPStatus(status).phrase
-        if status == HTTPStatus.BAD_REQUEST:
+        if isinstance(exc, LineTooLong):
+            # aiohttp does not say which line, only the limit.
+            is_field = str(exc.args[1]) == str(FIELD_LIMIT)
+            status, text = (HEAD_TOO_LARGE, LONG_FIELD) if is_field else (TARGET_TOO_LONG, LONG_TARGET)
+        elif isinstance(exc, BadHttpMessage) and exc.message == "Too many headers received":
+            status, text = HEAD_TOO_LARGE, MANY_FIELDS
+        elif status == HTTPStatus.BAD_REQUEST:
             # aiohttp's text has several lines, and may end with a caret that points into the line above.
             wrong = " ".join((message or "").split())[:MAX_TEXT].rstrip(" ^")
             text = f"the request is not valid HTTP: {wrong}"
         elif message:
             text = message
         headers = {"Content-Type": "application/json", **dict(FIXED_FIELDS)}
-        answer = web.Response(body=error_body(text), status=status, headers=headers)
+        answer = _Refusal(body=error_body(text), status=status, headers=headers)
         answer.force_close()
+        self.discards = True
         return answer
+
+    async def linger(self) -> None:
+        """Wait until the client, which has its last response, closes the connection.
+
+        Meanwhile what it sends is discarded: unread bytes would reset the connection, and the response with it.
+        """
+        transport = self.transport
+        if transport is None or not transport.can_write_eof():
+            return
+        with suppress(OSError):  # The client has disconnected.
+            transport.write_eof()
+            transport.resume_reading()
+            self._lost = self._loop.create_future()
+            await asyncio.wait([self._lost], timeout=LINGER_SECONDS)
+
+
+class _Refusal(web.Response):
+    """The answer to bytes that are no request, of which more may follow."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """See the base class."""
+        connection = None if self._req is None else self._req.protocol
+        await super().write_eof(data)
+        if isinstance(connection, Connection):
+            await connection.linger()

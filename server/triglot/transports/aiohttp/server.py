@@ -10,7 +10,7 @@ from functools import partial
 from aiohttp import web
 
 from triglot.config.options import Config
-from triglot.transports.aiohttp.connections import Connection, Connections
+from triglot.transports.aiohttp.connections import FIELD_LIMIT, Connection, Connections
 from triglot.transports.aiohttp.exchange import AiohttpExchange
 from triglot.transports.aiohttp.log import connection_log
 from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
@@ -39,7 +39,7 @@ class AiohttpServer(HttpServer):
             # Decompressed here: limited by the result's size, off the loop, and with Triglot's own errors.
             auto_decompress=False,
             max_line_size=MAX_LINE_BYTES,
-            max_field_size=MAX_LINE_BYTES,
+            max_field_size=FIELD_LIMIT,
             read_bufsize=READ_AHEAD,
         )
         # `HttpCalls` keeps the grace period: aiohttp would wait for it a second time.

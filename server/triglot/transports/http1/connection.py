@@ -21,7 +21,6 @@ from triglot.core.scattered import Scattered
 from triglot.transports.certificates import names_of
 from triglot.transports.http1 import heads
 from triglot.transports.http1.requests import (
-    BAD_REQUEST,
     BodyPart,
     Event,
     Malformed,
@@ -32,7 +31,7 @@ from triglot.transports.rest.answers import FIXED_FIELDS
 from triglot.transports.rest.calls import HttpCalls
 from triglot.transports.rest.errors import error_body
 from triglot.transports.rest.exchange import Exchange, IncomingBody
-from triglot.transports.rest.fields import Fields
+from triglot.transports.rest.fields import BAD_REQUEST, Fields
 from triglot.transports.unsent import StallTimer
 
 log = logging.getLogger(__name__)

@@ -13,30 +13,25 @@ from dataclasses import dataclass
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from triglot.transports.rest.fields import MAX_HEAD_BYTES, MAX_LINE_BYTES
+from triglot.transports.rest.fields import (
+    BAD_REQUEST,
+    HEAD_TOO_LARGE,
+    LARGE_HEAD,
+    LONG_FIELD,
+    LONG_TARGET,
+    MANY_FIELDS,
+    MAX_FIELDS,
+    MAX_HEAD_BYTES,
+    MAX_LINE_BYTES,
+    TARGET_TOO_LONG,
+    repetition,
+)
 
 PIECE_BYTES = 16 * 1024
 """Pipelined bytes that are parsed at a time, because what is left of a piece is copied with each request."""
-MAX_FIELDS = 128
 MAX_TEXT = 200
 """Longest error text, and longest quotation in it, in characters."""
-BAD_REQUEST, HEAD_TOO_LARGE = 400, 431
 BLANK_LINE = b"\r\n\r\n"
-_SINGLE = frozenset(
-    (
-        "content-length",
-        "content-location",
-        "content-range",
-        "content-type",
-        "etag",
-        "host",
-        "max-forwards",
-        "server",
-        "transfer-encoding",
-        "user-agent",
-    )
-)
-"""Fields whose repetition different servers could interpret differently."""
 _BLANKS = (b" ", b"\t")
 _BEGIN = re.compile(rb"[A-Z]+ /[^?\s]*|[!#$%&'*+.^_`|~\w-]*")
 """The beginning of a line: method and path, or the name of a field."""
@@ -212,9 +207,7 @@ class RequestReader:
             self._parse_head(parser, piece)
             self._size += len(piece)
             if self._size > MAX_HEAD_BYTES:
-                raise _MalformedRequest(
-                    f"the head of the request is larger than {MAX_HEAD_BYTES} bytes", HEAD_TOO_LARGE
-                )
+                raise _MalformedRequest(LARGE_HEAD, HEAD_TOO_LARGE)
             if self._is_complete:
                 if not piece.endswith(BLANK_LINE) and not (self._tail + piece).endswith(BLANK_LINE):
                     raise _MalformedRequest("the head does not end with an empty line")
@@ -230,7 +223,7 @@ class RequestReader:
             self._tail = (self._tail + piece)[-3:]
             self._line = piece[piece.rfind(b"\n") + 1 :] if b"\n" in piece else self._line + piece
             if len(self._line) > MAX_LINE_BYTES:
-                raise _MalformedRequest(f"a line is longer than {MAX_LINE_BYTES} bytes: {_named(self._line)}")
+                raise _MalformedRequest(f"{LONG_FIELD}: {_named(self._line)}", HEAD_TOO_LARGE)
         return b""
 
     def _parse_head(self, parser: HttpRequestParser, piece: bytes) -> None:
@@ -250,13 +243,15 @@ class RequestReader:
     def on_url(self, url: bytes) -> None:
         """Handle the target, or a part of it."""
         self._target += url
+        if len(self._target) > MAX_LINE_BYTES:
+            raise _MalformedRequest(f"{LONG_TARGET}: {_quoted(self._target)}", TARGET_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Handle a header field."""
         if len(name) + len(value) > MAX_LINE_BYTES:
-            raise _MalformedRequest(f"a header field is longer than {MAX_LINE_BYTES} bytes: {_quoted(name)}")
+            raise _MalformedRequest(f"{LONG_FIELD}: {_quoted(name)}", HEAD_TOO_LARGE)
         if len(self._fields) == MAX_FIELDS:
-            raise _MalformedRequest(f"there are more than {MAX_FIELDS} header fields")
+            raise _MalformedRequest(MANY_FIELDS, HEAD_TOO_LARGE)
         if value[-1:] in _BLANKS:  # llhttp keeps trailing blanks.
             value = value.rstrip(b" \t")
         self._fields.append((_KNOWN_NAMES.get(name) or _lower(name), value.decode("utf-8", "surrogateescape")))
@@ -268,12 +263,10 @@ class RequestReader:
         self._keep_alive = bool(self._head.should_keep_alive())
 
     def _head_of(self, parser: HttpRequestParser) -> RequestHead:
-        if len(self._target) > MAX_LINE_BYTES:
-            raise _MalformedRequest(f"the target is longer than {MAX_LINE_BYTES} bytes: {_quoted(self._target)}")
         fields = self._fields
         headers = dict(fields)
-        if len(headers) < len(fields):
-            _check_singles(fields)
+        if len(headers) < len(fields) and (problem := repetition(fields)):
+            raise _MalformedRequest(problem)
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise _MalformedRequest(f"HTTP version {version} is not supported")
@@ -368,14 +361,6 @@ def blank_line(tail: bytes, data: bytes) -> int:
             return early + 4 - len(tail)
     end = data.find(BLANK_LINE)
     return len(data) if end < 0 else end + 4
-
-
-def _check_singles(fields: list[tuple[str, str]]) -> None:
-    seen = set[str]()
-    for name, _ in fields:
-        if name in seen and name in _SINGLE:
-            raise _MalformedRequest(f"Duplicate '{name}' header found.")
-        seen.add(name)
 
 
 def _first_wrong_line(piece: bytes) -> bytes:

@@ -16,22 +16,41 @@ from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import Trailing
 from triglot.transports.http2.body import Body
 from triglot.transports.http2.core.events import RequestReceived
-from triglot.transports.http2.core.fields import FIRST_REGULAR
+from triglot.transports.http2.core.fields import CONTENT_TYPE, FIELD_BYTES, FIRST_REGULAR, OMITTED, PATH
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.requests import RpcHead, block_of, http_error
+from triglot.transports.http2.core.requests import RpcHead, block_of
 from triglot.transports.http2.roles import Connected
 from triglot.transports.http2.rpc import Rpc
+from triglot.transports.rest.answers import FIXED_FIELDS
 from triglot.transports.rest.calls import HttpCalls
+from triglot.transports.rest.errors import error_body, grpc_only
 from triglot.transports.rest.exchange import Exchange, IncomingBody
-from triglot.transports.rest.fields import FRAMING, Fields
+from triglot.transports.rest.fields import (
+    BAD_REQUEST,
+    FRAMING,
+    HEAD_TOO_LARGE,
+    LARGE_HEAD,
+    LONG_FIELD,
+    LONG_TARGET,
+    MANY_FIELDS,
+    MAX_FIELDS,
+    MAX_HEAD_BYTES,
+    MAX_LINE_BYTES,
+    MAX_QUOTED,
+    TARGET_TOO_LONG,
+    Fields,
+)
 
-CONTINUE, BAD_REQUEST, TOO_LARGE, UNAVAILABLE = 100, 400, 431, 503
+CONTINUE, UNAVAILABLE = 100, 503
 BODILESS = (204, 304)
 MAX_IN_A_ROW = 16
 """Pieces of a response in a row, after which other tasks get a turn."""
 _METHOD = re.compile(rb"[A-Z]{1,32}")
 _TARGET = re.compile(rb"[/*][\x21-\x7e\x80-\xff]*")
 _NOT_PASSED_ON = {b"host", b"cookie", b"te"}
+_ERROR_FIELDS = (("content-type", "application/json"), *FIXED_FIELDS)
+_LINE_END = 4
+"""Bytes of HTTP/1.1 per field besides its name and value."""
 
 
 class RestCall(Rpc):
@@ -56,9 +75,8 @@ class RestCall(Rpc):
 
     def begin(self) -> None:
         """Start the call, unless the request is invalid."""
-        pseudo = _pseudo(self.head)
-        if not _METHOD.fullmatch(pseudo[b":method"]) or not _TARGET.fullmatch(pseudo[b":path"]):
-            self._refuse(BAD_REQUEST)
+        if problem := _problem(self.head):
+            self._refuse(problem)
         else:
             # Deferred, so that the part of the body that arrived with the headers is there.
             self.protocol.defer(self._start)
@@ -74,15 +92,8 @@ class RestCall(Rpc):
 
     def send_head(self, status: int, fields: Fields, length: int | None, *, end: bool = False) -> None:
         """Send the response's headers; `end`: there is no body."""
-        named = [(name.lower(), value) for name, value in fields]
-        named = [field for field in named if field[0] not in FRAMING]
-        if length is not None and status not in BODILESS:
-            named.append(("content-length", str(length)))
-        named.append(("date", self._calls.clock.date()))
-        block = block_of(
-            status, ((name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in named)
-        )
         self._begun = True
+        block = _head(status, fields, length, self._calls.clock.date())
         self.protocol.connection.out.headers(self.number, block, end=end)
 
     def send_continue(self) -> None:
@@ -124,21 +135,22 @@ class RestCall(Rpc):
     def finish(self, code: int = 0, details: str = "", trailing: Trailing | None = None) -> None:
         """Reject the request, which was invalid or incomplete."""
         if not self.over:
-            self._refuse(BAD_REQUEST)
+            self._refuse(details)
 
     def end_grace(self) -> None:
         """Does nothing: `HttpCalls` ends its calls itself, with a reason."""
 
     def fail(self, error: ServingError) -> None:
         """Reject a request because of an error in what was received, and cancel its call."""
-        self.finish()
+        self.finish(details=error.message)
         self.cancel()
 
-    def _refuse(self, status: int) -> None:
+    def _refuse(self, problem: str) -> None:
         if self._begun:
             self.break_off()
         else:
-            self.protocol.connection.out.headers(self.number, http_error(status), end=True)
+            text = f"the request is not valid HTTP: {problem}"
+            _send_error(self.protocol, self.number, self.head, BAD_REQUEST, text, self._calls.clock.date())
             self._close()
 
 
@@ -266,20 +278,89 @@ def begin_rest(
     protocol: Connected, event: RequestReceived[RpcHead], transport: asyncio.BaseTransport | None
 ) -> None:
     """Answer a request that is not a gRPC call by REST, if that is served on this port."""
-    head, number, connection, rest = event.headers, event.stream, protocol.connection, protocol.server.rest
-    refused = head.status if rest is None else TOO_LARGE if head.too_large else 0
-    if not refused and (transport is None or protocol.backlog() is not None):
-        refused = UNAVAILABLE
-    # Before a call is created, which would cost more than a rejection.
-    if refused or rest is None or transport is None:
-        connection.out.headers(number, http_error(refused or UNAVAILABLE), end=True)
-        connection.reset_when_sent(number, ErrorCode.NO_ERROR)
+    head, number, rest = event.headers, event.stream, protocol.server.rest
+    if transport is None:
         return
+    # Before a call is created, which would cost more than a rejection.
+    if (refused := _refusal(protocol, head)) is not None:
+        _send_error(protocol, number, head, *refused, "" if rest is None else rest.calls.clock.date())
+        protocol.connection.reset_when_sent(number, ErrorCode.NO_ERROR)
+        return
+    assert rest is not None  # Otherwise the request is refused.
     call = RestCall(protocol, number, head, rest.calls, ended=event.ended)
     protocol.add_call(call)
     call.begin()
     if event.ended:
         protocol.request_ended(call)
+
+
+def _refusal(protocol: Connected, head: RpcHead) -> tuple[int, str] | None:
+    """Returns the status and the text that reject a request by its head and what the server holds, or None."""
+    if (too_large := _too_large(head)) is not None:
+        return too_large
+    if protocol.server.rest is None:
+        kinds = [field.text for field in head.fields if field.kind == CONTENT_TYPE]
+        return head.status, grpc_only("this port", _pseudo(head)[b":method"].decode("latin-1"), ", ".join(kinds))
+    backlog = protocol.backlog()
+    return None if backlog is None else (UNAVAILABLE, backlog.message)
+
+
+def _too_large(head: RpcHead) -> tuple[int, str] | None:
+    """Returns the status and the text for a head beyond the limits, which are those over HTTP/1.1; else None."""
+    count = size = 0
+    for field in head.fields:
+        if field.kind == PATH and field.size - field.name.size > MAX_LINE_BYTES:
+            return TARGET_TOO_LONG, f"{LONG_TARGET}: {_quoted(field.value)}"
+        if field.kind == OMITTED:
+            count += field.meaning
+            size += field.size
+            continue
+        line = field.size - FIELD_BYTES
+        if line > MAX_LINE_BYTES:
+            return HEAD_TOO_LARGE, f"{LONG_FIELD}: {_quoted(field.name.value)}"
+        count += field.kind >= FIRST_REGULAR
+        size += line + _LINE_END
+    if count > MAX_FIELDS:
+        return HEAD_TOO_LARGE, MANY_FIELDS
+    return (HEAD_TOO_LARGE, LARGE_HEAD) if size > MAX_HEAD_BYTES else None
+
+
+def _problem(head: RpcHead) -> str:
+    """Returns what is wrong with a request that HTTP/1.1 could not say, or servers could misread; or ""."""
+    pseudo = _pseudo(head)
+    if not _METHOD.fullmatch(pseudo[b":method"]):
+        return f"expected a method of up to 32 capital letters, got {_quoted(pseudo[b':method'])}"
+    if not _TARGET.fullmatch(pseudo[b":path"]):
+        return f"expected a path that begins with /, got {_quoted(pseudo[b':path'])}"
+    hosts = [field.value for field in head.fields if field.name.value in (b"host", b":authority")]
+    if len({host.lower() for host in hosts}) > 1:
+        return f"the fields :authority and host differ: {' and '.join(map(_quoted, hosts))}"
+    return ""
+
+
+def _head(status: int, fields: Fields, length: int | None, date: str) -> bytes:
+    """Returns the header block of a response. `length`: of its body, if known."""
+    named = [(name.lower(), value) for name, value in fields]
+    named = [field for field in named if field[0] not in FRAMING]
+    if length is not None and status not in BODILESS:
+        named.append(("content-length", str(length)))
+    if date:
+        named.append(("date", date))
+    return block_of(status, ((name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in named))
+
+
+def _send_error(protocol: Connected, number: int, head: RpcHead, status: int, text: str, date: str) -> None:
+    """Answer a request that is not passed on."""
+    out, body = protocol.connection.out, error_body(text)
+    has_body = _pseudo(head)[b":method"] != b"HEAD"
+    out.headers(number, _head(status, _ERROR_FIELDS, len(body), date), end=not has_body)
+    if has_body:
+        out.data(number, (body,))
+        out.end(number)
+
+
+def _quoted(value: bytes) -> str:
+    return ascii(value[:MAX_QUOTED].decode("latin-1"))[:MAX_QUOTED]
 
 
 def _pseudo(head: RpcHead) -> dict[bytes, bytes]:

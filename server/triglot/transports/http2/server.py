@@ -21,7 +21,7 @@ from triglot.transports.http2.buffers import BufferPool
 from triglot.transports.http2.busy_poll import BusyPoll
 from triglot.transports.http2.compressing import CompressingRpc
 from triglot.transports.http2.core.connection import read_buffer
-from triglot.transports.http2.core.limits import DEFAULTS, Limits
+from triglot.transports.http2.core.limits import DEFAULTS, MAX_FIELDS_BYTES, MAX_HEADER_BYTES, Limits
 from triglot.transports.http2.protocol import H2Protocol
 from triglot.transports.http2.protocol_sniffer import HTTP1, HTTP2, ProtocolSniffer
 from triglot.transports.http2.rpc import Rpc
@@ -60,7 +60,14 @@ class H2Server:
         access: AccessControl | None = None,
         bound: Sequence[socket.socket] = (),
     ) -> None:
-        self.limits = limits or _limits(config, DEFAULTS.first_window if access is None else STRANGERS_WINDOW)
+        self.limits = limits or Limits(
+            first_window=DEFAULTS.first_window if access is None else STRANGERS_WINDOW,
+            idle=config.keepalive_time or math.inf,
+            ping_timeout=config.keepalive_timeout,
+            max_age=config.max_connection_age or math.inf,
+            max_age_grace=config.max_connection_age_grace or math.inf,
+            max_header_list=MAX_HEADER_BYTES if rest is None else MAX_FIELDS_BYTES,
+        )
         self.max_message_size = config.max_message_size
         self.request_bytes = request_bytes or RequestBytes(config.total_queue_bytes(None))
         """Counts bytes of requests that have not arrived completely, or wait for a stream's handler."""
@@ -189,16 +196,6 @@ class H2Server:
 
     def _open(self) -> list[H2Protocol | ProtocolSniffer]:
         return [*self.connections, *self.sniffers]
-
-
-def _limits(config: Config, first_window: int) -> Limits:
-    return Limits(
-        first_window=first_window,
-        idle=config.keepalive_time or math.inf,
-        ping_timeout=config.keepalive_timeout,
-        max_age=config.max_connection_age or math.inf,
-        max_age_grace=config.max_connection_age_grace or math.inf,
-    )
 
 
 async def _abort(context: Rpc, code: Code, details: str, trailing: Trailing) -> None:

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import TypeVar
 
 from triglot.core.call import Call
-from triglot.core.errors import Cancelled, ServingError, as_serving_error
+from triglot.core.errors import Cancelled, ServingError, as_serving_error, retry_hint
 from triglot.core.http import HttpResponse, HttpStream
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Route
@@ -103,9 +103,8 @@ def _with_headers(error: ServingError, response: HttpResponse, observed: Observa
     if response.status == HTTPStatus.UNAUTHORIZED:
         # No Basic: browsers would ask for a password themselves, and keep it.
         response = _with_field(response, response.body, "WWW-Authenticate", 'Bearer realm="triglot"')
-    if error.retry_after is None:
-        return response
-    return _with_field(response, response.body, "Retry-After", str(max(1, round(error.retry_after))))
+    seconds = retry_hint(error, 1)
+    return response if seconds is None else _with_field(response, response.body, "Retry-After", str(seconds))
 
 
 def _with_field(response: HttpResponse, body: bytes | Scattered, name: str, value: str) -> HttpResponse:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -21,7 +21,9 @@ from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.answers import fields_of
 from triglot.transports.rest.call import HttpCall
 from triglot.transports.rest.decoding import HttpDecoder
+from triglot.transports.rest.errors import error_body, grpc_only
 from triglot.transports.rest.exchange import Clock, Exchange
+from triglot.transports.rest.fields import repetition
 from triglot.transports.rest.origins import Origins
 from triglot.transports.rest.routes import Refused, Router
 from triglot.transports.shutdown import SHUTTING_DOWN
@@ -35,7 +37,7 @@ class HttpCalls:
     """The routes, the open calls, and whether new ones are accepted. On the event loop.
 
     `request_bytes` counts bodies until they are decoded, those of gRPC too. `access` decides which calls a
-    client may make; None: all.
+    client may make; None: all. `grpc_methods`: paths at which clients of gRPC-Web or Connect may try to call.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class HttpCalls:
         telemetry: Telemetry,
         request_bytes: RequestBytes,
         access: AccessControl | None = None,
+        grpc_methods: Container[str] = (),
     ) -> None:
         self._router = Router()
+        self._grpc_methods = grpc_methods
         for route in routes:
             is_inference = route.operation is Operation.INFER
             endpoint = telemetry.endpoint(route.protocol, "REST", route.method, inference=is_inference)
@@ -102,17 +106,31 @@ class HttpCalls:
         if http.verb == "OPTIONS" and (preflight := self.origins.preflight(http.headers)) is not None:
             self._answer(http, preflight, ended)
             return None
+        if len(http.headers) < len(http.fields) and (problem := repetition(http.fields)):
+            body = error_body(f"the request is not valid HTTP: {problem}")
+            self._answer(http, HttpResponse(body, HTTPStatus.BAD_REQUEST), ended)
+            return None
         try:
             found = self._router.find(http.verb, http.target)
             expected = http.headers.get("expect")
             if expected is not None and not http.is_http10 and expected.lower() != "100-continue":
                 raise Refused(HTTPStatus.EXPECTATION_FAILED)
         except Refused as refused:
-            self._answer(http, refused.answer, ended)
+            self._answer(http, self._grpc_answer(http) or refused.answer, ended)
             return None
         call = HttpCall(self, found, http, ended)
         call.start()
         return None if call.done() else call
+
+    def _grpc_answer(self, http: Exchange) -> HttpResponse | None:
+        """Returns the answer to a request at the path of a gRPC method; None for any other path."""
+        path = http.target.partition("?")[0]
+        if path not in self._grpc_methods:
+            return None
+        body = error_body(grpc_only(path, http.verb, http.headers.get("content-type", "")))
+        if http.verb == "POST":
+            return HttpResponse(body, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+        return HttpResponse(body, HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
 
     def _answer(self, http: Exchange, response: HttpResponse, ended: Callable[[Any], object]) -> None:
         """Answer a request that is not a call."""

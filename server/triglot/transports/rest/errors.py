@@ -6,6 +6,7 @@ import json
 
 from triglot.core.errors import Code, PayloadTooLarge, ServingError, Unimplemented
 from triglot.core.http import HttpResponse
+from triglot.transports.rest.fields import MAX_QUOTED
 
 STATUS = {
     Code.CANCELLED: 400,
@@ -42,3 +43,14 @@ def default_error(error: ServingError) -> HttpResponse:
 def error_body(text: str) -> bytes:
     """Returns the JSON of an error."""
     return json.dumps({"error": text}).encode()
+
+
+def grpc_only(what: str, verb: str, content_type: str) -> str:
+    """Returns the text for a request that is not a gRPC call, to a method or a port that takes nothing else."""
+    given = f"a {verb[:MAX_QUOTED]} request"
+    if verb == "POST":
+        given = f"content type {content_type[:MAX_QUOTED]!r}" if content_type else "no content type"
+    return (
+        f"{what} takes gRPC calls: POST requests over HTTP/2 of content type application/grpc, got {given}; "
+        "clients of gRPC-Web and Connect need a proxy that translates"
+    )

@@ -19,8 +19,8 @@ from triglot.transports.http2.core.data_frames import DIRECT_BYTES, DataFrame
 from triglot.transports.http2.core.events import ConnectionEnded, DataReceived, Event
 from triglot.transports.http2.core.fields import Field
 from triglot.transports.http2.core.frames import ErrorCode, Setting
-from triglot.transports.http2.core.header_frames import HeaderFrames
-from triglot.transports.http2.core.limits import DEFAULTS, MAX_HEADER_BYTES, Limits
+from triglot.transports.http2.core.header_frames import MAX_PREFIX_BYTES, HeaderFrames
+from triglot.transports.http2.core.limits import DEFAULTS, Limits
 from triglot.transports.http2.core.streams import H2Error, Sink, Stream, Streams
 from triglot.transports.http2.core.whole_requests import WholeRequests
 
@@ -31,6 +31,9 @@ MANY_RUNNING = 256
 FEW_BYTES = 1024
 READ_BYTES = 64 * 1024
 """Read from the socket at a time, because requests that arrive together are handled together."""
+_HEADERS = (frames.HEADERS, frames.CONTINUATION)
+_UNBOUNDED = (frames.DATA, *_HEADERS)
+"""Frames that are read as they arrive."""
 BULK_BYTES = 512 * 1024
 """The same after a read that was mostly bodies in small DATA frames: fewer turns of the event loop."""
 
@@ -94,7 +97,7 @@ class Connection(Generic[T]):
                     Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
                     Setting.INITIAL_WINDOW_SIZE: self._streams.first_window,
                     Setting.MAX_FRAME_SIZE: limits.max_frame,
-                    Setting.MAX_HEADER_LIST_SIZE: MAX_HEADER_BYTES,
+                    Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list,
                 }
             )
         )
@@ -188,10 +191,10 @@ class Connection(Generic[T]):
         view = self._view
         while True:
             start, end = self._start, self._end
-            if self._data.active:
+            if self._data.active or self._headers.left:
                 if start == end:
                     return
-                self._read_data(events)
+                self._read_rest(events)
                 continue
             if end - start < frames.HEAD_BYTES:
                 return
@@ -215,20 +218,35 @@ class Connection(Generic[T]):
                 if not self._data.left and not self._data.padding:
                     self._read_data(events)
                 continue
-            if end - start < length:
+            if not self._read_frame(kind, flags, number, start, length, events):
                 return
-            self._start = start + length
-            payload = view[start : start + length]
-            self._read_frame(kind, flags, number, payload, events)
 
-    def _read_frame(self, kind: int, flags: int, number: int, payload: memoryview, events: list[Event[T]]) -> None:
-        """Handle a complete frame that is not DATA."""
-        if kind == frames.HEADERS:
-            self._headers.headers(flags, number, payload, events)
-        elif kind == frames.CONTINUATION:
-            self._headers.continuation(flags, number, payload, events)
+    def _read_frame(
+        self, kind: int, flags: int, number: int, start: int, length: int, events: list[Event[T]]
+    ) -> bool:
+        """Read a frame that is not DATA, its payload from `start` on; returns whether enough of it is there."""
+        large = length > self._limits.max_control_frame
+        end = start + (MAX_PREFIX_BYTES if large else length)
+        if self._end < end:
+            return False
+        payload = self._view[start:end]
+        self._start = end
+        if large:
+            self._start = start + self._headers.begin_large(kind, flags, number, length, payload)
+        elif kind in _HEADERS:
+            self._headers.frame(kind, flags, number, payload, events)
         else:
             self._control.read(kind, flags, number, payload, events)
+        return True
+
+    def _read_rest(self, events: list[Event[T]]) -> None:
+        """Read what the buffer has of the current frame: DATA, or large HEADERS or CONTINUATION."""
+        if self._data.active:
+            self._read_data(events)
+            return
+        start = self._start
+        self._start = min(self._end, start + self._headers.left)
+        self._headers.more(self._view[start : self._start], events)
 
     def _whole_data(self, number: int, flags: int, start: int, length: int, events: list[Event[T]]) -> bool:
         """Read a complete DATA frame, maybe with more like it; returns False if it needs the general path."""
@@ -243,8 +261,8 @@ class Connection(Generic[T]):
         """Raises `H2Error` if such a frame is not allowed now."""
         if length > self._limits.max_frame:
             raise H2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
-        if length > self._limits.max_header_block and kind != frames.DATA:
-            raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of {length} bytes that is not DATA")
+        if length > self._limits.max_control_frame and kind not in _UNBOUNDED:
+            raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of {length} bytes without data or fields")
         expects = self._headers.expects
         if expects and (kind != frames.CONTINUATION or number != expects):
             raise H2Error(ErrorCode.PROTOCOL_ERROR, "expected CONTINUATION")

@@ -113,6 +113,8 @@ class Control:
         self.settings_received = True
         for key, value in values:
             self._check(key, value)
+            if key == Setting.HEADER_TABLE_SIZE:
+                self._out.set_table(value)  # Each one, because the smallest counts.
         last = dict(values)
         self._out.max_frame = last.get(Setting.MAX_FRAME_SIZE, self._out.max_frame)
         # Only the last value is applied, because each change visits every stream.

@@ -14,8 +14,9 @@ from typing import Any
 
 METHOD, SCHEME, PATH, AUTHORITY = range(4)
 TE, CONTENT_TYPE, TIMEOUT, ENCODING, ACCEPT_ENCODING, CONTENT_LENGTH = range(4, 10)
-METADATA, TRACEPARENT, TRACESTATE, CREDENTIAL, MALFORMED = range(10, 15)
-"""Kinds of other valid fields, of the trace context, of what access control asks for, and of invalid fields."""
+METADATA, TRACEPARENT, TRACESTATE, CREDENTIAL, MALFORMED, OMITTED = range(10, 16)
+"""Kinds of other valid fields, of the trace context, of what access control asks for, of invalid fields, and of
+one that stands for many (`omitted`)."""
 FIRST_REGULAR = TE
 """Kinds below this are pseudo-headers."""
 _TEXTS = frozenset((PATH, ENCODING, ACCEPT_ENCODING, TRACEPARENT, TRACESTATE, CREDENTIAL))
@@ -43,6 +44,11 @@ _KINDS = {
     ),
 }
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+MAX_TIMEOUT = 1_000_000_000
+"""Largest number of a timeout, whatever its unit; the specification of gRPC allows eight digits."""
+MAX_TIMEOUT_DIGITS = 11
+MAX_QUOTED = 100
+"""Longest quotation of a value in an error text, in bytes."""
 _NAME = re.compile(rb"[0-9a-z_.\-!#$%&'*+^`|~]+")
 _VALUE = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])")
 """Matched as a whole: searching for invalid characters takes ten times as long."""
@@ -68,7 +74,7 @@ class Name:
         self.is_binary = kind == METADATA and value.endswith(b"-bin")
         self.is_parsed = kind != METADATA or self.is_binary
         """Whether its values have a meaning besides their bytes."""
-        self.is_valid = (_METADATA_VALUE if kind >= METADATA else _VALUE).fullmatch
+        self.is_valid = (_METADATA_VALUE if kind >= METADATA or kind == TIMEOUT else _VALUE).fullmatch
         """Matches its valid values."""
         self.size = FIELD_BYTES + len(value)
 
@@ -132,12 +138,14 @@ class Field:
             self.kind = MALFORMED
 
     def _read_timeout(self) -> None:
-        digits, unit = self.value[:-1], self.value[-1:]
+        """Read a timeout as gRPC's C core does (timeout_encoding.cc): one that is too large is no deadline."""
+        value = self.value.strip(b" ")
+        digits, unit = value[:-1].rstrip(b" "), value[-1:]
         self.meaning = None
-        if digits.isdigit() and len(digits) <= 8 and unit in _SECONDS:
-            self.meaning = int(digits) * _SECONDS[unit]
-        else:
-            self.problem = f"grpc-timeout: expected up to eight digits and one of HMSmun, got {self.value!r}"
+        if not digits.isdigit() or unit not in _SECONDS:
+            self.problem = f"grpc-timeout: expected digits and one of HMSmun, got {value[:MAX_QUOTED]!r}"
+        elif (number := int(digits.lstrip(b"0")[:MAX_TIMEOUT_DIGITS] or b"0")) <= MAX_TIMEOUT:
+            self.meaning = number * _SECONDS[unit]
 
     def _check_binary(self) -> None:
         try:
@@ -165,6 +173,13 @@ MAX_CACHED_VALUE = 2048
 def field_of(name: Name, value: bytes) -> Field:
     """Returns a field that clients send again: a credential, or one for the table. Repeated ones are cached."""
     return _cached_field(name, value) if len(value) <= MAX_CACHED_VALUE else Field(name, value)
+
+
+def omitted(count: int, size: int) -> Field:
+    """Returns a field that stands for `count` fields of `size` bytes, which were too many to keep."""
+    field = Field(name_of(b"omitted"), b"")
+    field.kind, field.meaning, field.size = OMITTED, count, size
+    return field
 
 
 class MalformedRequest(Exception):

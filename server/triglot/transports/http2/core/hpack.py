@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
-from triglot.transports.http2.core.fields import CREDENTIAL, FIELD_BYTES, Field, Name, field_of, name_of
-from triglot.transports.http2.core.limits import MAX_FIELDS_BYTES
+from triglot.transports.http2.core.fields import (
+    CONTENT_TYPE,
+    CREDENTIAL,
+    OMITTED,
+    Field,
+    Name,
+    field_of,
+    name_of,
+    omitted,
+)
+from triglot.transports.http2.core.limits import MAX_FIELDS, MAX_FIELDS_BYTES
 
 TABLE_BYTES = 4096
 """Largest dynamic table, the default unless our SETTINGS change it (RFC 9113, 6.5.2)."""
@@ -79,20 +89,17 @@ www-authenticate
 _ENTRIES = [line.encode().partition(b" ") for line in _STATIC_TABLE.split("\n")[1:-1]]
 _STATIC = [Field(Name(name), value) for name, _, value in _ENTRIES]
 _STATIC_COUNT = len(_STATIC)
-MAX_FIELDS = MAX_FIELDS_BYTES // FIELD_BYTES
-"""More fields are larger than allowed, whatever they are; an index to one takes one byte."""
-TOO_LARGE = f"more than {MAX_FIELDS_BYTES} bytes of fields"
+MAX_WAITING = 64 * 1024
+"""Bytes of a block's last field that are kept until the rest of the field arrives; of a longer one a part is."""
+MEASURED = 1024
+"""Bytes that are kept of a name or value so long that only its length matters."""
 _INDICES = bytes(range(0x81, 0xFF))
 """Indexed fields that take one byte each (6.1)."""
-_BEYOND = "an index beyond the tables"
+_BEYOND, _ENDS_EARLY = "an index beyond the tables", "a block that ends too early"
 
 
 class HpackError(Exception):
     """The block is not valid HPACK: blocks after it cannot be decoded either."""
-
-
-class FieldsTooLarge(HpackError):
-    """The fields of a block are larger than allowed."""
 
 
 class Decoder:
@@ -107,32 +114,35 @@ class Decoder:
     def decode(self, block: bytes) -> tuple[tuple[Field, ...], list[Field]]:
         """Returns the fields of a block: first the table entries that it begins with, then the others.
 
-        Clients that repeat fields send them as entries, so most blocks begin alike. Raises `HpackError`.
+        Clients that repeat fields send them as entries, so most blocks begin alike. Of more fields than any
+        request may have, most are only counted: see `reduced`. Raises `HpackError`.
         """
         entries = self._entries
-        end = len(block) - len(block.lstrip(_INDICES))
-        if end > MAX_FIELDS:
-            raise FieldsTooLarge(TOO_LARGE)
+        end = min(len(block) - len(block.lstrip(_INDICES)), MAX_FIELDS)
         try:
             start = tuple([entries[0x80 - byte] for byte in block[:end]])
         except IndexError:
             raise HpackError(_BEYOND) from None
-        try:
-            return start, self._decode(block, end)
-        except IndexError:
-            raise HpackError("a block that ends too early") from None
-
-    def _decode(self, block: bytes, at: int) -> list[Field]:
-        """Returns the fields from `at` on."""
         fields: list[Field] = []
-        start, end = at, len(block)
+        try:
+            self.decode_more(block, end, fields, begun=end > 0)
+        except IndexError:
+            raise HpackError(_ENDS_EARLY) from None
+        return start, fields
+
+    def decode_more(self, block: bytes, at: int, fields: list[Field], *, begun: bool) -> None:
+        """Add the fields from `at` on to those before them; `begun`: there was one.
+
+        Raises `HpackError`, and `IndexError` if the last one is incomplete.
+        """
+        end = len(block)
         while at < end:
             first = block[at]
             if first & 0x80:  # An indexed field (6.1).
                 index, at = _integer(block, at, 0x7F)
-                field = self._entry(index)
+                field = self.entry(index)
             elif first & 0xE0 == 0x20:
-                if start or fields:
+                if begun or fields:
                     raise HpackError("a change of the table's size behind a field")
                 size, at = _integer(block, at, 0x1F)
                 self._resize(size)
@@ -142,7 +152,7 @@ class Decoder:
                 mask = 0x3F if is_added else 0x0F
                 if first & mask:
                     index, at = _integer(block, at, mask)
-                    name = self._entry(index).name
+                    name = self.entry(index).name
                 else:
                     text, at = _string(block, at + 1)
                     name = name_of(text)
@@ -154,10 +164,10 @@ class Decoder:
                     field = field_of(name, value) if name.kind == CREDENTIAL else Field(name, value)
             fields.append(field)
             if len(fields) > MAX_FIELDS:
-                raise FieldsTooLarge(TOO_LARGE)
-        return fields
+                fields[:] = reduced(fields)
 
-    def _entry(self, index: int) -> Field:
+    def entry(self, index: int) -> Field:
+        """Returns an entry of the tables. Raises `HpackError`."""
         if not 0 < index <= len(self._entries):
             raise HpackError(_BEYOND)
         return self._entries[-index]
@@ -166,6 +176,11 @@ class Decoder:
         self._entries.insert(len(self._entries) - _STATIC_COUNT, field)
         self._bytes += field.size
         self._evict()  # A field larger than the table empties it (4.4).
+
+    def add_large(self) -> None:
+        """Add a field larger than the table, which empties it (4.4)."""
+        del self._entries[: len(self._entries) - _STATIC_COUNT]
+        self._bytes = 0
 
     def _resize(self, size: int) -> None:
         if size > TABLE_BYTES:
@@ -206,6 +221,149 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
         raise IndexError
     text = block[at:end]
     return (decode_huffman(text) if is_coded else text), end
+
+
+# --- blocks in parts ---
+
+
+class BlockParts:
+    """Decodes a block that arrives in parts, and holds little of it, however large it is.
+
+    It keeps the beginning of the last field, and as many fields as a request may have. A name or value of more
+    than `MAX_WAITING` bytes is skipped as it arrives, as by gRPC's C core (hpack_parser.cc,
+    `ShouldSkipParsingString`): no request may have it, and it is larger than the table.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.fields: list[Field] = []
+        self._decoder = decoder
+        self._rest = b""
+        self._long: _LongField | None = None
+
+    def add(self, part: bytes | memoryview) -> None:
+        """Decode the next part. Raises `HpackError`."""
+        rest = self._rest + part
+        while True:
+            if self._long is not None:
+                rest = self._skip(self._long, rest)
+                if self._long is not None:
+                    break
+            end = _complete(rest)
+            self._decoder.decode_more(rest[:end], 0, self.fields, begun=False)
+            rest = rest[end:]
+            if len(rest) <= MAX_WAITING:
+                break
+            self._long = _LongField(self._decoder, rest)
+        self._rest = rest
+        if sum([field.size for field in self.fields]) > MAX_FIELDS_BYTES:
+            self.fields = reduced(self.fields)
+
+    def _skip(self, long: _LongField, part: bytes) -> bytes:
+        """Skip what has arrived of the field; returns the bytes that are not read yet."""
+        rest = long.skip(part)
+        if long.is_complete:
+            self._long = None
+            self.fields.append(long.field())
+            if long.is_added:
+                self._decoder.add_large()
+        return rest
+
+    def end(self) -> list[Field]:
+        """Returns the fields of the block. Raises `HpackError`."""
+        if self._rest or self._long is not None:
+            raise HpackError(_ENDS_EARLY)
+        return self.fields
+
+
+class _LongField:
+    """A literal field with a name or value that is skipped. `begin`: bytes of it, not all."""
+
+    def __init__(self, decoder: Decoder, begin: bytes) -> None:
+        self.is_added = bool(begin[0] & 0x40)
+        self.is_complete = False
+        mask = 0x3F if self.is_added else 0x0F
+        if begin[0] & mask:
+            index, self._left = _integer(begin, 0, mask)
+            self._name, self._size = decoder.entry(index).name, 0
+        else:
+            text, self._size, self._left = _measured(begin, 1)
+            self._name = name_of(text)
+        self._value: bytes | None = None
+
+    def skip(self, part: bytes) -> bytes:
+        """Skip what has arrived; returns the bytes that are not read yet."""
+        rest = part[self._left :]
+        self._left = max(0, self._left - len(part))
+        if self._left or (not rest and self._value is None):
+            return b""
+        if self._value is not None:
+            self.is_complete = True
+            return rest
+        try:
+            self._value, length, self._left = _measured(rest, 0)
+        except IndexError:
+            return rest  # The rest of its length follows.
+        self._size += length
+        return self.skip(rest)
+
+    def field(self) -> Field:
+        """Returns the field, with the beginning of its value, and its whole size."""
+        assert self._value is not None
+        field = Field(self._name, self._value.rstrip(b" \t"))
+        field.size = self._name.size + self._size
+        return field
+
+
+def reduced(fields: Iterable[Field]) -> list[Field]:
+    """Returns the fields that say what kind of request it is, and one that stands for all others.
+
+    For more fields than any request may have: all that matters is how large they are.
+    """
+    kept: dict[int, Field] = {}
+    count = size = 0
+    for field in fields:
+        if field.kind <= CONTENT_TYPE and field.kind not in kept:
+            kept[field.kind] = field
+        else:
+            count += field.meaning if field.kind == OMITTED else 1
+            size += field.size
+    return [*kept.values(), omitted(count, size)]
+
+
+def _complete(block: bytes) -> int:
+    """Returns where the last complete field of a block ends."""
+    at = 0
+    try:
+        while (end := _field_end(block, at)) <= len(block):
+            at = end
+    except IndexError:
+        pass
+    return at
+
+
+def _field_end(block: bytes, at: int) -> int:
+    """Returns where a field ends, maybe beyond the block. Raises `IndexError` if its lengths are incomplete."""
+    first = block[at]
+    if first & 0x80:
+        return _integer(block, at, 0x7F)[1]
+    if first & 0xE0 == 0x20:
+        return _integer(block, at, 0x1F)[1]
+    mask = 0x3F if first & 0x40 else 0x0F
+    value = _integer(block, at, mask)[1] if first & mask else _string_end(block, at + 1)
+    return _string_end(block, value)
+
+
+def _string_end(block: bytes, at: int) -> int:
+    length, at = _integer(block, at, 0x7F)
+    return at + length
+
+
+def _measured(block: bytes, at: int) -> tuple[bytes, int, int]:
+    """Returns the beginning of a string literal, its size as it is coded, and where it ends."""
+    first = block[at]
+    length, at = _integer(block, at, 0x7F)
+    text = block[at : at + min(length, MEASURED)]
+    return (_huffman(text)[0] if first & 0x80 else text), length, at + length
 
 
 # --- Huffman decoding: byte by byte, from one inner node of the code's tree to the next ---
@@ -272,11 +430,17 @@ def _step(node: int, byte: int) -> tuple[int, bytes]:
 
 def decode_huffman(text: bytes) -> bytes:
     """Returns a decoded Huffman string. Raises `HpackError`."""
+    decoded, node = _huffman(text)
+    if node not in _ENDS:
+        raise HpackError("a string that ends within a symbol")
+    return decoded
+
+
+def _huffman(text: bytes) -> tuple[bytes, int]:
+    """Returns the decoded beginning of a string, and the node at which it ends."""
     node = 0
     parts = []
     for byte in text:
         node, symbols = _step(node, byte)
         parts.append(symbols)
-    if node not in _ENDS:
-        raise HpackError("a string that ends within a symbol")
-    return b"".join(parts)
+    return b"".join(parts), node

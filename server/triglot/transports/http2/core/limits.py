@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 MIB = 1024 * 1024
 MAX_HEADER_BYTES = 16 * 1024
-"""Limit on a request's fields, as HTTP/2 counts them (RFC 9113, 6.5.2).
+"""Limit on a gRPC call's fields, as HTTP/2 counts them (RFC 9113, 6.5.2).
 
 Above it, the call is rejected, as by grpc.
 """
-MAX_FIELDS_BYTES = 48 * 1024
-"""Limit on the fields of any header block, counted likewise; above it, the connection ends."""
+MAX_FIELDS_BYTES = 132 * 1024
+"""Fields that any request may have, counted likewise: REST's may be as large as over HTTP/1.1."""
+MAX_FIELDS = 512
+"""The same in fields: of 32 bytes and more each, they exceed `MAX_HEADER_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,17 @@ class Limits:
     """Initial window of a stream, until some of its body has been consumed, if less than `stream_window`."""
     connection_window: int = 64 * MIB
     """Opened as soon as data arrives: `Config.max_total_queue_bytes` bounds what calls hold."""
-    max_header_block: int = 48 * 1024
+    max_header_block: int = 4 * MIB
     """Limit on a compressed header block; above it, the connection ends.
 
-    Each frame of the block has to fit into the receive buffer.
+    What exceeds the limits of requests is discarded as it arrives, and only that request is rejected.
     """
-    max_continuations: int = 16
+    max_continuations: int = 512
+    """The same in frames, whose smallest size is 16 KiB."""
+    max_header_list: int = MAX_HEADER_BYTES
+    """Advice to clients: the largest fields of a request, as HTTP/2 counts them."""
+    max_control_frame: int = 48 * 1024
+    """Limit on frames without data or fields; they have to fit into the receive buffer."""
     max_settings: int = 64
     """Settings in one frame."""
     max_unsent: int = 256 * MIB

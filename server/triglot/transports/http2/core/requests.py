@@ -19,8 +19,7 @@ from triglot.transports.http2.core.fields import (
     Field,
     MalformedRequest,
 )
-from triglot.transports.http2.core.hpack import TOO_LARGE, FieldsTooLarge
-from triglot.transports.http2.core.limits import MAX_FIELDS_BYTES, MAX_HEADER_BYTES
+from triglot.transports.http2.core.limits import MAX_HEADER_BYTES
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
@@ -44,8 +43,8 @@ class RpcHead:
     accepted for responses. `length`: the content-length, if given. `traceparent` and `tracestate` are
     unchecked, "" if absent. `credentials`: names and values of the fields that access control asks for.
     `status`: the HTTP status that answers a request that is not a gRPC call, else 0. `problem`: what is wrong
-    with a gRPC call, else ""; `too_large`: its fields are too large. `call_bytes`: approximate memory of the
-    call.
+    with a gRPC call, else ""; `too_large`: its fields are too large, and not kept. `call_bytes`: approximate
+    memory of the call.
     """
 
     fields: Sequence[Field]
@@ -90,8 +89,8 @@ _NOTHING = _Parsed()
 def read_head(start: tuple[Field, ...], rest: Sequence[Field] = ()) -> RpcHead:
     """Returns the head of a request with these fields, given as `Decoder.decode` returns them.
 
-    Most blocks begin with the same entries of the table: what these say is cached. Raises `FieldsTooLarge`, and
-    `MalformedRequest` for fields that HTTP/2 does not allow (RFC 9113, 8).
+    Most blocks begin with the same entries of the table: what these say is cached. Raises `MalformedRequest` for
+    fields that HTTP/2 does not allow (RFC 9113, 8).
     """
     if len(start) > MAX_CACHED_FIELDS:
         return _head(_parse((*start, *rest)))
@@ -104,10 +103,10 @@ def _head(parsed: _Parsed) -> RpcHead:
     if is_post is None or not scheme or not path:
         raise MalformedRequest("a pseudo-header is missing")
     status = 405 if not is_post else 415 if not is_grpc else 0
-    too_large = size > MAX_HEADER_BYTES
+    too_large = size > MAX_HEADER_BYTES and not status
     if too_large:
         problem = f"received metadata size exceeds the limit ({size} vs. {MAX_HEADER_BYTES})"
-        fields = ()
+        fields, size = (), 0
     return RpcHead(
         fields,
         path,
@@ -131,8 +130,6 @@ def _parse(fields: Sequence[Field], before: _Parsed = _NOTHING) -> _Parsed:
     _, _, traceparent, tracestate, credentials, problem, size, is_regular = before
     for field in fields:
         size += field.size
-        if size > MAX_FIELDS_BYTES:
-            raise FieldsTooLarge(TOO_LARGE)
         kind = field.kind
         if kind >= FIRST_REGULAR:
             is_regular = True
@@ -216,11 +213,6 @@ def trailers(code: int, message: str = "", metadata: Iterable[tuple[str, str | b
 def trailers_only(code: int, message: str, metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
     """Returns the header block of a Trailers-Only response: an error before any message."""
     return _HEAD + trailers(code, message, metadata)
-
-
-def http_error(status: int) -> bytes:
-    """Returns the header block that answers a request that is not a gRPC call."""
-    return block_of(status, [(b"content-type", b"text/plain")])
 
 
 def block_of(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bytes:

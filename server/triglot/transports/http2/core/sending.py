@@ -13,6 +13,10 @@ JOIN_BYTES = 16 * 1024
 """Below this size, one copy is faster than another buffer for the socket to gather."""
 EARNING_BYTES = 1024
 """A smaller DATA frame earns the client nothing, unless it is the last of the available data."""
+DEFAULT_TABLE = 4096
+"""Size of an HPACK table in bytes, as long as no SETTINGS change it (RFC 9113, 6.5.2)."""
+NO_TABLE = b"\x20"
+"""A dynamic table size update to 0 (RFC 7541, 6.3)."""
 FRAME_EARNS = 2
 """WINDOW_UPDATEs that a DATA frame accounts for: of its stream and of the connection."""
 
@@ -31,7 +35,7 @@ class _Outgoing:
         Few pieces. A deque would take ten times as much memory, and a client can cause many of them.
         """
         self.trailers: bytes | None = None
-        """The frame that ends the stream, once it is known."""
+        """The header block that ends the stream, once it is known; b"": the data ends it."""
         self.blocked_since: float | None = None
         """When `stalled` first saw that data is waiting."""
         self.sent = 0
@@ -55,6 +59,10 @@ class Sender:
         """Bytes that wait for a window or for the socket."""
         self.bytes_sent = 0
         """Bytes of bodies sent so far."""
+        self._table = DEFAULT_TABLE
+        """Size of the client's HPACK table (SETTINGS_HEADER_TABLE_SIZE), of which header blocks use nothing."""
+        self._table_update = b""
+        """Begins the next header block."""
         self._done = done
         self._earned = earned
         self._paused = False
@@ -91,6 +99,16 @@ class Sender:
         """Returns the buffers to write to the socket now, in order."""
         out, self._out = self._out, []
         return out
+
+    def set_table(self, size: int) -> None:
+        """Change the size of the client's HPACK table (SETTINGS).
+
+        A smaller one has to be acknowledged at the beginning of the next header block (RFC 9113, 4.3.1, and RFC
+        7541, 4.2), by a size that may be less.
+        """
+        if size < self._table:
+            self._table_update = NO_TABLE
+        self._table = size
 
     def write(self, frame: bytes) -> None:
         """Send a frame that is not subject to flow control."""
@@ -133,6 +151,8 @@ class Sender:
             self._end(number)
 
     def _headers(self, number: int, block: bytes, flags: int) -> bytes:
+        if self._table_update:
+            block, self._table_update = self._table_update + block, b""
         limit = frames.SMALLEST_MAX_FRAME  # Valid whatever SETTINGS the client sends later.
         if len(block) <= limit:
             return frames.head(len(block), frames.HEADERS, flags | frames.END_HEADERS, number) + block
@@ -159,21 +179,28 @@ class Sender:
 
     def trailers(self, number: int, block: bytes) -> None:
         """End the response with trailers, after all of its data."""
-        self._last(number, self._headers(number, block, frames.END_STREAM))
+        self._last(number, block)
 
     def end(self, number: int) -> None:
         """End a response without trailers, after all of its data."""
-        self._last(number, frames.head(0, frames.DATA, frames.END_STREAM, number))
+        self._last(number, b"")
 
-    def _last(self, number: int, frame: bytes) -> None:
+    def _last(self, number: int, block: bytes) -> None:
         if number not in self._streams:
             return
         stream = self._streams[number]
         if stream is not None and stream.pieces:
-            stream.trailers = frame
+            stream.trailers = block
         else:
-            self._out.append(frame)
-            self._end(number)
+            self._end_with(number, block)
+
+    def _end_with(self, number: int, block: bytes) -> None:
+        """Send the last frame of a stream; see `_Outgoing.trailers`."""
+        if block:
+            self._out.append(self._headers(number, block, frames.END_STREAM))
+        else:
+            self._out.append(frames.head(0, frames.DATA, frames.END_STREAM, number))
+        self._end(number)
 
     def respond(self, number: int, headers: bytes, body: list[Any], size: int, trailers: bytes) -> None:
         """Send a complete response with `size` bytes of body, in one buffer if the windows allow."""
@@ -186,6 +213,7 @@ class Sender:
             or size > self._window
             or size > JOIN_BYTES
             or self._paused
+            or self._table_update
             or len(headers) + len(trailers) > JOIN_BYTES
         ):
             self.headers(number, headers)
@@ -287,8 +315,7 @@ class Sender:
             else:
                 self._send_frame(number, stream, room)
         if stream.trailers is not None:
-            self._out.append(stream.trailers)
-            self._end(number)
+            self._end_with(number, stream.trailers)
         return True
 
     def _send_frames(self, number: int, stream: _Outgoing) -> None:
