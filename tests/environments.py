@@ -2,10 +2,10 @@
 
     python3 tests/environments.py dev        # prints the path of the environment's python
 
-Each file in tests/requirements/ defines an environment. Its folder, .venv/NAME, records everything it was made
-from. If lines were only added to the file, these are installed into the existing environment, so that processes
-that use it are not disturbed; after any other change it is created anew. Uses only the standard library, because
-it runs before anything is installed.
+Each file in tests/requirements/ defines an environment; each folder, with a package-lock.json, one of Node's. Its
+folder, .venv/NAME, records everything it was made from. If lines were only added to the file, these are installed
+into the existing environment, so that processes that use it are not disturbed; after any other change it is made
+anew. Uses only the standard library, because it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -91,6 +91,27 @@ def python(name: str) -> Path:
             _install(folder, requirements)
             stamp.write_text(json.dumps(after))
     return folder / "bin" / "python"
+
+
+def node_modules(name: str) -> Path:
+    """Returns the folder with the `node_modules` of Node's environment `name`; installs them first if necessary.
+
+    `npm ci` installs exactly what the environment's package-lock.json lists.
+    """
+    requirements = REQUIREMENTS / name
+    folder = ROOT / ".venv" / name
+    folder.parent.mkdir(exist_ok=True)
+    stamp = folder / "made_of.json"
+    with (folder.parent / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        wanted = (requirements / "package-lock.json").read_text()
+        if not stamp.exists() or json.loads(stamp.read_text()) != wanted:
+            print(f"making .venv/{name} from {requirements.relative_to(ROOT)}  (once) …", file=sys.stderr)
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(requirements, folder)
+            subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], check=True, cwd=folder, stdout=sys.stderr)
+            stamp.write_text(json.dumps(wanted))
+    return folder / "node_modules"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from triglot.model.metadata import ModelMetadata
 from triglot.protocols.openapi.operation import (
+    BINARY,
     BYTES,
     COUNT,
     OBJECT,
@@ -90,11 +91,11 @@ def predict_operation(streaming_type: str, *, customized: bool, streaming_query:
             parameters=streamed,
             body_required=False,
         )
-    answer: Content = MESSAGE | {BYTES: {}} | {streaming_type: {}}
+    answer: Content = MESSAGE | {BYTES: BINARY} | {streaming_type: {}}
     return ApiOperation(
         "Predict",
         answer,
-        json_body(ref("GrpsRequest")) | {BYTES: {}},
+        json_body(ref("GrpsRequest")) | {BYTES: BINARY},
         "JSON is a GrpsMessage, application/octet-stream is its bin_data, also in answers. A stream is "
         f"{streaming_type}: JSON messages on lines of their own, or the model's bytes. What is wrong with a "
         "model's input has status 500.",

@@ -14,6 +14,7 @@ from triglot.model.signature import shape_text
 from triglot.protocols.kserve.json_elements import NO_JSON
 from triglot.protocols.kserve.rest import HEADER_NAME
 from triglot.protocols.openapi.operation import (
+    BINARY,
     BOOLEAN,
     BYTES,
     COUNT,
@@ -59,7 +60,7 @@ SCHEMAS: dict[str, Schema] = {
         }
     ),
     "Parameters": {"type": "object", "additionalProperties": _PARAMETER},
-    "TensorData": array({"anyOf": [{"type": ["number", "string", "boolean", "null"]}, ref("TensorData")]}),
+    "TensorData": array({}) | {"description": "Elements in row-major order, flat or as nested arrays."},
     "RequestInput": record(
         {"name": STRING, "datatype": STRING, "shape": array(COUNT)},
         {"parameters": ref("Parameters"), "data": ref("TensorData")},
@@ -172,8 +173,8 @@ CHANGES = {
 }
 INFER = ApiOperation(
     "Inference",
-    json_body(ref("InferResponse")) | {BYTES: {}},
-    json_body(ref("InferRequest")) | {BYTES: {}},
+    json_body(ref("InferResponse")) | {BYTES: BINARY},
+    json_body(ref("InferRequest")) | {BYTES: BINARY},
     _BINARY,
     others=_UNIMPLEMENTED | _NOT_READY,
     parameters=[_BINARY_LENGTH],
@@ -199,7 +200,7 @@ GENERATE_STREAM = ApiOperation(
 INFER_STREAM = ApiOperation(
     "Inference with a stream of responses",
     {EVENTS: {}},
-    json_body(ref("InferRequest")) | {BYTES: {}},
+    json_body(ref("InferRequest")) | {BYTES: BINARY},
     f"{_STREAM} Inputs may be binary data, responses are JSON.",
     others=_UNIMPLEMENTED | _NOT_READY,
     parameters=[_BINARY_LENGTH],
@@ -245,8 +246,8 @@ def infer_of(model: ModelMetadata, server: str) -> ApiOperation | None:
     calls = sample_calls(model, ["kserve"], largest=LARGEST_EXAMPLE)
     return ApiOperation(
         f"Inference with {model.name}",
-        json_body(_response(model)) | {BYTES: {}},
-        json_body(_request(model)) | {BYTES: {}},
+        json_body(_response(model)) | {BYTES: BINARY},
+        json_body(_request(model)) | {BYTES: BINARY},
         f"{described(model)}\n\n{_BINARY}",
         others=INFER.others,
         parameters=INFER.parameters,
@@ -308,7 +309,7 @@ def _input(spec: TensorSpec) -> Schema:
     data: Schema = {}
     if spec.datatype not in NO_JSON:
         element = element_schema(spec.datatype)
-        data = {"data": array({"anyOf": [element, {"type": "array"}]})}
+        data = {"data": array({"anyOf": [element, array({})]})}
     return _tensor(spec, data)
 
 

@@ -15,6 +15,8 @@ STRING: Schema = {"type": "string"}
 BOOLEAN: Schema = {"type": "boolean"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 OBJECT: Schema = {"type": "object"}
+BINARY: Schema = {"type": "string", "format": "binary"}
+"""Bytes; `format` is OpenAPI 3.0's, by which generators still choose their type for bytes."""
 NO_CONTENT: Content = {}
 AI_PLATFORM = "AI Platform and Vertex AI"
 """Group of routes without a protocol of their own."""

@@ -49,7 +49,7 @@ SCHEMAS: dict[str, Schema] = {
         "properties": {"predictions": {}, "outputs": {}},
     },
     "ExamplesRequest": record({"examples": array(OBJECT)}, {"signature_name": STRING, "context": OBJECT}),
-    "ClassifyResponse": record({"results": array(array({"type": "array", "minItems": 2, "maxItems": 2}))}),
+    "ClassifyResponse": record({"results": array(array(array({}) | {"minItems": 2, "maxItems": 2}))}),
     "RegressResponse": record({"results": array({"type": "number"})}),
     "ModelStatus": record(
         {
@@ -195,5 +195,5 @@ def predict_of(model: ModelMetadata, _: str) -> ApiOperation | None:
 def _nested(spec: TensorSpec) -> Schema:
     """Returns the schema of an element, or nested lists of them; the model checks their shape."""
     element = _ELEMENTS.get(DATATYPES[spec.datatype].dtype.kind, _INTEGER)
-    values = {"anyOf": [element, array({"anyOf": [element, {"type": "array"}]})]}
+    values = {"anyOf": [element, array({"anyOf": [element, array({})]})]}
     return values | {"description": f"{spec.datatype} {shape_text(spec.shape)}"}
