@@ -19,7 +19,8 @@ from onnx_graphs import FLOAT, INT64, ML, classifier, node, rest_of, save_graph,
 from test_onnx_backend import serve
 
 from triglot import backends
-from triglot.core.errors import ModelLoadError
+from triglot.core.errors import Internal, ModelLoadError
+from triglot.core.tensor import bytes_elements, object_array
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 X = [1.0, 0.0, 0.25, 0.5]
@@ -96,6 +97,51 @@ def test_bf16_beside_strings_is_refused(tmp_path: Path) -> None:
     outputs = [value("y", TensorProto.BFLOAT16, ["n"]), value("z", TensorProto.STRING, ["n"])]
     with pytest.raises(ModelLoadError, match=r"input 'text' is tensor\(string\): .* strings beside BF16"):
         load(save_graph(tmp_path / "model.onnx", nodes, inputs, outputs))
+
+
+# --- text that is not UTF-8 ---
+
+TEXTS = [b"ok", b"\xff", b"", b"caf\xe9, and longer than a std::string keeps in itself \xfe", "größe".encode()]
+
+
+def save_texts(file: Path, *, beside_text: bool = False) -> Path:
+    """`y` is the elements of TEXTS at `i`."""
+    table = TensorProto(name="t", data_type=TensorProto.STRING, dims=[len(TEXTS)], string_data=TEXTS)
+    nodes = [node("Constant", [], ["table"], value=table), node("Gather", ["table", "i"], ["y"])]
+    inputs, outputs = [value("i", INT64, None)], [value("y", TensorProto.STRING, None)]
+    if beside_text:
+        nodes.append(node("Identity", ["x"], ["z"]))
+        inputs.append(value("x", TensorProto.STRING, ["n"]))
+        outputs.append(value("z", TensorProto.STRING, ["n"]))
+    return save_graph(file, nodes, inputs, outputs)
+
+
+@pytest.mark.parametrize("indices", [[1], [0, 1, 2, 3, 4], [[3, 0], [1, 4]], [0, 4], []], ids=str)
+def test_output_text_that_is_not_utf8(tmp_path: Path, indices: list[Any]) -> None:
+    model = load(save_texts(tmp_path / "model.onnx"))
+    wanted = np.array(indices, np.int64)
+    for _ in range(2):
+        answer = model.infer({"i": wanted})["y"]
+        assert answer.shape == wanted.shape
+        assert bytes_elements(answer) == [TEXTS[at] for at in wanted.ravel()]
+
+
+async def test_output_text_that_is_not_utf8_over_rest(tmp_path: Path) -> None:
+    """JSON is UTF-8: V2's clients get it as binary data, TensorFlow Serving's raw, as from TensorFlow Serving."""
+    save_texts(tmp_path / "model" / "model.onnx")
+    indices = sent("INT64", [2], [0, 1], "i")
+    async with rest_of(tmp_path) as rest:
+        status, text = await rest.infer("model", indices)
+        assert (status, "has a BYTES element that is not UTF-8; request it as binary data" in text) == (400, True)
+        assert await rest.infer("model", sent("INT64", [1], [0], "i")) == (200, {"y": ([1], ["ok"])})
+
+
+def test_output_text_that_is_not_utf8_beside_text_inputs(tmp_path: Path) -> None:
+    model = load(save_texts(tmp_path / "model.onnx", beside_text=True))
+    text = object_array([b"a"], (1,))
+    with pytest.raises(Internal, match=r"cannot return text that is not UTF-8 beside inputs of strings"):
+        model.infer({"i": np.array([1]), "x": text})
+    assert bytes_elements(model.infer({"i": np.array([0]), "x": text})["y"]) == [b"ok"]
 
 
 # --- types that no protocol has ---

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import re
+import struct
 import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
@@ -23,7 +24,7 @@ from triglot.backends.onnx_files import Probabilities, scalars_of, without_maps
 from triglot.backends.parameters import warn_of_unknown
 from triglot.backends.placement import Placement, devices_of
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError, ServingError
-from triglot.core.tensor import DATATYPES, Array, element_count
+from triglot.core.tensor import DATATYPES, Array, element_count, object_array
 from triglot.core.types import Answer, TensorSpec
 from triglot.model.config import NO_CONFIG, Device, ModelConfig
 from triglot.model.model import Model
@@ -51,6 +52,8 @@ INPUT_ERRORS = (errors.Fail, errors.InvalidArgument, errors.RuntimeException)
 RUN_ERRORS = (*INPUT_ERRORS, errors.EngineError, errors.EPFail, errors.NotImplemented)
 _RESOURCES = re.compile(r"allocat|out of memory|\b(?:CUDA|CUDNN|CUBLAS|CUFFT)[ _]", re.IGNORECASE)
 """Texts of such errors when memory or a GPU failed."""
+NOT_UTF8 = "onnxruntime's Python API cannot return text that is not UTF-8"
+_STRING = struct.Struct("QQQ8x")
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : ")
 _SOURCE = r"\S+\.(?:cc|cpp|cu|cuh|h|hpp):\d+ "
 _PLACE = re.compile(rf"/{_SOURCE}[^()]*::[^()]*\([^()]*\)(?: const)? |{_SOURCE}|\b(?:hostname|file|line)=\S+ ; ")
@@ -138,8 +141,9 @@ class OnnxModel(Model):
         outputs = self._outputs(returned, maps, scalars, batched=config.max_batch_size > 0)
         self._optional = [node.name for node in given if node.type.startswith(OPTIONAL)]
         self._may_lack = any(node.type.startswith(OPTIONAL) for node in returned)
-        self._has_bf16 = any(spec.datatype == "BF16" for spec in (*inputs, *outputs))
-        if self._has_bf16:
+        self._by_values = any(spec.datatype == "BF16" for spec in (*inputs, *outputs))
+        """Whether tensors are passed as onnxruntime's own values, not as arrays, which have no BF16."""
+        if self._by_values:
             _check_bf16(file, inputs)
         self.inputs, self.outputs, self._reshaping = reshaped(file, config, inputs, outputs)
 
@@ -196,9 +200,14 @@ class OnnxModel(Model):
         return result if self._reshaping is None else self._reshaping.made(result)
 
     def _run(self, session: Any, feed: Mapping[str, Any]) -> list[Any]:
-        if not self._has_bf16:
-            outputs: list[Any] = session.run(self._tensors, feed)
-            return outputs
+        if not self._by_values:
+            try:
+                outputs: list[Any] = session.run(self._tensors, feed)
+                return outputs
+            except UnicodeDecodeError as error:
+                if any(spec.datatype == "BYTES" for spec in self.inputs):
+                    raise Internal(f"{NOT_UTF8} beside inputs of strings: {error}") from None
+            self._by_values = True  # From now on, so that no graph runs twice.
         values = {name: _ort_value(array) for name, array in feed.items() if array is not None}
         return [_array_of(value) for value in session.run_with_ort_values(self._tensors, values)]
 
@@ -326,11 +335,33 @@ def _ort_value(array: Array) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
+def _texts(value: Any, error: UnicodeDecodeError) -> list[bytes]:
+    """Returns the elements of a tensor of strings, which onnxruntime's Python API only returns as UTF-8.
+
+    They are std::string objects of libstdc++ (since GCC 5): an address, a length, and 16 bytes with the text
+    itself or, if the address is another one, the capacity there. Raises `Internal` for anything else.
+    """
+    at, count = value.data_ptr(), element_count(value.shape())
+    size = value.tensor_size_in_bytes() if hasattr(value, "tensor_size_in_bytes") else 0
+    if sys.platform != "linux" or size != count * _STRING.size:
+        raise Internal(f"{NOT_UTF8} here: {error}")
+    texts = []
+    for place in range(at, at + size, _STRING.size):
+        address, length, capacity = _STRING.unpack(ctypes.string_at(place, _STRING.size))
+        if not (length < 16 if address == place + 16 else length <= capacity):
+            raise Internal(f"{NOT_UTF8} here: {error}")
+        texts.append(ctypes.string_at(address, length))
+    return texts
+
+
 def _array_of(value: Any) -> Array | None:
     if not value.has_value():
         return None
     if value.data_type() != "tensor(bfloat16)":
-        array: Array = value.numpy()
+        try:
+            array: Array = value.numpy()
+        except UnicodeDecodeError as error:
+            return object_array(_texts(value, error), value.shape())
         return array
     # numpy() has no type for it.
     shape = value.shape()
