@@ -50,6 +50,7 @@ def repetition(fields: Fields) -> str:
             if name in SINGLE:
                 return f"Duplicate '{name}' header found."
             if name in SAME and before != value:
-                return f"'{name}' is there twice, as {before[:MAX_QUOTED]!r} and as {value[:MAX_QUOTED]!r}"
+                values = f"{before[:MAX_QUOTED]!r} and {value[:MAX_QUOTED]!r}"
+                return f"duplicate header '{name}' with different values, {values}"
         seen[name] = value
     return ""
