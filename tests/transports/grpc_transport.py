@@ -60,6 +60,7 @@ NOT_OVER_AIO = (
         f"tests/transports/test_{name}.py"
         for name in (
             "aio_bursts",
+            "aio_failed_sends",
             "aio_requests",
             "aio_unary",
             "aio_unread",

@@ -7,6 +7,7 @@ mapped by `grpc_calls`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
@@ -47,6 +48,8 @@ from triglot.transports.listening import max_sockets
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.tls import Tls
+
+log = logging.getLogger(__name__)
 
 Unary = Callable[..., Coroutine[Any, Any, bytes]]
 Stream = Callable[..., Coroutine[Any, Any, None]]
@@ -257,12 +260,19 @@ class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
         task = asyncio.current_task()
         assert task is not None  # grpc.aio looks a handler up in the call's own task.
         self._open += 1
-        task.add_done_callback(self._done)
+        task.add_done_callback(partial(self._done, handler_call_details.method))
         return row
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _done(self, method: str, task: asyncio.Task[Any]) -> None:
         self._open -= 1
         self._unsent.done(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, grpc.aio.InternalError):
+            # grpc.aio ignores this only if it knows already that the client has ended the call.
+            log.info("%s: the client took no response: it refused its size, or disconnected", method)
+        else:
+            log.error("%s: unexpected error", method, exc_info=error)
 
     async def _refuse(self, _: object, context: Any) -> None:
         full = QueueFull("Concurrent RPC limit exceeded!", retry_after=RETRY_AFTER_SECONDS)
