@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -118,13 +119,13 @@ async def test_what_one_member_says_of_its_scheduling_is_not_the_batchs() -> Non
     async with serving({"outer": Function(outer, **said), "inner": Function(inner)}) as served:
         alone = asyncio.create_task(served.infer("outer", ints(1)))
         await until(first.is_set)
-        own: list[dict[str, Any]] = [
-            {"timeout": SECONDS * 1_000_000, "priority": 1, "color": "red"},
-            {"color": "red"},
+        own: list[tuple[Call, dict[str, Any]]] = [
+            (Call(deadline=time.monotonic() + SECONDS), {"priority": 1, "color": "red"}),
+            (Call(), {"color": "red"}),
         ]
         members = []
-        for at, parameters in enumerate(own):
-            members.append(asyncio.create_task(served.infer("outer", ints(at + 2), parameters=parameters)))
+        for at, (call, parameters) in enumerate(own):
+            members.append(asyncio.create_task(served.infer("outer", ints(at + 2), call, parameters=parameters)))
             await until(lambda: served.server.dataplane.queue_depth() == len(members))
         gate.set()
         assert [answer.tolist() for answer in await asyncio.gather(alone, *members)] == [[2], [4], [6]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hostile_names import INVALID, NAMES, VERSIONS, Doors, the_same, write_models
+from hostile_names import INVALID, NAMES, NOT_FOUND, VERSIONS, Doors, the_same, write_models
 from server_process import QUICK, ServerProcess
 
 from process import SECONDS, Triglot, run_triglot
@@ -59,9 +59,14 @@ def test_versions_over_kserve_grpc(doors: Doors, version: str) -> None:
     request.model_version = version
     metadata = kserve.ModelMetadataRequest(name="good", version=version)
     ready = kserve.ModelReadyRequest(name="good", version=version)
-    assert doors.refuses("ModelInfer", request, kserve.ModelInferResponse) == INVALID
-    assert doors.refuses("ModelMetadata", metadata, kserve.ModelMetadataResponse) == INVALID
-    assert doors.refuses("ModelReady", ready, kserve.ModelReadyResponse) == INVALID
+    # The name of a version, which there could be, or a text that is none.
+    code = NOT_FOUND if version in ("0x1", "1.0", "1e0", "latest") else INVALID
+    assert doors.refuses("ModelInfer", request, kserve.ModelInferResponse) == code
+    assert doors.refuses("ModelMetadata", metadata, kserve.ModelMetadataResponse) == code
+    if code is INVALID:
+        assert doors.refuses("ModelReady", ready, kserve.ModelReadyResponse) == code
+    else:
+        assert not rpc(doors.channel, "ModelReady", kserve.ModelReadyResponse)(ready, timeout=SECONDS).ready
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelMetadata", "ModelReady", "RepositoryModelLoad"])

@@ -154,8 +154,8 @@ async def test_who_leaves_has_failed_and_the_execution_counts(on_loop: bool) -> 
 
 async def test_a_deadline() -> None:
     gate = Gate()
-    async with counting({"m": Function(gate)}) as served:
-        assert await served.code("m", 1, timeout=1000) is Code.DEADLINE_EXCEEDED
+    async with counting({"m": Function(gate)}, default_timeout=0.001) as served:
+        assert await served.code("m", 1) is Code.DEADLINE_EXCEEDED
         gate.opened.set()
         # While it waited, or while the model ran.
         statistics = served.server.dataplane.servable(EVERYTHING, "m").statistics
