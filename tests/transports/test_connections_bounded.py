@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from contextlib import suppress
 
 import grpc.aio
 import pytest
@@ -83,6 +84,67 @@ async def test_connections_of_another_port_and_calls_are_no_connections() -> Non
             await client.close()
         for _, writer in others:
             writer.close()
+
+
+# --- REST over HTTP/1.1 ---
+
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+http = pytest.mark.parametrize("transport", ["h1", "aiohttp"])
+Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def answers(wire: Wire) -> bool:
+    """Whether a request is answered, and not the connection closed."""
+    reader, writer = wire
+    with suppress(ConnectionError):
+        writer.write(LIVE)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS)
+        await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+        return head.startswith(b"HTTP/1.1 200 ")
+    return False
+
+
+@http
+async def test_the_idlest_rest_connection_makes_room_for_another(transport: str) -> None:
+    """One without a request first: a client that sends requests loses nothing to others that only connect."""
+    async with serving({}, http_transport=transport, max_sockets=3) as here:
+        used, unused, kept = [await asyncio.open_connection("127.0.0.1", here.server.rest_port) for _ in range(3)]
+        assert await answers(used)
+        await until(lambda: here.server._http is not None and here.server._http.count_connections() == 3)
+        further = await asyncio.open_connection("127.0.0.1", here.server.rest_port)
+        assert await answers(further)
+        assert await asyncio.wait_for(unused[0].read(), SECONDS) == b""
+        for wire in (used, kept):
+            assert await answers(wire)
+        for _, writer in (used, unused, kept, further):
+            writer.close()
+
+
+@http
+async def test_a_rest_connection_with_a_call_makes_no_room(transport: str) -> None:
+    gated = Gated()
+    async with serving({"gated": gated}, http_transport=transport, max_sockets=1) as here:
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.server.rest_port)
+        body = b'{"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}]}'
+        head = b"POST /v2/models/gated/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+        writer.write(head + body)
+        await until(lambda: here.leases() == {"gated": 1})
+        further, other = await asyncio.open_connection("127.0.0.1", here.server.rest_port)
+        assert await asyncio.wait_for(further.read(), SECONDS) == b""
+        gated.gate.set()
+        assert (await asyncio.wait_for(reader.readline(), SECONDS)).startswith(b"HTTP/1.1 200 ")
+        for one in (writer, other):
+            one.close()
+
+
+@http
+async def test_an_idle_rest_connection_is_kept_as_long_as_the_option_says(transport: str) -> None:
+    async with serving({}, http_transport=transport, rest_keepalive_time=0.3) as here:
+        wire = await asyncio.open_connection("127.0.0.1", here.server.rest_port)
+        for _ in range(3):
+            assert await answers(wire)
+        assert await asyncio.wait_for(wire[0].read(), SECONDS) == b""
+        wire[1].close()
 
 
 @both

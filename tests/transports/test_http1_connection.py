@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from live import Live, live
@@ -27,10 +28,10 @@ HEALTH = "/v2/health/live"
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[Live, Wire]]:
+async def served(**options: Any) -> AsyncIterator[tuple[Live, Wire]]:
     same = Plain(lambda inputs: {"y": inputs["x"]})
     async with (
-        live({"same": same}, http_transport="h1", max_message_size=LIMIT) as here,
+        live({"same": same}, http_transport="h1", max_message_size=LIMIT, **options) as here,
         Wire(*await asyncio.open_connection("127.0.0.1", here.server.rest_port)) as wire,
     ):
         yield here, wire
@@ -85,9 +86,7 @@ async def test_the_rest_of_a_body_is_not_waited_for_long(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("first", [b"", b"\r\n", b"GET /v2 HTTP/1.1\r\nHost: loc"])
 async def test_a_head_is_not_waited_for_long(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECONDS", 0.1)  # As above.
-    if not first:
-        monkeypatch.setattr(connection, "KEEP_ALIVE_SECONDS", 0.1)
-    async with served() as (here, wire):
+    async with served(rest_keepalive_time=650.0 if first else 0.1) as (here, wire):
         wire.writer.write(first)
         if first:
             answer = await wire.answer()
@@ -109,18 +108,16 @@ async def test_a_head_that_trickles_has_no_more_time(monkeypatch: pytest.MonkeyP
         assert (await answering).status in (400, 408)  # On a fast machine it is too many fields by then.
 
 
-async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "KEEP_ALIVE_SECONDS", 0.2)
-    async with served() as (here, wire):
+async def test_an_idle_connection_is_closed() -> None:
+    async with served(rest_keepalive_time=0.2) as (here, wire):
         wire.send("GET", HEALTH)
         assert b" 200 OK" in await rest(wire)
         await until(lambda: not connections(here))
 
 
 async def test_a_call_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "KEEP_ALIVE_SECONDS", 0.1)
     monkeypatch.setattr(connection, "HEAD_SECONDS", 0.1)
-    async with served() as (_, wire):
+    async with served(rest_keepalive_time=0.1) as (_, wire):
         wire.send("POST", PATH, TINY[:5], sized(TINY))
         await asyncio.sleep(0.5)  # The client is slow.
         wire.writer.write(TINY[5:])

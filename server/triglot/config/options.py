@@ -400,6 +400,12 @@ class Config:
         CONNECTIONS, 120.0, "idle time after which the server pings a gRPC client; 0: never"
     )
     keepalive_timeout: float = option(CONNECTIONS, 20.0, "time to wait for a keepalive reply")
+    rest_keepalive_time: float = option(
+        CONNECTIONS,
+        650.0,
+        "idle time after which a REST connection over HTTP/1.1 is closed; longer than a proxy in front keeps it",
+        least=0.1,
+    )
     grpc_compression: str = option(
         CONNECTIONS,
         "none",

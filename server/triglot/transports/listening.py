@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 import stat
@@ -126,7 +127,9 @@ class Listener:
     """Accepts connections on sockets. On the event loop.
 
     `make` creates the protocol of each connection. `max_connections`: limit on open ones. `tls` applies to all
-    sockets but Unix sockets. `handshake_seconds`: time limit on the TLS handshake.
+    sockets but Unix sockets. `handshake_seconds`: time limit on the TLS handshake. `close_idle` closes a number of
+    connections that wait for a request, or fewer, and returns how many; only of unused ones if its second argument
+    is true.
     """
 
     def __init__(
@@ -137,12 +140,16 @@ class Listener:
         max_connections: int,
         tls: Tls | None = None,
         handshake_seconds: float = TLS_HANDSHAKE_SECONDS,
+        close_idle: Callable[[int, bool], int] = lambda _, __: 0,
     ) -> None:
         self._sockets = sockets
         self._make = make
         self._max_connections = max_connections
         self._tls = tls
         self._handshake_seconds = handshake_seconds
+        self._close_idle = close_idle
+        self._looked = -math.inf
+        """When no idle connection was found, in the loop's time."""
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[Any]] = set()
         self._accepted: WeakSet[socket.socket] = WeakSet()
@@ -180,6 +187,9 @@ class Listener:
             except OSError as error:
                 self._pause(listening, error)
                 return False
+            if not self._has_room() and self._make_room():
+                self._connect_soon(accepted, peer)
+                return True  # Before the next one, those that are closed have to give their descriptors back.
             self._take(accepted, peer)
         return True
 
@@ -194,6 +204,9 @@ class Listener:
                 )
             return
         self._is_full = False
+        self._connect_soon(accepted, peer)
+
+    def _connect_soon(self, accepted: socket.socket, peer: object) -> None:
         self._accepted.add(accepted)
         accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
@@ -207,6 +220,19 @@ class Listener:
         if len(self._accepted) < self._max_connections:
             return True
         return sum(one.fileno() >= 0 for one in self._accepted) < self._max_connections
+
+    def _make_room(self) -> bool:
+        """Close some idle connections; several at a time, because looking for them takes a while."""
+        now = self._loop.time()
+        if now - self._looked < RETRY_SECONDS:
+            return False
+        # Those that are being set up may turn out to be idle: no connection in use makes room for them.
+        closed = self._close_idle(max(1, self._max_connections // 50), bool(self._connecting))
+        if closed:
+            log.info("closed %d idle connections to make room for others", closed)
+        else:
+            self._looked = now
+        return closed > 0
 
     async def _connect(self, accepted: socket.socket, peer: object) -> None:
         secured: dict[str, Any] = {}
@@ -224,6 +250,7 @@ class Listener:
             log.info("cannot set up the connection of %s: %s", peer, error if str(error) else type(error).__name__)
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
+        self._make_room()
         log.warning("accepting no connections for %.1f s: %s", RETRY_SECONDS, error.strerror)
         self._loop.remove_reader(listening.fileno())
         self._loop.call_later(RETRY_SECONDS, self._resume, listening)

@@ -90,13 +90,27 @@ class Connection(ReadAhead):
             self._lost.set_result(None)
         super().connection_lost(exc)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the connection waits for a request."""
+        closing = self.transport is None or self.transport.is_closing()
+        return not closing and self._waiter is not None and not self._waiter.done()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a request has arrived."""
+        return self._request_count > 0
+
+    def close_idle(self) -> None:
+        """Close the connection."""
+        self.force_close()
+
     # --- half-closed connections ---
 
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp declares no result.
         """See `asyncio.Protocol`. Returns True if responses are still to be sent."""
-        waiter = self._waiter
-        is_idle = self.discards or not self._request_count or (waiter is not None and not waiter.done())
-        if is_idle or self.transport is None or self.transport.get_extra_info("ssl_object") is not None:
+        done = self.discards or not self._request_count or self.is_idle
+        if done or self.transport is None or self.transport.get_extra_info("ssl_object") is not None:
             return False
         self.half_closed = True
         self._loop.call_soon(self._stay_half_closed)  # The request's handler may be about to start.

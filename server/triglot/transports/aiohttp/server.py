@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 
 from aiohttp import web
 
@@ -16,11 +17,8 @@ from triglot.transports.aiohttp.log import connection_log
 from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
 from triglot.transports.rest.exchange import READ_AHEAD
 from triglot.transports.rest.fields import MAX_LINE_BYTES
-from triglot.transports.rest.server import HttpServer
+from triglot.transports.rest.server import HttpServer, IdleConnection
 from triglot.transports.until_ended import ended
-
-KEEP_ALIVE_SECONDS = 75
-"""Longer than the idle timeout of common proxies, so that the proxy closes first and no request is lost."""
 
 
 class AiohttpServer(HttpServer):
@@ -33,7 +31,7 @@ class AiohttpServer(HttpServer):
         self._connections = Connections(
             self._respond,
             handler_cancellation=True,
-            keepalive_timeout=KEEP_ALIVE_SECONDS,
+            keepalive_timeout=self.keep_alive,
             access_log=None,
             logger=connection_log(),
             # Decompressed here: limited by the result's size, off the loop, and with Triglot's own errors.
@@ -57,6 +55,12 @@ class AiohttpServer(HttpServer):
 
     def count_connections(self) -> int:
         return 0 if self._runner.server is None else len(self._runner.server.connections)
+
+    def idle_connections(self) -> list[IdleConnection]:
+        """See the base class; of those that had requests, the oldest connections come first."""
+        connections = [] if self._runner.server is None else self._runner.server.connections
+        idle = (one for one in connections if isinstance(one, Connection) and one.is_idle)
+        return sorted(idle, key=attrgetter("is_used"))
 
     async def close(self) -> None:
         await self._runner.cleanup()

@@ -36,8 +36,6 @@ from triglot.transports.unsent import StallTimer
 
 log = logging.getLogger(__name__)
 
-KEEP_ALIVE_SECONDS = 75.0
-"""Longer than the idle timeout of common proxies, so that the proxy closes first and no request is lost."""
 HEAD_SECONDS = 30.0
 """Limit on the time for a request's head, from its first byte."""
 LINGER_SECONDS = 10.0
@@ -58,6 +56,7 @@ class Serving(Protocol):
 
     calls: HttpCalls
     connections: set[Connection]
+    keep_alive: float
 
     def remove(self, connection: Connection) -> None:
         """Remove a closed connection."""
@@ -154,6 +153,8 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.half_closed = False
         """Whether the client has closed its sending side."""
+        self.is_used = False
+        """Whether a request has been answered."""
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader()
         self._request: _Request | None = None
@@ -173,7 +174,7 @@ class Connection(asyncio.Protocol):
         self._written = 0
         self._is_head_begun = False
         self._stall = StallTimer()
-        self._deadline = math.inf
+        self.deadline = math.inf
         """When the client's current step times out, in the loop's time."""
         self._timer: asyncio.TimerHandle | None = None
         self._certificate_names: Sequence[str] | None = None
@@ -194,12 +195,22 @@ class Connection(asyncio.Protocol):
         """Whether the connection closes after the current request."""
         return self._out_of_sync or self.server.calls.draining or (self.half_closed and not self._reader.kept)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the connection waits for a request, of which nothing has arrived."""
+        return (
+            self.transport is not None
+            and not self.transport.is_closing()
+            and self._request is None
+            and not (self._is_closing or self._out_of_sync or self._is_incoming or self._is_head_begun)
+        )
+
     # --- asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass.
         self.server.connections.add(self)
-        self._set_deadline(KEEP_ALIVE_SECONDS)
+        self._set_deadline(self.server.keep_alive)
 
     def data_received(self, data: bytes) -> None:
         if self._is_closing or self._out_of_sync:
@@ -295,13 +306,13 @@ class Connection(asyncio.Protocol):
                     self._body.end()
                     self._body = None
                 elif self._request is None:
-                    self._set_deadline(KEEP_ALIVE_SECONDS)
+                    self._set_deadline(self.server.keep_alive)
         request = self._request
         if request is None or self._is_closing:
             if not self._is_closing and not self._reader.waits and not self._is_incoming:
                 self._set_deadline(HEAD_SECONDS, begun=True)
         elif request.task is None:
-            self._deadline = math.inf
+            self.deadline = math.inf
             request.task = self.server.calls.start(request, self._answered)
 
     def _answered(self, _: object) -> None:
@@ -310,6 +321,7 @@ class Connection(asyncio.Protocol):
         if request is None:
             return  # The connection is closed.
         request.task = None
+        self.is_used = True
         self._body = None
         if self.is_last or not request.keep_alive:
             self._close()
@@ -318,7 +330,7 @@ class Connection(asyncio.Protocol):
             self._set_deadline(LINGER_SECONDS)
             self.update_reading()
         else:
-            self._set_deadline(KEEP_ALIVE_SECONDS)
+            self._set_deadline(self.server.keep_alive)
             self._start_next()
 
     def _refuse(self, error: Malformed) -> None:
@@ -399,10 +411,10 @@ class Connection(asyncio.Protocol):
         if begun and self._is_head_begun:
             return
         self._is_head_begun = begun
-        self._deadline = self._loop.time() + seconds
+        self.deadline = self._loop.time() + seconds
         # A timer that fires too early is set again then, so most requests need no timer of their own.
-        if self._timer is None or self._timer.when() > self._deadline:
-            self._set_timer(self._deadline)
+        if self._timer is None or self._timer.when() > self.deadline:
+            self._set_timer(self.deadline)
 
     def _set_timer(self, when: float) -> None:
         if self._timer is not None:
@@ -411,9 +423,9 @@ class Connection(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         now = self._loop.time()
-        if now < self._deadline:
+        if now < self.deadline:
             self._timer = None
-            self._set_timer(min(self._deadline, now + KEEP_ALIVE_SECONDS))
+            self._set_timer(min(self.deadline, now + self.server.keep_alive))
         elif self._is_head_begun and not self._is_closing:
             self._out_of_sync = True
             text = f"the head of the request is incomplete after {HEAD_SECONDS:g} seconds"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from operator import attrgetter
 
 from triglot.config.options import Config
 from triglot.transports.http1.connection import Connection
 from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
-from triglot.transports.rest.server import HttpServer
+from triglot.transports.rest.server import HttpServer, IdleConnection
 
 
 class Http1Server(HttpServer):
@@ -32,6 +33,10 @@ class Http1Server(HttpServer):
 
     def count_connections(self) -> int:
         return len(self.connections)
+
+    def idle_connections(self) -> list[IdleConnection]:
+        """See the base class."""
+        return sorted((one for one in self.connections if one.is_idle), key=attrgetter("is_used", "deadline"))
 
     def remove(self, connection: Connection) -> None:
         """See `Serving`."""

@@ -123,10 +123,17 @@ class H2Server:
             max_connections=max_sockets(config),
             tls=self._tls,
             handshake_seconds=self.limits.settings_timeout,
+            close_idle=self._close_idle,
         )
         self._listener.start()
         self._release_buffers()
         return port
+
+    def _close_idle(self, most: int, unused: bool) -> int:
+        """Close REST's idle connections, if all of them are on this port."""
+        if self.rest is None or not self._config.rest_with_grpc:
+            return 0
+        return self.rest.close_idle(most, unused)
 
     def _release_buffers(self) -> None:
         """Release unused buffers regularly, so that a burst of large messages does not hold memory for ever."""

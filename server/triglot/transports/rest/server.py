@@ -7,6 +7,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from triglot.config.options import Config
 from triglot.transports.listening import Listener, bind, listen_on, max_sockets
@@ -15,6 +16,17 @@ from triglot.transports.tls import Tls
 
 RETIRE_SECONDS = 0.05
 """Seconds between two checks for open connections."""
+
+
+class IdleConnection(Protocol):
+    """A connection that waits for a request."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it has had one."""
+
+    def close_idle(self) -> None:
+        """Close the connection."""
 
 
 class HttpServer(ABC):
@@ -26,6 +38,8 @@ class HttpServer(ABC):
 
     def __init__(self, calls: HttpCalls, config: Config, *, bound: Sequence[socket.socket] = ()) -> None:
         self.calls = calls
+        self.keep_alive = config.rest_keepalive_time
+        """Seconds after which an idle connection is closed."""
         self._config, self._bound = config, bound
         self._tls = Tls(config, "http/1.1") if config.tls_certificate else None
         self._listener: Listener | None = None
@@ -36,7 +50,9 @@ class HttpServer(ABC):
         sockets = listen_on(self._bound) or await bind(config.host, config.rest_port, "REST")
         await self.set_up()
         port: int = sockets[0].getsockname()[1]
-        self._listener = Listener(sockets, self.make, max_connections=max_sockets(config), tls=self._tls)
+        self._listener = Listener(
+            sockets, self.make, max_connections=max_sockets(config), tls=self._tls, close_idle=self.close_idle
+        )
         self._listener.start()
         return port
 
@@ -55,6 +71,20 @@ class HttpServer(ABC):
     @abstractmethod
     def count_connections(self) -> int:
         """Returns the number of open connections."""
+
+    @abstractmethod
+    def idle_connections(self) -> list[IdleConnection]:
+        """Returns the connections that wait for a request.
+
+        Those that never had one come first, then those that have waited longest.
+        """
+
+    def close_idle(self, most: int, unused: bool) -> int:
+        """Close up to `most` idle connections, only unused ones if `unused`; returns how many."""
+        idle = [one for one in self.idle_connections() if not (unused and one.is_used)][:most]
+        for connection in idle:
+            connection.close_idle()
+        return len(idle)
 
     @abstractmethod
     async def close(self) -> None:
