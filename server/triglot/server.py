@@ -383,7 +383,12 @@ class Server:
             log.info("the monitor page is at %s://%s/", scheme, self.config.address(self.rest_port))
         if self.config.first_protocol == "grps" and not self.config.grps_online:
             log.info("grps health: not ready until Online is called; start with --online to be ready at once")
-        if not (self.config.on_loopback or self.config.tls_client_ca or self.config.access):
+        if self._grpc_names() and self.config.grpc_transport == "aio" and not self.config.only_known_connect:
+            log.warning(
+                "grpc_transport aio is not for untrusted clients: gRPC's library does not bound the calls that a "
+                "connection begins and resets; h2 does"
+            )
+        if not (self.config.only_known_connect or self.config.access):
             log.warning("listening on %s without authentication", self.config.host)
 
     def _grpc_names(self) -> list[str]:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from process import Triglot
 from triglot.config.options import Config, ConfigError
 from triglot.config.sources import load_config
 
@@ -31,6 +32,18 @@ def test_a_missing_library_is_told_before_models_are_loaded() -> None:
     assert "event_loop uvloop: it is not installed; run: pip install uvloop" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "loaded" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("transport", "host", "warns"),
+    [("aio", "0.0.0.0", True), ("aio", "127.0.0.1", False), ("h2", "0.0.0.0", False)],
+)
+def test_aio_that_strangers_can_reach_is_warned_of(transport: str, host: str, warns: bool) -> None:
+    options = ("--grpc-port", "0", "--rest-port", "0", "--drain-delay", "0", "--host", host)
+    with Triglot(*options, "--grpc-transport", transport) as server:
+        server.stdout.wait_for("grpcurl")
+        server.stop()
+        assert ("grpc_transport aio is not for untrusted clients" in server.stderr.text()) == warns
 
 
 def test_where_it_comes_from() -> None:

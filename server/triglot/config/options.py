@@ -705,6 +705,11 @@ class Config:
         return is_loopback(self.host)
 
     @property
+    def only_known_connect(self) -> bool:
+        """Whether only this machine's processes, or clients with a certificate, can connect."""
+        return self.on_loopback or bool(self.tls_client_ca)
+
+    @property
     def client_auth(self) -> str:
         """`tls_client_auth`, or its default if that is empty."""
         return self.tls_client_auth or ("required" if self.tls_client_ca else "none")
