@@ -23,6 +23,7 @@ from triglot.protocols.kserve.service import SERVICE, KServe
 from triglot.protocols.registry import rows
 from triglot.protocols.rows import Kind
 from triglot.protocols.tfserving.service import Predictions
+from triglot.transports.grpc_calls import endpoint_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Request = pb.ModelInferRequest
@@ -72,6 +73,17 @@ async def test_every_row_is_a_method_of_its_service() -> None:
         for method in service.methods:
             described = methods[method.name]
             assert method.kind is KINDS[described.client_streaming, described.server_streaming], method.name
+
+
+async def test_methods_of_one_name_are_counted_apart() -> None:
+    """TensorFlow Serving's and Vertex AI's PredictionService each have a Predict."""
+    server = triglot.Server([])
+    services, _ = rows(server.dataplane, Predictions(server.dataplane), server.telemetry, server.config)
+    methods = [(service, method) for service in services for method in service.methods]
+    endpoints = [endpoint_of(server.telemetry, *row) for row in methods]
+    assert [one.rpc for one in endpoints] == [f"{service.name}/{method.name}" for service, method in methods]
+    assert len(set(map(id, endpoints))) == len(methods)
+    assert [endpoint_of(server.telemetry, *row) for row in methods] == endpoints
 
 
 async def test_the_six_calls_of_the_protocol_are_there() -> None:

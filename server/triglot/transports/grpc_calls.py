@@ -426,8 +426,11 @@ class _OpenStream:
 def endpoint_of(telemetry: Telemetry, service: Service, method: Method) -> Endpoint:
     """Returns the metrics of a row."""
     inference = method.operation is Operation.INFER
+    rpc = f"{service.name}/{method.name}"
     endpoint = telemetry.endpoint(service.protocol, "GRPC", method.name, inference=inference)
-    endpoint.rpc = f"{service.name}/{method.name}"
+    if endpoint.rpc not in (method.name, rpc):  # Another service of the protocol has a method of this name.
+        endpoint = telemetry.endpoint(service.protocol, "GRPC", rpc, inference=inference)
+    endpoint.rpc = rpc
     return endpoint
 
 

@@ -23,6 +23,7 @@ from triglot.pb.vertex import http_body_pb2, prediction_service_pb2
 from triglot.protocols.rows import Kind, Method, Service
 from triglot.protocols.tfserving.ai_platform import Predicted
 from triglot.protocols.tfserving.rest_predict import text_size
+from triglot.protocols.tfserving.rows import PROTOCOL
 from triglot.protocols.tfserving.vertex import PREDICT, RAW, EndpointRequest, Vertex, encode_endpoint
 from triglot.protocols.wire import parse, parse_control, serialize
 
@@ -66,7 +67,7 @@ def vertex_service(vertex: Vertex, dataplane: DataPlane) -> Service:
     )
     raw = partial(_decode_raw, prediction_service_pb2.RawPredictRequest)
     methods = (row("Predict", _decode, _encode), row("RawPredict", raw, _encode_raw), stream)
-    return Service(SERVICE, methods, "vertex")
+    return Service(SERVICE, methods, PROTOCOL)
 
 
 def _decode(data: bytes) -> Received:
