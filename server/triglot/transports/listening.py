@@ -226,7 +226,7 @@ class Listener:
         now = self._loop.time()
         if now - self._looked < RETRY_SECONDS:
             return False
-        # Those that are being set up may turn out to be idle: no connection in use makes room for them.
+        # Those that are being set up are not known to be idle yet: meanwhile, only unused ones are closed.
         closed = self._close_idle(max(1, self._max_connections // 50), bool(self._connecting))
         if closed:
             log.info("closed %d idle connections to make room for others", closed)
