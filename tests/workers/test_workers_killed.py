@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -43,7 +43,12 @@ class Held(triglot.Model):
 MOST = 3
 """Calls that each client may have open."""
 SIGNER = Signer(algorithm="ES256")
-TOKENS = {"a client": "held", "clients without credentials": "", "a subject of an issuer": SIGNER.token()}
+TOKENS: dict[str, Callable[[], str]] = {
+    "a client": lambda: "held",
+    "clients without credentials": str,
+    "a subject of an issuer": SIGNER.token,
+}
+"""How each gets its token: when it calls, as a long run of tests outlives one."""
 
 
 class Served:
@@ -91,7 +96,7 @@ def served(folder: Path, token: str, transport: str) -> Iterator[Served]:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("who", TOKENS)
 def test_calls_that_were_open_in_killed_workers_count_no_more(tmp_path: Path, who: str, transport: str) -> None:
-    with served(tmp_path, TOKENS[who], transport) as here:
+    with served(tmp_path, TOKENS[who](), transport) as here:
         own = [("grpc.use_local_subchannel_pool", 1)]  # A connection each.
         channels = [grpc.insecure_channel(f"127.0.0.1:{here.port}", own) for _ in range(MOST)]
         open_calls = []
