@@ -26,7 +26,7 @@ from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_calls import ModelCalls
 from triglot.dataplane.recorder import Recorder
 from triglot.model.metadata import ModelMetadata
-from triglot.platform.cpus import usable_cpus
+from triglot.platform.cpus import cpu_count
 from triglot.platform.memory import give_back_at_rest
 from triglot.platform.memory_limit import memory_bound
 from triglot.protocols.kserve.regions import Regions
@@ -131,8 +131,7 @@ class Server:
             explicit=self.config.models_to_load if self.config.model_control_mode == "explicit" else None,
             left_out=control.left_out,
             allow_symlinks=self.config.allow_symlinks,
-            most_instances=self.config.max_requested_instances
-            or max(MIN_REQUESTED_INSTANCES, 2 * len(usable_cpus())),
+            most_instances=self.config.max_requested_instances or max(MIN_REQUESTED_INSTANCES, 2 * cpu_count()),
             folders=[*folders_of(own), *self.config.model_roots],
             record_folders=self._record_folders,
             configured=self._configured,

@@ -29,6 +29,7 @@ from triglot.core.types import Answer, TensorSpec
 from triglot.model.config import NO_CONFIG, Device, ModelConfig
 from triglot.model.model import Model
 from triglot.model.reshaping import reshaped
+from triglot.platform.cpus import thread_limit
 
 log = logging.getLogger(__name__)
 
@@ -256,6 +257,7 @@ def _session(file: Path, source: str | bytes, gpu: int | None, options: Any) -> 
 def _options(file: Path, config: ModelConfig) -> Any:
     """Returns the session options. Raises `ModelLoadError` for an invalid parameter."""
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = thread_limit()
     source = config.source or file
     for key, value in config.parameters.items():
         if key in THREAD_COUNTS:

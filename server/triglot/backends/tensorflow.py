@@ -39,6 +39,7 @@ from triglot.core.types import TensorSpec
 from triglot.model.config import Device, ModelConfig
 from triglot.model.model import Model
 from triglot.model.signature import Signature
+from triglot.platform.cpus import cpu_count, thread_limit
 
 # The loader logs every file that it reads.
 logging.getLogger("tensorflow").setLevel(logging.WARNING)
@@ -139,7 +140,7 @@ class SavedModel(Model):
 
     def __init__(self, folder: Path, device: Device = AS_SAVED, tags: Sequence[str] = (SERVE,)) -> None:
         # A session accepts any number of concurrent calls; more than there are CPUs do not help.
-        self.instances = os.cpu_count() or 1
+        self.instances = cpu_count()
         self._session, definitions = _restore(folder, device, tags)
         self.signature_defs = {name: definition.SerializeToString() for name, definition in definitions.items()}
         self.signatures, self.unservable_signatures = _signatures(definitions, self._session.graph)
@@ -318,14 +319,27 @@ class _Run:
         return np.array(value, object if isinstance(value, bytes) else None)
 
 
+def session_options() -> Any:
+    """Return the ConfigProto of a session; TensorFlow's variables and a container's CPU limit set its threads."""
+
+    def threads(variable: str) -> int:
+        return 0 if os.environ.get(variable) else thread_limit()
+
+    # A model that was saved with other devices runs on those of this machine.
+    return config_pb2.ConfigProto(
+        allow_soft_placement=True,
+        intra_op_parallelism_threads=threads("TF_NUM_INTRAOP_THREADS"),
+        inter_op_parallelism_threads=threads("TF_NUM_INTEROP_THREADS"),
+    )
+
+
 def _restore(folder: Path, device: Device, tags: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
     """Returns a session with the variables and tables of the SavedModel, and its SignatureDefs.
 
     Raises `ModelLoadError`.
     """
     graph = tf.Graph()
-    # A model that was saved with other devices runs on those of this machine.
-    options = config_pb2.ConfigProto(allow_soft_placement=True)
+    options = session_options()
     if device.kind == "CPU":
         options.device_count["GPU"] = 0
     session = tf.compat.v1.Session(graph=graph, config=options)

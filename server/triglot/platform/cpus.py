@@ -1,10 +1,49 @@
-"""The CPUs of this machine."""
+"""The CPUs that this process may use: those that it may run on, and the time on them that its cgroups allow."""
 
 from __future__ import annotations
 
+import math
 import os
+from pathlib import Path
+
+from triglot.platform.cgroups import group_folders
 
 
 def usable_cpus(process: int = 0) -> set[int]:
     """Returns the CPUs that a process, by default this one, may use; empty if the system does not tell."""
     return os.sched_getaffinity(process) if hasattr(os, "sched_getaffinity") else set()
+
+
+def cpu_count(root: Path = Path("/")) -> int:
+    """Return how many threads of this process can compute at once; at least 1.
+
+    A cgroup's limit on CPU time, such as a container's, is rounded up to whole CPUs. `root` is the folder that
+    contains proc.
+    """
+    return thread_limit(root) or _countable()
+
+
+def thread_limit(root: Path = Path("/")) -> int:
+    """Return the whole CPUs that a cgroup allows if these are fewer than the usable ones, else 0.
+
+    For libraries that count usable CPUs, but know no cgroups: to them, 0 means as many as they count.
+    """
+    quotas = [_quota(folder) for folder in group_folders("cpu", root)]
+    least = min((max(1, math.ceil(quota)) for quota in quotas if quota is not None), default=_countable())
+    return least if least < _countable() else 0
+
+
+def _countable() -> int:
+    return len(usable_cpus()) or os.cpu_count() or 1
+
+
+def _quota(folder: Path) -> float | None:
+    """Return a group's limit in CPUs: its time on CPUs in each period, divided by the period; None without one."""
+    try:
+        if (both := folder / "cpu.max").exists():  # Version 2.
+            quota, period = map(int, both.read_text().split())
+        else:
+            quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+    except (OSError, ValueError):  # The root group has no such file, and one without a limit has "max".
+        return None
+    return quota / period if quota > 0 else None

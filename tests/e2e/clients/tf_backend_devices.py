@@ -6,7 +6,6 @@ FOLDER is what `tf_models.py` wrote; further models are written to a folder of i
 """
 
 import gc
-import os
 import sys
 import threading
 import weakref
@@ -24,6 +23,7 @@ from triglot import backends
 from triglot.backends.tensorflow import PlacedSavedModel, SavedModel
 from triglot.core.errors import ModelLoadError
 from triglot.model.config import Device, InstanceGroup, ModelConfig
+from triglot.platform.cpus import cpu_count
 
 CPU, GPU_1 = Device("CPU"), Device("GPU", 1)
 GPUS = len(tf.config.list_physical_devices("GPU"))
@@ -68,7 +68,7 @@ def devices(model):
 
 async def check_without_groups(subject):
     model = load(subject.version("half_plus_two"))
-    assert (model.instances, model.places_instances) == (os.cpu_count(), False)
+    assert (model.instances, model.places_instances) == (cpu_count(), False)
 
 
 async def check_instances_of_a_device_share_a_session(subject):

@@ -11,6 +11,10 @@ import torch
 from triglot.backends.grps.tensor_inferer import ORIGINAL, TensorInferer, device_name
 from triglot.backends.grps.torch_tensor_converter import TorchTensorConverter
 from triglot.core.errors import ModelLoadError
+from triglot.platform.cpus import thread_limit
+
+if limit := thread_limit():
+    torch.set_num_threads(min(limit, torch.get_num_threads()))
 
 
 class TorchModelInferer(TensorInferer):

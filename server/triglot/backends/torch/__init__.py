@@ -17,6 +17,7 @@ from triglot.backends.torch.script import read_script
 from triglot.core.errors import ModelLoadError
 from triglot.model.config import Device, ModelConfig
 from triglot.model.model import Model
+from triglot.platform.cpus import thread_limit
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,9 @@ _READERS: dict[Kind, Callable[[Path, torch.device | None], Program]] = {
     Kind.EXPORTED: read_exported,
     Kind.COMPILED: read_compiled,
 }
+
+if limit := thread_limit():
+    torch.set_num_threads(min(limit, torch.get_num_threads()))
 
 
 def load(file: Path, config: ModelConfig) -> Model:

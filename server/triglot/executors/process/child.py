@@ -32,7 +32,7 @@ from triglot.executors.process.workers import AsyncWorker, SerialWorker
 from triglot.executors.work import takes_call
 from triglot.model.model import Model, is_async, is_decoupled
 from triglot.model.scheduling_rules import check_cpus, check_seconds
-from triglot.platform.cpus import usable_cpus
+from triglot.platform.cpus import thread_limit, usable_cpus
 
 log = logging.getLogger(__name__)
 
@@ -234,4 +234,4 @@ def _run_on(cpus: Any, instance: int) -> None:
 
 def _runs_beside_server() -> bool:
     """Returns whether this process and its parent can run on different CPUs at the same time."""
-    return len(usable_cpus() | usable_cpus(os.getppid())) > 1
+    return len(usable_cpus() | usable_cpus(os.getppid())) > 1 and thread_limit() != 1

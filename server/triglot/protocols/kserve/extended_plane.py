@@ -27,7 +27,7 @@ from triglot.core.types import (
     RegionSlice,
 )
 from triglot.dataplane.dataplane import DataPlane
-from triglot.platform.cpus import usable_cpus
+from triglot.platform.cpus import cpu_count
 from triglot.protocols.kserve.classification import classify
 from triglot.protocols.kserve.regions import Checkout, Region, Regions
 from triglot.scheduling.servable import Servable
@@ -61,7 +61,7 @@ class ExtendedPlane:
     def __init__(self, dataplane: DataPlane, regions: Regions) -> None:
         self._dataplane = dataplane
         self._regions = regions
-        self._most_on_loop = ONE_CORE_BYTES if len(usable_cpus()) == 1 else OFF_LOOP_BYTES
+        self._most_on_loop = ONE_CORE_BYTES if cpu_count() == 1 else OFF_LOOP_BYTES
 
     async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
         """Run as `DataPlane.infer`.

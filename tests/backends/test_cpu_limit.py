@@ -1,0 +1,53 @@
+"""Threads of backends in a control group (cgroup) that allows less CPU time than there are CPUs."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import environments
+from cgroups import output_on_one_cpu
+
+ONNX = """
+from pathlib import Path
+import triglot.demo
+from triglot import backends
+
+threads = lambda: len(os.listdir("/proc/self/task"))
+file = Path(*triglot.demo.__path__, "image_classifier", "1", "model.onnx")
+import onnxruntime
+before = threads()
+model = backends.load("onnx", file)
+print(threads() - before)
+"""
+TORCH = """
+from triglot.backends.torch import load
+import torch
+
+print(torch.get_num_threads())
+"""
+TORCH_OF_GRPS = TORCH.replace(
+    "triglot.backends.torch import load", "triglot.backends.grps.torch_inferer import Path"
+)
+TENSORFLOW = """
+from triglot.backends.tensorflow import session_options
+
+options = session_options()
+print(options.intra_op_parallelism_threads, options.inter_op_parallelism_threads)
+"""
+
+
+def test_onnxruntime_starts_no_thread_for_a_second_cpu() -> None:
+    assert output_on_one_cpu(sys.executable, ONNX) == "0\n"
+
+
+# The oldest libraries are in another environment than this one.
+@pytest.mark.newest
+@pytest.mark.parametrize(
+    ("environment", "code", "expected"),
+    [("torch", TORCH, "1\n"), ("torch", TORCH_OF_GRPS, "1\n"), ("tensorflow", TENSORFLOW, "1 1\n")],
+    ids=["torch", "torch of grps projects", "tensorflow"],
+)
+def test_library_in_its_own_environment_uses_one_thread(environment: str, code: str, expected: str) -> None:
+    assert output_on_one_cpu(environments.python(environment), code) == expected
