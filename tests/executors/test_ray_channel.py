@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
@@ -19,12 +19,16 @@ from triglot.executors.joining import Stack
 from triglot.executors.process.channel import Gone, NotSent
 from triglot.executors.process.frames import Kind
 from triglot.executors.process.notices import Inbox, Notice
-from triglot.executors.ray.connection import CONNECTIONS, accept, connect
+from triglot.executors.ray import connection as ray_connection
+from triglot.executors.ray.connection import CONNECTIONS, MAX_HANDSHAKES, accept, connect
 from triglot.executors.ray.control import ActorControl, Recent, ServerControl
 from triglot.executors.ray.remote_channel import RemoteChannel
 
 SECRET = b"s" * 32
 SECONDS = 30.0
+NONCE = 32
+HANDSHAKE_SECONDS = 0.4
+"""In place of the actor's limit, where a handshake is to run out of time."""
 Ends = tuple[RemoteChannel, RemoteChannel]
 
 
@@ -153,6 +157,64 @@ def test_a_stranger_is_turned_away_and_the_server_comes_in(listener: socket.sock
                     pass
         for connection in connect(address, SECRET) + accepted.result(SECONDS):
             connection.close()
+
+
+def test_silent_strangers_do_not_hold_up_the_server(listener: socket.socket) -> None:
+    """For a stranger more than `MAX_HANDSHAKES`, the actor drops the oldest, and no other."""
+    address = listener.getsockname()[:2]
+    with ThreadPoolExecutor(1) as threads, ExitStack() as strangers:
+        accepted = threads.submit(accept, listener, SECRET, SECONDS)
+        oldest, second, *_ = (
+            strangers.enter_context(socket.create_connection(address, SECONDS)) for _ in range(MAX_HANDSHAKES + 1)
+        )
+        assert len(received(oldest)) == NONCE
+        second.sendall(bytes(NONCE))
+        with second.makefile("rb") as answers:
+            assert len(answers.read(2 * NONCE)) == 2 * NONCE
+        for connection in connect(address, SECRET) + accepted.result(SECONDS):
+            connection.close()
+        assert received(second) == b""  # Closed once the server is connected.
+
+
+def received(connection: socket.socket) -> bytes:
+    """Return all bytes until the other side closes the connection."""
+    data = b""
+    with suppress(ConnectionResetError):
+        while more := connection.recv(1000):
+            data += more
+    return data
+
+
+def drip(connection: socket.socket) -> bool:
+    """Send nonce and proof slowly, byte by byte; return whether the other side closed the connection meanwhile."""
+    with connection:
+        try:
+            for _ in range(2 * NONCE):
+                connection.sendall(b"0")
+                time.sleep(HANDSHAKE_SECONDS / 8)
+        except OSError:
+            return True
+    return False
+
+
+def test_a_stranger_cannot_prolong_a_handshake(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_connection, "HANDSHAKE_SECONDS", HANDSHAKE_SECONDS)
+    address = listener.getsockname()[:2]
+    with ThreadPoolExecutor(1) as threads:
+        accepted = threads.submit(accept, listener, SECRET, SECONDS)
+        assert drip(socket.create_connection(address, SECONDS))
+        monkeypatch.undo()
+        for connection in connect(address, SECRET) + accepted.result(SECONDS):
+            connection.close()
+
+
+def test_an_impostor_cannot_prolong_a_handshake(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_connection, "HANDSHAKE_SECONDS", HANDSHAKE_SECONDS)
+    with ThreadPoolExecutor(1) as threads:
+        impostor = threads.submit(lambda: drip(listener.accept()[0]))
+        with pytest.raises(TimeoutError):
+            connect(listener.getsockname()[:2], SECRET)
+        assert impostor.result(SECONDS)
 
 
 def test_a_server_tells_an_actor_that_is_none(listener: socket.socket) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +27,7 @@ from triglot import Unavailable
 from triglot.core.errors import ServingError
 from triglot.executors.ray import cluster as ray_cluster
 from triglot.executors.ray import instance
+from triglot.executors.ray.connection import MAX_HANDSHAKES, connect
 from waiting import until
 
 pytest.importorskip("ray", reason="the ray environment has it")
@@ -91,6 +93,19 @@ async def test_an_actor_is_lost_while_nobody_calls(tmp_path: Path) -> None:
         await until(lambda: one.readings()["processes_lost ended"] == 1)
         await until(lambda: one.readings()["processes"] == 1)
         assert await one.pid() != pid
+
+
+async def test_silent_strangers_connect_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as strangers:
+
+        def connect_after_strangers(address: tuple[str, int], secret: bytes) -> list[socket.socket]:
+            for _ in range(MAX_HANDSHAKES + 10):
+                strangers.enter_context(socket.create_connection(address))
+            return connect(address, secret)
+
+        monkeypatch.setattr(instance, "connect", connect_after_strangers)
+        async with told(tmp_path) as one:
+            assert await one.pid()
 
 
 class Callers:

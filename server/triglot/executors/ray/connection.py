@@ -10,12 +10,19 @@ import hmac
 import os
 import socket
 import time
+from collections.abc import Iterable
 from contextlib import suppress
+from multiprocessing.connection import wait
 
 _NONCE = 32
 _SERVER, _ACTOR = b"server", b"actor"
-GREETING_SECONDS = 10.0
-"""Seconds to connect, and for each send or receive of the handshake."""
+HANDSHAKE_SECONDS = 10.0
+"""Limit on the seconds to connect, and on those of a whole handshake."""
+MAX_HANDSHAKES = 64
+"""Limit on the unfinished handshakes of an actor; for one more, it drops the oldest.
+
+A server finishes its handshake in one round trip, so it is dropped only if as many others connect meanwhile.
+"""
 _DEAD_SECONDS = 10
 """Seconds without an acknowledgement after which a peer counts as gone, such as a machine that lost power."""
 CONNECTIONS = 2
@@ -26,17 +33,60 @@ class NotOurs(ConnectionError):
     """The other side does not know the secret."""
 
 
+class _Handshake:
+    """One side of the handshake on a new connection: each proves that it knows the secret, by the other's nonce.
+
+    `ours` and `theirs` name the two sides, so that a proof cannot be sent back to its sender. `until` is the
+    instant of `time.monotonic` at which it has to be finished. Raises `OSError` when the connection fails.
+    """
+
+    def __init__(self, connection: socket.socket, secret: bytes, ours: bytes, theirs: bytes) -> None:
+        self.connection = connection
+        self.until = time.monotonic() + HANDSHAKE_SECONDS
+        self._secret = secret
+        self._ours = ours
+        nonce = os.urandom(_NONCE)
+        self._expected = _proof(secret, theirs, nonce)
+        self._received = b""
+        connection.sendall(nonce)
+
+    def receive(self) -> bool:
+        """Receive once, and send the proof when it is due; return whether the other side has proved itself.
+
+        Raises `NotOurs` when its proof is wrong or the connection is closed, `OSError` when the connection fails.
+        """
+        before = len(self._received)
+        if not (data := self.connection.recv(2 * _NONCE - before)):
+            raise NotOurs("the other side hung up")
+        self._received += data
+        nonce, proof = self._received[:_NONCE], self._received[_NONCE:]
+        if before < _NONCE == len(nonce):
+            self.connection.sendall(_proof(self._secret, self._ours, nonce))
+        if len(proof) < _NONCE:
+            return False
+        if not hmac.compare_digest(proof, self._expected):
+            raise NotOurs("the other side does not know the secret")
+        self.connection.settimeout(None)
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return True
+
+
+def _proof(secret: bytes, side: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(secret, side + nonce, "sha256")
+
+
 def connect(address: tuple[str, int], secret: bytes) -> list[socket.socket]:
-    """Returns the server's connections to an actor. Blocks.
+    """Return the server's connections to an actor. Blocks.
 
     Raises `OSError` when it cannot connect, `NotOurs` when the other side does not know the secret.
     """
     made: list[socket.socket] = []
     try:
         for _ in range(CONNECTIONS):
-            made.append(connection := socket.create_connection(address, GREETING_SECONDS))
-            _greet(connection, secret, _SERVER, _ACTOR)
-            _settle(connection)
+            made.append(connection := socket.create_connection(address, HANDSHAKE_SECONDS))
+            handshake = _Handshake(connection, secret, _SERVER, _ACTOR)
+            while not handshake.receive():
+                connection.settimeout(_seconds_until(handshake.until))
     except BaseException:
         _close(made)
         raise
@@ -44,57 +94,58 @@ def connect(address: tuple[str, int], secret: bytes) -> list[socket.socket]:
 
 
 def accept(listener: socket.socket, secret: bytes, timeout: float) -> list[socket.socket]:
-    """Returns, in the actor, the connections of its server. Blocks.
+    """Return, in the actor, the connections of its server, in the order in which it made them. Blocks.
+
+    Any host in the network can connect, so handshakes run concurrently: none waits for another.
 
     Raises `TimeoutError` when the server has not connected within `timeout` seconds.
     """
-    made: list[socket.socket] = []
     until = time.monotonic() + timeout
-    while len(made) < CONNECTIONS:
-        listener.settimeout(max(0.01, until - time.monotonic()))
+    listener.setblocking(False)
+    running: dict[socket.socket, _Handshake] = {}  # The oldest first.
+    finished: list[_Handshake] = []
+    try:
+        while len(finished) < CONNECTIONS:
+            next_end = min([until, *[one.until for one in running.values()]])
+            ready = wait([listener, *running], _seconds_until(next_end))
+            if (now := time.monotonic()) >= until:
+                raise TimeoutError(f"the server has not connected within {timeout:g} s")
+            for connection in [one for one in running if one in ready]:
+                try:
+                    if running[connection].receive():
+                        finished.append(running.pop(connection))
+                except OSError:
+                    del running[connection]
+                    connection.close()
+            if listener in ready and (begun := _begin(listener, secret)):
+                running[begun.connection] = begun
+            for connection, handshake in list(running.items()):
+                if handshake.until <= now or len(running) > MAX_HANDSHAKES:
+                    del running[connection]
+                    connection.close()
+    except BaseException:
+        _close([one.connection for one in finished])
+        raise
+    finally:
+        _close(running)
+    return [one.connection for one in sorted(finished, key=lambda one: one.until)]
+
+
+def _begin(listener: socket.socket, secret: bytes) -> _Handshake | None:
+    """Return the handshake on the next connection, None if that has been closed already."""
+    with suppress(BlockingIOError, ConnectionError):
         connection, _ = listener.accept()
+        connection.setblocking(False)
         try:
-            connection.settimeout(GREETING_SECONDS)
-            _greet(connection, secret, _ACTOR, _SERVER)
-            _settle(connection)
-        except OSError:  # Any host in the network can connect.
+            return _Handshake(connection, secret, _ACTOR, _SERVER)
+        except OSError:
             connection.close()
-        else:
-            made.append(connection)
-    return made
+    return None
 
 
-def _greet(connection: socket.socket, secret: bytes, ours: bytes, theirs: bytes) -> None:
-    """Challenge the other side to prove that it knows the secret, and prove it in turn.
-
-    `ours` and `theirs` name the two sides, so that a proof cannot be sent back to its sender. Raises `NotOurs`
-    when the proof is wrong or the connection is closed, `OSError` when the connection fails.
-    """
-    nonce = os.urandom(_NONCE)
-    connection.sendall(nonce)
-    other = _exactly(connection, _NONCE)
-    connection.sendall(_proof(secret, ours, other))
-    proof = _exactly(connection, _NONCE)
-    if not hmac.compare_digest(proof, _proof(secret, theirs, nonce)):
-        raise NotOurs("the other side does not know the secret")
-
-
-def _proof(secret: bytes, side: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(secret, side + nonce, "sha256")
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        if not (more := connection.recv(size - len(data))):
-            raise NotOurs("the other side hung up")
-        data += more
-    return data
-
-
-def _settle(connection: socket.socket) -> None:
-    connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def _seconds_until(until: float) -> float:
+    """Return the seconds until an instant of `time.monotonic`: positive, since 0 would mean not to block."""
+    return max(0.001, until - time.monotonic())
 
 
 def watch(connection: socket.socket) -> None:
@@ -106,6 +157,6 @@ def watch(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _DEAD_SECONDS)
 
 
-def _close(connections: list[socket.socket]) -> None:
+def _close(connections: Iterable[socket.socket]) -> None:
     for one in connections:
         one.close()
