@@ -71,9 +71,9 @@ class Issuer:
         self.file = folder / "jwks.json"
         self.file.write_text(json.dumps({"keys": [key]}))
 
-    def token(self) -> str:
+    def token(self, subject: str = "client") -> str:
         """Returns a JWT that is valid for an hour."""
-        claims = {"iss": "bench", "aud": "triglot", "sub": "client", "exp": int(time.time()) + 3600}
+        claims = {"iss": "bench", "aud": "triglot", "sub": subject, "exp": int(time.time()) + 3600}
         return jwt.encode(claims, self._key, "RS256", headers={"kid": "bench"})
 
 

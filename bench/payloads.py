@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 import orjson
+from google.protobuf import json_format
 
 from bench.tally import BenchError
 from triglot.pb.grps import grps_pb2
@@ -299,6 +300,29 @@ def _check_grps(model: str, body: bytes, values: Floats) -> None:
     described = [(one.name, "FP32", list(one.shape)) for one in tensors if one.dtype == grps_pb2.DT_FLOAT32]
     floats = np.array(tensors[0].flat_float32 if described else [], np.float32)
     _compare(model, model, described, floats.tobytes(), values)
+
+
+def grps_json_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
+    """grps' predict over HTTP with the same message as JSON."""
+
+    def check(_: Mapping[str, str], body: bytes) -> None:
+        reply: grps_pb2.GrpsMessage = json_format.Parse(body, grps_pb2.GrpsMessage())
+        _check_grps(model, reply.SerializeToString(), values)
+
+    def printed(message: bytes) -> bytes:
+        return json_format.MessageToJson(
+            grps_pb2.GrpsMessage.FromString(message), preserving_proto_field_name=True
+        ).encode()
+
+    return Exchange(
+        path="/grps/v1/infer/predict",
+        headers=_id_header(request_id) | {"Content-Type": "application/json"},
+        body=printed(_grps_request(model, values)),
+        reply=printed(_grps_reply(values)),
+        reply_headers={"Content-Type": "application/json"},
+        check=check,
+        kind=REST,
+    )
 
 
 def predict_json_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
