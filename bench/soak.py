@@ -104,10 +104,11 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether nothing failed, and nothing grew."""
+        """Whether nothing failed, nothing grew, and no process was replaced."""
         held = self.counted
         return (
             not (self.failed or self.unexpected)
+            and held[0].processes.keys() == held[-1].processes.keys()
             and slope(held, resident) / MIB <= SLOPE
             and slope(held, descriptors) * 60 <= DESCRIPTORS
             and slope(held, threads) * 60 <= THREADS
@@ -223,8 +224,8 @@ def progress(result: Result) -> str:
     )
 
 
-def measure(transport: str, minutes: float, rate: float) -> Result:
-    """Start a server with this transport, and soak it."""
+def measure(transport: str, minutes: float, rate: float, nice: int = 0) -> Result:
+    """Start a server with this transport, and soak it from this process, whose niceness grows by `nice`."""
     result = Result(transport)
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         folder = Path(name)
@@ -236,7 +237,7 @@ def measure(transport: str, minutes: float, rate: float) -> Result:
         flags = ["--workers", "2", "--access", str(access), "--audit-log", str(folder / "audit")]
         flags += ["--grpc-transport", transport, "--model-control-mode", "explicit", "--load-model", "*"]
         with servers.serving(models, None, [*flags, "--log-level", "warning"]) as (server, grpc_port, rest_port):
-            os.nice(NICE)
+            os.nice(nice)
             result.root = server.process.pid
             calls = Calls(grpc_port, rest_port, models, issuer)
             asyncio.run(Soak(calls, server, result).run(minutes, rate))
@@ -323,7 +324,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print(*head, sep="\n", flush=True)
     # In processes, because grpc.aio has one loop per process.
     with ProcessPoolExecutor(len(given.transport), get_context("spawn")) as pool:
-        soaks = [pool.submit(measure, transport, given.minutes, given.rate) for transport in given.transport]
+        soaks = [pool.submit(measure, transport, given.minutes, given.rate, NICE) for transport in given.transport]
         try:
             results = [soak.result() for soak in soaks]
         except BenchError as error:
