@@ -225,10 +225,10 @@ def unused_ports() -> tuple[int, int]:
     return one, other
 
 
-def is_listening(port: int) -> bool:
+def is_listening(port: int, host: str = "127.0.0.1") -> bool:
     """Returns whether a connection to the port is accepted."""
     try:
-        with socket.create_connection(("127.0.0.1", port), SECONDS):
+        with socket.create_connection((host, port), SECONDS):
             return True
     except ConnectionError:  # Refused, or reset by a process that is closing the port.
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -72,6 +73,19 @@ def assert_clean(log: str) -> None:
 
 
 # --- start ---
+
+
+@pytest.mark.parametrize(("options", "elsewhere"), [((), False), (("--host", "0.0.0.0"), True)])
+def test_only_this_machine_can_connect_by_default(
+    tmp_path: Path, options: tuple[str, ...], elsewhere: bool
+) -> None:
+    """127.0.0.2 stands for any other address of the machine."""
+    write_model(tmp_path / "model")
+    with Triglot(tmp_path, *options, *FREE_PORTS) as server:
+        server.stderr.wait_for(r"gRPC on [\d.]+:\d+ and REST on [\d.]+:\d+")
+        for port in re.findall(r" on [\d.]+:(\d+)", server.stderr.text()):
+            assert is_listening(int(port))
+            assert is_listening(int(port), "127.0.0.2") is elsewhere
 
 
 def test_the_ports_open_when_every_model_is_loaded(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from doors import DEMO, Doors, doors, infer_request
 from grpc_transport import transport_options
 
 import triglot
+from process import write_model
 from triglot.access.control import access_control
 from triglot.config.options import ConfigError
 from triglot.pb.kserve import inference_pb2 as pb
@@ -156,6 +157,48 @@ def test_a_file_that_says_nothing_sensible(tmp_path: Path, text: str, said: str)
         access_control(triglot.Config(access=str(file)))
     assert str(raised.value).startswith("access: ")
     assert said in str(raised.value)
+
+
+READS = """
+import triglot
+
+class Reads(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "FP32", [1, 2])]
+    outputs = [triglot.TensorSpec("y", "FP32", [1, 2])]
+
+    def infer(self, inputs, call):
+        if call.metadata.get("authorization") != "Bearer of the model":
+            raise triglot.InvalidArgument("another token")
+        return {"y": inputs["x"]}
+"""
+
+
+async def test_without_tokens_in_the_file_these_headers_are_the_models(
+    tmp_path: Path, transports: dict[str, Any]
+) -> None:
+    write_model(tmp_path / "models" / "reads", READS)
+    request = infer_request()
+    request.model_name = "reads"
+    async with doors(tmp_path, anonymous(["infer"]), models=tmp_path / "models", **transports) as here:
+        assert await here.infer(request, metadata=[("authorization", "Bearer of the model"), ("x-api-key", "a")])
+        with pytest.raises(grpc.aio.AioRpcError, match="another token"):
+            await here.infer(request, metadata=[("authorization", "Bearer wrong")])
+        assert (await here.status({"authorization": "Bearer wrong"}))[0] == 200
+
+
+async def test_clients_of_the_socket(tmp_path: Path, transports: dict[str, Any]) -> None:
+    socket = tmp_path / "socket"
+    async with doors(tmp_path, FRIEND, anonymous(["health"]), grpc_socket=str(socket), **transports) as here:
+        await here.channel.close()
+        here.channel = grpc.aio.insecure_channel(f"unix:{socket}")
+        here.infer = here.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        live = here.channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+        assert await live(b"")
+        body = infer_request().SerializeToString()
+        assert await here.infer(body, metadata=list(GOOD[0].items()))
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await here.infer(body)
+        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_tokens_without_tls_are_for_loopback(tmp_path: Path) -> None:

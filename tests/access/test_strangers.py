@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import grpc.aio
 import pytest
 from access_files import client, write
 from doors import DEMO, doors, infer_request
+from h2_peers import Client
 from strangers import MIB, MODEL_INFER, Stranger, over_grpc, over_http1, over_rest_of_http2
 
 from process import FREE_PORTS, SECONDS, Triglot
+from triglot.transports.http2.core import frames
 
 STRANGERS = 64
 """At a time."""
@@ -95,6 +98,16 @@ async def _meet(pid: int, way: Way, port: int, grpc_port: int) -> None:
             answers += await coming
         assert answers == [way.answer] * (STRANGERS * TIMES)
         assert memory.more() <= way.most
+
+
+async def test_the_first_window_of_a_stream_over_http2(tmp_path: Path) -> None:
+    """What a client may send before its credentials were looked at."""
+    async with doors(tmp_path, client("friend", ["secret"], ["infer"]), grpc_transport="h2") as here:
+        peer = Client(*await asyncio.open_connection("127.0.0.1", here.server.grpc_port))
+        await peer.greet()
+        settings = (await peer.next(frames.SETTINGS)).payload
+        assert dict(struct.iter_unpack(">HI", settings))[frames.Setting.INITIAL_WINDOW_SIZE] == 64 * 1024
+        await peer.close()
 
 
 async def test_large_bodies_of_friends(tmp_path: Path) -> None:

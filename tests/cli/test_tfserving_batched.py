@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
 import grpc.aio
 import numpy as np
@@ -99,6 +100,13 @@ class Running:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await self.predict(x, k)
         return caught.value.code(), caught.value.details() or ""
+
+    async def rest_error(self, x: Any, k: Any) -> tuple[int, str]:
+        """Of a REST request of one row that fails: the status, and Retry-After."""
+        url = f"http://127.0.0.1:{self.server.rest_port}/v1/models/m:predict"
+        body = {"instances": [{"x": x, "k": k}]}
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+            return answer.status, answer.headers.get("Retry-After", "")
 
 
 @asynccontextmanager
@@ -209,6 +217,7 @@ async def test_no_more_batches_wait_than_may(tmp_path: Path) -> None:
             "The batch scheduling queue to which this task was submitted is full; currently 1 batches enqueued "
             "and max_enqueued_batches is 1",
         )
+        assert await here.rest_error([0.0], 0) == (503, "1")
         here.model.gate.set()
         assert (await first, await waiting) == ([[1]], [[2, 2]])
 

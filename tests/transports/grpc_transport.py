@@ -79,6 +79,7 @@ NOT_OVER_AIO = (
             "listening",
             "malformed_fields",
             "nodelay",
+            "off_loop",
             "route_errors",
             "storms",
             "storms_recorded",

@@ -70,6 +70,18 @@ async def test_a_connection_has_as_many_streams_as_over_h2() -> None:
         await client.close()
 
 
+async def test_open_calls_have_a_limit_without_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triglot.transports.aio.server.MAX_OPEN_CALLS", 1)  # It is no option.
+    async with opened("aio") as (rows, port):
+        (channel,) = channels(port, 1)
+        held = channel.unary_unary("/t.T/Held")(b"1", timeout=SECONDS)
+        await asyncio.wait_for(rows.held.wait(), SECONDS)
+        assert await codes([channel.unary_unary(ECHO)(b"1", timeout=SECONDS)]) == {"RESOURCE_EXHAUSTED": 1}
+        rows.gate.set()
+        assert await held == b"1"
+        await channel.close()
+
+
 async def test_calls_go_on_while_a_client_resets_its_own() -> None:
     async with opened("aio") as (_, port):
         attacker = Client(*await asyncio.open_connection("127.0.0.1", port))
