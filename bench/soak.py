@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -175,8 +175,9 @@ class Soak:
         async with self._calls.connected(), asyncio.TaskGroup() as group:
             reading = group.create_task(self._read())
             await self._pace(group, rate)
-            self._result.minutes = self._minutes
             reading.cancel()
+            self._result.minutes = self._minutes
+            self._result.readings.append(read(self._server, self._result.minutes))
 
     async def _pace(self, group: asyncio.TaskGroup, rate: float) -> None:
         weights = [kind.weight for kind in KINDS]
@@ -310,8 +311,13 @@ def lines(results: Sequence[Result]) -> Iterator[str]:
                 yield f"{what}: {len(said) - SHOWN} more"
 
 
+def _end_soaks(*_: object) -> None:
+    for child in active_children():
+        child.terminate()
+
+
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print and write; returns 1 if something failed or grew, else 0."""
+    """Measure, print and write; returns 1 if something failed or grew, else 0. SIGTERM ends the soaks early."""
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__.splitlines()[0])
     parser.add_argument("--transport", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, help="(default: both)")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="(default: %(default)g)")
@@ -322,6 +328,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     head = [*report.machine(), f"{given.rate:g} calls a second to each server"]
     print(*head, sep="\n", flush=True)
+    signal.signal(signal.SIGTERM, _end_soaks)
     # In processes, because grpc.aio has one loop per process.
     with ProcessPoolExecutor(len(given.transport), get_context("spawn")) as pool:
         soaks = [pool.submit(measure, transport, given.minutes, given.rate, NICE) for transport in given.transport]
