@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import subprocess
 from collections.abc import Iterator
@@ -253,7 +254,7 @@ def test_servers_with_other_answers(tmp_path: Path) -> None:
 
 def test_tls(tmp_path: Path) -> None:
     authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    (tmp_path / "ca.pem").write_bytes(codecs.BOM_UTF8 + authority.cert_pem.bytes())
     certificate = authority.issue_cert("localhost")
     certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ import grpc.aio
 import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
 import triglot
@@ -22,6 +23,7 @@ from served_models import SECONDS, Function, serving, twice
 from triglot.pb.kserve import inference_pb2 as pb
 
 HOST = "127.0.0.1"
+Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey
 
 
 class Authority:
@@ -48,7 +50,16 @@ class Authority:
 
     def issue(self, *names: x509.GeneralName, common: Sequence[str] = ()) -> tuple[bytes, bytes]:
         """A certificate with just these names, whether they make sense or not, and its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
+        return self._issue(ec.generate_private_key(ec.SECP256R1()), names, common)
+
+    def replace_key(self, key: Key) -> None:
+        """Write a certificate for this machine and this key in place of the server's."""
+        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(HOST))]
+        certificate, secret = self._issue(key, names, ())
+        (self.folder / "server.pem").write_bytes(certificate)
+        (self.folder / "server.key").write_bytes(secret)
+
+    def _issue(self, key: Key, names: Sequence[x509.GeneralName], common: Sequence[str]) -> tuple[bytes, bytes]:
         now = datetime.now(UTC)
         builder = x509.CertificateBuilder(
             x509.load_pem_x509_certificate(self.pem).subject,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import aiohttp
 import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from h2_peers import Rows
-from secured import HOST, TWICE, Authority, infer, refused, rest, server
+from secured import HOST, TWICE, Authority, Key, infer, refused, rest, server
 
 import triglot
 from served_models import SECONDS
@@ -103,6 +106,61 @@ async def test_a_clients_certificate_is_checked_for_each_connection(
     async with server(**authority.server(mutual=True)) as here:
         session = await asyncio.to_thread(resumed, here.rest_port, context, None)
         await asyncio.to_thread(resumed, here.rest_port, context, session)
+
+
+@both
+async def test_files_with_a_byte_order_mark(transport: str, authority: Authority) -> None:
+    """As Windows' editors save them."""
+    options = authority.server(mutual=True)
+    for file in map(Path, options.values()):
+        file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    async with server(grpc_transport=transport, **options) as here:
+        async with authority.channel(here.grpc_port, of=authority) as channel:
+            assert await infer(channel) == TWICE
+        assert await rest(here.rest_port, authority.client(of=authority)) == [42]
+
+
+# --- keys that gRPC's clients refuse ---
+
+KEYS: dict[str, tuple[Callable[[], Key], bool]] = {
+    "RSA": (lambda: rsa.generate_private_key(65537, 2048), True),
+    "P-256": (lambda: ec.generate_private_key(ec.SECP256R1()), True),
+    "P-384": (lambda: ec.generate_private_key(ec.SECP384R1()), True),
+    "P-521": (lambda: ec.generate_private_key(ec.SECP521R1()), False),
+    "Ed25519": (ed25519.Ed25519PrivateKey.generate, False),
+    "Ed448": (ed448.Ed448PrivateKey.generate, False),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+async def test_a_key_that_grpc_clients_refuse(
+    kind: str, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log warns of those keys, and of no others, that gRPC's own client refuses; REST works with all."""
+    make, accepted = KEYS[kind]
+    options = authority.server()
+    authority.replace_key(make())
+    async with server(grpc_transport="h2", **options) as here:
+        if accepted:
+            async with authority.channel(here.grpc_port) as channel:
+                assert await infer(channel) == TWICE
+        else:
+            assert await refused(authority.channel(here.grpc_port)) is UNAVAILABLE
+        assert await rest(here.rest_port, authority.client()) == [42]
+    warned = [record.getMessage() for record in caplog.records if "gRPC's clients refuse" in record.getMessage()]
+    expected = f"has a key of type {kind}, which gRPC's clients refuse; they accept RSA, P-256, P-384"
+    assert len(warned) == (not accepted)
+    assert all(expected in line for line in warned)
+
+
+async def test_a_renewed_key_that_grpc_clients_refuse(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = Tls(Config(**authority.server()))  # type: ignore[arg-type]  # Texts.
+    assert tls.refused_by_grpc() == ""
+    authority.replace_key(ed25519.Ed25519PrivateKey.generate())
+    assert tls.renew()
+    assert "has a key of type Ed25519" in caplog.text
 
 
 # --- renewed files ---

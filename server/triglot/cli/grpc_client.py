@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -109,7 +110,7 @@ def _channel(flags: Mapping[str, Any]) -> Iterator[grpc.Channel]:
 
 def _read(flag: str, file: Path | None) -> bytes | None:
     try:
-        return None if file is None else file.read_bytes()
+        return None if file is None else file.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise ConfigError(f"{flag}: {file}: {error.strerror}") from None
 

@@ -28,6 +28,19 @@ Element = tuple[int, bytes]
 _SEQUENCE, _EXTENSIONS = 0x30, 0xA3
 _ALTERNATIVE_NAME, _COMMON_NAME = b"\x55\x1d\x11", b"\x55\x04\x03"
 """Object identifiers 2.5.29.17 and 2.5.4.3."""
+_EC_KEY = bytes.fromhex("2a8648ce3d0201")
+"""Object identifier of keys on elliptic curves, whose parameters name the curve (RFC 5480)."""
+_KEY_TYPES = {
+    bytes.fromhex(identifier): name
+    for identifier, name in {
+        "2a864886f70d010101": "RSA",
+        "2a8648ce3d030107": "P-256",
+        "2b81040022": "P-384",
+        "2b81040023": "P-521",
+        "2b6570": "Ed25519",
+        "2b6571": "Ed448",
+    }.items()
+}
 _KINDS = _URI, _DNS, _EMAIL, _ADDRESS = 0x86, 0x82, 0x81, 0x87
 _FORMS = {
     _URI: re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*:[!-~]+"),
@@ -62,6 +75,21 @@ def certificate_names(certificate: bytes) -> tuple[str, ...]:
     Cached unless it is very long, because grpc.aio's calls need them once per call.
     """
     return (_cached_names if len(certificate) <= _MAX_CACHED_BYTES else _read_names)(certificate)
+
+
+def key_type(certificate: bytes) -> str:
+    """Returns the type of the public key in a certificate in DER: "RSA", a curve's name, or else the object
+    identifier in hexadecimal digits. Raises `ValueError` if it is not well-formed.
+    """
+    ((_, whole),) = _elements(certificate)
+    (_, signed), *_ = _elements(whole)
+    # Sequences before it: the signature's algorithm, the issuer, the validity and the subject.
+    _, _, _, _, key, *_ = (content for tag, content in _elements(signed) if tag == _SEQUENCE)
+    (_, algorithm), *_ = _elements(key)
+    (_, identifier), *parameters = _elements(algorithm)
+    if identifier == _EC_KEY:
+        ((_, identifier),) = parameters
+    return _KEY_TYPES.get(identifier, identifier.hex())
 
 
 def _read_names(certificate: bytes) -> tuple[str, ...]:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
+import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from triglot.config.options import Config, ConfigError
+from triglot.config.options import NO_PORT, Config, ConfigError
+from triglot.transports.certificates import key_type
 
 log = logging.getLogger(__name__)
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Cipher suites of TLS 1.2 that HTTP/2 allows (RFC 9113, 9.2.2); TLS 1.3 has no others."""
+GRPC_KEYS = ("RSA", "P-256", "P-384")
+"""Types of keys that gRPC's clients accept (grpcio 1.85.1: the signatures that BoringSSL offers by default)."""
 Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
@@ -38,6 +44,7 @@ class Tls:
         self._client_ca = Path(config.tls_client_ca) if config.tls_client_ca else None
         self._certificates_asked = ssl.CERT_OPTIONAL if config.client_auth == "optional" else ssl.CERT_REQUIRED
         self._protocols = protocols
+        self._for_grpc = config.grpc_port != NO_PORT
         self._stamp = self._read_stamp()
         self._pem, self._context = self._load()
 
@@ -51,6 +58,24 @@ class Tls:
         self.renew()
         return self._pem
 
+    def refused_by_grpc(self) -> str:
+        """Returns why gRPC's clients refuse the certificate; "" if they accept it, or if there is no gRPC port."""
+        if not self._for_grpc:
+            return ""
+        # A chain begins with the server's own certificate.
+        text, end, _ = self._pem.certificate.partition(b"-----END CERTIFICATE-----")
+        _, begin, text = text.rpartition(b"-----BEGIN CERTIFICATE-----")
+        try:
+            found = key_type(ssl.PEM_cert_to_DER_cert((begin + text + end).decode("ascii")))
+        except ValueError:
+            return ""  # OpenSSL could read it.
+        if found in GRPC_KEYS:
+            return ""
+        return (
+            f"tls_certificate: {self._certificate} has a key of type {found}, which gRPC's clients refuse; "
+            f"they accept {', '.join(GRPC_KEYS)}"
+        )
+
     def renew(self) -> bool:
         """Read the files if they have changed; returns whether a new certificate is in use. Errors are logged."""
         stamp = self._read_stamp()
@@ -63,6 +88,8 @@ class Tls:
             log.warning("the certificate files changed, but the previous certificate stays in use: %s", error)
             return False
         log.info("the certificate files changed: new connections use the new certificate")
+        if refused := self.refused_by_grpc():
+            log.warning("%s", refused)
         return True
 
     def _files(self) -> Sequence[Path]:
@@ -85,12 +112,14 @@ class Tls:
         context.set_ciphers(CIPHERS)
         context.set_alpn_protocols(list(self._protocols))
         try:
-            context.load_cert_chain(self._certificate, self._key, self._refuse_passphrase)
+            with _as_file(pem.certificate) as certificate, _as_file(pem.key) as key:
+                context.load_cert_chain(certificate, key, self._refuse_passphrase)
         except ssl.SSLError as error:
             raise ConfigError(self._misfit(error)) from None
         if self._client_ca is not None:
             try:
-                context.load_verify_locations(self._client_ca)
+                with _as_file(pem.client_ca) as client_ca:
+                    context.load_verify_locations(client_ca)
             except ssl.SSLError as error:
                 raise ConfigError(f"tls_client_ca: {self._client_ca} is damaged: {error.reason}") from None
             context.verify_mode = self._certificates_asked
@@ -110,9 +139,9 @@ class Tls:
 
 
 def check_certificate(config: Config) -> None:
-    """Raises `ConfigError` if a certificate is configured that cannot be used."""
-    if config.tls_certificate:
-        Tls(config)
+    """Warn if gRPC's clients refuse the configured certificate. Raises `ConfigError` if it cannot be used."""
+    if config.tls_certificate and (refused := Tls(config).refused_by_grpc()):
+        log.warning("%s", refused)
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
@@ -130,4 +159,14 @@ def _read(option: str, file: Path, marker: bytes, thing: str) -> bytes:
         raise ConfigError(f"{option}: cannot read {file}: {error.strerror}") from None
     if marker not in text:
         raise ConfigError(f"{option}: expected a {thing} in PEM, but {file} has none")
-    return text
+    # Editors on Windows write a byte order mark, before which OpenSSL and BoringSSL find no first line.
+    return text.removeprefix(codecs.BOM_UTF8)
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """Yields the path of a file in memory, because `ssl` reads certificates and keys from files only."""
+    descriptor = os.memfd_create("pem")
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        file.write(content)
+        yield f"/proc/self/fd/{descriptor}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import logging
 import random
@@ -338,4 +339,4 @@ def _seconds(text: str | None) -> float:
 
 
 def _bytes_of(file: str) -> bytes | None:
-    return Path(file).read_bytes() if file else None
+    return Path(file).read_bytes().removeprefix(codecs.BOM_UTF8) if file else None
