@@ -22,6 +22,7 @@ from triglot.cli.tfserving_batching import Batching
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ModelLoadError
 from triglot.platform.memory import keep_memory
+from triglot.platform.systemd import ServiceManager
 from triglot.repository.config.settings import ModelSettings, settings_of
 from triglot.repository.manager.loader import Load
 from triglot.repository.manager.summary import VersionSummary
@@ -108,7 +109,7 @@ class Start:
 def supervised(start: Start, arguments: Sequence[str]) -> int:
     """Runs several workers and returns the exit status."""
     try:
-        return supervise(start.config, arguments)
+        return supervise(start.config, arguments, ServiceManager.take(os.environ))
     except OSError as error:
         start.fails(str(error))
         return FAILED
@@ -117,6 +118,7 @@ def supervised(start: Start, arguments: Sequence[str]) -> int:
 def run(start: Start, handler: logging.Handler, spec: WorkerSpec | None) -> int:
     """Runs a single server, or the worker of `spec`; returns the exit status. Raises `ConfigError`."""
     loop_factory = _loop_factory(start.config)
+    service_manager = ServiceManager.take(os.environ)
     for warning in start.warnings:
         log.warning("%s", warning)
     try:
@@ -128,7 +130,7 @@ def run(start: Start, handler: logging.Handler, spec: WorkerSpec | None) -> int:
             keep_memory(os.environ)
         sys.setswitchinterval(SWITCH_SECONDS)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(_serve(start, handler, spec))
+            return runner.run(_serve(start, handler, spec, service_manager))
     except (ModelLoadError, OSError) as error:
         start.fails(str(error))
         return FAILED
@@ -145,7 +147,9 @@ def _loop_factory(config: Config) -> Callable[[], asyncio.AbstractEventLoop] | N
     return uvloop.new_event_loop
 
 
-async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None) -> int:
+async def _serve(
+    start: Start, handler: logging.Handler, spec: WorkerSpec | None, service_manager: ServiceManager
+) -> int:
     # Imported here, so that --help and errors in flags are quick.
     from triglot.server import Server  # noqa: PLC0415
 
@@ -178,6 +182,7 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
     with load_progress(handler, server.manager.registry) if spec is None or spec.number == 1 else nullcontext():
         loaded = await _run_unless_signalled(loading, signals)
     if not loaded:
+        service_manager.stopping()
         return _exit("stopped while loading")
     if start.report is not None:
         start.report(server.summaries(), errors)
@@ -192,14 +197,18 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
         print(line, flush=True)
     if config.model_control_mode == "none" and start.config_file is None:
         server.manager.settle()
+    service_manager.ready()
+    watchdog = asyncio.create_task(service_manager.feed_watchdog())
     with _follow_config(start, server):
         notice = await signals.get()
+    service_manager.stopping()
     delay = config.drain_delay if notice is signal.SIGTERM else 0.0
     if notice is RETIRE and not await _run_unless_signalled(server.retire(), signals):
         return _exit("stopped at once")
     servables = server.manager.registry.all_in_memory()
     if not await _run_unless_signalled(_stop(server, delay), signals):
         return _exit("stopped at once")
+    watchdog.cancel()
     if await _end_tasks():
         for servable in servables:
             if servable.leases:

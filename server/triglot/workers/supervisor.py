@@ -15,6 +15,7 @@ from typing import Any
 from triglot.access.tallies import SharedTallies, shared_size
 from triglot.access.watched_file import CHECK_SECONDS, WatchedFile
 from triglot.config.options import Config, ConfigError
+from triglot.platform.systemd import ServiceManager
 from triglot.transports.listening import Bound
 from triglot.workers.changes import Changes
 from triglot.workers.channel import ChannelClosed
@@ -56,12 +57,20 @@ class Slot:
 class Supervisor:
     """Supervises the workers of `triglot ARGUMENTS`.
 
-    `run` returns the exit status; `say` prints lines for users.
+    `run` returns the exit status; `say` prints lines for users. The service manager is notified of the
+    service as a whole: it is ready when the first worker serves, and reloads while workers are replaced.
     """
 
-    def __init__(self, config: Config, arguments: Sequence[str], say: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        arguments: Sequence[str],
+        service_manager: ServiceManager,
+        say: Callable[[str], object],
+    ) -> None:
         self._config = config
         self._arguments = arguments
+        self._service_manager = service_manager
         self._say = say
         self._slots: list[Slot] = []
         self._workers: list[Worker] = []
@@ -99,6 +108,7 @@ class Supervisor:
             self._slots.append(Slot(number, sockets if number == 1 else self._ports.bind()))
         slot_tasks = [asyncio.create_task(self._run_slot(slot)) for slot in self._slots]
         await self._over.wait()
+        self._service_manager.stopping()
         for slot in self._slots:
             slot.sockets.close()  # Otherwise the ports would stay open until this process ends.
         await self._end_all()
@@ -219,6 +229,8 @@ class Supervisor:
             self._announced = True
             for line in hints:
                 self._say(line)
+            self._service_manager.ready()
+            self._spawn(self._service_manager.feed_watchdog())
         log.info("%s serves", worker)
         if self._config.worker_timeout:
             self._spawn(self._watch_heartbeat(worker, self._config.worker_timeout))
@@ -259,6 +271,7 @@ class Supervisor:
 
     async def _renew_all(self) -> None:
         log.info("rolling restart: replacing the workers one by one")
+        self._service_manager.reloading()
         try:
             for slot in self._slots:
                 if not await self._renew(slot) and not self._over.is_set():
@@ -269,6 +282,8 @@ class Supervisor:
             log.info("rolling restart: all workers are replaced")
         finally:
             self._rolling = False
+            if self._announced and not self._over.is_set():
+                self._service_manager.ready()
 
     async def _renew(self, slot: Slot) -> bool:
         """Start a successor, and end the old worker once it serves; returns whether it does."""
@@ -350,6 +365,6 @@ class Supervisor:
             log.error("unexpected error in the supervisor", exc_info=error)
 
 
-def supervise(config: Config, arguments: Sequence[str]) -> int:
+def supervise(config: Config, arguments: Sequence[str], service_manager: ServiceManager) -> int:
     """Supervise the workers of `triglot ARGUMENTS`; returns the exit status. Raises `OSError`."""
-    return asyncio.run(Supervisor(config, arguments, partial(print, flush=True)).run())
+    return asyncio.run(Supervisor(config, arguments, service_manager, partial(print, flush=True)).run())
