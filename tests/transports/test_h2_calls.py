@@ -17,7 +17,7 @@ from h2_peers import SECONDS, Served, data, frame, greeted, message, served
 from triglot.transports.http2.body import MAX_UNREAD_BYTES
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.limits import DEFAULTS
+from triglot.transports.http2.core.limits import DEFAULTS, Limits
 
 END_BOTH = frames.END_HEADERS | frames.END_STREAM
 
@@ -105,6 +105,20 @@ async def test_no_more_calls_are_open_than_may_be() -> None:
         for number in (1, 3, 5):
             await client.send(client.headers(number, "Held"), data(number, message(b"1")))
         assert (await client.status(5))["grpc-status"] == "8"
+        here.rows.gate.set()
+        assert [(await client.status(number))["grpc-status"] for number in (1, 3)] == ["0", "0"]
+        await client.send(client.headers(7, "Held"), data(7, message(b"1")))
+        assert (await client.status(7))["grpc-status"] == "0"
+        await client.close()
+
+
+async def test_no_more_streams_are_open_than_may_be() -> None:
+    async with served(Limits(max_streams=2)) as here:
+        client = await greeted(here)
+        for number in (1, 3, 5):
+            await client.send(client.headers(number, "Held"), data(number, message(b"1")))
+        refused = await client.next(frames.RST_STREAM)
+        assert (refused.stream, refused.code) == (5, frames.ErrorCode.REFUSED_STREAM)
         here.rows.gate.set()
         assert [(await client.status(number))["grpc-status"] for number in (1, 3)] == ["0", "0"]
         await client.send(client.headers(7, "Held"), data(7, message(b"1")))
