@@ -57,7 +57,7 @@ release:  ## Build wheel and sdist into dist/, and check both.
 	"$$python" -m build --outdir dist . && \
 	"$$python" -m twine check --strict dist/* && \
 	"$$python" -m check_wheel_contents dist/*.whl && \
-	test "$$(stat -c %s dist/*.whl)" -le 3000000
+	test "$$(stat -c %s dist/*.whl)" -le 1300000
 
 clean:  ## Remove the virtual environments and caches.
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*

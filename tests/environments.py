@@ -43,13 +43,29 @@ def _project(editable: str) -> dict[str, Any]:
     project, extras = text["project"], _extras(editable)
     optional = project["optional-dependencies"]
     project["optional-dependencies"] = {extra: optional[extra] for extra in extras}
-    return {"build-system": text["build-system"], "project": project, "hatch": text["tool"]["hatch"]}
+    return _installed({"project": project, "hatch": text["tool"]["hatch"]})
+
+
+def _installed(text: dict[str, Any]) -> dict[str, Any]:
+    """Returns of the tables in `text` what an editable installation depends on: not what a wheel leaves out."""
+    packages = text["hatch"]["build"]["targets"]["wheel"]["packages"]
+    return {"project": text["project"], "version": text["hatch"]["version"], "packages": packages}
 
 
 def _extras(editable: str) -> list[str]:
     """Returns the extras in a requirement like `--editable .[onnx,torch]`."""
     named = editable.partition("[")[2].partition("]")[0]
     return [extra.strip() for extra in named.split(",") if extra.strip()]
+
+
+def _read(stamp: Path) -> dict[str, Any] | None:
+    """Returns what the environment was made from; None if there is none."""
+    if not stamp.exists():
+        return None
+    before: dict[str, Any] = json.loads(stamp.read_text())
+    if "hatch" in before.get("project", {}):  # Recorded in full, as it was once.
+        before["project"] = _installed(before["project"])
+    return before
 
 
 def has_grown(before: dict[str, Any], after: dict[str, Any]) -> bool:
@@ -84,7 +100,7 @@ def python(name: str) -> Path:
     stamp = folder / "made_of.json"
     with (folder.parent / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        before, after = json.loads(stamp.read_text()) if stamp.exists() else None, made_of(requirements)
+        before, after = _read(stamp), made_of(requirements)
         if before != after:
             if before is None or not has_grown(before, after):
                 _make(folder, requirements)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from doc_pages import PAGES, ROOT, Reader, anchors_of, blocks_of, links_of
 
-OWN_PATH = re.compile(r"`((?:bench|codegen|deploy|docs|examples|protos|server|tests)/[\w./-]+)`")
+OWN_PATH = re.compile(r"`((?:bench|codegen|deploy|docs|protos|server|tests)/[\w./-]+)`")
 MADE_BY_MAKE = re.compile(r"`make ([a-z-]+)")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
