@@ -15,9 +15,9 @@ from triglot.core.tensor import Array
 from triglot.model.grps_types import LISTS
 from triglot.protocols.grps.json_reader import read_message
 from triglot.protocols.grps.message import Data, GrpsMap, GrpsTensor, Message, Status
-from triglot.protocols.json.text import SIMD_FROM_BYTES
+from triglot.protocols.json.text import LARGE_FROM_BYTES
 
-BLANKS = b" " * SIMD_FROM_BYTES
+BLANKS = b" " * LARGE_FROM_BYTES
 """Behind a small body they make it a large one."""
 
 

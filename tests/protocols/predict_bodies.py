@@ -11,14 +11,14 @@ import pytest
 from triglot.core.errors import ServingError
 from triglot.core.types import TensorSpec
 from triglot.model.signature import Signature
-from triglot.protocols.json.text import SIMD_FROM_BYTES
+from triglot.protocols.json.text import LARGE_FROM_BYTES
 from triglot.protocols.tfserving.json_tensors import PredictBody
 from triglot.protocols.tfserving.rest_predict import decode_predict
 
 FLOAT = {"x": "FP32"}
 STRING = {"s": "BYTES"}
 MULTI = {"int_tensor": "INT32", "str_tensor": "BYTES"}
-BLANKS = b" " * SIMD_FROM_BYTES
+BLANKS = b" " * LARGE_FROM_BYTES
 # What only the exact reader takes: the quick one leaves the rest of the text to it.
 JUNK = b" }"
 FORMS = [b"", BLANKS, JUNK, BLANKS + JUNK]

@@ -22,6 +22,8 @@ from triglot.protocols.grps.json_printer import MAX_EMPTY_LISTS, answer_size, pr
 from triglot.protocols.grps.json_reader import read_message
 from triglot.protocols.grps.message import OK, GrpsMap, GrpsTensor, Message, NDArray, Status
 
+pytestmark = pytest.mark.usefixtures("json_library")
+
 LARGE = 40_000
 
 

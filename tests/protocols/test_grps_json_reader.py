@@ -14,6 +14,8 @@ from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.json_reader import read_message, read_model_name
 from triglot.protocols.grps.message import GrpsMap, GrpsTensor, Message
 
+pytestmark = pytest.mark.usefixtures("json_library")
+
 
 def read_tensor(**members: Any) -> GrpsTensor:
     data = read(tensor(**members)).data

@@ -11,6 +11,8 @@ from grps_messages import BLANKS, read, refusal, tensor
 from triglot.core.errors import InvalidArgument
 from triglot.protocols.grps.json_reader import read_model_name
 
+pytestmark = pytest.mark.usefixtures("json_library")
+
 
 @pytest.mark.parametrize(
     ("body", "text"),

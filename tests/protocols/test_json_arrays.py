@@ -17,6 +17,8 @@ from triglot.protocols.json.text import read_body
 from triglot.protocols.tfserving.json_quick import read_quickly
 from triglot.protocols.tfserving.rest_predict import decode_predict
 
+pytestmark = pytest.mark.usefixtures("json_library")
+
 NUMBERS = np.random.default_rng(5).normal(size=PIECE // 4)
 
 

@@ -13,6 +13,8 @@ from triglot.core.errors import InvalidArgument, PayloadTooLarge
 from triglot.protocols.json.limits import CONTAINER_COST, MAX_DEPTH, VALUE_COST, JsonLimits
 from triglot.protocols.json.pieces import CHUNK, MAX_WITHOUT_COMMA, Scanner, check_values, parse_in_pieces
 
+pytestmark = pytest.mark.usefixtures("json_library")
+
 UNLIMITED = JsonLimits(values=2**62)
 TEXTS = st.text(alphabet='ab"\\,:[]{} é\n\ud83d\ude00', max_size=6)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS

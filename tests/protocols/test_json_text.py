@@ -21,7 +21,7 @@ from triglot.protocols.json.arrays import LargeArray
 from triglot.protocols.json.limits import JsonLimits
 from triglot.protocols.json.text import (
     CHUNK,
-    SIMD_FROM_BYTES,
+    LARGE_FROM_BYTES,
     flatten,
     print_array,
     print_nested,
@@ -29,8 +29,10 @@ from triglot.protocols.json.text import (
     type_name,
 )
 
+pytestmark = pytest.mark.usefixtures("json_library")
+
 Body = dict[str, Any]
-BLANKS = b" " * SIMD_FROM_BYTES
+BLANKS = b" " * LARGE_FROM_BYTES
 
 
 def read(body: bytes | str, reader: Callable[[Body], Any] = lambda body: body) -> list[Any]:
@@ -103,7 +105,7 @@ def test_large_arrays_stay_in_the_parsers_memory() -> None:
     def reader(body: Body) -> None:
         kinds.append(type(body["inputs"][0]["data"]))
 
-    numbers = ",".join(map(str, range(SIMD_FROM_BYTES)))
+    numbers = ",".join(map(str, range(LARGE_FROM_BYTES)))
     read_body(f'{{"inputs":[{{"name":"x","data":[{numbers}]}}]}}'.encode(), "data", reader)
     assert kinds == [LargeArray]
 
@@ -211,7 +213,7 @@ def test_numbers_next_to_the_largest_are_never_taken_for_tokens(number: str, tok
 )
 def test_tokens_within_other_text(text: str) -> None:
     for body in (f'{{"data":[{text}]}}', f'{{"data":[{text},NaN]}}'):
-        for size in ("", " " * SIMD_FROM_BYTES):
+        for size in ("", " " * LARGE_FROM_BYTES):
             with pytest.raises(InvalidArgument, match="failed to parse the request JSON"):
                 read_body((body + size).encode(), "data", floats)
 

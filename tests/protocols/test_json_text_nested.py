@@ -17,6 +17,8 @@ from triglot.protocols.json.arrays import LargeArray, parse_large
 from triglot.protocols.json.limits import DEFAULT_LIMITS
 from triglot.protocols.json.text import CHUNK, print_nested
 
+pytestmark = pytest.mark.usefixtures("json_library")
+
 
 def parse(text: bytes) -> Any:
     return parse_large(text, DEFAULT_LIMITS)[0]

@@ -15,11 +15,11 @@ from triglot.core.http import HttpRequest
 from triglot.core.tensor import Array
 from triglot.core.types import InputTensor
 from triglot.protocols.json.limits import DEFAULT_LIMITS
-from triglot.protocols.json.text import SIMD_FROM_BYTES
+from triglot.protocols.json.text import LARGE_FROM_BYTES
 from triglot.protocols.kserve.rest import RestInfer, decode_infer
 
 LENGTH = "inference-header-content-length"
-BLANKS = b" " * SIMD_FROM_BYTES
+BLANKS = b" " * LARGE_FROM_BYTES
 X = {"name": "x", "shape": [1], "datatype": "FP32"}
 
 

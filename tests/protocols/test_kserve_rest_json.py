@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, Array
-from triglot.protocols.json.text import SIMD_FROM_BYTES
+from triglot.protocols.json.text import LARGE_FROM_BYTES
 from triglot.protocols.kserve.rest import decode_infer
 
-BLANKS = " " * SIMD_FROM_BYTES
+pytestmark = pytest.mark.usefixtures("json_library")
+
+BLANKS = " " * LARGE_FROM_BYTES
 INTEGERS = [f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)]
 
 

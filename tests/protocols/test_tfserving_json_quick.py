@@ -16,6 +16,8 @@ from triglot.protocols.json.limits import DEFAULT_LIMITS
 from triglot.protocols.tfserving.json_quick import read_quickly
 from triglot.protocols.tfserving.rest_predict import decode_predict
 
+pytestmark = pytest.mark.usefixtures("json_library")
+
 IMAGE = np.arange(2 * 30 * 40 * 3, dtype=np.float32).reshape(2, 30, 40, 3) / 7
 
 

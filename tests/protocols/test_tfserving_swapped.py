@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pytest
 
 from triglot import Call, Model, TensorSpec
+from triglot.core.fast_json import dumps, loads
 from triglot.core.http import HttpRequest
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.inference import run
@@ -66,7 +66,7 @@ async def swap(manager: Manager, folder: Path) -> None:
 
 
 def request(path: str, body: object, **parts: str) -> HttpRequest:
-    return HttpRequest(parts, {}, orjson.dumps(body), "POST", path)
+    return HttpRequest(parts, {}, dumps(body), "POST", path)
 
 
 @pytest.mark.parametrize("body", [{"instances": [1.5, 2]}, {"inputs": [1.5, 2]}, {"inputs": {"x": [1.5, 2]}}])
@@ -78,7 +78,7 @@ async def test_rest_predict(tmp_path: Path, body: object, *, swapped: bool) -> N
         call = api.decode_post(request("/v1/models/m:predict", body))
         if swapped:
             await swap(manager, tmp_path)
-        answer = orjson.loads(bytes(call.encode(await run(api, call, Call()))))
+        answer = loads(bytes(call.encode(await run(api, call, Call()))))
         (values,) = answer.values()
         assert values == ["float64" if swapped else "float32"] * 2
 

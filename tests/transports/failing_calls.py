@@ -11,12 +11,12 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
-import orjson
 from h2_peers import SECONDS, data
 from live import Live
 from test_h2_rest import client_of, fields
 
 import triglot
+from triglot.core.fast_json import dumps
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
@@ -173,7 +173,7 @@ def grps_streaming(model: str, count: int, name: str) -> Request:
 
 
 def _json(path: str, value: Any) -> Request:
-    return Request(path, orjson.dumps(value), {"content-type": "application/json"})
+    return Request(path, dumps(value), {"content-type": "application/json"})
 
 
 def _rows(count: int, name: str) -> list[dict[str, float]]:
@@ -189,7 +189,7 @@ def kserve_json(model: str, count: int, name: str) -> Request:
 def kserve_binary(model: str, count: int, name: str) -> Request:
     size = {"binary_data_size": 4 * count}
     tensor = {"name": name, "datatype": "FP32", "shape": [count], "parameters": size}
-    head = orjson.dumps({"inputs": [tensor]})
+    head = dumps({"inputs": [tensor]})
     headers = {"inference-header-content-length": str(len(head))}
     return Request(f"/v2/models/{model}/infer", head + bytes(4 * count), headers)
 

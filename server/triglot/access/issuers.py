@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from time import time
 from typing import Any, TypeGuard
 
-import orjson
-
 from triglot.access.file import Grant, IssuerRule
 from triglot.access.holder import Holder
 from triglot.access.jwks import ALGORITHMS, Key, KeyFile, KeySource, KeyUrl
 from triglot.access.limits import CallLimits
 from triglot.config.options import ConfigError
 from triglot.core.errors import RETRY_AFTER_SECONDS, Unauthenticated, Unavailable
+from triglot.core.fast_json import loads
 
 log = logging.getLogger(__name__)
 
@@ -214,8 +213,8 @@ def _check_installed() -> None:
 
 def _object(part: str) -> dict[str, Any]:
     try:
-        value = orjson.loads(_bytes(part))
-    except orjson.JSONDecodeError:
+        value = loads(_bytes(part))
+    except ValueError:
         value = None
     if not isinstance(value, dict):
         raise Unauthenticated("the token is no valid JWT: expected JSON objects")

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-import orjson
+from triglot.core.fast_json import loads
 
 MAX_BYTES = 256 * 1024
 """Largest key set, in bytes; large providers have some 20 KiB."""
@@ -66,8 +66,8 @@ def read_keys(content: bytes) -> tuple[Key, ...]:
     if len(content) > MAX_BYTES:
         raise KeySetError(f"has more than {MAX_BYTES} bytes")
     try:
-        keyset = orjson.loads(content)
-    except orjson.JSONDecodeError:
+        keyset = loads(content)
+    except ValueError:
         raise KeySetError("is not JSON") from None
     listed = keyset.get("keys") if isinstance(keyset, dict) else None
     if not isinstance(listed, list):

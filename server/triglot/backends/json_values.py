@@ -7,19 +7,17 @@ import logging
 from typing import Any
 
 import numpy as np
-import orjson
 
 from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.fast_json import dumps, loads
 
 log = logging.getLogger(__name__)
-
-_ONLY_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
 def parse(what: str, text: bytes) -> Any:
     """Returns the value of a text. Raises `InvalidArgument`, which names `what`."""
     try:
-        return orjson.loads(text)
+        return loads(text)
     except ValueError:
         pass  # NaN and Infinity need the standard library; so do other errors, for its texts.
     try:
@@ -31,8 +29,8 @@ def parse(what: str, text: bytes) -> Any:
 def serialize(what: str, result: object) -> bytes:
     """Returns the text of a value, numpy's included. Raises `Internal`, which names the function `what`."""
     try:
-        text = orjson.dumps(result, default=_plain, option=_ONLY_JSON)
-        if b"null" not in text:  # orjson writes null for NaN and Infinity, too.
+        text = dumps(result, _plain)
+        if b"null" not in text:  # It writes null for NaN and Infinity, too.
             return text
     except TypeError:
         pass  # Integers beyond 64 bits and keys that are not strings need the standard library.

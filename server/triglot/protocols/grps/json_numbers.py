@@ -8,9 +8,9 @@ import re
 from typing import Any
 
 import numpy as np
-import orjson
 
 from triglot.core.errors import InvalidArgument
+from triglot.core.fast_json import dumps_array, loads
 from triglot.core.tensor import Array
 from triglot.protocols.json.arrays import LargeArray
 from triglot.protocols.json.text import type_name
@@ -198,8 +198,8 @@ def float_values(array: Array) -> list[float | str]:
     """Returns a flat float array's elements for JSON: FP32 as the shortest text that reads back to it."""
     if array.dtype == FLOAT32:
         # numpy and Python would print all digits of the double that it becomes.
-        text = orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)
-        values: list[Any] = orjson.loads(text)
+        text = dumps_array(np.ascontiguousarray(array))
+        values: list[Any] = loads(text)
     else:
         values = array.tolist()
     for at in np.flatnonzero(~np.isfinite(array)):

@@ -11,9 +11,9 @@ import json
 from typing import Any
 
 import numpy as np
-import orjson
 
 from triglot.core.errors import Internal
+from triglot.core.fast_json import dumps_array
 from triglot.core.tensor import Array, element_count, native
 from triglot.model.grps_types import LISTS
 from triglot.pb.grps import grps_pb2 as pb
@@ -134,7 +134,7 @@ def _chunk_text(chunk: Array) -> bytes:
         return json.dumps(chunk.tolist(), separators=(",", ":"))[1:-1].encode()
     non_finite = np.flatnonzero(~np.isfinite(chunk))
     if non_finite.size:
-        texts = orjson.dumps(native(chunk), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+        texts = dumps_array(native(chunk))[1:-1].split(b",")
         for at in non_finite:
             texts[at] = b'"%b"' % float_name(float(chunk[at])).encode()
         return b",".join(texts)

@@ -2,7 +2,7 @@
 
 Strategy: after a member's name, a list without strings and objects ends with the last bracket before the next
 brace or quote. Such lists are cut out. The rest is small, and the standard parser reads it, with a marker in place
-of each list. A list itself is parsed by simdjson, in pieces if it is long, which returns its numbers flattened.
+of each list. A list itself is parsed by `json.numbers`, in pieces if it is long, which flattens its numbers.
 These parsers decide what is valid JSON; what does not match the expectation is left for the caller to read
 otherwise.
 """
@@ -18,10 +18,10 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import simdjson
 
 from triglot.core.tensor import Array
 from triglot.protocols.json.limits import NUMBER_COST, JsonLimits
+from triglot.protocols.json.numbers import is_list, numbers_of, parse_lists
 
 WHOLE = 512 * 1024
 PIECE = 128 * 1024
@@ -38,7 +38,6 @@ MAX_RANK = 64
 _STRING = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
 _MEMBER_LIST = re.compile(rb"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}\[")
 _MARKER = f"list-{secrets.token_hex(8)}-"
-_DTYPES = {"d": "f8", "i": "i8", "u": "u8"}
 
 
 class LargeArray:
@@ -52,7 +51,8 @@ class LargeArray:
         self._place = text, start, stop
         self._parsed: Any = None
         if stop - start <= WHOLE and not _has_token(short := text[start:stop]):
-            self._parsed = simdjson.Parser().parse(short)
+            self._place = short, 0, len(short)
+            self._parsed = parse_lists(short)
         self._is_json = self._parsed is not None
         self._size: int | None = None
         """Number of elements, once it is known."""
@@ -70,7 +70,7 @@ class LargeArray:
             return _shape_of(skeleton_of(_NO_STRUCTURE, *self._place))
         dims: list[int] = []
         item = self._parsed
-        while isinstance(item, simdjson.Array):
+        while is_list(item):
             dims.append(len(item))
             item = item[0] if dims[-1] else None
         return tuple(dims)
@@ -110,11 +110,9 @@ class LargeArray:
     def numbers(self, kind: str) -> Array:
         """Returns all elements flattened: "d" as float64, "i" as int64, "u" as uint64."""
         if self._parsed is not None:
-            return _buffer(self._parsed, kind)
-        parser = simdjson.Parser()
+            return numbers_of(self._parsed, kind, self._place[0])
         arrays = [
-            _numbers(parser, kind, piece)[first:last]
-            for piece, first, last in _pieces(*self._place, self._single())
+            _numbers(kind, piece)[first:last] for piece, first, last in _pieces(*self._place, self._single())
         ]
         self._is_json = True
         numbers = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
@@ -138,31 +136,19 @@ class LargeArray:
         return count(b",", *self._place)
 
 
-def _buffer(array: Any, kind: str) -> Array:
-    return np.frombuffer(array.as_buffer(of_type=kind), _DTYPES[kind])
-
-
-def _numbers(parser: simdjson.Parser, kind: str, text: bytes) -> Array:
+def _numbers(kind: str, text: bytes) -> Array:
     try:
-        return _buffer(parser.parse(text), kind)
+        return numbers_of(parse_lists(text), kind, text)
     except ValueError:
         if not _has_token(text):
             raise
         if kind != "d":
             raise TypeError("NaN and Infinity are no integers") from None
-    values = json.loads(text)
-    while list in (types := set(map(type, values))):
-        values = [item for value in values for item in (value if isinstance(value, list) else [value])]
-    if not types <= {int, float}:
-        raise TypeError("not numbers")
-    try:
-        return np.array(values, np.float64)
-    except OverflowError:
-        raise ValueError("an integer beyond float64") from None
+    return numbers_of(json.loads(text), kind, text)
 
 
 def _has_token(text: bytes) -> bool:
-    """Whether it may contain NaN or Infinity, which simdjson rejects."""
+    """Whether it may contain NaN or Infinity, which `parse_lists` rejects."""
     return b"N" in text or b"I" in text
 
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import orjson
 
 from triglot.core.errors import InvalidArgument
+from triglot.core.fast_json import loads
 from triglot.core.tensor import Array
 from triglot.protocols.json.limits import CONTAINER_COST, MAX_DEPTH, VALUE_COST, JsonLimits
 
@@ -194,10 +194,10 @@ def _completed(piece: bytes, before: bytes, after: bytes) -> bytes:
 
 
 def _parse(text: bytes, at: int) -> Any:
-    """Parse with `orjson`; NaN, Infinity and integers beyond 64 bits with the standard parser."""
+    """Parse with `fast_json`; NaN, Infinity and integers beyond 64 bits with the standard parser."""
     try:
         if len(text) > MAX_WITHOUT_COMMA or not HUGE_INTEGER.search(text):
-            return orjson.loads(text)
+            return loads(text)
     except ValueError as error:
         if len(text) > MAX_WITHOUT_COMMA:  # A long string, for which the standard parser is slow.
             raise InvalidArgument(f"{NOT_JSON}: {error}, in the part that starts at byte {at}") from None

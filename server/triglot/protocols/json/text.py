@@ -1,8 +1,8 @@
 """JSON bodies: text ⇄ values and arrays, exactly and fast.
 
 Strategy: unless a body is small, its lists of numbers are cut out, and never become Python lists (`json.arrays`).
-What cannot be read in this way is parsed by orjson, and what that rejects by the standard parser, whose error is
-sent to the client. A text whose values take long is parsed in pieces (`json.pieces`).
+What cannot be read in this way is parsed by `fast_json`, and what that rejects by the standard parser, whose error
+is sent to the client. A text whose values take long is parsed in pieces (`json.pieces`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
-import orjson
 
 from triglot.core.errors import InvalidArgument
+from triglot.core.fast_json import dumps, dumps_array, loads
 from triglot.core.tensor import Array, Buffer, bytes_elements, native
 from triglot.protocols.json.arrays import count, parse_large
 from triglot.protocols.json.limits import CONTAINER_COST, DEFAULT_LIMITS, VALUE_COST, JsonLimits
@@ -24,8 +24,8 @@ from triglot.protocols.json.pieces import HUGE_INTEGER, NOT_JSON, parse_in_piece
 
 T = TypeVar("T")
 
-SIMD_FROM_BYTES = 2 * 1024
-"""Below this, orjson's lists cost less than simdjson's set-up."""
+LARGE_FROM_BYTES = 2 * 1024
+"""Below this, plain lists cost less than cutting out others."""
 CHUNK = 32 * 1024
 """Elements printed at once: the longest that the GIL is held, about a millisecond."""
 SMALL_BYTES = 64 * 1024
@@ -46,7 +46,7 @@ def read_body(
     Raises `InvalidArgument` for text that is not a JSON object, `PayloadTooLarge` beyond `limits`, and as `read`.
     """
     limits.check_size(len(body))
-    if len(body) >= SIMD_FROM_BYTES:
+    if len(body) >= LARGE_FROM_BYTES:
         try:
             values, lists = parse_large(body, limits, large_key)
             result = read(_object(values))
@@ -76,12 +76,12 @@ def is_quick(body: bytes, limits: JsonLimits) -> bool:
 
 def parse_plain(body: bytes, limits: JsonLimits) -> Any:
     """Returns the body's values, without arrays. Raises `ValueError`; for a long text as `parse_in_pieces`."""
-    return orjson.loads(body) if is_quick(body, limits) else parse_in_pieces(body, limits)
+    return loads(body) if is_quick(body, limits) else parse_in_pieces(body, limits)
 
 
 def _read_plain(body: bytes, read: Callable[[dict[str, Any]], T]) -> T:
     try:
-        return read(_object(orjson.loads(body)))
+        return read(_object(loads(body)))
     except ValueError:
         pass
     except InvalidArgument:
@@ -188,9 +188,9 @@ def _joined_lists(texts: Iterable[bytes]) -> list[Buffer]:
 def _print_chunk(chunk: Array) -> bytes:
     kind = chunk.dtype.kind
     if kind in "OSUT":
-        return orjson.dumps([element.decode() for element in bytes_elements(chunk)])
-    text = orjson.dumps(chunk, option=orjson.OPT_SERIALIZE_NUMPY)
-    if kind == "f" and b"n" in text:  # Part of null, by which orjson prints NaN and Infinity.
+        return dumps([element.decode() for element in bytes_elements(chunk)])
+    text = dumps_array(chunk)
+    if kind == "f" and b"n" in text:  # Part of null, which stands for NaN and Infinity.
         first, *parts = text.split(b"null")
         values = chunk[~np.isfinite(chunk)].tolist()
         return first + b"".join(json.dumps(one).encode() + part for one, part in zip(values, parts, strict=True))

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import orjson
-
 from triglot.core.errors import InvalidArgument
+from triglot.core.fast_json import dumps
 from triglot.core.tensor import Buffer
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, ParameterValue
 from triglot.model.signature import Signature, shape_text
@@ -206,7 +205,7 @@ def _value(output: OutputTensor) -> Sequence[Buffer]:
 
 def encode_error(text: str) -> bytes:
     """Returns the data of an error event."""
-    return orjson.dumps({"error": text})
+    return dumps({"error": text})
 
 
 def encode_event(data: bytes) -> bytes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import orjson
 
 from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.fast_json import dumps
 from triglot.core.tensor import (
     DATATYPES,
     TFSERVING_DATATYPES,
@@ -175,6 +175,6 @@ def json_of_elements(output: OutputTensor) -> list[Buffer]:
 def print_json(value: object) -> bytes:
     """Returns the JSON of a part of a response. Raises `Internal` if it has none."""
     try:
-        return orjson.dumps(value)
+        return dumps(value)
     except (TypeError, ValueError) as error:
         raise Internal(f"the response parameters have no JSON form: {error}") from error

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument
+from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.dataplane.control import LOG_SETTINGS, Arguments, Control
@@ -82,4 +81,4 @@ def _value(key: str, value: Any) -> Value:
 
 
 def _encode_rest(settings: Mapping[str, Value], _: Any) -> HttpResponse:
-    return HttpResponse(orjson.dumps(settings))
+    return HttpResponse(dumps(settings))

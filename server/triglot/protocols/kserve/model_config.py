@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import orjson
-
 from triglot.core.call import Call
+from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.dataplane.dataplane import DataPlane
@@ -61,4 +60,4 @@ def _decode(http: HttpRequest) -> pb.ModelConfigRequest:
 
 
 def _encode(reply: pb.ModelConfigResponse, _: Any) -> HttpResponse:
-    return HttpResponse(orjson.dumps(json_object(reply.config)))
+    return HttpResponse(dumps(json_object(reply.config)))

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import orjson
-
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError
+from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.core.running import Defer, Done, OnLoop, Outcome
@@ -203,7 +202,7 @@ def _encode_index(reply: pb.RepositoryIndexResponse, _: Any) -> HttpResponse:
         {"name": model.name, "version": model.version, "state": model.state, "reason": model.reason}
         for model in reply.models
     ]
-    return HttpResponse(orjson.dumps([{key: value for key, value in model.items() if value} for model in models]))
+    return HttpResponse(dumps([{key: value for key, value in model.items() if value} for model in models]))
 
 
 def _decode_change(request_class: Any, http: HttpRequest) -> Any:
@@ -239,36 +238,36 @@ def _change_limit(max_upload: int, headers: Mapping[str, str]) -> int:
 
 def _encode_changed(verb: str, name: str, _: Any) -> HttpResponse:
     """Encode KServe's response; Triton's has no body, and its clients do not read one (spec 3.9)."""
-    return HttpResponse(orjson.dumps({"name": name, verb: True}))
+    return HttpResponse(dumps({"name": name, verb: True}))
 
 
 def _encode_names(names: list[str], _: Any) -> HttpResponse:
-    return HttpResponse(orjson.dumps({"models": names}))
+    return HttpResponse(dumps({"models": names}))
 
 
 def _encode_model_ready(model: pb.ModelReadyRequest, _: Any) -> HttpResponse:
-    return HttpResponse(orjson.dumps({"name": model.name, "ready": True}))
+    return HttpResponse(dumps({"name": model.name, "ready": True}))
 
 
 def _encode_live(reply: pb.ServerLiveResponse, _: Any) -> HttpResponse:
-    return HttpResponse(orjson.dumps({"live": reply.live}))
+    return HttpResponse(dumps({"live": reply.live}))
 
 
 def _encode_ready(reply: pb.ServerReadyResponse, _: Any) -> HttpResponse:
     # "ready" is KServe's key, "live" the one in the protocol's text (spec 3.6).
-    body = orjson.dumps({"ready": reply.ready, "live": True})
+    body = dumps({"ready": reply.ready, "live": True})
     return HttpResponse(body, status=200 if reply.ready else 503)
 
 
 def _encode_server_metadata(reply: pb.ServerMetadataResponse, _: Any) -> HttpResponse:
     return HttpResponse(
-        orjson.dumps({"name": reply.name, "version": reply.version, "extensions": list(reply.extensions)})
+        dumps({"name": reply.name, "version": reply.version, "extensions": list(reply.extensions)})
     )
 
 
 def _encode_model_metadata(reply: pb.ModelMetadataResponse, _: Any) -> HttpResponse:
     return HttpResponse(
-        orjson.dumps(
+        dumps(
             {
                 "name": reply.name,
                 "versions": list(reply.versions),

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import orjson
-
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, NotFound, Unimplemented
+from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.dataplane.control import REGISTER, UNREGISTER, Arguments, Control
@@ -222,7 +221,7 @@ def _got(body: dict[str, Any], key: str) -> str:
 
 def _print_status(regions: Sequence[Region], _: Any) -> HttpResponse:
     return HttpResponse(
-        orjson.dumps(
+        dumps(
             [
                 {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.size}
                 for region in regions

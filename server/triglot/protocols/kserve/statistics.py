@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import orjson
-
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError
+from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.core.permission import EVERYTHING, Permission
@@ -96,7 +95,7 @@ def _decode(http: HttpRequest) -> pb.ModelStatisticsRequest:
 
 def _encode(reply: pb.ModelStatisticsResponse, _: Any) -> HttpResponse:
     """Encode the reply as JSON with every key, and integers as numbers: clients rely on both."""
-    return HttpResponse(orjson.dumps(json_object(reply)))
+    return HttpResponse(dumps(json_object(reply)))
 
 
 def _message(servable: Servable) -> pb.ModelStatistics:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import orjson
-
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelNotFound
+from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.dataplane.control import TRACE_SETTINGS, Arguments
@@ -134,6 +133,4 @@ def _text(key: str, value: Any) -> str:
 
 
 def _encode_rest(settings: Settings, _: Any) -> HttpResponse:
-    return HttpResponse(
-        orjson.dumps({key: values if key == LEVEL else values[0] for key, values in settings.items()})
-    )
+    return HttpResponse(dumps({key: values if key == LEVEL else values[0] for key, values in settings.items()}))

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-import orjson
-
 from triglot.core.call import Call
+from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse, no_work
 from triglot.core.operation import Operation
 from triglot.core.permission import EVERYTHING
@@ -126,7 +125,7 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
         reports = state.reports
         shown = overview(telemetry, state.versions) if reports is None else added_overview(reports.each)
         document = {"server": server, **shown}
-        return HttpResponse(orjson.dumps(document), headers=_NO_STORE)
+        return HttpResponse(dumps(document), headers=_NO_STORE)
 
     routes = [
         _route(METRICS, openapi.METRICS, reader(METRICS_REPORT), encode_metrics, lambda _: text.size),
@@ -261,7 +260,7 @@ def _series_route(telemetry: Telemetry, control: Control) -> Route:
     def encode(found: dict[str, Any] | None, _: HttpRequest) -> HttpResponse:
         if found is None:
             return HttpResponse(b"key not found", content_type=TEXT)
-        return HttpResponse(orjson.dumps(found), headers=_NO_STORE)
+        return HttpResponse(dumps(found), headers=_NO_STORE)
 
     return _route(SERIES, openapi.SERIES, read, encode)
 

@@ -6,10 +6,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-import orjson
 from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from triglot.core.fast_json import loads
 from triglot.core.latencies import CACHE_HIT, CACHE_MISS, INFER, INPUT, OUTPUT, QUEUE, REQUEST, Latencies
 from triglot.core.statistics import REASONS, Statistics
 from triglot.protocols.monitor.histograms import add_histogram, number
@@ -162,7 +162,7 @@ def _family(name: str, about: str, samples: Sequence[tuple[dict[str, str], float
 def _labels(servable: Servable) -> dict[str, str]:
     """Returns labels for model and version, and the configuration's `metric_tags`, prefixed with `_` (spec 6)."""
     text = servable.model.model_config.text
-    tags = orjson.loads(text).get("metric_tags", {}) if text else {}
+    tags = loads(text).get("metric_tags", {}) if text else {}
     own = {label: tag for name, tag in tags.items() if _LABEL.match(label := f"_{name}")}
     return own | {"model": printable(servable.name), "version": str(servable.version)}
 

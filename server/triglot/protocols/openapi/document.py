@@ -13,8 +13,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
-import orjson
-
+from triglot.core.fast_json import dumps
 from triglot.model.metadata import ModelMetadata
 from triglot.protocols.openapi.operation import AI_PLATFORM, JSON, ApiOperation, Content, Schema
 from triglot.protocols.rows import Route
@@ -159,4 +158,4 @@ def _referred(paths: Mapping[str, Any], schemas: Mapping[str, Schema]) -> dict[s
 
 
 def _names_in(values: Any) -> set[str]:
-    return {name.decode() for name in _REFERENCE.findall(orjson.dumps(values))}
+    return {name.decode() for name in _REFERENCE.findall(dumps(values))}

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from triglot.core.call import Call
+from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.core.permission import Permission
@@ -98,7 +97,7 @@ class _Document:
         cached = self._cached_for(models)
         if cached is None:
             content = document(self.routes, models, self._schemas, self._info, self._address)
-            text = orjson.dumps(content)
+            text = dumps(content)
             # Weak, since the response may be compressed.
             cached = self._cached = models, text, f'W/"{hashlib.sha256(text).hexdigest()[:32]}"'
         _, text, tag = cached

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import orjson
-
 from triglot.core.call import Call
 from triglot.core.errors import (
     InvalidArgument,
@@ -19,6 +17,7 @@ from triglot.core.errors import (
     ServingError,
     Unavailable,
 )
+from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.core.permission import Permission
@@ -308,11 +307,11 @@ def encode_platform_error(error: ServingError, headers: Mapping[str, str]) -> Ht
     """
     if isinstance(error, UnknownResource | PermissionDenied) or GOOGLES_CLIENT in headers:
         return encode_googles(error)
-    return HttpResponse(orjson.dumps({"error": without_node(error.message)}), status_of(error))
+    return HttpResponse(dumps({"error": without_node(error.message)}), status_of(error))
 
 
 def encode_googles(error: ServingError) -> HttpResponse:
     """Encode an error in the form of Google's APIs (tfs 7.3)."""
     status = status_of(error)
     body = {"error": {"code": status, "message": without_node(error.message), "status": error.code.name}}
-    return HttpResponse(orjson.dumps(body), status)
+    return HttpResponse(dumps(body), status)

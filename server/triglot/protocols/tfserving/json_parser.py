@@ -10,9 +10,8 @@ import math
 import re
 from typing import NoReturn
 
-import orjson
-
 from triglot.core.errors import InvalidArgument
+from triglot.core.fast_json import loads
 from triglot.protocols.json.limits import CONTAINER_COST, DEFAULT_LIMITS, MAX_DEPTH, JsonLimits
 from triglot.protocols.json.pieces import check_values
 from triglot.protocols.tfserving.json_values import Object, Value, debug_text, text_of
@@ -241,7 +240,7 @@ class _Parser:
         run = _ESCAPED.match(self._text, self._at)
         if run is not None:
             try:
-                decoded: str = orjson.loads(b'"%b"' % run[0])
+                decoded: str = loads(b'"%b"' % run[0])
             except ValueError:
                 pass  # A lone surrogate, or bytes that are not UTF-8.
             else:

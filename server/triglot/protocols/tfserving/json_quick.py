@@ -24,7 +24,7 @@ from triglot.core.types import InputTensor, TensorSpec
 from triglot.model.signature import Signature
 from triglot.protocols.json.arrays import LargeArray, all_but, count, parse_large, skeleton_of
 from triglot.protocols.json.limits import JsonLimits
-from triglot.protocols.json.text import SIMD_FROM_BYTES, flatten, parse_plain
+from triglot.protocols.json.text import LARGE_FROM_BYTES, flatten, parse_plain
 from triglot.protocols.tfserving.json_tensors import RULES, PredictBody, narrowed, to_array
 from triglot.protocols.tfserving.json_values import decode_base64
 from triglot.protocols.tfserving.tensor import MAX_DIMS
@@ -40,7 +40,7 @@ def read_quickly(body: bytes, signature_of: Callable[[str], Signature], limits: 
     if b"\\" in body:
         return None
     parsers: list[Callable[[bytes, JsonLimits], Any]] = [parse_plain]
-    if len(body) >= SIMD_FROM_BYTES:
+    if len(body) >= LARGE_FROM_BYTES:
         parsers.insert(0, _with_arrays)
     for parse in parsers:
         try:
@@ -107,7 +107,7 @@ def _lists(value: Any, most: int) -> int | None:
     if not isinstance(value, dict):
         return None if isinstance(value, list) else 0
     counts = [_lists(member, most) for member in value.values()]
-    # Without a large array the values may be orjson's, which drops repeated keys.
+    # Without a large array the values may be `parse_plain`'s, which drops repeated keys.
     return None if None in counts else sum(filter(None, counts)) or None
 
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import orjson
-
 from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
+from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.core.permission import Permission
@@ -147,7 +146,7 @@ class RestApi:
             raise _malformed(http)
         if match["model"] is None:
             if self.kserve_v1 and not (match["version"] or match["label"] or match["metadata"]):
-                return RestCall(self._list_models, orjson.dumps)
+                return RestCall(self._list_models, dumps)
             raise InvalidArgument("Missing model name in request.")
         spec = _spec_message(spec_of_match(match))
         if match["metadata"] == "metadata":

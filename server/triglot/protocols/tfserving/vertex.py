@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import orjson
-
 from triglot.core.call import Call
 from triglot.core.errors import Internal, NotFound, ServingError, Unavailable
+from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse, error_of
 from triglot.core.operation import Operation
 from triglot.core.permission import Permission
@@ -183,12 +182,12 @@ def encode_endpoint(predicted: Predicted, received: EndpointRequest) -> HttpResp
         if not (body.startswith(b"{") and b":" in body):
             raise Internal(f"{name} answered {body[:80]!r}, expected a JSON object with 'predictions'")
         deployed = {"deployedModelId": name, "model": _model(path, name)}
-        members = orjson.dumps({**deployed, "modelDisplayName": name, "modelVersionId": version})
+        members = dumps({**deployed, "modelDisplayName": name, "modelVersionId": version})
         return replace(response, body=body[:-1] + b", " + members[1:], content_type="application/json")
     if received.wrapped:
         data = base64.b64encode(bytes(response.body)).decode()
         message: Any = {CONTENT_TYPE: response.content_type, DATA: data}
-        return HttpResponse(orjson.dumps([message] if received.method == STREAM else message))
+        return HttpResponse(dumps([message] if received.method == STREAM else message))
     headers = {"X-Vertex-AI-Endpoint-Id": path["endpoint"], "X-Vertex-AI-Deployed-Model-Id": name}
     return replace(response, headers={**dict(response.headers), **headers})
 
@@ -218,7 +217,7 @@ def vertex_routes(vertex: Vertex) -> list[Route]:
             Operation.METADATA,
             vertex.decode_get,
             _as_it_is,
-            lambda described, _: HttpResponse(orjson.dumps(described)),
+            lambda described, _: HttpResponse(dumps(described)),
             encode_error=_encode_googles,
             encode_refusal=encode_googles,
             model_of=vertex.model_of,
@@ -295,4 +294,4 @@ def _encode_googles(error: ServingError, _: Mapping[str, str]) -> HttpResponse:
 
 def encode_detail(error: ServingError, _: Mapping[str, str]) -> HttpResponse:
     """Encode an error as Vertex AI's own prediction containers do (tfs 7.7)."""
-    return HttpResponse(orjson.dumps({"detail": error.message}), status_of(error))
+    return HttpResponse(dumps({"detail": error.message}), status_of(error))
