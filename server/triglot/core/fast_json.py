@@ -60,14 +60,10 @@ def dumps(value: object, default: Default | None = None) -> bytes:
     if HAS_ORJSON:
         return orjson.dumps(value, default, _ONLY_JSON)
     try:
-        try:
-            text = _text(value, default)
-        except ValueError:  # NaN or infinities.
-            with_tokens = json.dumps(value, default=default)
-            text = _text(json.loads(with_tokens, parse_constant=lambda _: None), default)
-        return text.encode()
-    except (ValueError, RecursionError) as error:
+        _check(value)
+    except RecursionError as error:
         raise TypeError(str(error)) from None
+    return _encoded(value, default)
 
 
 def dumps_array(values: Array) -> bytes:
@@ -79,7 +75,32 @@ def dumps_array(values: Array) -> bytes:
         return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
     if values.dtype.kind == "f" and values.dtype.itemsize < 8:
         values = values.astype(np.float32).astype("S").astype(np.float64)
-    return dumps(values.tolist())
+    return _encoded(values.tolist(), None)
+
+
+def _check(value: object) -> None:
+    """Raises `TypeError` for what the standard library writes, but orjson does not."""
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError("keys must be strings")
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check(item)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise TypeError("an integer beyond 64 bits")
+
+
+def _encoded(value: object, default: Default | None) -> bytes:
+    try:
+        try:
+            text = _text(value, default)
+        except ValueError:  # NaN or infinities.
+            with_tokens = json.dumps(value, default=default)
+            text = _text(json.loads(with_tokens, parse_constant=lambda _: None), None)
+        return text.encode()
+    except (ValueError, RecursionError) as error:
+        raise TypeError(str(error)) from None
 
 
 def _text(value: object, default: Default | None) -> str:
