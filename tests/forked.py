@@ -37,6 +37,8 @@ TRIGLOT = tuple(
     f"triglot.{name}"
     for name in (
         "cli.main",
+        "cli.serve",
+        "cli.tfserving",
         "server",
         "transports.http2.server",
         "transports.http1.server",

@@ -25,6 +25,7 @@ from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.server_settings import ServerSettings, read_server
 from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, ProjectSettings, read_project
 from triglot.backends.grps.unit_test import DEFAULT_TEST, run_unittest
+from triglot.cli.run import Start
 from triglot.config.option_fields import flag_of
 from triglot.config.options import NO_PORT, OPTIONS, Config, ConfigError
 from triglot.config.sources import load_config
@@ -75,6 +76,26 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         const=DEFAULT_TEST,
         metavar="NAME",
         help=f"run the project's own test in place of serving (NAME: {DEFAULT_TEST})",
+    )
+
+
+def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
+    """Returns the start of `triglot grps`. Raises `ConfigError` and `ModelLoadError`."""
+    telemetry = Telemetry()
+    settings, log_root = read(flags, others)
+    project = project_of(settings, telemetry)
+    models, dag = project_models(project)
+    return Start(
+        configuration(settings.server, dag, flags, environment),
+        models=models,
+        warnings=settings.warnings,
+        telemetry=telemetry,
+        about=metadata(settings),
+        surroundings=partial(surroundings, settings, log_root, telemetry),
+        prepare=partial(load, project),
+        test=partial(passes, settings, flags["unittest"]) if "unittest" in flags else None,
+        # Logged, as the project's log must have it, too (grps 5.2).
+        fails=partial(log.critical, "%s"),
     )
 
 

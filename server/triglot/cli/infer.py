@@ -63,7 +63,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_connection(parser, "--url", "the call")
 
 
-def infer(flags: Mapping[str, Any], others: Iterable[str]) -> int:
+def run(flags: Mapping[str, Any], others: Iterable[str]) -> int:
     """Calls the model and returns the exit status. Raises `ConfigError`."""
     as_json = not sys.stdout.isatty() if flags["json"] is None else flags["json"]
     parameters = dict(_pair(text, "--parameter") for text in flags["parameter"])

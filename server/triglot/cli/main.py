@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import signal
@@ -10,11 +11,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from triglot.cli import check, completion, grps, infer, replay, serve, tfserving, token
-from triglot.cli.run import FAILED, print_error, run, supervised
+from triglot.cli.run import FAILED, Start, print_error, run, supervised
 from triglot.cli.triton_flags import replacement_of
 from triglot.config.option_fields import unknown
 from triglot.config.options import Config, ConfigError
@@ -27,25 +26,15 @@ from triglot.workers.worker_spec import WorkerSpec
 log = logging.getLogger(__name__)
 
 WRONG_USE = 2
-_COMMANDS: dict[str, ModuleType] = {
-    "serve": serve,
-    "check": check,
-    "infer": infer,
-    "replay": replay,
-    "tfserving": tfserving,
-    "grps": grps,
-    "token": token,
-    "completion": completion,
+COMMANDS = {
+    name: f"triglot.cli.{name}"
+    for name in ("serve", "check", "infer", "replay", "tfserving", "grps", "token", "completion")
 }
-_STARTS = {
-    "serve": serve.start,
-    "check": check.start,
-    "tfserving": serve.start_tfserving,
-    "grps": serve.start_grps,
-}
-"""Commands that load models: functions that return a `Start`."""
-_ONE_TIME = {"infer": infer.infer, "replay": replay.replay, "token": token.print_token}
-"""Commands that end by themselves: functions that return the exit status."""
+"""Modules of the commands, of which only the one that is run is imported.
+
+Each has `add_parser`, and either `start`, which returns the `Start` of a command that loads models, or `run`,
+which returns the exit status; `completion` needs the parser of all commands.
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,8 +45,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_USE, f"triglot: {message}\n")
 
 
-def command_line() -> argparse.ArgumentParser:
-    """Returns the parser of all commands."""
+def command_line(command: str = "") -> argparse.ArgumentParser:
+    """Returns the parser of one command; if there is no such command, of all of them."""
     parser: argparse.ArgumentParser = _Parser(
         prog="triglot",
         description="An inference server for KServe V2, TensorFlow Serving and grps clients.",
@@ -66,22 +55,26 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"triglot {__version__}")
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
-    for command in _COMMANDS.values():
-        command.add_parser(commands)
+    for name in [command] if command in COMMANDS else COMMANDS:
+        _module(name).add_parser(commands)
     for command_parser in commands.choices.values():
         command_parser.set_defaults(flag_names=list(command_parser._option_string_actions))
     return parser
 
 
+def _module(command: str) -> Any:
+    return importlib.import_module(COMMANDS[command])
+
+
 def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
     """Runs the command, or a worker of it with the `WorkerSpec` in `spec`; returns the process's exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = command_line()
+    parser = command_line(*arguments[:1])
     known, others = parser.parse_known_args(arguments)
     flags = vars(known)
     command = flags.pop("command")
     if command is None:
-        parser.error(f"expected a command: {', '.join(_COMMANDS)}")
+        parser.error(f"expected a command: {', '.join(COMMANDS)}")
     flag_names = flags.pop("flag_names")
     for other in others:
         if other.startswith("-"):
@@ -89,13 +82,16 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
             ours = replacement_of(flag) if command in ("serve", "check") else ""
             parser.error(f"unknown option {flag!r}{ours}" if ours else unknown(flag, flag_names))
     try:
-        if command not in _STARTS:
+        module = _module(command)
+        if not hasattr(module, "start"):
             _end_at_hangup()
-        if command in _ONE_TIME:
-            return _ONE_TIME[command](flags, others)
-        if command == "completion":
-            return completion.write_script(parser, flags["shell"])
-        start = _STARTS[command](flags, others, os.environ)
+            status: int = (
+                module.write_script(command_line(), flags["shell"])
+                if command == "completion"
+                else module.run(flags, others)
+            )
+            return status
+        start: Start = module.start(flags, others, os.environ)
         if start.config.workers == 1 and not start.config.rotated_files:
             _end_at_hangup()
         worker = WorkerSpec.read(spec) if spec else None

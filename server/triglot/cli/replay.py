@@ -104,7 +104,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_connection(parser, "--to", "each call")
 
 
-def replay(flags: Mapping[str, Any], _: Iterable[str]) -> int:
+def run(flags: Mapping[str, Any], _: Iterable[str]) -> int:
     """Sends and compares the records; returns the exit status. Raises `ConfigError`."""
     if not 0 <= flags["tolerance"] < math.inf:
         raise ConfigError(f"--tolerance: expected a number from 0, got {flags['tolerance']:g}")

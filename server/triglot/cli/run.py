@@ -8,29 +8,26 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from triglot import backends
-from triglot.cli import tfserving as tfserving_cli
 from triglot.cli.hints import hint_lines
 from triglot.cli.progress import load_progress
-from triglot.cli.tfserving_batching import Batching
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ModelLoadError
 from triglot.platform.memory import keep_memory
 from triglot.platform.systemd import ServiceManager
 from triglot.repository.config.settings import ModelSettings, settings_of
-from triglot.repository.manager.loader import Load
+from triglot.repository.manager.loader import Adapt, Load
 from triglot.repository.manager.summary import VersionSummary
 from triglot.repository.scan.source import ModelFiles, NamedPath
 from triglot.telemetry.store import Telemetry
 from triglot.transports.listening import raise_file_limit
 from triglot.workers.link import RETIRE, Link, Wanted
-from triglot.workers.supervisor import supervise
 from triglot.workers.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
@@ -58,6 +55,8 @@ def _no_lines(_: int, __: int) -> Iterable[str]:
     return ()
 
 
+Apply = Callable[[list[ModelSettings]], Awaitable[object]]
+"""Serves the models of a new list: `Manager.follow`, which logs changes and load errors."""
 Report = Callable[[list[VersionSummary], list[ModelLoadError]], object]
 """Receives a summary per version, and the load errors."""
 
@@ -74,9 +73,9 @@ class Start:
     Attributes:
         paths: Paths of the models.
         models: The models, instead of `paths`.
-        config_file: File with the list of models, read again every `poll_seconds`.
         load: Loads a model.
-        batching: Configures the batching of each loaded model.
+        adapt: Completes each loaded model.
+        follow: Applies a list of models whenever it changes, by the function that it gets, until cancelled.
         surroundings: Context in which everything runs, by worker number.
         prepare: Called first.
         test: Called instead of serving; returns whether it passed.
@@ -91,10 +90,9 @@ class Start:
     paths: Sequence[Path | NamedPath] = ()
     models: Sequence[ModelSettings | ModelFiles] | None = None
     load: Load = backends.load
-    batching: Batching | None = None
+    adapt: Adapt | None = None
+    follow: Callable[[Apply], Coroutine[Any, Any, None]] | None = None
     skip_missing_dependencies: bool = False
-    config_file: Path | None = None
-    poll_seconds: float = 0.0
     warnings: Sequence[str] = ()
     telemetry: Telemetry | None = None
     about: str = ""
@@ -108,6 +106,8 @@ class Start:
 
 def supervised(start: Start, arguments: Sequence[str]) -> int:
     """Runs several workers and returns the exit status."""
+    from triglot.workers.supervisor import supervise  # noqa: PLC0415 - only several workers have one.
+
     try:
         return supervise(start.config, arguments, ServiceManager.take(os.environ))
     except OSError as error:
@@ -168,7 +168,7 @@ async def _serve(
         config,
         models=start.models,
         load=start.load,
-        adapt=start.batching,
+        adapt=start.adapt,
         skip_missing_dependencies=start.skip_missing_dependencies,
         telemetry=start.telemetry,
         about=start.about,
@@ -195,11 +195,11 @@ async def _serve(
         await link.serving(hints)
     for line in hints if link is None else ():
         print(line, flush=True)
-    if config.model_control_mode == "none" and start.config_file is None:
+    if config.model_control_mode == "none" and start.follow is None:
         server.manager.settle()
     service_manager.ready()
     watchdog = asyncio.create_task(service_manager.feed_watchdog())
-    with _follow_config(start, server):
+    with _follow_models(start, server):
         notice = await signals.get()
     service_manager.stopping()
     delay = config.drain_delay if notice is signal.SIGTERM else 0.0
@@ -236,14 +236,12 @@ def _configured(start: Start, spec: WorkerSpec, wanted: Wanted) -> Start:
 
 
 @contextmanager
-def _follow_config(start: Start, server: Server) -> Iterator[None]:
-    """Applies changes of the configuration file, if configured, during the block."""
-    if start.config_file is None or not start.poll_seconds:
+def _follow_models(start: Start, server: Server) -> Iterator[None]:
+    """Applies changes of the list of models, if these are to be followed, during the block."""
+    if start.follow is None:
         yield
         return
-    following = asyncio.create_task(
-        tfserving_cli.follow(start.config_file, start.poll_seconds, server.manager.follow)
-    )
+    following = asyncio.create_task(start.follow(server.manager.follow))
     try:
         yield
     finally:

@@ -1,25 +1,19 @@
-"""`triglot serve`: its options, and the `Start` of each command that serves models."""
+"""`triglot serve`: its options, and what it starts."""
 
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from triglot.cli import grps as grps_cli
-from triglot.cli import tfserving as tfserving_cli
 from triglot.cli.run import Start
 from triglot.config.option_fields import default_text, flag_of, groups, option_type, value_name
 from triglot.config.options import OPTIONS, REPEATED, ConfigError
 from triglot.config.sources import load_config, vertex_model
 from triglot.repository.config.settings import NAME, NAME_RULE
 from triglot.repository.scan.source import NamedPath
-from triglot.telemetry.store import Telemetry
-
-log = logging.getLogger(__name__)
 
 POLL: Mapping[str, Any] = {"model_control_mode": "poll"}
 WATCHING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -141,41 +135,3 @@ def _named(name: str, paths: Sequence[Path | NamedPath], source: str = "--model-
         case [NamedPath()]:
             raise ConfigError(f"{source}: expected PATH without a name of its own, got NAME=PATH")
     raise ConfigError(f"{source}: expected one PATH, got {len(paths)}; name each of several by NAME=PATH")
-
-
-def start_tfserving(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
-    """Returns the start of `triglot tfserving`. Raises `ConfigError`."""
-    for other in others:
-        raise ConfigError(f"expected flags only, got {other!r}")
-    flags = tfserving_cli.with_variables(flags, environment)
-    config = tfserving_cli.configuration(flags, environment)
-    return Start(
-        config,
-        models=tfserving_cli.models(flags),
-        load=tfserving_cli.loading(flags),
-        batching=tfserving_cli.batching(flags),
-        config_file=tfserving_cli.config_file(flags),
-        poll_seconds=tfserving_cli.poll_seconds(flags),
-        warnings=tfserving_cli.warnings(flags),
-        opened=partial(tfserving_cli.opened, config.host),
-    )
-
-
-def start_grps(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
-    """Returns the start of `triglot grps`. Raises `ConfigError` and `ModelLoadError`."""
-    telemetry = Telemetry()
-    settings, log_root = grps_cli.read(flags, others)
-    project = grps_cli.project_of(settings, telemetry)
-    models, dag = grps_cli.project_models(project)
-    return Start(
-        grps_cli.configuration(settings.server, dag, flags, environment),
-        models=models,
-        warnings=settings.warnings,
-        telemetry=telemetry,
-        about=grps_cli.metadata(settings),
-        surroundings=partial(grps_cli.surroundings, settings, log_root, telemetry),
-        prepare=partial(grps_cli.load, project),
-        test=partial(grps_cli.passes, settings, flags["unittest"]) if "unittest" in flags else None,
-        # Logged, as the project's log must have it, too (grps 5.2).
-        fails=partial(log.critical, "%s"),
-    )

@@ -11,13 +11,14 @@ import argparse
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from triglot import backends
+from triglot.cli.run import Apply, Start
 from triglot.cli.tfserving_batching import Batching, read_parameters
 from triglot.config.options import (
     ANY_HOST,
@@ -283,6 +284,24 @@ def _add(parser: argparse._ActionsContainer, name: str, kind: Kind, text: str, v
         add(metavar=value or ("N" if kind is int else "SECONDS" if kind is float else "TEXT"))
 
 
+def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
+    """Returns the start of `triglot tfserving`. Raises `ConfigError`."""
+    for other in others:
+        raise ConfigError(f"expected flags only, got {other!r}")
+    flags = with_variables(flags, environment)
+    config = configuration(flags, environment)
+    file, seconds = config_file(flags), poll_seconds(flags)
+    return Start(
+        config,
+        models=models(flags),
+        load=loading(flags),
+        adapt=batching(flags),
+        follow=partial(follow, file, seconds) if file and seconds else None,
+        warnings=warnings(flags),
+        opened=partial(opened, config.host),
+    )
+
+
 def configuration(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Config:
     """Returns the options for these flags. Raises `ConfigError`, also for flags that contradict each other."""
     for name, refused in REFUSED.items():
@@ -416,11 +435,10 @@ def warnings(flags: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-async def follow(file: Path, seconds: float, reload: Callable[[list[ModelSettings]], Awaitable[object]]) -> None:
+async def follow(file: Path, seconds: float, reload: Apply) -> None:
     """Applies the configuration file every `seconds`, forever; a rejected one changes nothing.
 
-    An unchanged file is applied, too: a label may be waiting for its version (tfs 6.2, 6.3). `reload` is
-    `Manager.follow`, which logs changes and load errors.
+    An unchanged file is applied, too: a label may be waiting for its version (tfs 6.2, 6.3).
     """
     said = ""
     while True:

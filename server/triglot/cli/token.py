@@ -40,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
 
 
-def print_token(flags: Mapping[str, Any], others: Sequence[str]) -> int:
+def run(flags: Mapping[str, Any], others: Sequence[str]) -> int:
     """Prints both and returns the exit status. Raises `ConfigError` for values that an access file rejects."""
     if others:
         raise ConfigError(f"token: expected one NAME, got {others[0]!r}, too")
