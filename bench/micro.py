@@ -32,7 +32,8 @@ from jwt.algorithms import RSAAlgorithm
 from bench import report
 from bench.payloads import Floats, infer_request, infer_response, tensor
 from bench.scenarios import IMAGE, KEEP_MEMORY, MIB, THREAD
-from triglot.access.control import GRPC, AccessControl
+from triglot.access import GRPC
+from triglot.access.control import AccessControl
 from triglot.access.credentials import digest
 from triglot.access.issuers import MAX_VERIFIED
 from triglot.config.options import Config

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from triglot import backends
-from triglot.access.control import AccessControl, access_control
 from triglot.access.tallies import LocalTally, SharedTallies, Tallies
 from triglot.config.options import NO_PORT, Config, ConfigError
 from triglot.config.trace_config import OPENTELEMETRY, TraceConfig
@@ -62,6 +61,7 @@ from triglot.transports.tls import check_certificate
 from triglot.version import __version__
 
 if TYPE_CHECKING:
+    from triglot.access.control import AccessControl
     from triglot.transports.aio.server import GrpcServer
     from triglot.transports.http2.server import H2Server
 
@@ -202,7 +202,7 @@ class Server:
         self._check_record_folders()
         self._open_audit_log()
         check_certificate(self.config)
-        self._access = access_control(self.config, self._tallies(), self.dataplane.control.access_file)
+        self._access = self._access_control()
         _grpc_server(self.config)
         try:
             errors = await self.load()
@@ -226,6 +226,14 @@ class Server:
         for folder in self._record_folders:
             if not folder.is_dir():
                 raise OSError(f"request records: expected a prefix in an existing folder, got {folder}")
+
+    def _access_control(self) -> AccessControl | None:
+        """Returns the access control, None if access is unrestricted. Raises `ConfigError` as `AccessControl`."""
+        if not self.config.restricts_access:
+            return None
+        from triglot.access.control import AccessControl  # noqa: PLC0415 - few servers restrict it.
+
+        return AccessControl(self.config, self._tallies(), self.dataplane.control.access_file)
 
     def _tallies(self) -> Tallies:
         """Returns what counts clients' calls: per process, or shared by all workers."""

@@ -12,7 +12,8 @@ from access_files import anonymous, client, write
 from doors import Doors, doors
 from grpc import StatusCode
 
-from triglot.access.control import REST, AccessControl
+from triglot.access import REST
+from triglot.access.control import AccessControl
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ServingError
 from triglot.core.operation import Operation

@@ -27,7 +27,8 @@ from yarl import URL
 
 import triglot
 from process import write_model
-from triglot.access.control import REST, AccessControl
+from triglot.access import REST
+from triglot.access.control import AccessControl
 from triglot.access.jwks import Asked
 from triglot.access.tallies import shared_size
 from triglot.config.options import Config

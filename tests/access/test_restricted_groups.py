@@ -15,7 +15,8 @@ from yarl import URL
 
 import triglot
 from state_changes import changing_server
-from triglot.access.control import GRPC, REST, access_control
+from triglot.access import GRPC, REST
+from triglot.access.control import AccessControl
 from triglot.core.errors import ServingError
 from triglot.core.operation import TRITON_GROUPS, Operation
 
@@ -40,7 +41,7 @@ async def test_each_group_restricts_its_rows() -> None:
     checked = 0
     for transport, group, operation in rows_and_groups():
         text = f"{group}:key=secret"
-        control = access_control(triglot.Config(http_restricted_api=text, grpc_restricted_protocol=text))
+        control = AccessControl(triglot.Config(http_restricted_api=text, grpc_restricted_protocol=text))
         assert control is not None
         header = next(iter(control.fields[transport] - {"authorization", "x-api-key"}))
         refused = [not allowed(control, operation, transport, fields) for fields in ([], [(header, "secret")])]
@@ -90,7 +91,7 @@ async def over_grpc(channel: grpc.aio.Channel, cell: Cell) -> str:
 @pytest.mark.parametrize("transport", [GRPC, REST])
 def test_an_operation_of_several_groups_needs_the_header_of_each(transport: str) -> None:
     text = "metadata:a=one,statistics:b=two"
-    control = access_control(triglot.Config(http_restricted_api=text, grpc_restricted_protocol=text))
+    control = AccessControl(triglot.Config(http_restricted_api=text, grpc_restricted_protocol=text))
     prefix = "triton-grpc-protocol-" if transport is GRPC else ""
     one, two = (f"{prefix}a", "one"), (f"{prefix}b", "two")
     found = [allowed(control, Operation.METRICS, transport, fields) for fields in ([], [one], [two], [one, two])]

@@ -16,6 +16,7 @@ from sys import getsizeof
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from triglot.access import GRPC, REST
 from triglot.access.credentials import CREDENTIAL_FIELDS, Fields, Token, digest, token_of
 from triglot.access.file import AccessRules, ClientRule, Grant, read_access
 from triglot.access.holder import Holder
@@ -31,8 +32,6 @@ from triglot.core.permission import EVERYTHING, OperationDenied, Permission
 
 log = logging.getLogger(__name__)
 
-GRPC, REST = "gRPC", "REST"
-"""The kinds of transports."""
 Key = TypeVar("Key", bytes, str)
 MAX_CACHED_BYTES = 1024 * 1024
 """Memory of the cached headers and certificates of clients, until the next check of the file."""
@@ -219,12 +218,3 @@ def _check_secrecy(config: Config, rules: AccessRules) -> None:
         )
     if rules.takes_certificates and not config.tls_client_ca:
         raise ConfigError("access: certificates: set tls_client_ca to the CA that has signed them")
-
-
-def access_control(
-    config: Config, tallies: Tallies = LocalTally, known: State | None = None
-) -> AccessControl | None:
-    """Returns the access control, None if access is unrestricted. Raises `ConfigError` as `AccessControl`."""
-    if config.access or config.grpc_restricted_protocol or config.http_restricted_api:
-        return AccessControl(config, tallies, known)
-    return None

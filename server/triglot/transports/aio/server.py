@@ -11,12 +11,12 @@ import logging
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import grpc.aio
 
-from triglot.access.control import GRPC, AccessControl
+from triglot.access import GRPC
 from triglot.config.options import NO_PORT, Config
 from triglot.core.call import Call
 from triglot.core.errors import (
@@ -48,6 +48,9 @@ from triglot.transports.listening import max_sockets
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.tls import Tls
+
+if TYPE_CHECKING:
+    from triglot.access.control import AccessControl
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from triglot.access.control import AccessControl
 from triglot.core.errors import ServingError
 from triglot.core.running import Running
 from triglot.core.timer_wheel import TimerWheel
@@ -21,6 +20,9 @@ from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.core.requests import RpcHead
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.server import HttpServer
+
+if TYPE_CHECKING:
+    from triglot.access.control import AccessControl
 
 
 class Serving(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from time import monotonic
 from typing import Any
 
-from triglot.access.control import GRPC
+from triglot.access import GRPC
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
 from triglot.core.permission import EVERYTHING, ClientLimits, Permission

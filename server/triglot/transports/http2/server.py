@@ -7,9 +7,8 @@ import math
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from triglot.access.control import AccessControl
 from triglot.config.options import NO_PORT, Config
 from triglot.core.errors import Code
 from triglot.core.timer_wheel import TimerWheel
@@ -29,6 +28,9 @@ from triglot.transports.listening import Listener, bind, bind_file, listen_on, m
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.server import HttpServer
 from triglot.transports.tls import Tls
+
+if TYPE_CHECKING:
+    from triglot.access.control import AccessControl
 
 RELEASE_SECONDS = 10.0
 """Seconds without a large message, after which the memory for such messages is released."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from triglot.access.control import REST, AccessControl
+from triglot.access import REST
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError, Unauthenticated, Unavailable, outcome, refusal_of
 from triglot.core.http import HttpResponse, HttpStream
@@ -31,6 +31,9 @@ from triglot.transports.rest.origins import Origins
 from triglot.transports.rest.routes import Found
 from triglot.transports.row_call import RowCall
 from triglot.transports.shutdown import SHUTTING_DOWN
+
+if TYPE_CHECKING:
+    from triglot.access.control import AccessControl
 
 log = logging.getLogger(__name__)
 

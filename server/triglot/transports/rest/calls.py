@@ -6,9 +6,8 @@ import asyncio
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from triglot.access.control import AccessControl
 from triglot.config.options import Config
 from triglot.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from triglot.core.http import HttpResponse
@@ -27,6 +26,9 @@ from triglot.transports.rest.fields import repetition
 from triglot.transports.rest.origins import Origins
 from triglot.transports.rest.routes import Refused, Router
 from triglot.transports.shutdown import SHUTTING_DOWN
+
+if TYPE_CHECKING:
+    from triglot.access.control import AccessControl
 
 CLEAN_UP_SECONDS = 1.0
 """Seconds to write and close after the end of the grace period."""
