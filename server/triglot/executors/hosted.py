@@ -20,6 +20,10 @@ def nobody_to_tell(_: int, __: int, ___: str) -> None:
     """Do nothing: the default of `HostedModel.on_lost`."""
 
 
+class ModelFailure(Exception):
+    """An exception of a model's code outside of the server's process; its cause has the trace from there."""
+
+
 class HostedModel(Model):
     """A model whose `infer` is executed by processes or actors, which can be lost and are then replaced.
 
@@ -41,6 +45,10 @@ class HostedModel(Model):
         self.on_change: Callable[[], Any] = lambda: None
         self.warm_up: Callable[[Function], object] = not_at_all
         self.on_lost: Callable[[int, int, str], object] = nobody_to_tell
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start all instances, and wait until they are loaded; before the first call. Raises `ModelLoadError`."""
 
     @property
     @abstractmethod

@@ -9,18 +9,20 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triglot.core.errors import Code, ModelLoadError
-from triglot.executors.process.environment import Environment
-from triglot.executors.process.monitor import DEFAULT_POLICY, RestartPolicy
-from triglot.executors.process.pool import Pool, Start
-from triglot.executors.process.process import Process, Program
-from triglot.executors.process.remote_model import RemoteModel, remote_model
-from triglot.executors.ray.instance import RayPlace
 from triglot.model.config import ModelConfig
 from triglot.model.model import AUTO, Model
 from triglot.model.ray_options import RAY_DEFAULTS, RayOptions
+
+if TYPE_CHECKING:
+    from triglot.executors.process.environment import Environment
+    from triglot.executors.process.monitor import RestartPolicy
+    from triglot.executors.process.pool import Pool, Start
+    from triglot.executors.process.process import Program
+    from triglot.executors.process.remote_model import RemoteModel
+    from triglot.executors.ray.instance import RayPlace
 
 ANY_CLUSTER = "auto"
 """Address that stands for the Ray cluster of which this machine is a node."""
@@ -35,7 +37,7 @@ class Loading:
     def __init__(
         self,
         load: Callable[[str, Path, ModelConfig], Model],
-        policy: RestartPolicy = DEFAULT_POLICY,
+        policy: RestartPolicy | None = None,
         ray_address: str = ANY_CLUSTER,
     ) -> None:
         self._load = load
@@ -59,6 +61,14 @@ class Loading:
         `name` identifies it in messages. `folder` contains all files of the model; None: `file` is its only one.
         `ray` are the options of its class; None: the class is not known before a process has loaded it.
         """
+        # Few servers have models that run elsewhere.
+        from triglot.executors.process.environment import Environment  # noqa: PLC0415
+        from triglot.executors.process.monitor import DEFAULT_POLICY  # noqa: PLC0415
+        from triglot.executors.process.pool import Pool  # noqa: PLC0415
+        from triglot.executors.process.process import Process, Program  # noqa: PLC0415
+        from triglot.executors.process.remote_model import remote_model  # noqa: PLC0415
+        from triglot.executors.ray.instance import RayPlace  # noqa: PLC0415
+
         execution = config.execution or "process"
         if not hasattr(socket, "send_fds"):
             raise ModelLoadError(f"{file}: execution: expected 'thread' on {sys.platform}, got {execution!r}")
@@ -81,7 +91,7 @@ class Loading:
         if self._given_up:
             environment.give_up()
         environment.open()
-        pool = self._pool = Pool(program, self._policy, start)
+        pool = self._pool = Pool(program, self._policy or DEFAULT_POLICY, start)
         if self._given_up:
             pool.give_up()
         try:

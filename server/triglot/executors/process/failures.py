@@ -24,6 +24,7 @@ from triglot.core.errors import (
     is_serving_error,
     text_of,
 )
+from triglot.executors.hosted import ModelFailure
 from triglot.telemetry.log_handlers import PLACE
 
 MAX_TRACE = 64 * 1024
@@ -116,10 +117,6 @@ def _own_error(error: BaseException, folder: Path) -> BaseException | None:
 
 
 # --- in the server ---
-
-
-class ModelFailure(Exception):
-    """An exception that a model's code raised in its process; its cause is the `ModelTrace` from there."""
 
 
 class ModelTrace(Exception):

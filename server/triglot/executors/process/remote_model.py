@@ -51,7 +51,7 @@ class RemoteModel(HostedModel):
             self.own_metrics = pool.metrics
 
     def start(self) -> None:
-        """Start a process for each instance, and wait until they are loaded. Raises `ModelLoadError`."""
+        """See `HostedModel`."""
         pool = self._pool
         pool.hang_seconds, pool.longest_run = self.hang_seconds, self.longest_run
         pool.idempotent = self.idempotent and self.sequence_batching is None

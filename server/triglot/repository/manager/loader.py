@@ -15,10 +15,8 @@ from types import TracebackType
 
 from triglot.core.errors import Code, ModelLoadError, NeedsProcess, ServingError
 from triglot.core.response_buffer import MAX_UNREAD_BYTES
-from triglot.executors.hosted import HostedModel
+from triglot.executors.hosted import HostedModel, ModelFailure
 from triglot.executors.loading import ANY_CLUSTER, Loading
-from triglot.executors.process.failures import ModelFailure
-from triglot.executors.process.remote_model import RemoteModel
 from triglot.model.config import ELSEWHERE, ModelConfig
 from triglot.model.configure import configure
 from triglot.model.model import Model
@@ -135,7 +133,7 @@ class Loader:
             if self._adapt is not None:
                 self._adapt(model, files)
             configure(model, files.named_config)
-            if isinstance(model, RemoteModel):
+            if isinstance(model, HostedModel):
                 model.start()
         except ModelLoadError:
             _close(model)

@@ -12,16 +12,17 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from triglot.model.config import ALL
 from triglot.repository.config.model_config import CONFIG_FILE
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.config.version_names import NAMES_FILE
-from triglot.repository.scan.source import Found, ModelFiles, NamedPath, Overrides, Root, find_models
+from triglot.repository.scan.source import Found, Overrides, Root, find_models
 from triglot.repository.storage.archives import extract, without_suffix
 from triglot.repository.storage.cache import Cache, Missing
+from triglot.repository.storage.roots import moved
 from triglot.repository.storage.store import Store, StoredObject, StoreError
 from triglot.repository.storage.urls import Url
 
@@ -186,28 +187,6 @@ def _select(
         for number, path in of_versions.items():
             (chosen if number in wanted else omitted).add(path)
     return needed, omitted, chosen
-
-
-def path_of(root: Root) -> Path | None:
-    """Returns the path of a root that may be a URL."""
-    match root:
-        case ModelSettings():
-            return root.base_path
-        case NamedPath():
-            return root.path
-        case ModelFiles():
-            return None
-    return root
-
-
-def moved(root: Root, path: Path) -> Root:
-    """Returns the root with another path."""
-    match root:
-        case ModelSettings():
-            return replace(root, base_path=path)
-        case NamedPath():
-            return replace(root, path=path)
-    return path
 
 
 def _is_read(stored: StoredObject) -> bool:

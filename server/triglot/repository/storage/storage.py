@@ -10,49 +10,31 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 from triglot.core.errors import ModelLoadError
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.scanner import Scan
 from triglot.repository.scan.source import NotYet, Overrides, Root
-from triglot.repository.storage.buckets import ENDPOINTS, Bucket
-from triglot.repository.storage.cache import CONNECTIONS, Cache, Missing, cache_folder
-from triglot.repository.storage.hub import Hub
-from triglot.repository.storage.mirror import Mirror, MirrorRequest, Plan, moved, path_of
-from triglot.repository.storage.store import ObjectChanged, Store, StoredObject, StoreError, StoreUnreachable
-from triglot.repository.storage.urls import HINTS, Url, url_of
-from triglot.repository.storage.web import WebArchive
+from triglot.repository.storage.roots import moved, path_of
+from triglot.repository.storage.urls import Url, url_of
+
+if TYPE_CHECKING:
+    from triglot.repository.storage.cache import Cache
+    from triglot.repository.storage.mirror import Mirror, MirrorRequest
 
 log = logging.getLogger(__name__)
 
 TRITONS_CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
-TRIES = 3
-"""How often objects that change during the download are listed again, before waiting for the next scan."""
-T = TypeVar("T")
-
-
-def open_store(url: Url) -> Store:
-    """Returns the store of a URL. Raises `StoreError`."""
-    if url.scheme in HINTS:
-        raise StoreError(HINTS[url.scheme])
-    if url.scheme in ENDPOINTS and ":" in url.host:
-        raise StoreError(
-            f"expected {url.scheme}://BUCKET/PATH, and the server's address in {ENDPOINTS[url.scheme][0]}"
-        )
-    if not url.host or ".." in url.key.split("/"):
-        raise StoreError(f"expected {url.scheme}://HOST/PATH without ..")
-    kinds: Mapping[str, Callable[[Url], Store]] = {"hf": Hub, "https": WebArchive}
-    return kinds.get(url.scheme, Bucket)(url)
 
 
 class Storage:
-    """The mirrors of all URLs that a server serves models from; without any URL, nothing on disk is touched.
+    """The mirrors of all URLs that a server serves models from.
+
+    Without any URL, nothing on disk is touched, and what fetches is not imported.
 
     `folder` is that of the cache, "" for the default one; `most_bytes`: see `Cache`.
     """
@@ -76,6 +58,9 @@ class Storage:
             return root
         mirror = self._mirrors.get(url)
         if mirror is None:
+            from triglot.repository.storage.cache import Cache, cache_folder  # noqa: PLC0415
+            from triglot.repository.storage.mirror import Mirror  # noqa: PLC0415
+
             if self._cache is None:
                 if os.environ.get(TRITONS_CREDENTIALS):
                     log.warning("%s is ignored; set the variables of each cloud's own tools", TRITONS_CREDENTIALS)
@@ -111,6 +96,11 @@ class Storage:
         problem of the mirror.
         """
         with self._fetch_lock:
+            if self._cache is None:
+                return
+            from triglot.repository.storage.mirror import MirrorRequest  # noqa: PLC0415
+            from triglot.repository.storage.update import update  # noqa: PLC0415
+
             requests: dict[Mirror, MirrorRequest] = {}
             for mirror in list(self._mirrors.values()):
                 its = [root for root in roots if path_of(root) == mirror.local]
@@ -121,18 +111,8 @@ class Storage:
                     )
                 elif mirror.remove_unused():
                     del self._mirrors[mirror.url]
-            if not requests or self._cache is None:
-                return
-            for tries_left in reversed(range(TRIES)):
-                problems = _Update(self._cache, requests, settle=settle).run()
-                for mirror in requests:
-                    problem = problems.get(mirror)
-                    mirror.problem = "" if problem is None else f"{mirror.url}: {_text(problem)}"
-                requests = {
-                    mirror: requests[mirror] for mirror, one in problems.items() if isinstance(one, ObjectChanged)
-                }
-                if not requests or not tries_left:
-                    return
+            if requests:
+                update(self._cache, requests, settle=settle)
 
     def annotated(self, scan: Scan, roots: Iterable[Root]) -> Scan:
         """Returns the scan with fetch errors added, and with URLs in its texts."""
@@ -159,102 +139,3 @@ class Storage:
             with self._fetch_lock:
                 self._cache.close()
                 self._cache = None
-
-
-class _Update:
-    """One update of several mirrors; a failure of one does not affect the others."""
-
-    def __init__(self, cache: Cache, requests: Mapping[Mirror, MirrorRequest], *, settle: bool) -> None:
-        self._cache = cache
-        self._requests = requests
-        self._settle = settle
-        self._problems: dict[Mirror, Exception] = {}
-
-    def run(self) -> Mapping[Mirror, Exception]:
-        """Updates the mirrors and returns the errors."""
-        with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="list") as pool:
-            listings = dict(zip(self._requests, pool.map(self._listed, self._requests), strict=True))
-        updates = {
-            mirror: listing
-            for mirror, listing in listings.items()
-            if listing is not None and mirror.needs_update(listing[1], self._requests[mirror], settle=self._settle)
-        }
-        if not updates:
-            return self._problems
-        with self._cache.locked():
-            self._download([one for mirror, listing in updates.items() for one in mirror.search_objects(*listing)])
-            plans: dict[Mirror, Plan] = {}
-            for mirror, (store, listed) in self._without_problems(updates):
-                with self._collecting(mirror):
-                    plans[mirror] = mirror.plan(self._cache, store, listed, self._requests[mirror])
-            self._download([one for plan in plans.values() for one in plan.needed])
-            for mirror, plan in self._without_problems(plans):
-                with self._collecting(mirror):
-                    mirror.publish(self._cache, plan)
-                    self._cache.save_listing(_listing_name(mirror.url), plan.listed)
-            self._cache.trim()
-        return self._problems
-
-    def _listed(self, mirror: Mirror) -> tuple[Store, list[StoredObject]] | None:
-        kept, mirror.store = mirror.store, None
-        try:
-            store = kept or open_store(mirror.url)
-            listed = sorted(store.objects())
-        except (StoreError, OSError) as error:
-            if kept is not None:
-                return self._listed(mirror)  # New credentials may be in the files.
-            if isinstance(error, StoreUnreachable) and not mirror.has_snapshot:
-                saved = self._cache.saved_listing(_listing_name(mirror.url))
-                if saved:
-                    log.warning("%s: %s; starting with the models that are in the cache", mirror.url, error)
-                    return UnreachableStore(error), saved
-            self._problems[mirror] = error
-            return None
-        mirror.store = store
-        return store, listed
-
-    def _download(self, objects: Iterable[Missing]) -> None:
-        missing = [one for one in objects if not self._cache.has(one.url, one.stored)]
-        if not missing:
-            return
-        errors = self._cache.download(missing)
-        self._problems |= {mirror: errors[mirror.url] for mirror in self._requests if mirror.url in errors}
-
-    def _without_problems(self, mirrors: Mapping[Mirror, T]) -> list[tuple[Mirror, T]]:
-        """Returns the mirrors without an error so far."""
-        return [(mirror, value) for mirror, value in mirrors.items() if mirror not in self._problems]
-
-    @contextmanager
-    def _collecting(self, mirror: Mirror) -> Iterator[None]:
-        try:
-            yield
-        except (StoreError, OSError) as error:
-            self._problems[mirror] = error
-
-
-class UnreachableStore:
-    """A store that is down, whose objects may be in the cache."""
-
-    def __init__(self, error: StoreUnreachable) -> None:
-        self._error = error
-
-    def objects(self) -> list[StoredObject]:
-        """Raises the error."""
-        raise self._error
-
-    def read(self, stored: StoredObject, begin: int, end: int) -> Iterator[bytes]:
-        """Raises the error."""
-        raise self._error
-
-
-def _listing_name(url: Url) -> str:
-    """Returns the name of the URL's listing in the cache: another one for the same URL at another server."""
-    server = [os.environ.get(name) for names in ENDPOINTS.values() for name in names]
-    server += [os.environ.get(name) for name in ("AZURE_STORAGE_ACCOUNT_NAME", "HF_ENDPOINT")]
-    return sha256(repr((url, server)).encode(errors="surrogateescape")).hexdigest()
-
-
-def _text(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    return str(error)
