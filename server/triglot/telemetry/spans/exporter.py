@@ -2,58 +2,26 @@
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import logging
 import random
-import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+from typing import Protocol
 
-from triglot.telemetry.spans.otlp import Envelope, rejected_spans
+from triglot.telemetry.spans.otlp import Envelope, ExportFailed
 from triglot.telemetry.spans.rows import SPANS, Row, encode
 from triglot.telemetry.spans.settings import GRPC, OTLP, SpanSettings
 
 log = logging.getLogger(__name__)
 
-RPC = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before the first retry of a request, and at most before any; they double with each retry."""
-RETRYABLE_STATUSES = (429, 502, 503, 504)
-RETRYABLE_CODES = (
-    "CANCELLED",
-    "DEADLINE_EXCEEDED",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "RESOURCE_EXHAUSTED",
-)
-"""Status codes after which a request is retried (OTLP 1.7, "Failures")."""
 MAX_BYTES = 2**21
 """Most bytes of spans in one request: collectors accept messages of 4 MiB."""
 CLOSE_SECONDS = 5.0
 """Seconds for exporting the queued spans when the server stops."""
-
-
-class ExportFailed(Exception):
-    """The collector did not accept the spans.
-
-    `again`: the request may be retried. `pause`: seconds until then, as requested by the collector; 0 if it
-    requested none.
-    """
-
-    def __init__(self, message: str, *, again: bool, pause: float = 0.0) -> None:
-        super().__init__(message)
-        self.again = again
-        self.pause = pause
 
 
 class Sender(Protocol):
@@ -233,110 +201,11 @@ def exporter_of(settings: SpanSettings, version: str) -> Exporter:
             from triglot.telemetry.spans.console import Console  # noqa: PLC0415
 
             return Console()
+        from triglot.telemetry.spans.senders import GrpcSender, HttpSender  # noqa: PLC0415
+
         return GrpcSender(settings, envelope) if settings.protocol == GRPC else HttpSender(settings, envelope)
 
     return Exporter(settings, make)
 
 
 _SDK = {"telemetry.sdk.name": "triglot", "telemetry.sdk.language": "python"}
-
-
-class GrpcSender:
-    """Sender for OTLP/gRPC."""
-
-    def __init__(self, settings: SpanSettings, envelope: Envelope) -> None:
-        import grpc  # noqa: PLC0415 - with the h2 transport, only tracing needs it.
-
-        self._envelope = envelope
-        self._failed = grpc.RpcError
-        self._compression = grpc.Compression.Gzip if settings.gzip else grpc.Compression.NoCompression
-        # gRPC requires metadata keys in lower case.
-        self._metadata = [(name.lower(), value) for name, value in settings.headers.items()]
-        parts = urlsplit(settings.endpoint)
-        target = parts.netloc.rpartition("@")[2]
-        if parts.port is None:
-            target = f"{target}:{443 if parts.scheme == 'https' else 80}"
-        # By default, channels to the same target share a connection, here with another exporter in this process.
-        options = [
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.primary_user_agent", "OTel-OTLP-Exporter-triglot"),
-        ]
-        if parts.scheme == "https":
-            credentials = grpc.ssl_channel_credentials(
-                _bytes_of(settings.certificate),
-                _bytes_of(settings.client_key),
-                _bytes_of(settings.client_certificate),
-            )
-            self._channel = grpc.secure_channel(target, credentials, options)
-        else:
-            self._channel = grpc.insecure_channel(target, options)
-        self._export = self._channel.unary_unary(RPC)
-
-    def send(self, spans: bytes, seconds: float) -> int:
-        """See `Sender`."""
-        request = self._envelope.request(spans)
-        try:
-            response = self._export(
-                request, timeout=seconds, metadata=self._metadata, compression=self._compression
-            )
-        except self._failed as error:
-            code = error.code().name
-            text = f"{code}: {error.details()}"
-            raise ExportFailed(text, again=code in RETRYABLE_CODES) from None
-        return rejected_spans(response)
-
-    def close(self) -> None:
-        """See `Sender`."""
-        self._channel.close()
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Makes a redirect an error: only the 2xx for the POST itself says that spans were accepted (OTLP/HTTP)."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """See the base class."""
-
-
-class HttpSender:
-    """Sender for OTLP/HTTP with protobuf bodies."""
-
-    def __init__(self, settings: SpanSettings, envelope: Envelope) -> None:
-        self._settings = settings
-        self._envelope = envelope
-        context = None
-        if settings.endpoint.startswith("https:"):
-            context = ssl.create_default_context(cafile=settings.certificate or None)
-            if settings.client_certificate:
-                context.load_cert_chain(settings.client_certificate, settings.client_key or None)
-        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
-
-    def send(self, spans: bytes, seconds: float) -> int:
-        """See `Sender`."""
-        body = self._envelope.request(spans)
-        headers = {"Content-Type": "application/x-protobuf", **self._settings.headers}
-        if self._settings.gzip:
-            body, headers["Content-Encoding"] = gzip.compress(body, 6), "gzip"
-        request = urllib.request.Request(self._settings.endpoint, body, headers)
-        try:
-            with self._opener.open(request, timeout=seconds) as response:
-                return rejected_spans(response.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                again = error.code in RETRYABLE_STATUSES
-                raise ExportFailed(
-                    f"HTTP {error.code}", again=again, pause=_seconds(error.headers.get("Retry-After"))
-                ) from None
-        except OSError as error:  # Includes URLError and timeouts.
-            raise ExportFailed(str(getattr(error, "reason", error)), again=True) from None
-
-    def close(self) -> None:
-        """See `Sender`."""
-        self._opener.close()
-
-
-def _seconds(text: str | None) -> float:
-    return float(text) if text is not None and text.isdigit() else 0.0
-
-
-def _bytes_of(file: str) -> bytes | None:
-    return Path(file).read_bytes().removeprefix(codecs.BOM_UTF8) if file else None

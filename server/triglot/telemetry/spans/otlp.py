@@ -50,6 +50,19 @@ def link(trace_id: str, span_id: int) -> bytes:
     return b"\x6a" + sized(b"\x0a\x10" + bytes.fromhex(trace_id) + b"\x12\x08" + span_id.to_bytes(8))
 
 
+class ExportFailed(Exception):
+    """The collector did not accept the spans.
+
+    `again`: the request may be retried. `pause`: seconds until then, as requested by the collector; 0 if it
+    requested none.
+    """
+
+    def __init__(self, message: str, *, again: bool, pause: float = 0.0) -> None:
+        super().__init__(message)
+        self.again = again
+        self.pause = pause
+
+
 class Envelope:
     """Makes ExportTraceServiceRequests; all spans have the same resource and instrumentation scope."""
 
