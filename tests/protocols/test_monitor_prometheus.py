@@ -20,7 +20,7 @@ from triglot.core.call import Call
 from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
 from triglot.dataplane.control import Reports
-from triglot.protocols.monitor.prometheus import BATCH_LIMITS, PrometheusText, render_reports
+from triglot.protocols.monitor.prometheus import BATCH_LIMITS, PrometheusText
 from triglot.telemetry.merging import growing
 from triglot.telemetry.spans.recorder import CallSpan, SpanRecorder
 from triglot.telemetry.store import Telemetry
@@ -348,7 +348,7 @@ def test_workers_pages_keep_the_latest(workers: int, calls: list[tuple[int, floa
         latest[seconds] = f"{number:032x}"
     pages = [json.loads(json.dumps(PrometheusText(store).page([]))) for store in stores]
     reports = Reports(workers=list(enumerate(pages[1:], 1)), past=growing(pages[0]))
-    text = render_reports(reports, OPEN_METRICS)[0].decode()
+    text = PrometheusText(Telemetry()).render_reports(reports, OPEN_METRICS)[0].decode()
     families = list(parsed(text))
     found = exemplars(families)
     kept = {one.value: one.labels["trace_id"] for (name, _), one in found.items() if "request" in name}

@@ -1,43 +1,58 @@
-"""CPU and memory usage of this process and of the machine."""
+"""CPU and memory usage of this process and of the machine, as Linux counts it in /proc."""
 
 from __future__ import annotations
 
-import psutil
+import os
+import time
+from pathlib import Path
+
+_PROC = Path("/proc")
+_COUNTED = 8
+"""Times in a line of /proc/stat until guest time, which user time includes: proc_stat(5)."""
+_IDLE = slice(3, 5)
+"""Among them, idle time and time spent waiting for disks."""
 
 
 class ProcessUsage:
     """CPU and memory usage of this process."""
 
     def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._process.cpu_percent()
+        self._times = time.perf_counter(), time.process_time()
 
     def cpu_percent(self) -> float:
         """CPU usage since the last call in percent; 100 is one core."""
-        return self._process.cpu_percent()
+        (began, used_before), self._times = self._times, (time.perf_counter(), time.process_time())
+        ended, used = self._times
+        return 100 * (used - used_before) / (ended - began)
 
     def memory_percent(self) -> float:
         """Resident memory in percent of the machine's memory."""
-        return self._process.memory_percent()
+        resident_pages = int((_PROC / "self/statm").read_text().split()[1])
+        return 100 * resident_pages / os.sysconf("SC_PHYS_PAGES")
 
 
 class MachineUsage:
     """CPU and memory usage of the machine. Usable on any thread."""
 
     def __init__(self) -> None:
-        self._times = psutil.cpu_times()
+        self._times = _cpu_times()
 
     def cpu_share(self) -> float:
         """Share of busy CPU time since the last call, from 0 to 1."""
-        before, self._times = self._times, psutil.cpu_times()
-        # On Linux, guest time is included in user time.
-        counted = [name for name in before._fields if not name.startswith("guest")]
-        passed = {name: getattr(self._times, name) - getattr(before, name) for name in counted}
-        whole = sum(passed.values())
-        idle = passed["idle"] + passed.get("iowait", 0.0)
-        return min(1.0, max(0.0, 1 - idle / whole)) if whole > 0 else 0.0
+        before, self._times = self._times, _cpu_times()
+        passed = [now - then for then, now in zip(before, self._times, strict=True)]
+        whole = sum(passed)
+        return min(1.0, max(0.0, 1 - sum(passed[_IDLE]) / whole)) if whole > 0 else 0.0
 
     def memory_bytes(self) -> tuple[int, int]:
         """Bytes of memory that are used, and in total."""
-        memory = psutil.virtual_memory()
-        return memory.used, memory.total
+        lines = (line.split() for line in (_PROC / "meminfo").read_text().splitlines())
+        kibibytes = {name: int(count) for name, count, *_ in lines}
+        total = kibibytes["MemTotal:"] * 1024
+        return total - kibibytes["MemAvailable:"] * 1024, total
+
+
+def _cpu_times() -> list[int]:
+    """Return the CPU times of the machine, of all CPUs together, in ticks."""
+    with (_PROC / "stat").open() as file:
+        return [int(ticks) for ticks in file.readline().split()[1:][:_COUNTED]]

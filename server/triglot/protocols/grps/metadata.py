@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import yaml
-
 from triglot.core.permission import Permission
 from triglot.core.types import TensorSpec
 from triglot.dataplane.dataplane import DataPlane
@@ -26,8 +24,7 @@ def model_text(servable: Servable) -> str:
             "inputs": _tensors(signature.inputs),
             "outputs": _tensors(signature.outputs),
         }
-    text: str = yaml.safe_dump(dict(description), allow_unicode=True)
-    return text
+    return _yaml(dict(description))
 
 
 def _tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
@@ -48,5 +45,11 @@ def server_text(server_name: str, dataplane: DataPlane, permission: Permission) 
         for version in dataplane.versions(permission)
         if version.state is not State.UNAVAILABLE or version.error is not None
     ]
-    text: str = yaml.safe_dump({"server": {"name": server_name}, "models": models}, allow_unicode=True)
+    return _yaml({"server": {"name": server_name}, "models": models})
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    import yaml  # noqa: PLC0415 - only calls for metadata of grps need it.
+
+    text: str = yaml.safe_dump(values, allow_unicode=True)
     return text

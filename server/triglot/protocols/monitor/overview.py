@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from triglot.protocols.monitor.triton_metrics import printable
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.calls import CallStats, ModelStats, Second
 from triglot.telemetry.points import Points, point
@@ -17,6 +16,11 @@ from triglot.telemetry.store import Telemetry
 
 SHARES = {"p50": 5000, "p90": 9000, "p99": 9900}
 Document = dict[str, Any]
+
+
+def printable(name: str) -> str:
+    """Replace lone surrogates, which may be in clients' and files' names but not in UTF-8."""
+    return name.encode(errors="replace").decode()
 
 
 def overview(telemetry: Telemetry, versions: Sequence[Version]) -> Document:

@@ -23,8 +23,8 @@ from triglot.dataplane.control import Reports
 from triglot.model.metrics import Family
 from triglot.protocols.monitor.histograms import printed
 from triglot.protocols.monitor.model_metrics import own_families, plain_counters, printed_families
+from triglot.protocols.monitor.overview import printable
 from triglot.protocols.monitor.triton_metrics import (
-    printable,
     triton_metrics,
     with_counter_types,
     without_exponents,
@@ -43,8 +43,6 @@ BATCH_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 OPEN_METRICS = "application/openmetrics-text"
 VERSIONS = {OPEN_METRICS: ("", "1.0.0"), "text/plain": ("", "0.0.4", "1.0.0")}
 """The formats that can be asked for; other ones are passed over."""
-KIND_BYTES = 2048
-"""Estimates of the text that one kind of call adds, in bytes."""
 BY_METHOD = ("protocol", "entrypoint", "method", "model", "version")
 BY_MODEL = ("model", "version")
 BUILD = {"version": __version__, "python": platform.python_version()}
@@ -58,17 +56,12 @@ Labels = tuple[str, ...]
 class PrometheusText:
     """Prints the telemetry, the models' states, and this process's resources. May be used on another thread."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Telemetry, machine: MachineUsage | None = None) -> None:
         self._telemetry = telemetry
-        self._machine = MachineUsage()
+        self._machine = machine or MachineUsage()
         self._process = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._process)
-
-    @property
-    def size(self) -> int:
-        """Estimates of the text's length, in bytes."""
-        return self._telemetry.kinds * KIND_BYTES
 
     def render(self, versions: Sequence[Version], accept: str) -> tuple[bytes, str]:
         """Returns the text in the format that an Accept header asks for, and its content type."""
@@ -90,6 +83,11 @@ class PrometheusText:
             for metric in registry.collect()
         ]
         return {"families": families, "plain": plain_counters(own)}
+
+    def render_reports(self, reports: Reports, accept: str) -> tuple[bytes, str]:
+        """Returns the merged pages of all workers, with the workers' states; see `render`."""
+        page = merged_pages(reports.workers, reports.past)
+        return _printed(_MergedRegistry(page, reports), page["plain"], accept)
 
 
 def _spans(exporter: Exporter | None) -> Iterator[Metric]:
@@ -116,12 +114,6 @@ def _audit(audit_log: AuditLog) -> Iterator[Metric]:
 def _as_json(sample: Sample) -> list[Any]:
     """Returns a sample in the form of a `Page`."""
     return [sample.name, sample.labels, sample.value, *(sample.exemplar or ())]
-
-
-def render_reports(reports: Reports, accept: str) -> tuple[bytes, str]:
-    """Returns the merged pages of all workers, with the workers' states; see `PrometheusText.render`."""
-    page = merged_pages(reports.workers, reports.past)
-    return _printed(_MergedRegistry(page, reports), page["plain"], accept)
 
 
 def _preferred(accept: str) -> str:

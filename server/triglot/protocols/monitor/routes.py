@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
-import html
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from triglot.core.call import Call
@@ -25,15 +25,18 @@ from triglot.protocols.monitor import openapi
 from triglot.protocols.monitor.added_overview import added_overview, overview_report
 from triglot.protocols.monitor.details import encode_details, model_details
 from triglot.protocols.monitor.overview import overview
-from triglot.protocols.monitor.prometheus import PrometheusText, render_reports
 from triglot.protocols.monitor.scripts import script_routes, takes_gzip
 from triglot.protocols.openapi.operation import ALLOW, ApiOperation
 from triglot.protocols.pages import TOKEN_SCRIPT, page_headers, page_text
 from triglot.protocols.rows import Route
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.added_series import added_series, series_report
+from triglot.telemetry.process import MachineUsage
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
+
+if TYPE_CHECKING:
+    from triglot.protocols.monitor.prometheus import PrometheusText
 
 PROTOCOL = "monitor"
 METRICS = "/metrics"
@@ -45,8 +48,8 @@ PAGE_FOLDER = Path(__file__).with_name("page")
 SCRIPTS = ("charts.js", "overview.js", "tensors.js", "protocols.js", "snippets.js", "model.js", "page.js")
 NAMES_MARKER = "<!-- metric names -->"
 """Marker in the page for the list of metric names, which is for readers without JavaScript, too."""
-KIND_BYTES = 64
-"""Cost of one kind of call in the overview, in bytes of text."""
+KIND_BYTES, METRICS_KIND_BYTES = 64, 2048
+"""Cost of one kind of call in the overview and in the metrics, in bytes of text."""
 TEXT = "text/plain; charset=utf-8"
 _NO_STORE = {"Cache-Control": "no-store"}
 
@@ -81,12 +84,32 @@ class About:
         }
 
 
+class _Metrics:
+    """The telemetry in Prometheus' formats, whose library is imported when it is first read."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._machine = MachineUsage()
+        self._text: PrometheusText | None = None
+
+    async def text(self) -> PrometheusText:
+        """Return what prints the metrics."""
+        if self._text is None:
+            self._text = await asyncio.to_thread(self._make)
+        return self._text
+
+    def _make(self) -> PrometheusText:
+        from triglot.protocols.monitor.prometheus import PrometheusText  # noqa: PLC0415
+
+        return PrometheusText(self._telemetry, self._machine)
+
+
 def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> list[Route]:
     """Returns `/metrics`, and grps' routes below `/grps/v1/monitor` and `/grps/v1/js`.
 
     All but the route of one model are about all models, and need permission for all.
     """
-    text, control = PrometheusText(telemetry), dataplane.control
+    metrics, control = _Metrics(telemetry), dataplane.control
 
     async def read(_: HttpRequest, call: Call) -> _State:
         call.permission.check_all_models()
@@ -102,14 +125,19 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
 
         return read_workers
 
-    _register_reports(telemetry, dataplane, text)
+    _register_reports(telemetry, dataplane, metrics)
+    read_for_metrics = reader(METRICS_REPORT)
 
-    def encode_metrics(state: _State, http: HttpRequest) -> HttpResponse:
+    async def read_metrics(http: HttpRequest, call: Call) -> tuple[_State, PrometheusText]:
+        return await read_for_metrics(http, call), await metrics.text()
+
+    def encode_metrics(found: tuple[_State, PrometheusText], http: HttpRequest) -> HttpResponse:
+        state, text = found
         accept = http.headers.get("accept", "")
         if state.reports is None:
             body, content_type = text.render(state.versions, accept)
         else:
-            body, content_type = render_reports(state.reports, accept)
+            body, content_type = text.render_reports(state.reports, accept)
         headers = {"Vary": "Accept, Accept-Encoding"}
         if takes_gzip(http):
             headers["Content-Encoding"] = "gzip"
@@ -128,7 +156,13 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
         return HttpResponse(dumps(document), headers=_NO_STORE)
 
     routes = [
-        _route(METRICS, openapi.METRICS, reader(METRICS_REPORT), encode_metrics, lambda _: text.size),
+        _route(
+            METRICS,
+            openapi.METRICS,
+            read_metrics,
+            encode_metrics,
+            lambda _: telemetry.kinds * METRICS_KIND_BYTES,
+        ),
         _series_route(telemetry, control),
         page_route(telemetry, control, PAGE, about),
         _route(
@@ -167,9 +201,6 @@ def readable(route: Route) -> list[Route]:
 def page_route(telemetry: Telemetry, control: Control, path: str, about: About) -> Route:
     """Returns the page at `path`. It is public: only its script requests restricted data."""
     first, *scripts = [PAGE_FOLDER / name for name in SCRIPTS]
-    text = page_text(PAGE_FOLDER / "page.html", (PAGE_FOLDER / "page.css",), (first, TOKEN_SCRIPT, *scripts))
-    before, _, after = text.partition(NAMES_MARKER)
-    headers = page_headers(text)
 
     async def read(_: HttpRequest, __: Call) -> list[str]:
         if not about.is_open:
@@ -180,19 +211,24 @@ def page_route(telemetry: Telemetry, control: Control, path: str, about: About) 
         return list(dict.fromkeys(name for names in reports.each for name in names))
 
     def encode(found: list[str], __: HttpRequest) -> HttpResponse:
+        import html  # noqa: PLC0415 - with a table of all entities, which few servers need.
+
+        text = page_text(PAGE_FOLDER / "page.html", (PAGE_FOLDER / "page.css",), (first, TOKEN_SCRIPT, *scripts))
+        before, _, after = text.partition(NAMES_MARKER)
         names = [html.escape(name) for name in found]
         items = "\n".join([f'<li data-name="{name}">{name}</li>' for name in names])
         page = f"{before}{items}{after}".encode(errors="replace")
-        return HttpResponse(page, content_type="text/html; charset=utf-8", headers=headers)
+        return HttpResponse(page, content_type="text/html; charset=utf-8", headers=page_headers(text))
 
     return _route(path, openapi.PAGE, read, encode, operation=Operation.PUBLIC)
 
 
-def _register_reports(telemetry: Telemetry, dataplane: DataPlane, text: PrometheusText) -> None:
+def _register_reports(telemetry: Telemetry, dataplane: DataPlane, metrics: _Metrics) -> None:
     """Register this process's reports, which other workers request."""
     control = dataplane.control
 
-    async def metrics(_: Arguments) -> Any:
+    async def families(_: Arguments) -> Any:
+        text = await metrics.text()
         return await dataplane.off_loop(partial(text.page, dataplane.versions(EVERYTHING)))
 
     async def document(_: Arguments) -> Any:
@@ -205,7 +241,7 @@ def _register_reports(telemetry: Telemetry, dataplane: DataPlane, text: Promethe
         return list(telemetry.metrics.by_name)
 
     for name, report in (
-        (METRICS_REPORT, metrics),
+        (METRICS_REPORT, families),
         (OVERVIEW_REPORT, document),
         (SERIES_REPORT, series),
         (NAMES, names),

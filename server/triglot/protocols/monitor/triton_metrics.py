@@ -13,6 +13,7 @@ from triglot.core.fast_json import loads
 from triglot.core.latencies import CACHE_HIT, CACHE_MISS, INFER, INPUT, OUTPUT, QUEUE, REQUEST, Latencies
 from triglot.core.statistics import REASONS, Statistics
 from triglot.protocols.monitor.histograms import add_histogram, number
+from triglot.protocols.monitor.overview import printable
 from triglot.repository.manager.plan import Version
 from triglot.scheduling.servable import Servable
 from triglot.telemetry.process import MachineUsage
@@ -165,11 +166,6 @@ def _labels(servable: Servable) -> dict[str, str]:
     tags = loads(text).get("metric_tags", {}) if text else {}
     own = {label: tag for name, tag in tags.items() if _LABEL.match(label := f"_{name}")}
     return own | {"model": printable(servable.name), "version": str(servable.version)}
-
-
-def printable(name: str) -> str:
-    """Replace lone surrogates, which may be in clients' and files' names but not in UTF-8."""
-    return name.encode(errors="replace").decode()
 
 
 def _us(seconds: float) -> int:
