@@ -59,7 +59,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
     text = f"benches to run: {', '.join(names)}, or {ALL} (default: {', '.join(USUAL)})"
     parser.add_argument("name", nargs="*", help=text)
-    chosen = parser.parse_args(words).name or USUAL
+    parser.add_argument("--server-python", metavar="PATH", help=f"another interpreter, for {PAGE}: see its --help")
+    arguments = parser.parse_args(words)
+    chosen = arguments.name or USUAL
+    for_page = ["--server-python", arguments.server_python] if arguments.server_python else []
     if ALL in chosen:
         chosen = names
     if unknown := [name for name in chosen if name not in names]:
@@ -70,16 +73,16 @@ def main(words: Sequence[str] | None = None) -> int:
             continue
         print(f"\n=== {name}, after {(time.monotonic() - began) / 60:.1f} minutes\n", flush=True)
         # The load bench writes the page itself.
-        good = show(name) if name == PAGE else keep(name, dict(BENCHES)[name])
+        good = show(name, for_page) if name == PAGE else keep(name, dict(BENCHES)[name])
         if not good:
             failed.append(name)
     print(f"\n{(time.monotonic() - began) / 60:.1f} minutes" + "".join(f"; {name} failed" for name in failed))
     return 1 if failed else 0
 
 
-def show(name: str) -> bool:
+def show(name: str, words: Sequence[str] = ()) -> bool:
     """Run a bench; returns whether its exit status was 0."""
-    with running(name) as process:
+    with running(name, words) as process:
         process.wait()
     return process.returncode == 0
 

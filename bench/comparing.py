@@ -36,10 +36,14 @@ class Settings:
     aa: bool = False  # a second server like the first one, in place of the others
     against: Checkout | None = None
     """Another checkout: the lines of triglot are then measured in pairs, with this server and with that one."""
+    other_python: str = ""
+    """Another interpreter: the lines of Python's servers are then measured in pairs, under both; "" for none."""
 
 
-def lines_of(scenario: Scenario, against: Checkout | None = None) -> tuple[list[Line], list[str]]:
-    """Returns the lines that can be measured here, and why others cannot; pairs of lines `against` a checkout."""
+def lines_of(
+    scenario: Scenario, against: Checkout | None = None, other_python: str = ""
+) -> tuple[list[Line], list[str]]:
+    """Returns the lines that can be measured here, and why others cannot; pairs of them as in `Settings`."""
     if scenario.needs and scenario.needs not in {option.name for option in fields(Config)}:
         return [], [f"this server has no option {scenario.needs}"]
     if scenario.shared_cores and (os.cpu_count() or 1) < CORES_TO_SHARE:
@@ -55,6 +59,8 @@ def lines_of(scenario: Scenario, against: Checkout | None = None) -> tuple[list[
             lines.append(line)
     if against is not None:
         lines, reasons = list(_pairs(lines, against)), ["no line is of our server with options that both know"]
+    elif other_python:
+        lines, reasons = list(_python_pairs(lines, other_python)), ["no line is of a server in Python"]
     return lines, list(dict.fromkeys(reasons))
 
 
@@ -69,9 +75,18 @@ def _pairs(lines: Sequence[Line], other: Checkout) -> Iterator[Line]:
             yield replace(line, name=f"{line.name}, {other.path}", launch=there)
 
 
+def _python_pairs(lines: Sequence[Line], python: str) -> Iterator[Line]:
+    """Yields each line of a server in Python, and its pair under another interpreter."""
+    for line in lines:
+        if not line.launch.triton:
+            there = replace(line.launch, name=f"{line.launch.name}, {python}", python=python)
+            yield line
+            yield replace(line, name=f"{line.name}, {python}", launch=there)
+
+
 def compare(scenario: Scenario, settings: Settings) -> list[Measured[str]]:
     """Run a scenario; returns the measurements of each line, of which the first is the baseline."""
-    lines, _ = lines_of(scenario, settings.against)
+    lines, _ = lines_of(scenario, settings.against, settings.other_python)
     if settings.aa:
         lines = [lines[0], replace(lines[0], name="the same again")]
     measured: list[Measured[str]] = [Measured(line.name) for line in lines]
@@ -175,7 +190,7 @@ def _started(
 ) -> AbstractContextManager[tuple[Server, int, int]]:
     if launch.bare:
         environment = KEEP_MEMORY if launch.keep_memory else {}
-        return servers.bare(launch.bare, exchange, core, launch.flags, environment)
+        return servers.bare(launch.bare, exchange, core, launch.flags, environment, launch.python)
     if launch.triton:
         return triton.serving(core)
-    return rounds.serving_models(core, launch.flags, launch.checkout)
+    return rounds.serving_models(core, launch.flags, launch.checkout, python=launch.python)

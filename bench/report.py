@@ -1,17 +1,32 @@
 """Formats tables, and describes the machine and the software."""
 
 import datetime
+import json
 import os
 import platform
 import subprocess
-import sysconfig
-from collections.abc import Sequence
-from importlib import metadata
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.servers import ROOT
 
 CLIENT_BOUND = 0.9
+PACKAGES = ("grpcio", "uvloop", "aiohttp", "numpy", "protobuf", "orjson")
+_BUILD = """
+import importlib.metadata as metadata, json, platform, sys, sysconfig
+
+print(json.dumps({
+    "version": platform.python_version(),
+    "folder": sys.base_prefix,
+    "arguments": sysconfig.get_config_var("CONFIG_ARGS") or "",
+    "flags": sysconfig.get_config_var("PY_CFLAGS") or "",
+    "packages": {name: metadata.version(name) for name in sys.argv[1:]},
+}))
+"""
+"""Prints how an interpreter was built, and the versions of packages."""
+DEBIAN_PYTHON = "/usr"
 
 
 def plain(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -33,19 +48,34 @@ def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def machine() -> list[str]:
     """Returns lines about the machine and the software of the measurement."""
-    packages = ("grpcio", "uvloop", "aiohttp", "numpy", "protobuf", "orjson")
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
     return [
         f"{_cpu_model()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        f"Python {platform.python_version()}{_how_built()}, {versions}",
+        interpreter(sys.executable),
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, commit {_commit()}",
     ]
 
 
-def _how_built() -> str:
-    """Returns how Python was built: without profile-guided optimisation, Python code alone is slower."""
-    arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
-    return "" if "--enable-optimizations" in arguments else " (built without --enable-optimizations)"
+def interpreter(python: str) -> str:
+    """Returns which Python it is, how it was built, and the packages of its environment."""
+    done = subprocess.run([python, "-c", _BUILD, *PACKAGES], capture_output=True, text=True, check=True)
+    build = json.loads(done.stdout)
+    packages = ", ".join(f"{name} {version}" for name, version in build["packages"].items())
+    return f"Python {build['version']} ({how_built(build)}), {packages}"
+
+
+def how_built(build: Mapping[str, Any], debian: bool = Path("/etc/debian_version").exists()) -> str:
+    """Returns how Python was built, from what sysconfig knows: without a profile, Python code alone is slower.
+
+    Debian's Python is built with a profile, but its sysconfig does not have the flags (changelog of python3.8,
+    3.8.0~b2-3 and 3.8.0~b3-1, which later versions carry on).
+    """
+    levels = [flag for flag in build["flags"].split() if flag.startswith("-O")]
+    level = f", {levels[-1]}" if levels else ""  # The last one counts.
+    if "--enable-optimizations" in build["arguments"]:
+        return f"optimised: --enable-optimizations{level}"
+    if debian and build["folder"] == DEBIAN_PYTHON:
+        return f"optimised: Debian's, with a profile{level}"
+    return f"not optimised: without --enable-optimizations{level}"
 
 
 def _cpu_model() -> str:

@@ -109,12 +109,13 @@ def serving_models(
     flags: Sequence[str] = (),
     checkout: Checkout | None = None,
     environment: Mapping[str, str] | None = None,
+    python: str = sys.executable,
 ) -> Iterator[tuple[Server, int, int]]:
     """Run `triglot serve` with the bench's models; yields the server, its gRPC port and its REST port."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         models = Path(name) / "models"  # The log is written to their parent folder.
         models.symlink_to(MODELS)
-        with servers.serving(models, core, flags, checkout, environment) as started:
+        with servers.serving(models, core, flags, checkout, environment, python=python) as started:
             yield started
 
 

@@ -1,5 +1,6 @@
 """The scenarios: loads, and the servers that each of them compares."""
 
+import sys
 from dataclasses import dataclass, replace
 
 from bench.payloads import (
@@ -50,6 +51,8 @@ class Launch:
     """Whether it is Triton's server."""
     checkout: Checkout | None = None
     """The checkout whose server it is; None for this one."""
+    python: str = sys.executable
+    """The interpreter that runs it, unless it is Triton's."""
 
     @property
     def ours(self) -> bool:

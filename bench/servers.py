@@ -293,13 +293,14 @@ def serving(
     checkout: Checkout | None = None,
     environment: Mapping[str, str] | None = None,
     start_limit: float = START_LIMIT,
+    python: str = sys.executable,
 ) -> Iterator[tuple[Server, int, int]]:
     """Run `triglot serve` with the models of a folder; yields the server, its gRPC port and its REST port.
 
-    The log is written to the folder's parent.
+    The log is written to the folder's parent. `python`: the interpreter of its environment.
     """
     grpc_port, rest_port = free_port(), free_port()
-    command = [sys.executable, "-m", "triglot", "serve", str(models), *flags]
+    command = [python, "-m", "triglot", "serve", str(models), *flags]
     command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port)]
     if checkout is None or "--drain-delay" in checkout.options():
         # No load balancer has to notice that it is not ready.
@@ -327,6 +328,7 @@ def bare(
     core: int | None,
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    python: str = sys.executable,
 ) -> Iterator[tuple[Server, int, int]]:
     """Run a kind of `bench.bare` that sends the exchange's reply.
 
@@ -335,7 +337,7 @@ def bare(
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         reply, port = Path(name) / "reply", free_port()
         reply.write_bytes(exchange.reply)
-        command = [sys.executable, "-m", "bench.bare", kind, "--port", str(port), "--reply", str(reply)]
+        command = [python, "-m", "bench.bare", kind, "--port", str(port), "--reply", str(reply)]
         command += ["--headers", json.dumps(exchange.reply_headers), "--messages", str(exchange.messages), *flags]
         with started(
             f"bench.bare {kind}",
@@ -346,6 +348,19 @@ def bare(
             environment=environment or {},
         ) as server:
             yield server, port, port
+
+
+def environment_of(interpreter: Path) -> str:
+    """Returns the python of an environment with this project, made by another interpreter. Raises `BenchError`."""
+    done = subprocess.run(
+        [str(interpreter), str(ROOT / "tests" / "environments.py"), "other_python"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise BenchError(f"{interpreter} cannot make an environment")
+    return done.stdout.strip()
 
 
 def _await_ready(server: Server, ready: Callable[[], bool], start_limit: float) -> None:

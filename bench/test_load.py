@@ -31,7 +31,19 @@ from bench.lifecycle import Started
 from bench.measure import Round
 from bench.payloads import grpc_exchange, tensor
 from bench.rounds import Measured, Plan
-from bench.scenarios import AIO, BARE, CPP, H2, H2_THREAD, KEEP_MEMORY, SCENARIOS, TWO_WORKERS, Line, Scenario
+from bench.scenarios import (
+    AIO,
+    BARE,
+    CPP,
+    H2,
+    H2_THREAD,
+    KEEP_MEMORY,
+    OVER_TRITON,
+    SCENARIOS,
+    TWO_WORKERS,
+    Line,
+    Scenario,
+)
 from bench.servers import Checkout
 from bench.tally import BenchError
 from bench.traffic import Traffic
@@ -160,6 +172,44 @@ def test_against_another_checkout(tmp_path: Path) -> None:
     assert all(len(row) == len(page.PAIR_COLUMNS) for row in table)
 
 
+def test_under_another_interpreter() -> None:
+    scenario = replace(BY_NAME["infer-c8"], lines=(BARE, H2_THREAD, OVER_TRITON))
+    measured = compare(scenario, replace(SETTINGS, other_python=sys.executable))
+    names = [BARE.name, "h2, thread"]
+    assert [one.setting for one in measured] == [
+        text for name in names for text in (name, f"{name}, {sys.executable}")
+    ]
+    table = page.python_rows(measured)
+    assert [row[0] for row in table] == names
+    assert all(len(row) == len(page.PYTHON_COLUMNS) for row in table)
+    text = page.page([(scenario, measured)], [], "p.svg", other_python="Python 3", in_other=[(scenario, measured)])
+    assert "under another:\nPython 3. They" in text
+    assert page.python_rows([known("h2", 100, 200), known("h2, other", 150, 300)])[0][1:4] == [
+        "150",
+        "225",
+        "1.50",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags", "folder", "expected"),
+    [
+        (
+            "'--enable-optimizations' '--with-lto'",
+            "-O3 -Wall",
+            "/usr/local",
+            "optimised: --enable-optimizations, -O3",
+        ),
+        ("", "-g -O3 -fwrapv -O2", "/usr", "optimised: Debian's, with a profile, -O2"),
+        ("'--prefix=/opt'", "-O3", "/opt", "not optimised: without --enable-optimizations, -O3"),
+        ("", "", "/opt", "not optimised: without --enable-optimizations"),
+    ],
+)
+def test_build_of_an_interpreter(arguments: str, flags: str, folder: str, expected: str) -> None:
+    build = {"arguments": arguments, "flags": flags, "folder": folder}
+    assert report.how_built(build, debian=True) == expected
+
+
 def test_against_options_that_are_not_known(tmp_path: Path) -> None:
     package = tmp_path / "server" / "triglot"
     package.mkdir(parents=True)
@@ -234,7 +284,7 @@ def test_what_other_benches_say(tmp_path: Path) -> None:
     (tmp_path / "batching.txt").write_text("a table\nbatched / unbatched: 12.2, goal 8\n")
     assert elsewhere.rows(tmp_path) == [
         ["start to ready, over h2", "at most 1 s", "0.90 s", "yes"],
-        ["resident at rest, over h2", "at most 90 MiB", "91 MiB", "no"],
+        ["resident at rest, over h2", "at most 65 MiB", "91 MiB", "no"],
         ["start to ready, over aio", "at most 1 s", "1.20 s", "no"],
         ["resident at rest, over aio", "at most 90 MiB", "90 MiB", "yes"],
         [
@@ -261,7 +311,7 @@ def test_what_other_benches_say(tmp_path: Path) -> None:
         "| the same, 8 in flight on one connection | at least 0.8 times h2, thread, identical calls | 7.00 | yes |"
     )
     assert aim in text
-    assert "| resident at rest, over h2 | at most 90 MiB | 91 MiB | no |" in text
+    assert "| resident at rest, over h2 | at most 65 MiB | 91 MiB | no |" in text
     assert "(speed.svg)" in text
     assert "- [batching.txt](batching.txt): batched / unbatched: 12.2, goal 8" in text
     assert "| h2, thread | 770 | 7.00 | (7.00-7.00) | 2 | 4 | 1,310 | 0.14 | 64 | 50% |" in text
