@@ -8,6 +8,7 @@ import numpy as np
 
 from bench.measure import Round
 from bench.payloads import tensor
+from direct_work import direct_infer
 from triglot.core.call import Call
 from triglot.scheduling.servable import Servable
 
@@ -27,7 +28,7 @@ async def load(servable: Servable, elements: int, in_flight: int, seconds: float
         while ended < began + seconds:
             started = clock()
             with servable:
-                answer = await servable.infer(inputs, Call())
+                answer = await direct_infer(servable, inputs, Call())
             ended = clock()
             latencies.append(ended - started)
             if abs(answer["y"][0, -1]) != abs(inputs["x"][0, -1]):

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import report
+from direct_work import direct_infer
 from triglot import backends
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
@@ -70,7 +71,7 @@ async def lose(way: signal.Signals, times: int) -> list[Loss]:
 
 async def _lose(servable: Servable, way: signal.Signals, begun: Path, others: set[int]) -> Loss:
     (process,) = _children() - others
-    call = asyncio.ensure_future(servable.infer({"forever": np.array(True)}, Call()))
+    call = asyncio.ensure_future(direct_infer(servable, {"forever": np.array(True)}, Call()))
     await asyncio.to_thread(_await_file, begun)
     lost = time.perf_counter()
     os.kill(process, way)
@@ -82,7 +83,7 @@ async def _lose(servable: Servable, way: signal.Signals, begun: Path, others: se
     else:
         raise RuntimeError("a call without end was answered")
     told = time.perf_counter() - lost
-    await servable.infer({"forever": np.array(False)}, Call())
+    await direct_infer(servable, {"forever": np.array(False)}, Call())
     return Loss(told, time.perf_counter() - lost)
 
 

@@ -17,7 +17,8 @@ from served_models import Arrays, Function, Gated, Served, ensemble, ints, servi
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
 from triglot.core.permission import EVERYTHING
-from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor
+from triglot.core.running import Responses
+from triglot.core.types import InferenceRequest, InputTensor
 from triglot.dataplane.dataplane import Decoupled
 from triglot.model.ensemble import MAX_RUNS
 from waiting import until
@@ -45,9 +46,7 @@ def below(inputs: Arrays) -> Iterator[dict[str, Any]]:
 both = pytest.mark.parametrize("infer", [each, each_on_loop], ids=["thread", "loop"])
 
 
-def answers(
-    served: Served, *values: int, model: str = "e", **said: Any
-) -> AsyncGenerator[InferenceResponse, None]:
+def answers(served: Served, *values: int, model: str = "e", **said: Any) -> Responses:
     x = ints(*values)
     request = InferenceRequest(model, inputs=[InputTensor("x", "INT32", x.shape, x)], **said)
     return served.server.dataplane.infer_stream(request, Call())

@@ -80,7 +80,7 @@ async def test_borrowed_memory_is_copied(recorded: Recorded, borrows: bool, kept
         record = recorded.recorder.begin(servable_of(served), request, call_of(4, borrows=borrows))
         assert record is not None
         memory[:] = b"gone"
-        record.end(response_of([1]))
+        record.on_end(response_of([1]))
         await recorded.recorder.close()
     assert recorded.encoded == [kept]
 
@@ -90,7 +90,7 @@ async def test_outputs_are_copied(recorded: Recorded) -> None:
     async with serving({"m": Function(echo)}) as served:
         record = recorded.recorder.begin(servable_of(served), request_of(b"sent"), call_of(4))
         assert record is not None
-        record.end(response_of(array))
+        record.on_end(response_of(array))
         array[:] = 7
         assert record.outputs[0].array.tolist() == [1, 2]
         await recorded.recorder.close()
@@ -104,7 +104,7 @@ async def test_what_waits_for_a_slow_disk_is_bounded(recorded: Recorded, caplog:
         def record(size: int) -> None:
             one = recorded.recorder.begin(servable_of(served), request_of(b"sent"), call_of(size))
             assert one is not None
-            one.end(response_of(np.empty(0, np.int32)))
+            one.on_end(response_of(np.empty(0, np.int32)))
 
         recorded.go_on.clear()
         for _ in range(7):
@@ -128,7 +128,7 @@ async def test_texts_count_by_their_length(recorded: Recorded) -> None:
     async with serving({"m": Function(echo)}) as served:
         record = recorded.recorder.begin(servable_of(served), request_of(b"sent"), call_of(4))
         assert record is not None
-        record.end(InferenceResponse("m", "1", "", [OutputTensor("y", "BYTES", texts)]))
+        record.on_end(InferenceResponse("m", "1", "", [OutputTensor("y", "BYTES", texts)]))
         assert 3004 <= record.size <= 3500
         await recorded.recorder.close()
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from scripted_models import Scripted, number, servable
 
+from direct_work import FutureWork, direct_infer
 from triglot.core.call import Call
 from triglot.executors.parking import Doorbell
 from triglot.executors.thread import LoopInbox, ThreadExecutor
-from triglot.executors.work import AwaitedExecution, Work, explained
+from triglot.executors.work import Runnable, explained
 from triglot.scheduling.servable import Servable
 
 SECONDS = 30.0
@@ -98,7 +99,7 @@ async def test_nothing_is_left_of_servables() -> None:
 
     async def serve() -> Servable:
         one = servable(Scripted(instances=3))
-        await asyncio.gather(*(one.infer(number(value), Call()) for value in range(9)))
+        await asyncio.gather(*(direct_infer(one, number(value), Call()) for value in range(9)))
         await one.close()
         return one
 
@@ -138,7 +139,7 @@ class FailsAtFirst(ThreadExecutor):
 
     failures = 3
 
-    def _take(self) -> Work | None:
+    def _take(self) -> Runnable | None:
         if self.failures:
             self.failures -= 1
             raise MemoryError("no room to look")
@@ -149,7 +150,7 @@ async def test_a_queue_that_fails_does_not_end_the_thread(caplog: pytest.LogCapt
     loop = asyncio.get_running_loop()
     executor = FailsAtFirst(iter("m"), 1, lambda inputs, _: inputs, lambda error: explained("m", error), loop)
     executor.open()
-    execution = AwaitedExecution({}, Call(), loop.create_future())
+    execution = FutureWork({}, Call())
     executor.start(execution)
     assert await asyncio.wait_for(execution.future, SECONDS) == {}
     assert "no room to look" in caplog.text

@@ -14,6 +14,7 @@ import pytest
 from batched_models import Joining, Site, rows
 from scripted_models import Inputs, Plain, number, servable
 
+from direct_work import direct_infer, direct_stream
 from triglot import Call, InvalidArgument
 from triglot.executors.loop_guard import QUIET_SECONDS, LoopGuard, guarded
 from triglot.model.scheduling import DynamicBatching
@@ -53,7 +54,7 @@ async def block_loop(inputs: Inputs) -> dict[str, Any]:
 async def test_a_model_that_takes_long(caplog: pytest.LogCaptureFixture) -> None:
     here = watched(block_loop)
     for _ in range(2):
-        await here.infer(number(1), Call())
+        await direct_infer(here, number(1), Call())
     assert holds(here) == 2
     (line,) = lines(caplog)
     assert re.match(
@@ -103,9 +104,9 @@ async def test_any_step_of_code_that_awaits(infer: Any, caplog: pytest.LogCaptur
     here = watched(infer)
     if infer is failing:
         with pytest.raises(InvalidArgument, match="after all"):
-            await here.infer(number(1), Call())
+            await direct_infer(here, number(1), Call())
     else:
-        answers = [answer async for answer in here.stream(number(1), Call())]
+        answers = [answer async for answer in direct_stream(here, number(1), Call())]
         assert len(answers) == 1 + (infer is yielding)
     assert holds(here) == 1
     (line,) = lines(caplog)
@@ -122,9 +123,9 @@ async def test_who_waits_is_not_named_for_who_blocks(caplog: pytest.LogCaptureFi
         return {"y": inputs["x"]}
 
     waits, blocks = watched(patient), watched(second_step)
-    waiting = asyncio.create_task(waits.infer(number(1), Call()))
+    waiting = asyncio.create_task(direct_infer(waits, number(1), Call()))
     await asyncio.sleep(0)
-    await blocks.infer(number(1), Call())
+    await direct_infer(blocks, number(1), Call())
     gate.set()
     await waiting
     assert (holds(waits), holds(blocks)) == (0, 1)
@@ -136,7 +137,7 @@ async def test_who_waits_is_not_named_for_who_blocks(caplog: pytest.LogCaptureFi
 async def test_without_a_limit_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
     here = watched(block_loop)
     here.guard.watch(0)
-    await here.infer(number(1), Call())
+    await direct_infer(here, number(1), Call())
     assert holds(here) == 0
     assert lines(caplog) == []
     await here.close()
@@ -144,7 +145,7 @@ async def test_without_a_limit_nothing_is_said(caplog: pytest.LogCaptureFixture)
 
 async def test_what_runs_on_threads_has_no_such_metric() -> None:
     here = watched(block)
-    await here.infer(number(1), Call())
+    await direct_infer(here, number(1), Call())
     assert "event_loop_holds" not in [one.name for one in here.readings()]
     await here.close()
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from told_models import ON_LOOP, PLAIN, SECONDS, STREAM_ON_LOOP, code, told
 
+from direct_work import direct_stream
 from triglot import Call, ModelLoadError, ServingError, Unavailable
 from triglot.core.call import ModelCall, ModelTask
 from triglot.core.errors import Code, QueueFull
@@ -35,9 +36,9 @@ async def test_async_code_runs_many_calls_at_once(tmp_path: Path) -> None:
 
 async def test_streams_run_at_once_and_a_slow_reader_holds_nobody_up(tmp_path: Path) -> None:
     async with told(tmp_path, STREAM_ON_LOOP) as one:
-        slow = one.servable.stream(code("np.zeros(50_000)[0]", count=1000), Call())
+        slow = direct_stream(one.servable, code("np.zeros(50_000)[0]", count=1000), Call())
         assert int((await anext(slow))["number"]) == 0
-        others = [one.servable.stream(code("1", count=20), Call()) for _ in range(20)]
+        others = [direct_stream(one.servable, code("1", count=20), Call()) for _ in range(20)]
         firsts = await asyncio.gather(*(anext(other) for other in others))
         assert {int(answer["number"]) for answer in firsts} == {0}
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, STREAM_ON_LOOP, children, code, told
 
+from direct_work import direct_stream
 from forked import as_new_programs
 from triglot import Call, NotFound, ServingError
 from triglot.core.call import BatchCall, ModelCall
@@ -290,7 +291,7 @@ async def test_a_stream(tmp_path: Path, infer: str) -> None:
 @pytest.mark.parametrize("infer", [STREAM, STREAM_ON_LOOP])
 async def test_closing_a_stream_closes_the_models_generator(tmp_path: Path, infer: str) -> None:
     async with told(tmp_path, infer) as one:
-        answers = one.servable.stream(code("np.zeros(50_000)[0]", count=10**9), Call())
+        answers = direct_stream(one.servable, code("np.zeros(50_000)[0]", count=10**9), Call())
         assert int((await anext(answers))["number"]) == 0
         assert not (tmp_path / "ended").exists()
         await answers.aclose()
@@ -300,7 +301,7 @@ async def test_closing_a_stream_closes_the_models_generator(tmp_path: Path, infe
 
 async def test_a_slow_reader_holds_the_model_up(tmp_path: Path) -> None:
     async with told(tmp_path, STREAM) as one:
-        answers = one.servable.stream(code("1", count=10_000), Call())
+        answers = direct_stream(one.servable, code("1", count=10_000), Call())
         await anext(answers)
         await one.entered("made-30")
         # Nobody reads: what is on its way is bounded, whatever time it has.

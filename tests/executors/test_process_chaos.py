@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, Told, children, code, told, write_told
 
+from direct_work import direct_stream
 from triglot import Call, Unavailable
 from triglot.core.call import BatchCall
 from triglot.core.errors import Code, DeadlineExceeded, ServingError
@@ -93,12 +94,12 @@ async def read_all(answers: AsyncIterator[object]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_process_is_lost_in_a_stream(tmp_path: Path, number: signal.Signals) -> None:
     async with told(tmp_path, STREAM) as one:
-        answers = one.servable.stream(code("os.getpid()", count=10**9), Call())
+        answers = direct_stream(one.servable, code("os.getpid()", count=10**9), Call())
         first = await anext(answers)
         os.kill(int(first["said"].item()), number)
         with pytest.raises(Unavailable, match="the process that ran the request"):
             await asyncio.wait_for(read_all(answers), SECONDS)
-        again = one.servable.stream(code("os.getpid()", count=3), Call())
+        again = direct_stream(one.servable, code("os.getpid()", count=3), Call())
         pids = [int(answer["said"].item()) async for answer in again]
         assert len(pids) == 3
         assert int(first["said"].item()) not in pids
@@ -178,7 +179,7 @@ async def test_a_call_that_runs_for_too_long(tmp_path: Path, text: str) -> None:
 async def test_a_stream_runs_for_too_long_only_while_its_reader_waits(tmp_path: Path) -> None:
     async with told(tmp_path, STREAM, more=LONGEST) as one:
         text = "os.getpid() if not (folder / 'hang').exists() else time.sleep(600)"
-        answers = one.servable.stream(code(text, count=10**9), Call())
+        answers = direct_stream(one.servable, code(text, count=10**9), Call())
         process = one.model._pool._slots[0].process
         assert process is not None
         with unlimited(one):
@@ -273,9 +274,10 @@ async def test_a_call_that_nobody_waits_for_does_not_run_again(tmp_path: Path, l
 async def test_an_idempotent_stream_runs_again_unless_it_has_answered(tmp_path: Path) -> None:
     async with told(tmp_path, STREAM, more=IDEMPOTENT) as one:
         dies = DIES.replace("LOSSES", "1")
-        assert [answer async for answer in one.servable.stream(code(dies, count=3), Call())][2]["number"] == 2
+        read = [answer async for answer in direct_stream(one.servable, code(dies, count=3), Call())]
+        assert read[2]["number"] == 2
         assert len(one.files("run-")) == 2
-        answers = one.servable.stream(code("os.getpid()", count=10**9), Call())
+        answers = direct_stream(one.servable, code("os.getpid()", count=10**9), Call())
         os.kill(int((await anext(answers))["said"].item()), signal.SIGKILL)
         with pytest.raises(Unavailable, match="that ran the request"):
             await asyncio.wait_for(read_all(answers), SECONDS)
@@ -285,7 +287,7 @@ async def test_a_call_that_has_pushed_a_response_does_not_run_again(tmp_path: Pa
     async with told(tmp_path, more=IDEMPOTENT) as one:
         pushes = "call.respond({'number': 1})\n" + DIES.replace("LOSSES", "1")
         with pytest.raises(Unavailable, match="that ran the request"):
-            await asyncio.wait_for(read_all(one.servable.stream(code(pushes), Call())), SECONDS)
+            await asyncio.wait_for(read_all(direct_stream(one.servable, code(pushes), Call())), SECONDS)
         assert len(one.files("run-")) == 1
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, STREAM_ON_LOOP, Told, code, load, told, write_told
 
+from direct_work import direct_stream
 from triglot import Call, Internal, ModelLoadError, ServingError, Unavailable
 from triglot.core.errors import Code
 
@@ -82,7 +83,7 @@ async def outcome(one: Told, text: str) -> Code:
 
 
 async def read(one: Told, text: str) -> None:
-    async for _ in one.servable.stream(code(text, count=2), Call()):
+    async for _ in direct_stream(one.servable, code(text, count=2), Call()):
         pass
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from test_process_frames import arrays, raw
 from told_models import ON_LOOP, PLAIN, SECONDS, Told, code, load, told, write_told
 
+from direct_work import direct_infer, direct_stream
 from triglot import Call, Internal, NotFound, Unavailable
 from triglot.core.call import ModelCall, ModelTask
 from triglot.core.types import Answer
@@ -55,7 +56,7 @@ def lists(kind: str = "def", delay: float = 0.0) -> str:
 async def together(one: Told, texts: Sequence[str], calls: Sequence[Call] = ()) -> list[Any]:
     """What each of these has come to, executed together: outputs, or an error."""
     calls = calls or [Call() for _ in texts]
-    runs = (one.servable.infer(code(text), call) for text, call in zip(texts, calls, strict=True))
+    runs = (direct_infer(one.servable, code(text), call) for text, call in zip(texts, calls, strict=True))
     async with asyncio.timeout(SECONDS):
         return await asyncio.gather(*runs, return_exceptions=True)
 
@@ -217,7 +218,7 @@ async def test_the_parameters_of_an_answer_arrive(tmp_path: Path, infer: str) ->
 @pytest.mark.parametrize("infer", [PUSHES, YIELDS, YIELDS.replace("def", "async def")])
 async def test_the_parameters_of_a_streams_answers_arrive(tmp_path: Path, infer: str) -> None:
     async with told(tmp_path, infer, more=ANSWERS) as one:
-        [answer] = [answer async for answer in one.servable.stream(code("1"), Call())]
+        [answer] = [answer async for answer in direct_stream(one.servable, code("1"), Call())]
         assert isinstance(answer, Answer)
         assert (answer.parameters, answer.final) == (PARAMETERS, True)
 

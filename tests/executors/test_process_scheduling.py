@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from told_models import Told, code, told
 
+from direct_work import direct_infer
 from triglot import Call, Unavailable
 from triglot.core.buffers import Buffers
 from triglot.core.request_scheduling import Scheduling
@@ -37,7 +38,7 @@ SUMS = """def infer(self, inputs{call}):
 
 
 async def ask(one: Told, value: int, call: Call | None = None) -> int:
-    answer = await one.servable.infer({"x": np.array([[value]])}, call or Call())
+    answer = await direct_infer(one.servable, {"x": np.array([[value]])}, call or Call())
     result: np.ndarray[tuple[int, ...], np.dtype[np.int64]] = answer["y"]
     assert result.shape == (1, 1)
     return int(result[0, 0])
@@ -132,4 +133,4 @@ async def test_a_replacement_is_warmed_up_before_it_is_called(tmp_path: Path) ->
             await one.run("1")
         (tmp_path / "stop").unlink()
         await until(lambda: one.model.alive)
-        assert (await one.servable.infer(code("'warm again'"), Call()))["said"].item() == b"warm again"
+        assert (await direct_infer(one.servable, code("'warm again'"), Call()))["said"].item() == b"warm again"

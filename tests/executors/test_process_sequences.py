@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from told_models import Told, told
 
+from direct_work import direct_infer
 from triglot import Call, InvalidArgument, ServingError, Unavailable
 from triglot.core.request_scheduling import Scheduling
 from triglot.executors.process.monitor import RestartPolicy
@@ -55,7 +56,7 @@ MUST_START = r"^inference request for sequence \d+ to model '' must specify the 
 async def ask(one: Told, number: int, value: int, *, start: bool = False, end: bool = False, **call: Any) -> Any:
     of = Call(**call)
     of.scheduling = Scheduling(sequence_id=number, sequence_start=start, sequence_end=end)
-    answer = await asyncio.wait_for(one.servable.infer({"x": np.array([value])}, of), 60)
+    answer = await asyncio.wait_for(direct_infer(one.servable, {"x": np.array([value])}, of), 60)
     return answer["y"].tolist()
 
 
@@ -163,7 +164,7 @@ async def test_a_start_that_no_process_came_for_is_no_beginning(tmp_path: Path) 
         await one.entered("load-", 2)
         call = Call()
         call.scheduling = Scheduling(sequence_id=2, sequence_start=True)
-        first = asyncio.ensure_future(one.servable.infer({"x": np.array([1])}, call))
+        first = asyncio.ensure_future(direct_infer(one.servable, {"x": np.array([1])}, call))
         await until(lambda: count(one, "sequences_started") == 2 and one.servable.queue_depth == 0)
         call.cancel()
         with pytest.raises(ServingError):

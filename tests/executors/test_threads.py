@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from direct_work import FutureWork
+from triglot.core.call import Call
 from triglot.core.errors import Code, QueueFull, Unavailable
 from triglot.executors.thread import ThreadExecutor
 from triglot.executors.work import Explain, Function, explained
@@ -21,24 +23,22 @@ from triglot.scheduling.queue import Queue
 SECONDS = 30.0
 
 
-class Noted:
-    """Work that notes that it runs, in `taken`, by thread; it is delivered as `done`."""
-
-    delivers = True
+class Noted(FutureWork):
+    """Work that notes that it runs, in `taken`, by thread; it is delivered as its `future`."""
 
     def __init__(self, number: int, taken: dict[str, list[int]]) -> None:
+        super().__init__({}, Call())
         self.number = number
         self.taken = taken
-        self.done = asyncio.get_running_loop().create_future()
 
     def run(self, function: Function, explain: Explain) -> None:
-        """See `Work`."""
+        """See `Runnable`."""
         self.taken.setdefault(threading.current_thread().name, []).append(self.number)
         function({}, None)  # type: ignore[arg-type]
 
     def deliver(self) -> None:
-        """See `Work`."""
-        self.done.set_result(None)
+        """See `Runnable`."""
+        self.future.set_result(None)
 
 
 @asynccontextmanager
@@ -75,7 +75,7 @@ async def test_work_runs_in_the_order_in_which_it_was_started() -> None:
         works = [Noted(number, taken) for number in range(5)]
         for work in works:
             one.start(work)
-        await asyncio.gather(*(work.done for work in works))
+        await asyncio.gather(*(work.future for work in works))
         assert taken == {"0": [0, 1, 2, 3, 4]}
 
 
@@ -94,9 +94,9 @@ async def test_a_full_queue_refuses_at_once_with_a_retry_hint() -> None:
         assert caught.value.retry_after is not None
         assert len(queue) == 2
         gate.open.set()
-        await asyncio.gather(*(work.done for work in works[:3]))
+        await asyncio.gather(*(work.future for work in works[:3]))
         queue.put(works[3])
-        await works[3].done
+        await works[3].future
         queue.close()
         with pytest.raises(Unavailable, match="unloaded"):
             queue.put(works[3])
@@ -114,7 +114,7 @@ async def test_discarded_work_makes_room_and_is_never_run() -> None:
         assert not one.discard(works[1])
         assert not one.discard(works[0])
         gate.open.set()
-        await asyncio.gather(works[0].done, works[2].done)
+        await asyncio.gather(works[0].future, works[2].future)
         assert taken == {"0": [0, 2]}
 
 
@@ -126,11 +126,11 @@ async def test_threads_are_woken_once_for_all_that_one_turn_starts() -> None:
             one.start(work, deferred.append)
         assert len(deferred) == 1
         deferred.pop()()
-        await asyncio.gather(*(work.done for work in works))
+        await asyncio.gather(*(work.future for work in works))
         one.start(again := Noted(3, taken), deferred.append)
         assert len(deferred) == 1
         deferred.pop()()
-        await again.done
+        await again.future
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -140,7 +140,7 @@ async def test_threads_run_everything_exactly_once(threads: int) -> None:
         works = [Noted(number, taken) for number in range(20_000)]
         for work in works:
             one.start(work)
-        await asyncio.gather(*(work.done for work in works))
+        await asyncio.gather(*(work.future for work in works))
     assert Counter(number for of in taken.values() for number in of) == Counter(range(20_000))
     assert all(of == sorted(of) for of in taken.values())
 
@@ -153,5 +153,5 @@ async def test_what_waits_is_run_before_the_end() -> None:
             one.start(work)
         one.close()
         gate.open.set()
-    await asyncio.gather(*(work.done for work in works))
+    await asyncio.gather(*(work.future for work in works))
     assert sorted(number for of in taken.values() for number in of) == [0, 1, 2, 3, 4]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from direct_work import direct_infer
 from triglot import Call, backends
 from triglot.executors.loading import Loading
 from triglot.executors.process.monitor import RestartPolicy
@@ -139,7 +140,7 @@ class Told:
 
     async def run(self, text: str, call: Call | None = None, **inputs: Any) -> Any:
         """What the model answers: a dict of arrays."""
-        return await asyncio.wait_for(self.servable.infer(code(text, **inputs), call or Call()), SECONDS)
+        return await asyncio.wait_for(direct_infer(self.servable, code(text, **inputs), call or Call()), SECONDS)
 
     async def say(self, text: str, call: Call | None = None, **inputs: Any) -> str:
         """What the model answers, as text."""

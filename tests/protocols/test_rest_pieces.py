@@ -17,7 +17,6 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.scattered import SCATTER_BYTES, Scattered
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse, OutputTensor
-from triglot.dataplane.inference import run
 from triglot.protocols.json.text import CHUNK
 from triglot.protocols.kserve.rest import HEADER_LENGTH, RestInfer, encode_infer
 from triglot.protocols.kserve.routes import kserve_routes
@@ -52,7 +51,7 @@ async def answer(door: Live, http: HttpRequest) -> HttpResponse:
     decoded = route.decode(http)
     call = Call()
     call.size = len(http.body)
-    given = await run(route.inference, decoded, call)
+    given = await route.inference.infer(decoded, call)
     assert route.answer_size(given) == 0
     response = route.encode(given, decoded)
     assert isinstance(response, HttpResponse)

@@ -14,7 +14,6 @@ from triglot import Call, Model, TensorSpec
 from triglot.core.fast_json import dumps, loads
 from triglot.core.http import HttpRequest
 from triglot.dataplane.dataplane import DataPlane
-from triglot.dataplane.inference import run
 from triglot.model.config import ModelConfig
 from triglot.protocols.tfserving.ai_platform import AIPlatform, Predicted
 from triglot.protocols.tfserving.models import Models
@@ -78,7 +77,7 @@ async def test_rest_predict(tmp_path: Path, body: object, *, swapped: bool) -> N
         call = api.decode_post(request("/v1/models/m:predict", body))
         if swapped:
             await swap(manager, tmp_path)
-        answer = loads(bytes(call.encode(await run(api, call, Call()))))
+        answer = loads(bytes(call.encode(await api.infer(call, Call()))))
         (values,) = answer.values()
         assert values == ["float64" if swapped else "float32"] * 2
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from direct_work import direct_infer
 from triglot import Call, Model, ModelLoadError, ServingError, TensorSpec
 from triglot.model.config import LATEST, ModelConfig, VersionPolicy
 from triglot.repository.config.settings import ModelSettings
@@ -130,7 +131,7 @@ def states(manager: Manager, name: str) -> dict[int, str]:
 async def ask(servable: Servable) -> int:
     """The version that answers."""
     with servable:
-        answer = await servable.infer({"x": np.array([0], np.int32)}, Call())
+        answer = await direct_infer(servable, {"x": np.array([0], np.int32)}, Call())
         return int(answer["y"][0])
 
 

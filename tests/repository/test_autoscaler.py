@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from direct_work import direct_infer
 from triglot import Call, Model, TensorSpec
 from triglot.model.config import InstanceGroup, ModelConfig
 from triglot.model.ray_options import RayOptions
@@ -52,7 +53,7 @@ async def test_instances_come_while_requests_wait_and_go_when_none_does(monkeypa
     try:
         model.open.clear()
         x = {"x": np.zeros(1, np.float32)}
-        calls = [asyncio.create_task(servable.infer(x, counted(servable))) for _ in range(20)]
+        calls = [asyncio.create_task(direct_infer(servable, x, counted(servable))) for _ in range(20)]
         await until(lambda: servable.instances == 3)
         began = time.monotonic()
         await until(lambda: time.monotonic() > began + 5 * LOOK)
@@ -65,7 +66,7 @@ async def test_instances_come_while_requests_wait_and_go_when_none_does(monkeypa
         assert servable.instances == 1
         # What is configured is the least number, still.
         assert [group.count for group in model.model_config.instance_groups] == [1]
-        assert (await servable.infer(x, Call()))["y"] == 0
+        assert (await direct_infer(servable, x, Call()))["y"] == 0
     finally:
         scaling.cancel()
         await servable.close()
@@ -79,7 +80,7 @@ async def test_a_call_now_and_then_keeps_no_instance(monkeypatch: pytest.MonkeyP
     try:
         load = Load(servable, max_wait=60.0)
         model.open.clear()
-        call = asyncio.create_task(servable.infer({"x": np.zeros(1, np.float32)}, counted(servable)))
+        call = asyncio.create_task(direct_infer(servable, {"x": np.zeros(1, np.float32)}, counted(servable)))
         await until(lambda: servable.busy == 1 and servable.queue_depth == 0)  # Its thread has taken it.
         changes = [load.step()]
         model.open.set()

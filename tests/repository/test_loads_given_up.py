@@ -10,6 +10,7 @@ import pytest
 from reconciling import files, reconciling, settled, state, wanted
 from scripted_loads import SECONDS, Loads, ask
 
+from direct_work import direct_infer
 from triglot import Call, Model, TensorSpec
 from triglot.model.config import ModelConfig
 from triglot.repository.manager.plan import State
@@ -82,7 +83,7 @@ async def test_code_on_the_loop_is_closed_when_its_last_call_has_ended(tmp_path:
 
         async def call() -> object:
             with reconciler.registry.servable("m") as servable:
-                return await servable.infer({"x": np.zeros(1, np.int32)}, Call())
+                return await direct_infer(servable, {"x": np.zeros(1, np.int32)}, Call())
 
         calling = asyncio.create_task(call())
         await asyncio.wait_for(model.entered.wait(), SECONDS)

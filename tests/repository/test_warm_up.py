@@ -13,6 +13,7 @@ import pytest
 from scripted_models import Inputs, Plain, Scripted, number, servable
 from warmed_models import NAME, SECONDS, raises, raises_on_loop, refusal, runs_on_every_instance, warmed, zeros
 
+from direct_work import direct_infer
 from triglot import Call, InvalidArgument, ModelLoadError
 from triglot.core.errors import Code
 from triglot.repository.manager.warm_up import warm_up
@@ -48,9 +49,9 @@ async def test_hundreds_of_instances_and_a_short_queue() -> None:
     model.gate.clear()
     running = []
     for _ in range(300):
-        running.append(asyncio.ensure_future(one.infer(number(0), Call())))
+        running.append(asyncio.ensure_future(direct_infer(one, number(0), Call())))
         await model.wait_until_entered()
-    waiting, refused = (asyncio.ensure_future(one.infer(number(0), Call())) for _ in range(2))
+    waiting, refused = (asyncio.ensure_future(direct_infer(one, number(0), Call())) for _ in range(2))
     with pytest.raises(Exception, match="Exceeds maximum queue size: 1 requests are queued"):
         await refused
     model.gate.set()
@@ -213,7 +214,7 @@ async def test_a_warm_up_that_is_cancelled_before_every_instance_is_there() -> N
     model = Scripted(instances=3, open_gate=False)
     model.example = number(7)
     one = servable(model)
-    busy = asyncio.ensure_future(one.infer(number(1), Call()))
+    busy = asyncio.ensure_future(direct_infer(one, number(1), Call()))
     await model.wait_until_entered()
     warming = asyncio.ensure_future(warm_up(one))
     # Two have taken theirs and wait for the third.

@@ -13,6 +13,7 @@ import pytest
 from scripted_loads import look_twice, states
 
 import triglot
+from direct_work import direct_infer
 from triglot import Call, backends
 from triglot.model.config import ModelConfig, WarmUpInput, WarmUpRequest
 from triglot.repository.manager.manager import Manager
@@ -131,7 +132,7 @@ async def test_a_version_whose_example_fails_leaves_the_old_one(tmp_path: Path, 
         assert states(manager, "m")[1] == "READY"
         assert states(manager, "m")[2].startswith(f"m version 2: {text}")
         with manager.registry.servable("m") as servable:
-            answer = await servable.infer({"x": np.ones((1, 2), np.float32)}, Call())
+            answer = await direct_infer(servable, {"x": np.ones((1, 2), np.float32)}, Call())
         assert (servable.version, answer["y"].tolist()) == (1, [2])
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scripted_models import Inputs, Scripted, idle, number, servable
 
+from direct_work import direct_infer
 from triglot import Call, Model, ModelLoadError, TensorSpec
 from triglot.model.config import WarmUpInput, WarmUpRequest
 from triglot.repository.manager.warm_up import warm_up
@@ -103,7 +104,7 @@ async def runs_on_every_instance(model: Scripted, one: Servable) -> None:
     await until(lambda: idle(one) == model.instances)  # Out of the gate, too.
     model.gate.clear()
     model.threads.clear()
-    calls = [asyncio.ensure_future(one.infer(number(0), Call())) for _ in range(model.instances)]
+    calls = [asyncio.ensure_future(direct_infer(one, number(0), Call())) for _ in range(model.instances)]
     await until(lambda: len(model.threads) == model.instances)
     model.gate.set()
     await asyncio.gather(*calls)

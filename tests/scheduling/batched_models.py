@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from direct_work import direct_infer
 from triglot import Call, Model, TensorSpec
 from triglot.core.request_scheduling import PLAIN, Scheduling
 from triglot.model.scheduling import DynamicBatching
@@ -90,7 +91,7 @@ class Site:
 
     def ask(self, inputs: Mapping[str, Any], own: Call | None = None) -> asyncio.Task[Any]:
         """A request that goes on by itself."""
-        return asyncio.ensure_future(self.servable.infer(inputs, own or Call()))
+        return asyncio.ensure_future(direct_infer(self.servable, inputs, own or Call()))
 
     async def ask_and_wait(self, *inputs: Mapping[str, Any]) -> list[asyncio.Task[Any]]:
         """Requests that wait by now: every instance is busy."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +11,10 @@ import pytest
 from held_executor import HeldExecutor
 from scripted_models import Inputs
 
+from direct_work import FutureWork, direct_infer
 from triglot import Call, Model, TensorSpec
 from triglot.core.errors import ServingError, as_serving_error
 from triglot.core.request_scheduling import Scheduling
-from triglot.executors.work import AwaitedExecution
 from triglot.model.scheduling import ControlInput, SequenceBatching, SequenceState
 from triglot.scheduling.sequences import SequenceSchedule
 from triglot.scheduling.sequences.batch import SequenceBatch
@@ -67,7 +66,7 @@ def sequence_call(sequence_id: int | str, *, start: bool = False, end: bool = Fa
 async def send(one: Servable, value: float, sequence_id: int | str, **flags: Any) -> float:
     """The sum that a `Summing` answers."""
     shape = (1, 1) if one.model.max_batch_size else (1,)
-    answer = await one.infer({"x": np.full(shape, value, np.float32)}, sequence_call(sequence_id, **flags))
+    answer = await direct_infer(one, {"x": np.full(shape, value, np.float32)}, sequence_call(sequence_id, **flags))
     return float(answer["y"].item())
 
 
@@ -125,18 +124,18 @@ class Driver:
         self._timers.append(_Timer(self.now + seconds, run))
         return self._timers[-1]
 
-    def send(self, value: float, sequence_id: int | str, **flags: Any) -> AwaitedExecution:
+    def send(self, value: float, sequence_id: int | str, **flags: Any) -> FutureWork:
         """Put a request. Raises as `Schedule.put`."""
         return self.put(value, sequence_call(sequence_id, **flags))
 
-    def put(self, value: float, call: Call) -> AwaitedExecution:
+    def put(self, value: float, call: Call) -> FutureWork:
         """Put a request of this call."""
         shape = (1, 1) if self._model.max_batch_size else (1,)
         return self.put_inputs({"x": np.full(shape, value, np.float32)}, call)
 
-    def put_inputs(self, inputs: Inputs, call: Call) -> AwaitedExecution:
+    def put_inputs(self, inputs: Inputs, call: Call) -> FutureWork:
         """Put a request of these inputs."""
-        execution = AwaitedExecution(inputs, call, asyncio.get_running_loop().create_future())
+        execution = FutureWork(inputs, call)
         self.schedule.put(execution)
         return execution
 
@@ -207,12 +206,12 @@ def started(batching: SequenceBatching, count: int, **said: Any) -> Driver:
     return driver
 
 
-def value_of(execution: AwaitedExecution) -> float:
+def value_of(execution: FutureWork) -> float:
     """What was answered. Raises what it failed with."""
     return float(execution.future.result()["y"].item())
 
 
-def error_of(execution: AwaitedExecution) -> ServingError:
+def error_of(execution: FutureWork) -> ServingError:
     """What it failed with."""
     error = execution.future.exception()
     assert isinstance(error, ServingError)

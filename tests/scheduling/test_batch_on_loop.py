@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from batched_models import FOREVER, Inputs, Joining, Site, call, first_values, rows
 
+from direct_work import direct_stream
 from triglot import Call, InvalidArgument
 from triglot.core.errors import DeadlineExceeded, Internal, QueueFull, Unavailable
 from triglot.core.request_scheduling import Scheduling
@@ -169,7 +170,7 @@ async def test_a_stream_is_a_member_like_others() -> None:
     site = Site(model)
 
     async def stream(value: float) -> list[list[float]]:
-        return [first_values(answer) async for answer in site.servable.stream(rows(value), Call())]
+        return [first_values(answer) async for answer in direct_stream(site.servable, rows(value), Call())]
 
     assert [*await asyncio.gather(stream(1), stream(2))] == [[[2]], [[4]]]
     assert model.batches == [[1, 2]]

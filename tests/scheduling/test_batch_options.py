@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from batched_models import FOREVER, Array, Batched, Inputs, Site, call, first_values, rows
 
+from direct_work import direct_stream
 from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Internal, Unavailable
 from triglot.core.request_scheduling import Scheduling
@@ -265,7 +266,7 @@ async def test_streams_are_members_of_a_list_too() -> None:
     async def stream(value: float, **parameters: Any) -> list[float]:
         own = Call()
         own.parameters = parameters
-        return [first_values(answer)[0] async for answer in site.servable.stream(rows(value), own)]
+        return [first_values(answer)[0] async for answer in direct_stream(site.servable, rows(value), own)]
 
     results: Sequence[Any] = await asyncio.gather(
         site.ask(rows(1)), stream(2), stream(3, streamed=True), stream(-4), return_exceptions=True
@@ -292,7 +293,7 @@ async def test_streams_of_a_model_that_gives_one_answer_are_joined() -> None:
     site = Site(model)
 
     async def stream(value: float) -> list[list[float]]:
-        return [first_values(answer) async for answer in site.servable.stream(rows(value), Call())]
+        return [first_values(answer) async for answer in direct_stream(site.servable, rows(value), Call())]
 
     assert await asyncio.gather(stream(1), stream(2), site.ask(rows(3)))
     assert [sorted(batch) for batch in model.batches] == [[1, 2, 3]]
@@ -302,7 +303,7 @@ async def test_streams_of_a_model_that_gives_one_answer_are_joined() -> None:
 async def test_streams_of_a_model_that_may_give_more_run_alone() -> None:
     model = Batched(DynamicBatching(max_queue_delay=FOREVER))
     site = Site(model)
-    answers = [first_values(answer) async for answer in site.servable.stream(rows(1), Call())]
+    answers = [first_values(answer) async for answer in direct_stream(site.servable, rows(1), Call())]
     assert answers == [[2]]
     assert site.closed() == {"alone": 1}
     await site.servable.close()
@@ -312,7 +313,7 @@ async def test_a_stream_that_waits_too_long_is_refused() -> None:
     model = Batched(DynamicBatching(policy=OWN_TIMEOUTS), open_gate=False)
     site = Site(model)
     busy = await site.busy(model)
-    stream = site.servable.stream(rows(1), call(Scheduling(timeout=0.01)))
+    stream = direct_stream(site.servable, rows(1), call(Scheduling(timeout=0.01)))
     with pytest.raises(Unavailable, match="Request timeout expired"):
         await anext(stream)
     model.gate.set()

@@ -15,11 +15,12 @@ from held_executor import HeldExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
+from direct_work import FutureWork
 from triglot import Call, Cancelled, InvalidArgument, Model
 from triglot.core.errors import DeadlineExceeded, ServingError
 from triglot.core.request_scheduling import Scheduling
 from triglot.executors.loop import LoopExecutor
-from triglot.executors.work import AwaitedExecution, Work
+from triglot.executors.work import Work
 from triglot.model.scheduling import DynamicBatching
 from triglot.scheduling.batcher import Batcher
 
@@ -72,7 +73,7 @@ class Run:
         self.executor = HeldExecutor(capacity=2)
         self.deferred: list[Callable[[], None]] = []
         self.schedule = self.new_schedule()
-        self.requests: list[AwaitedExecution] = []
+        self.requests: list[FutureWork] = []
         self.values: list[list[float]] = []
         self.given_up: set[int] = set()
         self.executed: list[Work] = []
@@ -102,7 +103,7 @@ class Run:
             inputs["x"][:, -1] = BAD
         call = Call()
         call.scheduling = Scheduling(priority=put.priority)
-        execution = AwaitedExecution(inputs, call, self.loop.create_future())
+        execution = FutureWork(inputs, call, self.loop)
         self.requests.append(execution)
         self.values.append(values)
         self.schedule.put(execution)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scripted_models import Inputs, Plain, number
 
+from direct_work import direct_infer, direct_stream
 from triglot import Call, Model
 from triglot.core.errors import Cancelled, Code, ServingError, UnreadResponses
 from triglot.core.response_buffer import RESPONSE_BYTES, STREAM_BUFFER, memory_of
@@ -36,13 +37,13 @@ async def test_what_is_sent_comes_in_order_and_the_result_last() -> None:
         return "result"
 
     one = servable(infer)
-    assert await collect(one.stream(number(0), Call())) == [*range(5 * STREAM_BUFFER), "result"]
+    assert await collect(direct_stream(one, number(0), Call())) == [*range(5 * STREAM_BUFFER), "result"]
     await one.close()
 
 
 async def test_a_model_that_sends_nothing_gives_an_empty_stream() -> None:
     one = servable(lambda inputs, call: None)
-    assert await collect(one.stream(number(0), Call())) == []
+    assert await collect(direct_stream(one, number(0), Call())) == []
     await one.close()
 
 
@@ -51,7 +52,7 @@ async def test_a_coroutines_result_is_a_stream_of_one() -> None:
         return "result"
 
     one = servable(infer)
-    assert await collect(one.stream(number(0), Call())) == ["result"]
+    assert await collect(direct_stream(one, number(0), Call())) == ["result"]
     await one.close()
 
 
@@ -68,7 +69,7 @@ async def test_nothing_is_lost_when_many_threads_send() -> None:
             thread.join()
 
     one = servable(infer)
-    sent = await collect(one.stream(number(0), Call()))
+    sent = await collect(direct_stream(one, number(0), Call()))
     assert Counter(thread for thread, _ in sent) == dict.fromkeys(range(4), 200)
     assert all([value for sender, value in sent if sender == thread] == list(range(200)) for thread in range(4))
     await one.close()
@@ -83,7 +84,7 @@ async def test_a_slow_reader_holds_the_sender_up() -> None:
             sent += 1
 
     one = servable(infer)
-    stream = one.stream(number(0), Call())
+    stream = direct_stream(one, number(0), Call())
     for expected in range(1, 101):
         assert await anext(stream) == expected
         assert sent <= expected + STREAM_BUFFER
@@ -108,7 +109,7 @@ async def test_a_reader_that_leaves_frees_every_thread_that_sends() -> None:
 
     one = servable(infer)
     call = Call()
-    stream = one.stream(number(0), call)
+    stream = direct_stream(one, number(0), call)
     await anext(stream)
     await stream.aclose()
     assert call.cancelled
@@ -130,7 +131,7 @@ async def test_a_stream_that_is_finished_ends_before_its_model_does() -> None:
         return "nobody reads it"
 
     one = servable(infer)
-    assert await collect(one.stream(number(0), Call())) == ["last"]
+    assert await collect(direct_stream(one, number(0), Call())) == ["last"]
     gate.set()
     assert await asyncio.to_thread(done.wait, 30)
     assert after == [False]
@@ -143,7 +144,7 @@ async def test_an_error_comes_after_what_was_sent() -> None:
         raise Cancelled("enough")
 
     one = servable(infer)
-    stream = one.stream(number(0), Call())
+    stream = direct_stream(one, number(0), Call())
     assert await anext(stream) == 1
     with pytest.raises(ServingError, match="enough"):
         await anext(stream)
@@ -152,7 +153,7 @@ async def test_an_error_comes_after_what_was_sent() -> None:
 
 async def test_outside_of_a_stream_nobody_listens() -> None:
     one = servable(lambda inputs, call: call.respond("?"))
-    assert await one.infer(number(0), Call()) is False
+    assert await direct_infer(one, number(0), Call()) is False
     await one.close()
 
 
@@ -166,10 +167,10 @@ async def test_a_call_knows_how_long_it_waited_and_ran() -> None:
 
     one = servable(infer)
     # Both wait before the first of them runs.
-    busy = asyncio.ensure_future(one.infer(number(0), Call()))
+    busy = asyncio.ensure_future(direct_infer(one, number(0), Call()))
     assert await asyncio.to_thread(entered.acquire, timeout=30)
     first, second = Call(), Call()
-    running = [asyncio.ensure_future(one.infer(number(0), call)) for call in (first, second)]
+    running = [asyncio.ensure_future(direct_infer(one, number(0), call)) for call in (first, second)]
     await until(lambda: one.queue_depth == 2)
     gate.release()
     assert await asyncio.to_thread(entered.acquire, timeout=30)
@@ -257,7 +258,7 @@ class Batched(Model):
 async def test_who_reads_nothing_stalls_nobody_and_is_told(make: Callable[[], Model]) -> None:
     one = limited(make())
     call = Call()
-    stalled, other = one.stream(number(0), call), one.stream(number(1), Call())
+    stalled, other = direct_stream(one, number(0), call), direct_stream(one, number(1), Call())
     first = asyncio.ensure_future(anext(stalled))
     assert len(await asyncio.wait_for(collect(other), 30)) == 1
     await first
@@ -280,7 +281,7 @@ async def test_a_burst_for_a_reader_that_reads_is_no_error() -> None:
 
     count = 40 * LIMIT // LARGE.nbytes
     one = limited(Plain(infer))
-    assert len(await collect(one.stream(number(0), Call()))) == count
+    assert len(await collect(direct_stream(one, number(0), Call()))) == count
     await one.close()
 
 
@@ -302,5 +303,5 @@ def test_what_a_response_takes(response: object, size: int) -> None:
 
 async def test_one_response_is_never_too_large() -> None:
     one = limited(Plain(lambda inputs: {"y": np.zeros(LIMIT)}))
-    assert len(await collect(one.stream(number(0), Call()))) == 1
+    assert len(await collect(direct_stream(one, number(0), Call()))) == 1
     await one.close()

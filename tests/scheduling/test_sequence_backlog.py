@@ -10,15 +10,15 @@ import pytest
 from scripted_models import Inputs
 from sequence_models import DIRECT, Driver, Summing, error_of, rows_of, sequence_call, started, value_of
 
+from direct_work import FutureWork
 from triglot import Call
 from triglot.core.errors import Cancelled, Code, DeadlineExceeded, InvalidArgument, Unavailable
-from triglot.executors.work import AwaitedExecution
 from triglot.model.scheduling import OldestStrategy, SequenceBatching
 
 # --- the backlog ---
 
 
-def full(**said: Any) -> tuple[Driver, AwaitedExecution]:
+def full(**said: Any) -> tuple[Driver, FutureWork]:
     """One slot, which sequence 1 has."""
     driver = Driver(Summing(DIRECT, rows=1, **said))
     return driver, driver.send(1, 1, start=True)
@@ -130,7 +130,7 @@ async def test_timers_are_not_set_for_every_request() -> None:
 # --- who leaves ---
 
 
-def leave(driver: Driver, execution: AwaitedExecution) -> None:
+def leave(driver: Driver, execution: FutureWork) -> None:
     """As a call does that is cancelled."""
     execution.call.cancel()
     assert driver.schedule.discard(execution)
@@ -138,7 +138,7 @@ def leave(driver: Driver, execution: AwaitedExecution) -> None:
     driver.turn()
 
 
-def assert_cancelled(*executions: AwaitedExecution, sequence_id: int = 1) -> None:
+def assert_cancelled(*executions: FutureWork, sequence_id: int = 1) -> None:
     for one in executions:
         assert isinstance(error_of(one), Cancelled)
         expected = f"sequence {sequence_id} was cancelled with another queued request of the same sequence"

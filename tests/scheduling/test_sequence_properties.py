@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from scripted_models import Inputs
 from sequence_models import CONTROLS, SUM, Driver, Summing, error_of, sequence_call
 
+from direct_work import FutureWork
 from triglot import Call
 from triglot.core.errors import Cancelled, InvalidArgument, Unavailable
-from triglot.executors.work import AwaitedExecution
 from triglot.model.scheduling import DirectStrategy, OldestStrategy, SequenceBatching
 from triglot.scheduling.sequences.batch import SequenceBatch
 from triglot.scheduling.sequences.request import Slot
@@ -36,7 +36,7 @@ class Sent:
     start: bool
     end: bool
     generation: int
-    execution: AwaitedExecution
+    execution: FutureWork
     left: bool = False
     executed: bool = False
     failed: bool = False
@@ -251,7 +251,7 @@ def test_every_interleaving_gives_each_sequence_its_own(
 def test_every_sequence_has_its_own_sum(values: list[tuple[int, int]], turns: list[int]) -> None:
     async def run() -> None:
         driver = Driver(Summing(rows=2, instances=2))
-        answers: defaultdict[int, list[AwaitedExecution]] = defaultdict(list)
+        answers: defaultdict[int, list[FutureWork]] = defaultdict(list)
         sent: defaultdict[int, list[int]] = defaultdict(list)
         for at, (sequence_id, value) in enumerate(values):
             last = all(other != sequence_id for other, _ in values[at + 1 :])

@@ -12,6 +12,7 @@ import pytest
 from scripted_models import Inputs, servable
 from sequence_models import CONTROLS, HOUR, LONG, SUM, Driver, Summing, rows_of, send, sequence_call
 
+from direct_work import direct_infer, direct_stream
 from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Internal
 from triglot.core.tensor import object_array
@@ -87,7 +88,7 @@ async def test_states_of_texts_that_grow() -> None:
 
     async def say(word: bytes, sequence_id: int, *, start: bool = False) -> list[bytes]:
         inputs = {"word": object_array([word], (1, 1))}
-        answer = await one.infer(inputs, sequence_call(sequence_id, start=start))
+        answer = await direct_infer(one, inputs, sequence_call(sequence_id, start=start))
         return [text for text in answer["words"].ravel().tolist() if text]
 
     assert tuple(await asyncio.gather(say(b"a", 1, start=True), say(b"x", 2, start=True))) == ([b"a"], [b"x"])
@@ -149,7 +150,7 @@ async def test_a_stream_is_a_request_like_any_other() -> None:
 
     async def stream(value: float, **flags: Any) -> list[float]:
         inputs = {"x": np.full((1, 1), value, np.float32)}
-        return [answer["y"].item() async for answer in one.stream(inputs, sequence_call(5, **flags))]
+        return [answer["y"].item() async for answer in direct_stream(one, inputs, sequence_call(5, **flags))]
 
     assert await stream(1, start=True) == [1]
     assert await send(one, 2, 5) == 3
@@ -182,7 +183,7 @@ async def test_a_decoupled_model_has_sequences(rows: int) -> None:
     async def ask(value: float, sequence_id: int, **flags: Any) -> list[float]:
         inputs = {"x": np.full((1, 1) if rows else (1,), value, np.float32)}
         call = sequence_call(sequence_id, **flags)
-        return [answer["y"].item() async for answer in one.stream(inputs, call)]
+        return [answer["y"].item() async for answer in direct_stream(one, inputs, call)]
 
     requests = [ask(at, number, start=at == 0, end=at == 2) for at in range(3) for number in (1, 2)]
     assert await asyncio.gather(*requests) == [[at] * (at + 1) for at in range(3) for _ in (1, 2)]

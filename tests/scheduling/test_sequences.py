@@ -16,6 +16,7 @@ import pytest
 from scripted_models import Inputs, servable
 from sequence_models import CONTROLS, HOUR, LONG, SUM, Summing, reading, refusal, send, sequence_call
 
+from direct_work import direct_infer
 from triglot import Call, InvalidArgument, Model, ModelLoadError
 from triglot.core.errors import Code, Internal, Unavailable
 from triglot.model.config import WarmUpInput, WarmUpRequest
@@ -109,7 +110,7 @@ async def test_what_is_no_request_of_a_sequence_is_refused() -> None:
             "first request of the sequence"
         )
     with pytest.raises(InvalidArgument, match="must specify batch-size 1 due to requirements of sequence batcher"):
-        await one.infer({"x": np.ones((2, 1), np.float32)}, sequence_call(1, start=True))
+        await direct_infer(one, {"x": np.ones((2, 1), np.float32)}, sequence_call(1, start=True))
     assert (reading(one, "sequences"), one.leases) == (0, 0)
     await one.close()
 

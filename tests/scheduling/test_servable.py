@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from scripted_models import Counting, Inputs, Plain, Scripted, idle, number, servable
 
+from direct_work import direct_infer, direct_stream
 from triglot import Call, Cancelled, InvalidArgument
 from triglot.core.errors import Code, DeadlineExceeded, Internal, QueueFull, ServingError
 from triglot.core.response_buffer import STREAM_BUFFER
@@ -25,7 +26,7 @@ from waiting import until, wait_until
 async def test_blocking_code_runs_on_the_instances_threads() -> None:
     model = Scripted(instances=3, open_gate=False)
     one = servable(model)
-    calls = [asyncio.ensure_future(one.infer(number(value), Call())) for value in range(3)]
+    calls = [asyncio.ensure_future(direct_infer(one, number(value), Call())) for value in range(3)]
     await model.wait_until_entered(3)
     assert len(model.threads) == 3
     assert threading.get_ident() not in model.threads
@@ -44,10 +45,10 @@ async def test_instances_are_started_when_there_is_work_for_them() -> None:
     await until(lambda: idle(one) == 1)
     calls = []
     for running in range(1, 4):
-        calls.append(asyncio.ensure_future(one.infer(number(0), Call())))
+        calls.append(asyncio.ensure_future(direct_infer(one, number(0), Call())))
         await model.wait_until_entered()
         assert threads() == running
-    calls += [asyncio.ensure_future(one.infer(number(0), Call())) for _ in range(7)]
+    calls += [asyncio.ensure_future(direct_infer(one, number(0), Call())) for _ in range(7)]
     await model.wait_until_entered(2)
     assert (threads(), one.queue_depth) == (5, 5)
     model.gate.set()
@@ -64,7 +65,7 @@ async def test_async_code_runs_on_the_loop() -> None:
 
     here = threading.get_ident()
     one = servable(Plain(infer))
-    assert (await one.infer(number(7), Call()))["y"][0] == 7
+    assert (await direct_infer(one, number(7), Call()))["y"][0] == 7
     await one.close()
 
 
@@ -79,7 +80,7 @@ async def test_a_burst_is_handed_back_with_few_wake_ups(monkeypatch: pytest.Monk
     monkeypatch.setattr(Doorbell, "ring", counting)
     model = Scripted(open_gate=False)
     one = servable(model)
-    calls = [asyncio.ensure_future(one.infer(number(value), Call())) for value in range(200)]
+    calls = [asyncio.ensure_future(direct_infer(one, number(value), Call())) for value in range(200)]
     await model.wait_until_entered()
     model.gate.set()
     # The loop is held until all but the last are back: it is open, otherwise, who gets the interpreter when.
@@ -99,7 +100,7 @@ async def test_a_result_does_not_wait_for_the_next_one_in_its_burst() -> None:
         return dict(inputs)
 
     one = servable(Plain(infer))
-    first, last = (asyncio.ensure_future(one.infer(number(value), Call())) for value in (1, 2))
+    first, last = (asyncio.ensure_future(direct_infer(one, number(value), Call())) for value in (1, 2))
     assert (await first)["x"][0] == 1
     assert not last.done()
     second.set()
@@ -110,15 +111,15 @@ async def test_a_result_does_not_wait_for_the_next_one_in_its_burst() -> None:
 async def test_a_full_queue_refuses_and_then_serves_on() -> None:
     model = Scripted(open_gate=False)
     one = servable(model, max_queue_size=2)
-    running = asyncio.ensure_future(one.infer(number(0), Call()))
+    running = asyncio.ensure_future(direct_infer(one, number(0), Call()))
     await model.wait_until_entered()
-    waiting = [asyncio.ensure_future(one.infer(number(value), Call())) for value in (1, 2)]
+    waiting = [asyncio.ensure_future(direct_infer(one, number(value), Call())) for value in (1, 2)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
-        await one.infer(number(3), Call())
+        await direct_infer(one, number(3), Call())
     model.gate.set()
     await asyncio.gather(running, *waiting)
-    assert (await one.infer(number(4), Call()))["y"][0] == 8
+    assert (await direct_infer(one, number(4), Call()))["y"][0] == 8
     assert 3 not in model.started
     await one.close()
 
@@ -134,7 +135,7 @@ async def test_async_code_is_bounded_too() -> None:
 
     async def leased() -> None:
         with one:
-            await one.infer(number(0), Call())
+            await direct_infer(one, number(0), Call())
 
     calls = [asyncio.ensure_future(leased()) for _ in range(2)]
     await asyncio.sleep(0)
@@ -149,17 +150,17 @@ async def test_async_code_is_bounded_too() -> None:
 async def test_work_that_nobody_waits_for_is_never_started() -> None:
     model = Scripted(open_gate=False)
     one = servable(model, max_queue_size=2)
-    running = asyncio.ensure_future(one.infer(number(0), Call()))
+    running = asyncio.ensure_future(direct_infer(one, number(0), Call()))
     await model.wait_until_entered()
     left = Call()
-    leaving = [asyncio.ensure_future(one.infer(number(value), left)) for value in (1, 2)]
+    leaving = [asyncio.ensure_future(direct_infer(one, number(value), left)) for value in (1, 2)]
     await asyncio.sleep(0)
     for task in leaving:
         task.cancel()
     await asyncio.wait(leaving)
     assert left.cancelled
     # Their places in the queue are free at once.
-    staying = [asyncio.ensure_future(one.infer(number(value), Call())) for value in (3, 4)]
+    staying = [asyncio.ensure_future(direct_infer(one, number(value), Call())) for value in (3, 4)]
     await asyncio.sleep(0)
     model.gate.set()
     await asyncio.gather(running, *staying)
@@ -170,9 +171,9 @@ async def test_work_that_nobody_waits_for_is_never_started() -> None:
 async def test_expired_work_is_dropped_when_it_is_dequeued() -> None:
     model = Scripted(open_gate=False)
     one = servable(model)
-    running = asyncio.ensure_future(one.infer(number(0), Call()))
+    running = asyncio.ensure_future(direct_infer(one, number(0), Call()))
     await model.wait_until_entered()
-    late = asyncio.ensure_future(one.infer(number(1), Call(deadline=time.monotonic())))
+    late = asyncio.ensure_future(direct_infer(one, number(1), Call(deadline=time.monotonic())))
     await asyncio.sleep(0)
     model.gate.set()
     await running
@@ -186,7 +187,7 @@ async def test_a_running_model_can_ask_whether_anybody_waits() -> None:
     model = Scripted(open_gate=False)
     one = servable(model)
     call = Call(deadline=time.monotonic() + 100)
-    task = asyncio.ensure_future(one.infer(number(0), call))
+    task = asyncio.ensure_future(direct_infer(one, number(0), call))
     await model.wait_until_entered()
     assert model.calls == [call]
     before = call.cancelled
@@ -197,7 +198,7 @@ async def test_a_running_model_can_ask_whether_anybody_waits() -> None:
     assert call.cancelled is True
     model.gate.set()
     # The instance lives on.
-    assert (await one.infer(number(5), Call()))["y"][0] == 10
+    assert (await direct_infer(one, number(5), Call()))["y"][0] == 10
     await one.close()
 
 
@@ -226,7 +227,7 @@ async def test_whatever_a_model_raises_fails_its_own_call_alone(infer: Any) -> N
     one = servable(Plain(infer))
     for _ in range(2):
         with pytest.raises(Internal) as caught:
-            await one.infer(number(0), Call())
+            await direct_infer(one, number(0), Call())
         assert "secret" not in caught.value.message
         assert "scripted" in caught.value.message
     assert one.alive
@@ -239,7 +240,7 @@ async def test_a_models_own_serving_error_is_kept() -> None:
 
     one = servable(Plain(infer))
     with pytest.raises(InvalidArgument, match="too short"):
-        await one.infer(number(0), Call())
+        await direct_infer(one, number(0), Call())
     await one.close()
 
 
@@ -247,10 +248,10 @@ async def test_inputs_are_released_while_the_instance_waits() -> None:
     one = servable(Plain(lambda inputs: {"y": np.zeros(1, np.float32)}))
     array = np.zeros(4, np.float32)
     gone = weakref.ref(array)
-    await one.infer({"x": array}, Call())
+    await direct_infer(one, {"x": array}, Call())
     del array
     # The last call's arrays may be held until the thread has looked for more work.
-    await one.infer(number(0), Call())
+    await direct_infer(one, number(0), Call())
     gc.collect()
     assert gone() is None
     await one.close()
@@ -270,7 +271,7 @@ async def test_a_generators_answers_come_in_order_and_all() -> None:
 
     one = servable(Plain(infer))
     assert one.decoupled
-    assert await collect(one.stream(number(0), Call())) == list(range(5 * STREAM_BUFFER))
+    assert await collect(direct_stream(one, number(0), Call())) == list(range(5 * STREAM_BUFFER))
     await one.close()
 
 
@@ -281,14 +282,14 @@ async def test_an_async_generators_answers_come_in_order_and_all() -> None:
 
     one = servable(Plain(infer))
     assert one.decoupled
-    assert await collect(one.stream(number(0), Call())) == list(range(50))
+    assert await collect(direct_stream(one, number(0), Call())) == list(range(50))
     await one.close()
 
 
 async def test_a_slow_reader_holds_the_model_up() -> None:
     model = Counting()
     one = servable(model)
-    stream = one.stream(number(0), Call())
+    stream = direct_stream(one, number(0), Call())
     for expected in range(1, 101):
         answer = await anext(stream)
         assert answer["y"][0] == expected
@@ -303,12 +304,12 @@ async def test_a_reader_that_leaves_stops_the_model_and_frees_the_instance() -> 
     model = Counting()
     one = servable(model)
     call = Call()
-    stream = one.stream(number(0), call)
+    stream = direct_stream(one, number(0), call)
     await anext(stream)
     await stream.aclose()
     assert call.cancelled
     assert await asyncio.to_thread(model.closed.wait, 30)
-    again = one.stream(number(0), Call())
+    again = direct_stream(one, number(0), Call())
     await anext(again)
     await again.aclose()
     await one.close()
@@ -320,7 +321,7 @@ async def test_a_streams_error_comes_after_what_it_yielded() -> None:
         raise Cancelled("enough")
 
     one = servable(Plain(infer))
-    stream = one.stream(number(0), Call())
+    stream = direct_stream(one, number(0), Call())
     assert (await anext(stream))["x"][0] == 1
     with pytest.raises(ServingError, match="enough") as caught:
         await anext(stream)
@@ -343,7 +344,7 @@ async def test_what_fails_after_the_deadline_fails_for_the_deadline(streamed: bo
     one = servable(Plain(infer_on_loop if coroutine else infer))
     call = Call(deadline=time.monotonic() + 100)
     with pytest.raises(DeadlineExceeded, match="while the model"):
-        await (anext(one.stream(number(0), call)) if streamed else one.infer(number(0), call))
+        await (anext(direct_stream(one, number(0), call)) if streamed else direct_infer(one, number(0), call))
     await one.close()
 
 
@@ -357,7 +358,7 @@ async def test_a_stream_past_its_deadline_ends_with_that_error() -> None:
         yield number(2)
 
     one = servable(Plain(infer))
-    stream = one.stream(number(0), Call(deadline=time.monotonic() + 100))
+    stream = direct_stream(one, number(0), Call(deadline=time.monotonic() + 100))
     assert (await anext(stream))["x"][0] == 1
     with pytest.raises(DeadlineExceeded):
         await anext(stream)

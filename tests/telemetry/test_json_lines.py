@@ -141,18 +141,3 @@ async def test_a_task_that_is_left_running_works_for_no_request() -> None:
     assert saw == [1, 0]
     assert not CURRENT_CALLS.get()
     gc.collect()
-
-
-def test_code_that_runs_in_steps() -> None:
-    one, other = RunningFor((call_of("one"),)), RunningFor((call_of("other"),))
-    one.enter()
-    one.leave()
-    assert not CURRENT_CALLS.get()
-    with other:
-        one.enter()
-        assert CURRENT_CALLS.get() is one
-        one.leave()
-        assert CURRENT_CALLS.get() is other
-    one.end()
-    assert not one
-    assert not CURRENT_CALLS.get()

@@ -200,7 +200,7 @@ async def test_every_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [one async for one in stream(grps.SerializeToString(), metadata=[("traceparent", PARENT)])]
         await it.post("/v1/models/twice:predict", {"instances": [1]}, traceparent=PARENT)
         await it.post("/grps/v1/infer/predict", GRPS_BODY | {"model": "twice-1"}, traceparent=PARENT)
-        spans = await it.spans(14)
+        spans = await it.spans(15)
         calls = {span.name: span for span in spans if span.kind == SERVER}
         assert calls.keys() == {
             "tensorflow.serving.PredictionService/Predict",

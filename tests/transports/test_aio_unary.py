@@ -11,8 +11,8 @@ from triglot.core.call import Call
 from triglot.core.errors import Code, Internal, ServingError
 from triglot.core.operation import Operation
 from triglot.core.permission import EVERYTHING
-from triglot.core.running import Defer, Done, OnLoop
-from triglot.protocols.rows import Kind, Method
+from triglot.core.running import CallCancelled, Defer, Running, Sink
+from triglot.protocols.rows import InferenceHandler, Kind, Method
 from triglot.telemetry.store import Telemetry
 from triglot.transports.aio.unary import answer
 from triglot.transports.grpc_calls import GrpcCalls
@@ -34,33 +34,35 @@ class Context:
         return ()
 
 
-class Scripted:
+class Scripted(InferenceHandler, Running):
     """Inference of one call, whose outcome the test reports."""
 
     def __init__(self) -> None:
-        self.error: ServingError | None = None
-        self.cancelled = False
         self.over = False
         self.task = None
 
-    def submit(self, request: Any, call: Call, done: Done, defer: Defer | None = None, /) -> OnLoop:
-        self.done = done
+    def start(self, request: Any, call: Call, sink: Sink, defer: Defer | None = None, /) -> Running:
+        self.sink = sink
         return self
 
-    def answer(self, outcome: Any, request: Any, /) -> bytes:
+    def answer(self, response: Any, request: Any, /) -> bytes:
         return b"ok"
 
-    def map_error(self, error: ServingError, outcome: Any, request: Any, /) -> ServingError:
+    def map_error(self, error: ServingError, request: Any, call: Call, /) -> ServingError:
         return error
 
-    def end(self, error: Internal | None = None) -> None:
-        self.error, self.over = error, True
-        self.done(self)
+    def end(self, error: ServingError | None = None) -> None:
+        self.over = True
+        if error is None:
+            self.sink.send(b"ok")
+        self.sink.end(error)
 
     def cancel(self) -> None:
         if not self.over:
-            self.cancelled = True
-            self.end()
+            self.end(CallCancelled("the call was cancelled"))
+
+    def resume(self) -> None:
+        pass
 
 
 async def _refuse(context: Context, code: Code, *_: object) -> None:

@@ -14,8 +14,7 @@ CURRENT_CALLS: ContextVar[Sequence[Call]] = ContextVar("triglot_current_calls", 
 class RunningFor(list[Call]):
     """Context manager: within it this thread or task, and what inherits its context, serves these calls.
 
-    It is emptied at the end: a task that the code leaves running then serves no call, and keeps none alive. Code
-    that runs in steps of a generator calls `enter` and `leave` for each, and `end` once.
+    It is emptied at the end: a task that the code leaves running then serves no call, and keeps none alive.
     """
 
     __slots__ = ("_token",)
@@ -26,20 +25,8 @@ class RunningFor(list[Call]):
         self._token = CURRENT_CALLS.set(self)
 
     def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def enter(self) -> None:
-        """Set the calls: the code runs."""
-        self._token = CURRENT_CALLS.set(self)
-
-    def leave(self) -> None:
-        """Reset them, until the code is entered again or ended."""
+        self.clear()
         try:
             CURRENT_CALLS.reset(self._token)
         except (RuntimeError, ValueError):
-            pass  # Already left, or the garbage collector closes a coroutine whose context is gone.
-
-    def end(self) -> None:
-        """Forget the calls: the code has ended."""
-        self.clear()
-        self.leave()
+            pass  # The garbage collector closes a coroutine whose context is gone.

@@ -44,6 +44,8 @@ def _never() -> bool:
 class ResponseBuffer:
     """The responses of one call: any thread puts them, and the event loop takes them.
 
+    `notify` is called on the loop when there is something to `take` again, once until `take` finds nothing.
+
     Strategy: a thread that nobody else needs waits for a slow reader. Any other does not while at most `limit`
     bytes are kept. Then it waits as long as the reader takes `limit` bytes within `PATIENCE_SECONDS`, so a burst
     of the model is no error. A response for which there is still no room ends the stream with `UnreadResponses`,
@@ -57,8 +59,8 @@ class ResponseBuffer:
         "_limit",
         "_lock",
         "_loop",
+        "_notify",
         "_patience",
-        "_reader",
         "_room",
         "_waiting",
         "_woken",
@@ -66,7 +68,9 @@ class ResponseBuffer:
         "exceeded",
     )
 
-    def __init__(self, call: Call, limit: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, call: Call, limit: int, loop: asyncio.AbstractEventLoop, notify: Callable[[], object]
+    ) -> None:
         self.closed = False
         """Whether no more responses are accepted."""
         self.exceeded: UnreadResponses | None = None
@@ -74,6 +78,7 @@ class ResponseBuffer:
         self._call = call
         self._limit = limit
         self._loop = loop
+        self._notify = notify
         self._items: deque[tuple[Any, int]] = deque()
         self._held = 0
         self._patience = PATIENCE_SECONDS
@@ -81,8 +86,7 @@ class ResponseBuffer:
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self._waiting = 0
-        self._reader: asyncio.Future[None] | None = None
-        self._woken: asyncio.Future[None] | None = None
+        self._woken = False
 
     def put(self, response: Any, waits: Callable[[], bool] = _never) -> bool:
         """Add a response; returns False if it is no longer wanted. On any thread.
@@ -135,11 +139,9 @@ class ResponseBuffer:
     def _append(self, item: Any, size: int) -> None:
         self._items.append((item, size))
         self._held += size
-        # Once for each time that the reader waits: waking the loop costs more than a small model does.
-        reader = self._reader
-        if reader is not None and reader is not self._woken:
-            self._woken = reader
-            self._on_loop(_wake, reader)
+        if not self._woken:  # Waking the loop costs more than a small model does.
+            self._woken = True
+            self._on_loop(self._notify)
 
     def _on_loop(self, call: Callable[..., object], *arguments: object) -> None:
         with suppress(RuntimeError):  # The loop is closed: the server has stopped without waiting for this call.
@@ -147,18 +149,11 @@ class ResponseBuffer:
 
     # --- on the event loop ---
 
-    async def arrival(self) -> None:
-        """Wait until there is something to `take`."""
-        while not self._items:
-            reader = self._reader = self._loop.create_future()
-            if self._items:
-                return  # It arrived between the check and the creation of the future.
-            await reader
-
     def take(self) -> Any:
         """Returns the next response, a `StreamEnd`, or `NOTHING`."""
         with self._lock:
             if not self._items:
+                self._woken = False
                 return NOTHING
             item, size = self._items.popleft()
             self._held -= size
@@ -174,11 +169,6 @@ class ResponseBuffer:
             self.closed = True
             self._items.clear()
             self._room.notify_all()
-
-
-def _wake(reader: asyncio.Future[None]) -> None:
-    if not reader.done():
-        reader.set_result(None)
 
 
 def memory_of(response: object) -> int:

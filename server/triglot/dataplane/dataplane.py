@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from triglot.core.call import Call, Reach, no_models
-from triglot.core.errors import ModelNotFound, ServingError, Unavailable, Unimplemented, as_serving_error
+from triglot.core.errors import (
+    ModelNotFound,
+    ServingError,
+    Unavailable,
+    Unimplemented,
+    as_serving_error,
+    without_frames,
+)
 from triglot.core.permission import EVERYTHING, Permission
-from triglot.core.running import Defer, Done, raise_error
+from triglot.core.running import Defer, Responses, Sink
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments, Control
-from triglot.dataplane.inference import Inference, admit, bind, ended, response_of, takes_long
+from triglot.dataplane.inference import CHECKED, admit, bind, takes_long
 from triglot.dataplane.recorder import Recorder
+from triglot.executors.work import Work
 from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import Signature
 from triglot.model.validation import bind_inputs
@@ -126,149 +134,133 @@ class DataPlane:
 
     async def infer_on(self, servable: Servable, request: InferenceRequest, call: Call) -> InferenceResponse:
         """As `infer`, for a version on which the caller holds a lease."""
-        inference: Inference = await ended(partial(self.submit, servable, request, call, leased=True))
-        raise_error(inference)
-        response: InferenceResponse = inference.answer
+        response: InferenceResponse = await Responses(
+            partial(self.start, servable, request, call, leased=True)
+        ).only()
         return response
 
-    def submit(
+    def infer_stream(self, request: InferenceRequest, call: Call) -> Responses:
+        """Returns the responses of the model, to be closed. Raises as `infer`, and so do they."""
+        call.model_name = request.model_name
+        servable = self.servable_of(call.permission, request)
+        return Responses(partial(self.start, servable, request, call, streams=True))
+
+    def infer_stream_on(self, servable: Servable, request: InferenceRequest | None, call: Call) -> Responses:
+        """Returns the responses of the model, for a version on which the caller holds a lease; to be closed.
+
+        They raise as `infer`. A model that is not decoupled gives one. `request`: see `start`.
+        """
+        return Responses(partial(self.start, servable, request, call, leased=True, streams=True))
+
+    def start(
         self,
         servable: Servable,
         request: InferenceRequest | None,
         call: Call,
-        done: Done,
+        sink: Sink,
         defer: Defer | None = None,
         *,
         leased: bool = False,
-    ) -> Inference:
-        """Run one request on this version: the only way to the model for requests with one response.
+        streams: bool = False,
+    ) -> Work:
+        """Run one request on this version: the only way to the model.
 
-        `done` is called with the `Inference`, maybe before this returns. `request` is None for a model that
-        takes a protocol's messages: its message is `call.exchange`. `defer`: see `Schedule.put`. `leased`: the
-        caller holds a lease until `done` is called.
+        The responses go to `sink`, maybe before this returns. `request` is None for a model that takes a
+        protocol's messages: its message is `call.exchange`. `defer`: see `Schedule.put`. `leased`: the caller
+        holds a lease until the end. `streams`: the caller takes any number of responses.
         """
-        inference = Inference(servable, request, call, done, defer)
-        inference.leased = leased
+        work = Work({}, call, sink, CHECKED, streams=streams)
+        work.owner, work.request, work.defer, work.leased = servable, request, defer, leased
         try:
-            if self.tracer.on:
-                inference.trace = self.tracer.begin(servable.name, servable.version, call, request)
-            if self.recorder.on and request is not None:
-                inference.record = self.recorder.begin(servable, request, call)
+            if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call, request)):
+                work.watchers = [trace]
+            if (
+                self.recorder.on
+                and request is not None
+                and (record := self.recorder.begin(servable, request, call))
+            ):
+                work.watchers = [*(work.watchers or ()), record]
             self.begin(servable, call)
             if request is not None:
-                if servable.decoupled:
+                if servable.decoupled and not streams:
                     raise Decoupled("the model returns a stream of responses")
-                signature = inference.signature = admit(servable, request, call)
+                signature = work.signature = admit(servable, request, call)
                 if servable.sequences is not None or (signature.takes_bytes and takes_long(request)):
-                    self._submit_later(inference, request)
-                    return inference
+                    self._submit_later(servable, work, request)
+                    return work
                 began = perf_counter()
-                inference.inputs = bind_inputs(signature, request)
+                work.inputs = bind_inputs(signature, request)
                 call.times.input_seconds += perf_counter() - began
-                if servable.response_cache is not None:
-                    if call.size > OFF_LOOP_BYTES or servable.response_cache.digests_long(inference.inputs):
-                        self._submit_later(inference, request)
-                        return inference
-                    if self._find_cached(inference, servable.response_cache, request):
-                        return inference
+                if servable.response_cache is not None and not streams:
+                    if call.size > OFF_LOOP_BYTES or servable.response_cache.digests_long(work.inputs):
+                        self._submit_later(servable, work, request)
+                        return work
+                    if self._find_cached(servable.response_cache, work, request):
+                        return work
         except Exception as error:
-            inference.reject(as_serving_error(error, str(servable)))
-            return inference
-        servable.submit(inference)
-        return inference
+            work.over = True
+            CHECKED.finish(work, without_frames(as_serving_error(error, str(servable))))
+            return work
+        servable.submit(work)
+        return work
 
-    def _submit_later(self, inference: Inference, request: InferenceRequest) -> None:
+    def _submit_later(self, servable: Servable, work: Work, request: InferenceRequest) -> None:
         """Submit in a task: a request that takes long to bind or to digest, or that belongs to a sequence."""
-        lease = inference.servable.__enter__()
+        lease = servable.__enter__()
 
         def ended(task: asyncio.Task[None]) -> None:
-            if not inference.over and inference.task is task:
-                inference.abandon()
+            if not work.over and work.task is task:
+                work.task = None
+                work.drop()
             lease.__exit__()
 
-        task = inference.task = self._loop.create_task(self._prepare(inference, request))
+        task = work.task = self._loop.create_task(self._prepare(servable, work, request))
         task.add_done_callback(ended)
 
-    async def _prepare(self, inference: Inference, request: InferenceRequest) -> None:
-        servable = inference.servable
+    async def _prepare(self, servable: Servable, work: Work, request: InferenceRequest) -> None:
         try:
-            if not inference.inputs:
+            if not work.inputs:
                 began = perf_counter()
-                inference.inputs = await self._bound(servable, inference.signature, request, inference.call)
-                inference.call.times.input_seconds += perf_counter() - began
-            if (cache := servable.response_cache) is not None:
+                work.inputs = await self._bound(servable, work.signature, request, work.call)
+                work.call.times.input_seconds += perf_counter() - began
+            if (cache := servable.response_cache) is not None and not work.streams:
                 began = perf_counter()
-                key = await asyncio.to_thread(cache.key, inference.inputs, inference.call, request)
-                if self._find_cached(inference, cache, request, key, began):
+                key = await asyncio.to_thread(cache.key, work.inputs, work.call, request)
+                if self._find_cached(cache, work, request, key, began):
                     return
         except asyncio.CancelledError:
-            return  # If raised, the task would keep it: a cycle of task, frames and inference.
+            return  # If raised, the task would keep it: a cycle of task, frames and work.
         except Exception as error:
-            inference.reject(as_serving_error(error, str(servable)))
+            work.over = True
+            CHECKED.finish(work, without_frames(as_serving_error(error, str(servable))))
             return
-        inference.task = inference.defer = None  # Requests that arrived with it were started long ago.
-        servable.submit(inference)
+        work.task = work.defer = None  # Requests that arrived with it were started long ago.
+        servable.submit(work)
 
     def _find_cached(
         self,
-        inference: Inference,
         cache: ModelCache,
+        work: Work,
         request: InferenceRequest,
         key: Key | None = None,
         began: float = 0.0,
     ) -> bool:
         """Look up the response in the cache.
 
-        If it is there, accept it and return True. Else note the key to store it.
+        If it is there, end the work with it and return True. Else note the key to store it.
         """
-        call = inference.call
+        call = work.call
         began = began or perf_counter()
-        inference.cache_key = key = key or cache.key(inference.inputs, call, request)
+        work.cache_key = key = key or cache.key(work.inputs, call, request)
         cached = cache.find(key)
         call.times.cache_hit, call.times.cache_seconds = cached is not None, perf_counter() - began
         if cached is None:
             return False
-        inference.accept(InferenceResponse(call.model_name, str(call.model_version), request.id, cached))
+        work.over = True
+        CHECKED.conclude(
+            work, InferenceResponse(call.model_name, str(call.model_version), request.id, cached), None
+        )
         return True
-
-    async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
-        """Yield the model's responses; raises as `infer`. Closing the generator stops the model."""
-        call.model_name = request.model_name
-        with self.servable_of(call.permission, request) as servable:
-            async with aclosing(await self.infer_stream_on(servable, request, call)) as responses:
-                async for response in responses:
-                    yield response
-
-    async def infer_stream_on(
-        self, servable: Servable, request: InferenceRequest, call: Call
-    ) -> AsyncGenerator[InferenceResponse, None]:
-        """As `infer_stream`, for a version on which the caller holds a lease.
-
-        A model that is not decoupled yields one response.
-        """
-        record = self.recorder.begin(servable, request, call) if self.recorder.on else None
-        if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call, request)):
-            answers = await trace.opened(self._open_stream(servable, request, call))
-        else:
-            answers = await self._open_stream(servable, request, call)
-        return answers if record is None else record.each(answers)
-
-    async def _open_stream(
-        self, servable: Servable, request: InferenceRequest, call: Call
-    ) -> AsyncGenerator[InferenceResponse, None]:
-        self.begin(servable, call)
-        signature = admit(servable, request, call)
-        began = perf_counter()
-        inputs = await self._bound(servable, signature, request, call)
-        call.times.input_seconds += perf_counter() - began
-        return servable.stream(inputs, call, partial(response_of, servable, signature, request))
-
-    def exchange_stream_on(self, servable: Servable, call: Call) -> AsyncGenerator[Any, None]:
-        """Yield what a model that takes a protocol's messages returns. Closing the generator stops the model."""
-        trace = self.tracer.begin(servable.name, servable.version, call) if self.tracer.on else None
-        self.begin(servable, call)
-        answers = servable.stream({}, call)
-        return answers if trace is None else trace.each(answers)
 
     async def _bound(
         self, servable: Servable, signature: Signature, request: InferenceRequest, call: Call

@@ -1,22 +1,23 @@
-"""One request to a version of a model: its inputs bound to a signature, run, and its response checked."""
+"""A request bound to a model's signature, its checked response, and a coroutine that answers one request."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Final
 
 from triglot.core.call import Call
 from triglot.core.errors import Internal, ServingError, as_serving_error, without_frames
 from triglot.core.request_scheduling import scheduling_of
-from triglot.core.running import Defer, Done, cancel, raise_error
+from triglot.core.response_buffer import NOTHING
+from triglot.core.running import CallCancelled, Running, Sink
 from triglot.core.tensor import LONG_BYTES, Array
 from triglot.core.types import Answer, InferenceRequest, InferenceResponse
-from triglot.dataplane.recorder import Record
+from triglot.executors.work import Receiver, Work
 from triglot.model.signature import Signature
 from triglot.model.validation import (
     InvalidRequest,
@@ -26,9 +27,8 @@ from triglot.model.validation import (
     check_requested_outputs,
     check_shapes,
 )
-from triglot.scheduling.response_cache import Key
-from triglot.scheduling.servable import Servable, Submission
-from triglot.telemetry.tracing import Trace
+from triglot.scheduling.response_cache import ModelCache
+from triglot.scheduling.servable import Servable
 
 log = logging.getLogger(__name__)
 
@@ -92,177 +92,129 @@ def response_of(
     return response
 
 
-class Inference(Submission):
-    """One request to a version of a model, and its own `Outcome`. On the event loop.
+class CheckedResponses(Receiver):
+    """Checks what a model returned against its signature, and stores responses in the response cache."""
 
-    `done` is called with it once. `answer` is an `InferenceResponse`; for a model that takes a protocol's messages
-    it is what the model returned, and `request` is None.
-    """
+    __slots__ = ()
 
-    __slots__ = ("_done", "answer", "cache_key", "cancelled", "record", "request", "signature", "trace")
-    servable: Servable
-    signature: Signature
+    def respond(self, work: Work, answer: Any) -> bool:
+        """See `Receiver`. Raises as `response_of`."""
+        if (times := work.times) is not None:
+            response = times.convert(partial(_checked, work), answer)
+        else:
+            response = _checked(work, answer)
+        for watcher in work.watchers or ():
+            watcher.on_response(response)
+        return work.sink.send(response)
 
-    def __init__(
-        self, servable: Servable, request: InferenceRequest | None, call: Call, done: Done, defer: Defer | None
-    ) -> None:
-        super().__init__(servable, {}, call, defer)
-        self.request = request
-        self.answer: Any = None
-        self.cancelled = False
-        self.cache_key: Key | None = None
-        """Key under which the response cache stores the response; None if it is not cached."""
-        self.trace: Trace | None = None
-        self.record: Record | None = None
-        self._done: Done | None = done
-
-    def reject(self, error: ServingError) -> None:
-        """End it with an error before it is queued."""
-        self.over = True
-        self.error = without_frames(error)
-        self.conclude()
-
-    def accept(self, answer: Any) -> None:
-        """End it with a response before it is queued."""
-        self.over = True
-        self.answer = answer
-        self.conclude()
-
-    def abandon(self) -> None:
-        """End it as cancelled before it is queued."""
-        self.over = True
-        self.call.cancel()
-        self.dropped()
-
-    def ended(self) -> None:
-        """Check the response, store it in the response cache if enabled, and report the outcome."""
-        if self.request is None:
-            self.answer = self.result
-        elif self.error is None:
-            began = perf_counter()
-            try:
-                self.answer = response_of(self.servable, self.signature, self.request, self.result)
-            except ServingError as error:
-                self.error = without_frames(error)
-            self.call.times.output_seconds += perf_counter() - began
-        elif self.request.lenient_shapes and isinstance(self.error, Internal):
+    def finish(self, work: Work, error: ServingError | None) -> None:
+        """See `Receiver`."""
+        response: Any = NOTHING
+        request = work.request
+        if error is None:
+            if work.result is not NOTHING or not work.streams:
+                began = perf_counter()
+                try:
+                    response = _checked(work, None if work.result is NOTHING else work.result)
+                except ServingError as failure:
+                    error = without_frames(failure)
+                work.call.times.output_seconds += perf_counter() - began
+        elif request is not None and request.lenient_shapes and isinstance(error, Internal):
             # The model's own code may have seen the shapes before they were checked.
             try:
-                check_shapes(self.signature, self.request)
-            except ServingError as error:
-                self.error = without_frames(error)
-        key, cache = self.cache_key, self.servable.response_cache
-        if key is not None and cache is not None and self.error is None and not self.answer.parameters:
-            if cache.takes_long(self.answer.outputs):
-                self.task = asyncio.get_running_loop().create_task(self._store_copy())
+                check_shapes(work.signature, request)
+            except ServingError as failure:
+                error = without_frames(failure)
+        if work.cache_key is not None and error is None and not response.parameters:
+            cache = _servable(work).response_cache
+            assert cache is not None
+            if cache.takes_long(response.outputs):
+                work.task = asyncio.get_running_loop().create_task(self._store_copy(work, cache, response))
                 return
             began = perf_counter()
-            cache.store_copy(key, self.answer.outputs)
-            self.call.times.cache_seconds += perf_counter() - began
-        self.conclude()
+            cache.store_copy(work.cache_key, response.outputs)
+            work.call.times.cache_seconds += perf_counter() - began
+        self.conclude(work, response, error)
 
-    async def _store_copy(self) -> None:
+    async def _store_copy(self, work: Work, cache: ModelCache, response: InferenceResponse) -> None:
         """Copy a large response for the cache on a thread.
 
         It is reported after that, as the model may reuse its memory.
         """
-        key, cache = self.cache_key, self.servable.response_cache
-        assert key is not None
-        assert cache is not None
+        assert work.cache_key is not None
         began = perf_counter()
-        with suppress(asyncio.CancelledError), self.servable:
-            copied = await asyncio.to_thread(cache.copied, self.answer.outputs)
-            cache.store(key, copied)
-        self.call.times.cache_seconds += perf_counter() - began
-        self.conclude()
+        with suppress(asyncio.CancelledError), _servable(work):
+            copied = await asyncio.to_thread(cache.copied, response.outputs)
+            cache.store(work.cache_key, copied)
+        work.call.times.cache_seconds += perf_counter() - began
+        self.conclude(work, response, None)
 
-    def dropped(self) -> None:
-        """Report that it was cancelled."""
-        self.cancelled = True
-        self.conclude()
-
-    def conclude(self) -> None:
-        """Call `done`, and end the trace and the record; later calls do nothing."""
-        done, self._done = self._done, None
-        if done is None:
-            return
-        if self.trace is not None:
-            self.trace.end(self.answer)
-        if self.record is not None:
-            self.record.end(self.answer)
-        done(self)
+    def conclude(self, work: Work, response: Any, error: ServingError | None) -> None:
+        """End the traces and records, and pass the response, unless it is `NOTHING`, and the end to the sink."""
+        for watcher in work.watchers or ():
+            if work.streams and response is not NOTHING:
+                watcher.on_response(response)
+            watcher.on_end(None if work.streams or response is NOTHING else response)
+        work.watchers = None
+        sink = work.sink
+        if response is not NOTHING:
+            sink.send(response)
+        sink.end(error)
 
 
-class Awaited:
-    """The outcome of a coroutine that answers one request; has the interface of `Inference`."""
+CHECKED: Final = CheckedResponses()
 
-    __slots__ = ("_done", "answer", "cancelled", "error", "over", "task")
 
-    def __init__(self, answering: Coroutine[Any, Any, Any], done: Done) -> None:
-        self.answer: Any = None
-        self.error: ServingError | None = None
-        self.cancelled = self.over = False
-        self._done: Done | None = done
-        self.task = asyncio.get_running_loop().create_task(self._run(answering))
-        self.task.add_done_callback(partial(self._end, answering))
+def _servable(work: Work) -> Servable:
+    servable = work.owner
+    assert isinstance(servable, Servable)
+    return servable
+
+
+def _checked(work: Work, answer: Any) -> Any:
+    """Returns the response for what the model returned; an answer to a protocol's message is one already."""
+    if work.request is None:
+        return answer
+    return response_of(_servable(work), work.signature, work.request, answer)
+
+
+class CoroutineWork(Running):
+    """A coroutine that answers one request, as `Running`: its result is the one response."""
+
+    __slots__ = ("_sink",)
+
+    def __init__(self, answering: Coroutine[Any, Any, Any], sink: Sink) -> None:
+        self.over = False
+        self._sink: Sink | None = sink
+        task = self.task = asyncio.get_running_loop().create_task(self._run(answering))
+        task.add_done_callback(partial(self._never_began, answering))
 
     async def _run(self, answering: Coroutine[Any, Any, Any]) -> None:
+        error: ServingError | None = None
         try:
-            self.answer = await answering
+            response = await answering
         except asyncio.CancelledError:
-            self.cancelled = True  # Not raised: see `DataPlane._prepare`.
-        except Exception as error:
-            self.error = without_frames(as_serving_error(error, "the request"))
-
-    def _end(self, answering: Coroutine[Any, Any, Any], task: asyncio.Task[None]) -> None:
+            error = CallCancelled("the call was cancelled")  # Not raised: see `DataPlane._prepare`.
+        except Exception as failure:
+            error = without_frames(as_serving_error(failure, "the request"))
         self.over = True
-        if task.cancelled():  # Before its first step.
-            self.cancelled = True
+        sink, self._sink = self._sink, None
+        assert sink is not None
+        if error is None:
+            sink.send(response)
+        sink.end(error)
+
+    def _never_began(self, answering: Coroutine[Any, Any, Any], task: asyncio.Task[None]) -> None:
+        if task.cancelled() and self._sink is not None:
+            self.over = True
             answering.close()
-        done, self._done = self._done, None
-        assert done is not None
-        done(self)
+            sink, self._sink = self._sink, None
+            sink.end(CallCancelled("the call was cancelled"))
 
     def cancel(self) -> None:
-        """Cancel the coroutine; `done` is called when it has ended."""
-        if not self.over:
+        """Cancel the coroutine; the sink gets the end when that has ended."""
+        if not self.over and self.task is not None:
             self.task.cancel()
 
-
-class _Submitter(Protocol):
-    """The same as `protocols.rows.Inferring`, which this layer may not import."""
-
-    def submit(self, request: Any, call: Call, done: Done, /) -> Any: ...
-
-    def answer(self, outcome: Any, request: Any, /) -> Any: ...
-
-    def map_error(self, error: ServingError, outcome: Any, request: Any, /) -> ServingError: ...
-
-
-async def run(inference: _Submitter, request: Any, call: Call) -> Any:
-    """Returns a row's response to one request. Raises `ServingError`."""
-    outcome = await ended(partial(inference.submit, request, call))
-    if outcome.error is not None:
-        outcome.error = inference.map_error(outcome.error, outcome, request)
-        raise_error(outcome)
-    return inference.answer(outcome, request)
-
-
-async def ended(start: Callable[[Done], Any]) -> Any:
-    """Await the outcome of the `Inference`, or `Awaited`, that `start` returns.
-
-    If this is cancelled, the inference is cancelled too, and its code on the loop is awaited.
-    """
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def done(_: object) -> None:
-        if not future.done():
-            future.set_result(None)
-
-    running = start(done)
-    try:
-        await future
-    except asyncio.CancelledError:
-        await cancel(running)
-        raise
-    return running
+    def resume(self) -> None:
+        """See `Running`. Nothing to do: there is one response."""

@@ -177,7 +177,7 @@ class ModelCalls:
             request = await request_of(parent, wanted)
             servable = self._dataplane.servable_of(child.permission, request)
             with servable, self._track_instances(link, servable):
-                responses = await self._dataplane.infer_stream_on(servable, request, child)
+                responses = self._dataplane.infer_stream_on(servable, request, child)
                 async with aclosing(responses):
                     async for response in responses:
                         yield arrays_of(response)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
 from triglot.core.recording import Recording
+from triglot.core.running import Watcher
 from triglot.core.tensor import Buffer
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
 from triglot.scheduling.servable import Servable
@@ -30,7 +30,7 @@ ELEMENT_BYTES = 64
 """Approximate size of a BYTES element besides its text."""
 
 
-class Record:
+class Record(Watcher):
     """One request and, once it has ended, its response.
 
     `model`, `version` and `signature_name` say what was called. `seconds`: when the request arrived, in seconds
@@ -70,7 +70,7 @@ class Record:
         self.size = size
         self._log = log
 
-    def end(self, response: InferenceResponse | None) -> None:
+    def on_end(self, response: InferenceResponse | None) -> None:
         """End the record. A request that failed has no response, and is not recorded."""
         if response is None:
             return
@@ -87,14 +87,9 @@ class Record:
             return
         self._log.put(self)
 
-    async def each(
-        self, answers: AsyncGenerator[InferenceResponse, None]
-    ) -> AsyncGenerator[InferenceResponse, None]:
-        """Yield the response of a model that is not decoupled, and record it."""
-        async with aclosing(answers):
-            async for answer in answers:
-                self.end(answer)
-                yield answer
+    def on_response(self, response: InferenceResponse) -> None:
+        """See `Watcher`: only models that are not decoupled are recorded, so it is the only response."""
+        self.on_end(response)
 
 
 Encode = Callable[[Record], bytes]

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from triglot.core.buffers import Buffers
-from triglot.core.call import BatchCall, Call
+from triglot.core.call import BatchCall
 from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Cancelled, Internal, ServingError, own_copy
 from triglot.executors.joining import join, rows_of, split
-from triglot.executors.stream import Stream
 from triglot.executors.timing import BatchTimes
-from triglot.executors.work import Execution, Explain, Function, Inputs
+from triglot.executors.work import Explain, Function, Runnable, Work
 
 log = logging.getLogger(__name__)
 
@@ -33,36 +32,18 @@ class Joining:
     infer_batch: Callable[..., Any] | None = None
 
 
-class Member(Protocol):
-    """One request of a batch. `result` or `failure` is its outcome."""
-
-    inputs: Inputs
-    call: Call
-    result: Any
-    failure: ServingError | None
-
-    def skip(self) -> bool:
-        """Returns True if it is not to run; then `failure` is set."""
-
-    def start(self, batch_size: int) -> None:
-        """Note that it starts, in a batch of `batch_size` requests."""
-
-    def end(self, joining: float, splitting: float) -> None:
-        """Note that it has ended; `joining` and `splitting` are the batch's seconds before and after the model."""
-
-
 class Owner(Protocol):
     """Owner of a batch, which calls it on the event loop."""
 
     def ended(self, batch: Batch) -> None:
         """Called once when the batch has ended, before `deliver` is called for its members."""
 
-    def deliver(self, work: Execution) -> None:
+    def deliver(self, work: Work) -> None:
         """Deliver the outcome of one member."""
 
 
-class Batch:
-    """Executions that share one call of the model. It is both `Work` and `LoopWork`.
+class Batch(Runnable):
+    """Requests that share one call of the model. It runs on a thread, or is `LoopWork`.
 
     `joinable`: the requests may share a call of the model; otherwise there is one member.
 
@@ -82,11 +63,10 @@ class Batch:
         "_times",
         "task",
     )
-    delivers = True
 
     def __init__(
         self,
-        members: Sequence[Execution | Stream],
+        members: Sequence[Work],
         joinable: bool,
         joining: Joining,
         buffers: Buffers | None,
@@ -97,7 +77,7 @@ class Batch:
         self._joining = joining
         self._buffers = buffers
         self._owner = owner
-        self._running: list[Execution | Stream] = []
+        self._running: list[Work] = []
         self._counts: list[int] = []  # Rows of each running member.
         self._padded = 0  # Rows of the joined inputs, padding included; 0 if nothing was joined.
         self._times = BatchTimes()
@@ -209,10 +189,9 @@ class Batch:
         if self._running:
             times.count(self._running, self._counts)
         for member in self._members:
-            if isinstance(member, Execution):
-                if not times.began:
-                    member.failure = Cancelled("the batch was cancelled before it began")
-                self._owner.deliver(member)
+            if not times.began:
+                member.refuse(Cancelled("the batch was cancelled before it began"))
+            self._owner.deliver(member)
 
 
 def check_answers(answers: Any, count: int) -> Sequence[Any]:

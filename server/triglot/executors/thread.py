@@ -21,7 +21,7 @@ from triglot.core.errors import Unavailable, queue_full
 from triglot.core.running import Defer
 from triglot.executors.executor import Executor
 from triglot.executors.parking import Doorbell, Parking
-from triglot.executors.work import Explain, Function, Hook, Inputs, InstanceExecution, Work
+from triglot.executors.work import Explain, Function, Hook, Inputs, InstanceRun, Runnable
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def _anyone() -> bool:
 
 
 class ThreadExecutor:
-    """An `Executor` of `Work` with at most `capacity` threads, each of which is started once there is work for it.
+    """An `Executor` with at most `capacity` threads, each of which is started once there is work for it.
 
     Work that finds no idle thread is queued, first in, first out. Each new thread takes the next of `names`. While
     threads are being removed, each calls `leave` between two works; it ends if that returns True.
@@ -106,12 +106,12 @@ class ThreadExecutor:
         self._function = function
         self._explain = explain
         self._leave = leave
-        self._waiting: deque[Work] = deque()
+        self._waiting: deque[Runnable] = deque()
         self._parked = Parking()
         self._waking = False
         self._closed = False
         self._loop = loop
-        self._finished: LoopInbox[Work] | None = None
+        self._finished: LoopInbox[Runnable] | None = None
         self._threads: list[threading.Thread] = []
         self._unstarted = capacity
         self._leaving: deque[asyncio.Future[None]] = deque()
@@ -182,7 +182,7 @@ class ThreadExecutor:
         await asyncio.gather(*leaving)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
 
-    def start(self, work: Work, defer: Defer | None = None) -> None:
+    def start(self, work: Runnable, defer: Defer | None = None) -> None:
         """See `Executor`. `defer` delays waking the threads, once for all work that is started until it runs.
 
         Raises `Unavailable` once closed.
@@ -203,7 +203,7 @@ class ThreadExecutor:
         if waiting > parked and not self._closed:
             self._grow(waiting - parked)
 
-    def discard(self, work: Work) -> bool:
+    def discard(self, work: Runnable) -> bool:
         """See `Executor`."""
         try:
             self._waiting.remove(work)
@@ -262,12 +262,11 @@ class ThreadExecutor:
                 work.run(self._function, self._explain)
             except BaseException:  # Without this thread, later work would wait forever.
                 log.exception("%s: unexpected error while running a request", threading.current_thread().name)
-            if work.delivers:
-                finished.put(work)
+            finished.put(work)
             # An idle thread must not keep the caller's arrays alive.
             del work
 
-    def _take(self) -> Work | None:
+    def _take(self) -> Runnable | None:
         """Returns the oldest work; blocks while there is none. None: this thread is to end."""
         while True:
             closed = self._closed  # Read first: once closed, nothing is added to the queue.
@@ -295,7 +294,7 @@ class ThreadExecutor:
         return True
 
 
-def _deliver(work: Work) -> None:
+def _deliver(work: Runnable) -> None:
     work.deliver()
 
 
@@ -313,16 +312,17 @@ async def run_on_every(
     that still run are marked as cancelled.
     """
     together = threading.Barrier(sum(executor.capacity for executor in executors))
-    started: list[tuple[Executor, InstanceExecution]] = []
+    started: list[tuple[Executor, InstanceRun, asyncio.Future[Any]]] = []
     try:
         for executor in executors:
             for _ in range(executor.capacity):
-                execution = InstanceExecution(inputs, loop.create_future(), together, hook, explain)
-                started.append((executor, execution))
-                executor.start(execution)
-        await asyncio.gather(*[execution.future for _, execution in started])
+                future = loop.create_future()
+                run = InstanceRun(inputs, future, together, hook, explain)
+                started.append((executor, run, future))
+                executor.start(run)
+        await asyncio.gather(*[future for _, _, future in started])
     finally:
-        for executor, execution in started:
-            execution.call.cancel()
-            executor.discard(execution)
+        for executor, run, _ in started:
+            run.call.cancel()
+            executor.discard(run)
         together.abort()

@@ -1,4 +1,9 @@
-"""`Work`, the interface of what instances run, and `Execution`, a request that runs `infer` once."""
+"""`Runnable`, the interface of what instances run, and `Work`, one request to a model.
+
+Strategy: a request has one `Work` from its admission to its last response, whether it has one response or many,
+and whether its model runs on a thread, on the event loop or in a batch. Threads only set what `run` and its like
+set; everything else happens on the loop.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +13,28 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sized
+from contextlib import aclosing, closing, suppress
+from typing import Any, Final
 
 from triglot.core.call import Call
-from triglot.core.current_calls import CURRENT_CALLS
-from triglot.core.errors import Cancelled, Internal, ServingError, as_serving_error, own_copy
+from triglot.core.current_calls import CURRENT_CALLS, RunningFor
+from triglot.core.errors import Cancelled, Internal, ServingError, as_serving_error, own_copy, without_frames
+from triglot.core.response_buffer import NOTHING, ResponseBuffer, StreamEnd
+from triglot.core.running import CallCancelled, Defer, Running, Sink, Watcher
 from triglot.core.tensor import Array
-from triglot.executors.deadline import WHILE_WAITING
+from triglot.core.types import InferenceRequest
+from triglot.executors.deadline import (
+    BEFORE_START,
+    WHILE_RUNNING,
+    WHILE_STREAMING,
+    WHILE_WAITING,
+    is_cancellation,
+    seen_late,
+)
+from triglot.executors.timing import ResponseTimes
 from triglot.model.model import Model
+from triglot.model.signature import Signature
 
 log = logging.getLogger(__name__)
 
@@ -61,16 +77,16 @@ def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], An
     return lambda inputs, _: infer(inputs)
 
 
-class Work(Protocol):
-    """A unit of work, which an instance runs on its thread."""
+class Runnable(ABC):
+    """What an instance runs: the work of one request, or of several together."""
 
-    @property
-    def delivers(self) -> bool:
-        """Whether `deliver` has something to do."""
+    __slots__ = ()
 
+    @abstractmethod
     def run(self, function: Function, explain: Explain) -> None:
         """Run the model's `function`; `explain` maps its errors. On the instance's thread. Raises nothing."""
 
+    @abstractmethod
     def deliver(self) -> None:
         """Report the outcome. On the event loop, after `run`."""
 
@@ -97,105 +113,420 @@ def explained(what: str, error: BaseException) -> ServingError:
     return failure
 
 
-class Execution(ABC):
-    """One call of `infer`; `result` or `failure` is its outcome. Subclasses deliver it, on the event loop, once.
+class WorkOwner(ABC):
+    """The version of a model that runs work. On the event loop."""
 
-    `queued` is the `time.perf_counter()` instant at which it was queued, or else created. `seconds`: how long it
-    ran outside of a batch; negative if it did not. `skip`, `start` and `end` are called where its batch runs: on
-    the instance's thread or on the event loop.
-    """
-
-    __slots__ = ("call", "failure", "inputs", "queued", "result", "seconds")
-    delivers = True
-
-    def __init__(self, inputs: Inputs, call: Call) -> None:
-        self.inputs = inputs
-        self.call = call
-        self.queued = time.perf_counter()
-        self.seconds = -1.0
-        self.result: Any = None
-        self.failure: ServingError | None = None
+    __slots__ = ()
 
     @abstractmethod
-    def settle(self) -> None:
-        """Report the outcome, unless the caller no longer waits. On the event loop."""
+    def finish(self, work: Work) -> None:
+        """Release what ended work holds: its timer, its place at the gate, its lease."""
+
+    @abstractmethod
+    def discard(self, work: Work) -> bool:
+        """Remove work from the queue; returns False if it is not queued."""
+
+
+class Receiver(ABC):
+    """Takes what a model returns for work, and passes it on to the work's sink. On the event loop."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def respond(self, work: Work, answer: Any) -> bool:
+        """Take one of several answers of a model; returns what `Sink.send` returns. Raises `ServingError`."""
+
+    @abstractmethod
+    def finish(self, work: Work, error: ServingError | None) -> None:
+        """Take the end, with the `result` of work with one answer. Called once."""
+
+
+class PassOn(Receiver):
+    """Passes answers on as they are."""
+
+    __slots__ = ()
+
+    def respond(self, work: Work, answer: Any) -> bool:
+        """See `Receiver`."""
+        return work.sink.send(answer)
+
+    def finish(self, work: Work, error: ServingError | None) -> None:
+        """See `Receiver`."""
+        if error is None and work.result is not NOTHING:
+            work.sink.send(work.result)
+        work.sink.end(error)
+
+
+AS_IT_IS: Final = PassOn()
+
+
+class Work(Runnable, Running):
+    """One request to a model, as its executor, its servable and the data plane see it.
+
+    For its executor: `inputs` and `call`; `result` is the model's one answer (`NOTHING`: none) or `failure` its
+    error. `queued` is the `time.perf_counter()` instant at which it was queued, or else created. `seconds`: how
+    long it ran outside of a batch; negative if it did not, or once it was counted. `skip`, `start` and `end` are
+    called where its batch runs: on the instance's thread or on the event loop.
+
+    For its servable: the `owner`, and what it holds from `WorkOwner.submit` until it is `over`: a lease, unless
+    `leased`, its place at the gate, its timer (`expires`: its tick, 0 without one). `streams`: its caller takes
+    any number of responses; `buffer` keeps those of a thread until the sink takes them, and `times` measures the
+    responses of a decoupled model. `task` runs the model on the event loop.
+
+    For the data plane: the `request` (None if the model takes a protocol's messages), its `signature`, the
+    `cache_key` of its response, None if it is not cached, its `watchers`, and the `sink`.
+    """
+
+    __slots__ = (
+        "_has_room",
+        "_thread",
+        "buffer",
+        "cache_key",
+        "call",
+        "defer",
+        "expires",
+        "failure",
+        "holds_gate",
+        "holds_lease",
+        "inputs",
+        "is_late",
+        "iterates",
+        "leased",
+        "owner",
+        "paused",
+        "queue",
+        "queued",
+        "receiver",
+        "request",
+        "result",
+        "seconds",
+        "signature",
+        "sink",
+        "streams",
+        "times",
+        "watchers",
+    )
+    signature: Signature
+
+    def __init__(
+        self, inputs: Inputs, call: Call, sink: Sink, receiver: Receiver = AS_IT_IS, *, streams: bool = False
+    ) -> None:
+        self.inputs = inputs
+        self.call = call
+        self.sink = sink
+        self.receiver = receiver
+        self.streams = streams
+        self.queued = time.perf_counter()
+        self.seconds = -1.0
+        self.result: Any = NOTHING
+        self.failure: ServingError | None = None
+        self.owner: WorkOwner | None = None
+        self.defer: Defer | None = None
+        """See `Schedule.put`."""
+        self.leased = False
+        """True if its submitter holds a lease until it is over."""
+        self.holds_gate = self.holds_lease = False
+        self.expires = 0
+        self.task: asyncio.Task[None] | None = None
+        self.is_late = False
+        """True once its task was cancelled at the deadline."""
+        self.over = False
+        """True once it has ended: nothing further is reported."""
+        self.iterates = False
+        """Whether the model's answer, on the event loop, is iterated over."""
+        self.paused = False
+        """True while the sink takes no response."""
+        self.buffer: ResponseBuffer | None = None
+        self.queue: Sized = ()
+        """The model's queue: a thread waits for a slow reader while it is empty."""
+        self.times: ResponseTimes | None = None
+        self._thread = 0
+        """The thread that runs this call alone; 0: none."""
+        self._has_room: asyncio.Future[None] | None = None
+        self.request: InferenceRequest | None = None
+        self.cache_key: tuple[int, bytes] | None = None
+        self.watchers: list[Watcher] | None = None
+
+    # --- on the instance's thread ---
 
     def run(self, function: Function, explain: Explain) -> None:
-        """See `Work`: keeps the result or the error. On the instance's thread."""
+        """See `Runnable`: keeps the result or the error, or sends the responses that a generator yields."""
         call = self.call
         if call.cancelled:
-            self.failure = reason_to_skip(call)
+            self.refuse_to_run()
             return
         call.times.started(self.queued)
+        if self.buffer is not None:
+            self._thread = threading.get_ident()
+            if self.times is not None:
+                self.times.asked()
         # Does the same as `RunningFor`, at a third of its cost.
         current = [call]
         token = CURRENT_CALLS.set(current)
         try:
-            self.result = function(self.inputs, call)
+            if self.buffer is None:
+                self.result = function(self.inputs, call)
+            else:
+                self._respond_each(function(self.inputs, call))
         except BaseException as error:  # A model that calls exit() fails this call, not the server.
             self.failure = explain(error)
         finally:
             current.clear()
             CURRENT_CALLS.reset(token)
+        if self.buffer is None:
+            self.seconds = call.times.ended()
+            return
+        if self.times is not None:
+            self.times.computed()
         self.seconds = call.times.ended()
+        if self.failure is None and call.expired:
+            self.failure = call.overdue(WHILE_STREAMING)
+        self._end_buffer()
+
+    def _respond_each(self, result: Any) -> None:
+        if isinstance(result, Generator):
+            with closing(result) as answers:
+                for answer in answers:
+                    if not self.respond(answer):
+                        break
+        elif result is not None:
+            self.respond(result)
+
+    def _end_buffer(self) -> None:
+        # The frames of the raised error refer to this object, so it must not refer to the error.
+        error, self.failure = self.failure, None
+        assert self.buffer is not None
+        self.buffer.end(error)
 
     def skip(self) -> bool:
-        """Returns True if it is not to run in its batch; then `failure` is set."""
+        """Returns True if it is not to run in its batch; then `failure` is set, or its stream has ended."""
+        if reason_to_skip(self.call) is None:
+            return False
+        self.refuse_to_run()
+        return True
+
+    def refuse_to_run(self) -> None:
+        """Fail, as the call was cancelled or expired while it was queued."""
         self.failure = reason_to_skip(self.call)
-        return self.failure is not None
+        if self.buffer is not None:
+            self._end_buffer()
 
     def start(self, batch_size: int) -> None:
         """Note that it starts, in a batch of `batch_size` requests."""
+        if self.buffer is not None:
+            self._thread = threading.get_ident() if batch_size == 1 else 0
         self.call.times.started(self.queued, batch_size)
 
     def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
-        """Note that it has ended in its batch; see `CallTimes.ended`."""
+        """Note that it has ended in its batch; see `CallTimes.ended`. Sends the `result` of a stream."""
         self.call.times.ended(joining, splitting)
+        if self.buffer is not None:
+            result, self.result = self.result, NOTHING
+            if self.failure is None and result is not None and result is not NOTHING:
+                self.respond(result)
+            self._end_buffer()
 
-    def deliver(self) -> None:
-        """Count the execution in the statistics, and report the outcome. On the event loop."""
-        if self.seconds >= 0.0 and (statistics := self.call.statistics) is not None:
-            statistics.executed_alone(self.call.times, self.inputs, self.seconds)
-        self.settle()
+    # --- on any thread ---
 
+    def respond(self, answer: Any) -> bool:
+        """See `Outlet`."""
+        times, buffer = self.times, self.buffer
+        assert buffer is not None
+        if times is not None:
+            times.computed()
+        wanted = buffer.put(answer, self._waits)
+        if times is not None and wanted:
+            times.asked()
+        return wanted
 
-class AwaitedExecution(Execution):
-    """An execution that resolves a `future` with its outcome."""
+    def _waits(self) -> bool:
+        """Whether the current thread may wait for a slow reader: nobody else needs it."""
+        return self._thread == threading.get_ident() and not self.queue
 
-    __slots__ = ("future",)
+    def finish(self) -> None:
+        """See `Outlet`."""
+        assert self.buffer is not None
+        self.buffer.end()
 
-    def __init__(self, inputs: Inputs, call: Call, future: asyncio.Future[Any]) -> None:
-        super().__init__(inputs, call)
-        self.future = future
+    def refuse(self, error: ServingError) -> None:
+        """Set the error of work that will not run; `deliver` reports it, or its stream has ended with it."""
+        self.failure = error
+        if self.buffer is not None:
+            self._end_buffer()
+
+    # --- on the event loop ---
+
+    async def run_on_loop(self, function: Function, explain: Explain) -> None:
+        """Run the model in the current task; see `LoopWork`. Raises the caller's cancellation."""
+        call = self.call
+        if call.expired:
+            self.failure = call.overdue(BEFORE_START)
+            return
+        call.times.started(time.perf_counter())
+        current = [call]
+        CURRENT_CALLS.set(current)  # In this task's context.
+        try:
+            if self.iterates:
+                await self._iterate(function(self.inputs, call))
+            else:
+                self.result = await function(self.inputs, call)
+            if self.is_late:  # The model ran on in spite of its cancellation.
+                raise call.overdue(self._running_text)
+        except BaseException as error:
+            if self.is_late and isinstance(error, asyncio.CancelledError):
+                self.failure = call.overdue(self._running_text)
+            elif is_cancellation(error):
+                call.cancel()
+                raise
+            else:
+                # `CancelledError` or `SystemExit` raised by the model itself is a failure like any other. The
+                # traceback refers to this object, which keeps the error: hence without frames.
+                self.failure = without_frames(explain(error))
+        finally:
+            current.clear()
+            self.seconds = call.times.ended()
+
+    async def _iterate(self, answers: AsyncGenerator[Any, None]) -> None:
+        times = self.times
+        assert times is not None  # Of every decoupled model.
+        times.asked()
+        async with aclosing(answers):
+            async for answer in answers:
+                times.computed()
+                # The reader may have been slow, and code that never suspends cannot be cancelled.
+                if self.is_late:
+                    raise self.call.overdue(WHILE_STREAMING)
+                if not self.receiver.respond(self, answer):
+                    self._has_room = asyncio.get_running_loop().create_future()
+                    await self._has_room
+                if self.call.expired:
+                    raise self.call.overdue(WHILE_STREAMING)
+                times.asked()
 
     @property
-    def over(self) -> bool:
-        """Whether the outcome was reported, or is no longer needed. On the event loop."""
-        return self.future.done()
+    def _running_text(self) -> str:
+        return WHILE_STREAMING if self.iterates else WHILE_RUNNING
+
+    def deliver(self) -> None:
+        """See `Runnable`: counts the execution in the statistics, and reports the outcome."""
+        self._count()
+        if self.buffer is None:
+            self.settle()
+
+    def _count(self) -> None:
+        if self.seconds >= 0.0:
+            seconds, self.seconds = self.seconds, -1.0
+            if (statistics := self.call.statistics) is not None:
+                statistics.executed_alone(self.call.times, self.inputs, seconds)
 
     def settle(self) -> None:
-        """See `Execution`."""
-        if self.future.done():
+        """Report the outcome, unless it is over already."""
+        if self.over:
             return
-        if self.failure is not None:
-            self.future.set_exception(self.failure)
-        else:
-            self.future.set_result(self.result)
-            self.result = None  # The thread may keep this object for longer than the response lives.
+        task = self.task
+        if task is not None and task.done():
+            self.drop()  # It was cancelled; otherwise `run_on_loop` has returned and its task is not done yet.
+            return
+        failure, self.failure = self.failure, None  # The traceback may refer to this object.
+        self._end(failure and seen_late(failure, self.call, self._running_text))
+
+    def pump(self) -> None:
+        """Pass on what threads have put into the buffer, as far as the sink takes it."""
+        buffer = self.buffer
+        assert buffer is not None
+        while not (self.paused or self.over):
+            item = buffer.take()
+            if item is NOTHING:
+                return
+            if isinstance(item, StreamEnd):
+                error = item.error
+                self._end(error and seen_late(error, self.call, WHILE_STREAMING))
+                return
+            try:
+                self.paused = not self.receiver.respond(self, item)
+            except ServingError as error:
+                self._end(without_frames(error))
+
+    def resume(self) -> None:
+        """See `Running`."""
+        if self.buffer is not None:
+            if self.paused:
+                self.paused = False
+                self.pump()
+        elif self._has_room is not None and not self._has_room.done():
+            self._has_room.set_result(None)
 
     def fail(self, error: ServingError) -> None:
-        """End it with an error, even if the model still runs. On the event loop."""
-        self.future.set_exception(error)
+        """End it with an error, even if the model still runs."""
+        if not self.over:
+            self._end(error)
+
+    def _end(self, error: ServingError | None) -> None:
+        self.over = True
+        if self.times is not None:
+            self.times.ended(failed=error is not None)
+        self._release()
+        self.receiver.finish(self, error)
+        self.result = NOTHING  # The thread may keep this object for longer than the response lives.
+
+    def _release(self) -> None:
+        if self.buffer is not None:
+            self._count()
+            self.call.cancel()  # The model is stopped at its next response.
+            self.buffer.abandon()
+        elif self.iterates:
+            self.call.cancel()
+        if self.owner is not None:
+            if self.buffer is not None:
+                self.owner.discard(self)
+            self.owner.finish(self)
+
+    def expire(self) -> None:
+        """End it at its deadline, queued or running; its code on the event loop is cancelled and awaited."""
+        if self.over:
+            return
+        call = self.call
+        if self.buffer is not None:  # After the responses that are there.
+            self.buffer.end(call.overdue(WHILE_STREAMING if call.times.batch_size else WHILE_WAITING))
+        elif self.task is not None:
+            self.is_late = True
+            self.task.cancel()
+        else:
+            assert self.owner is not None
+            waits = self.owner.discard(self)
+            self.fail(call.overdue(WHILE_WAITING if waits else WHILE_RUNNING))
+
+    def drop(self) -> None:
+        """End it without an outcome."""
+        if not self.over:
+            self.over = True
+            self.call.cancel()
+            if self.times is not None:
+                self.times.left()
+            self._release()
+            self.result = NOTHING
+            self.receiver.finish(self, CallCancelled("the call was cancelled"))
+
+    def cancel(self) -> None:
+        """Cancel it; it ends once its code on the event loop has ended, but does not wait for code on a thread."""
+        if self.over:
+            return
+        if self.task is not None:
+            self.task.cancel()
+            return
+        if self.owner is not None and self.buffer is None:
+            self.owner.discard(self)
+        self.drop()
 
 
-class InstanceExecution(AwaitedExecution):
-    """One of a set of executions, of which each instance runs exactly one.
+class InstanceRun(Runnable):
+    """One of a set of runs of a hook, of which each instance runs exactly one.
 
     Strategy: a thread that has taken one waits until all are taken, so none takes two. `together` is the barrier
     of the set; it is aborted when the set is cancelled.
     """
 
-    __slots__ = ("_explain", "_hook", "_together")
+    __slots__ = ("_explain", "_failure", "_future", "_hook", "_inputs", "_result", "_together", "call")
 
     def __init__(
         self,
@@ -205,16 +536,38 @@ class InstanceExecution(AwaitedExecution):
         hook: Hook,
         explain: Explain,
     ) -> None:
-        super().__init__(inputs, Call(), future)
+        self.call = Call()
+        self._inputs = inputs
+        self._future = future
         self._together = together
         self._hook = hook
         self._explain = explain
+        self._result: Any = None
+        self._failure: ServingError | None = None
 
-    def run(self, function: Function, explain: Explain) -> None:
-        """Run `hook` once every thread has taken its execution. On the instance's thread."""
+    def run(self, function: Function, _: Explain) -> None:
+        """Run `hook` once every thread has taken its run. On the instance's thread."""
         try:
             self._together.wait()
         except threading.BrokenBarrierError:
-            self.failure = Cancelled("cancelled before all instances had started")
+            self._failure = Cancelled("cancelled before all instances had started")
             return
-        super().run(partial(self._hook, function), self._explain)
+        if self.call.cancelled:
+            self._failure = reason_to_skip(self.call)
+            return
+        self.call.times.started(time.perf_counter())
+        with RunningFor((self.call,)):
+            try:
+                self._result = self._hook(function, self._inputs, self.call)
+            except BaseException as error:  # A model that calls exit() fails its start, not the server.
+                self._failure = self._explain(error)
+        self.call.times.ended()
+
+    def deliver(self) -> None:
+        """Resolve the future."""
+        if self._future.done():
+            return
+        if self._failure is not None:
+            self._future.set_exception(self._failure)
+        else:
+            self._future.set_result(self._result)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import enum
 import re
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Protocol
+from functools import lru_cache, partial
+from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream, no_work
 from triglot.core.operation import Operation
-from triglot.core.running import Defer, Done, OnLoop
+from triglot.core.running import Defer, Responses, Running, Sink
 from triglot.core.scattered import Scattered
 from triglot.model.metadata import ModelMetadata
 from triglot.protocols.openapi.operation import ApiOperation
@@ -35,20 +36,37 @@ class Kind(enum.Enum):
     BIDI_STREAM = "bidirectional stream"
 
 
-class Inferring(Protocol):
-    """Runs a model once for each request of a row, without a coroutine. On the event loop."""
+class InferenceHandler(ABC):
+    """Runs a model for each request of a row, without a coroutine. On the event loop."""
 
-    def submit(self, request: Any, call: Call, done: Done, defer: Defer | None = None, /) -> OnLoop:
-        """Start the request; `done` gets its `Outcome`, maybe before this returns. Raises `ServingError`."""
+    __slots__ = ()
 
-    def answer(self, outcome: Any, request: Any, /) -> Any:
-        """Returns what the row's `encode` takes, from an outcome without an error."""
+    @abstractmethod
+    def start(self, request: Any, call: Call, sink: Sink, defer: Defer | None = None, /) -> Running:
+        """Start the request; `sink` gets its response, maybe before this returns. Raises `ServingError`."""
 
-    def map_error(self, error: ServingError, outcome: Any, request: Any, /) -> ServingError:
-        """Returns an outcome's error as the protocol words it.
+    @abstractmethod
+    def answer(self, response: Any, request: Any, /) -> Any:
+        """Returns what the row's `encode` takes, for what the sink got."""
+
+    @abstractmethod
+    def map_error(self, error: ServingError, request: Any, call: Call, /) -> ServingError:
+        """Returns the error that the sink got as the protocol words it.
 
         Returned, not raised: a traceback would keep it alive.
         """
+
+    async def infer(self, request: Any, call: Call, start: Callable[..., Running] | None = None) -> Any:
+        """Returns the answer to one request, started by `start`, or else as a row starts it.
+
+        Raises `ServingError`, worded by `map_error` once it has started.
+        """
+        responses = Responses(partial(start or self.start, request, call))
+        try:
+            response = await responses.only()
+        except ServingError as error:
+            raise self.map_error(error, request, call) from None
+        return self.answer(response, request)
 
 
 def _status_only(_: ServingError) -> None:
@@ -81,7 +99,7 @@ class Method:
     scatter: Callable[[Any], bytes | Scattered] | None = None
     details: Callable[[str], str] = str
     encode_error: Callable[[ServingError], bytes | None] = _status_only
-    inference: Inferring | None = None
+    inference: InferenceHandler | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +180,7 @@ class Route:
     model_of: Callable[[HttpRequest], str] | None = None
     name: str = ""
     protocol: str = ""
-    inference: Inferring | None = None
+    inference: InferenceHandler | None = None
     documented: tuple[ApiOperation, ...] = ()
     of_model: Callable[[ModelMetadata, str], ApiOperation | None] | None = None
 

@@ -16,15 +16,12 @@ from math import inf
 from triglot.core.batch_counts import BatchCounts
 from triglot.core.errors import RETRY_AFTER_SECONDS, ServingError, Unavailable, queue_full
 from triglot.core.readings import Reading
-from triglot.executors.stream import Stream
-from triglot.executors.work import Execution, Work
+from triglot.executors.work import Work
 from triglot.model.model import Model
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
 from triglot.scheduling.batch_keys import BatchKeys
 from triglot.scheduling.forming import Decision, Lane, Rules, Run, Wait, Waiting, form, latest_start_of
 
-REQUESTS = (Execution, Stream)
-"""The types of requests; a constant, because `Execution | Stream` would be evaluated each time."""
 MAX_EMPTY_LANES = 16
 """Empty lanes that are kept; there may be as many priority levels as requests can name."""
 MAX_STALE_ENTRIES = 64
@@ -49,7 +46,7 @@ class NextWork:
     which may have only one member, and not as work of their own.
     """
 
-    refused: list[Execution | Stream] = field(default_factory=list)
+    refused: list[Work] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
     joinable: bool = False
     batched: bool = False
@@ -94,7 +91,6 @@ class BatchQueue:
             raise queue_full(f"{self.limit} requests are queued")
         now = time.monotonic()
         work = pieces[0][0]
-        assert isinstance(work, REQUESTS)
         rows = pieces[0][1] if len(pieces) == 1 else sum([rows for _, rows in pieces])
         level, expires, latest_start = self._apply_policy(work, rows, now)
         added = [Waiting(piece, rows, key, now, expires, latest_start) for piece, rows in pieces]
@@ -109,7 +105,7 @@ class BatchQueue:
         # A request that runs alone fills a batch.
         return self._rules.max_rows if one.key is None else one.rows
 
-    def _apply_policy(self, work: Execution | Stream, rows: int, now: float) -> tuple[Level, float, float]:
+    def _apply_policy(self, work: Work, rows: int, now: float) -> tuple[Level, float, float]:
         """Returns a request's level, when it expires, and when it must start.
 
         Raises `QueueFull`, `Unavailable`.
@@ -161,15 +157,15 @@ class BatchQueue:
         self._rows -= self._rows_of(one)
         return work
 
-    def expired(self) -> tuple[list[Execution | Stream], float]:
+    def expired(self) -> tuple[list[Work], float]:
         """Remove the requests that have expired; returns them, and when the next one expires."""
         now, nearest = time.monotonic(), inf
-        refused: list[Execution | Stream] = []
+        refused: list[Work] = []
         for level, one in list(self._queued.values()):
             work = one.work
             if level.delays or one.expires > now:
                 nearest = nearest if level.delays else min(nearest, one.expires)
-            elif isinstance(work, REQUESTS) and self.discard(work):
+            elif self.discard(work):
                 refused.append(work)
         self._timeouts += len(refused)
         return refused, nearest
@@ -198,9 +194,7 @@ class BatchQueue:
             lane.waiting.remove(one)
             lane.late.append(one)
         for one in decision.refused:
-            work = self._claim(one)
-            assert isinstance(work, REQUESTS)
-            taken.refused.append(work)
+            taken.refused.append(self._claim(one))
         self._timeouts += len(taken.refused)
         then = decision.then
         if isinstance(then, Wait):
@@ -219,7 +213,7 @@ class BatchQueue:
     def _run(self, run: Run, taken: NextWork) -> None:
         taken.joinable = run.members[0].key is not None
         taken.works = [self._claim(one) for one in run.members]
-        taken.batched = taken.joinable or isinstance(taken.works[0], Execution)
+        taken.batched = taken.joinable or taken.works[0].buffer is None
         self._counts.add(run.reason, len(taken.works), sum([one.rows for one in run.members]))
 
     def _claim(self, one: Waiting) -> Work:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 from triglot.core.buffers import Buffers
 from triglot.core.readings import Reading
@@ -18,10 +18,9 @@ from triglot.core.running import Defer
 from triglot.executors.batch import Batch, Joining
 from triglot.executors.executor import Executor
 from triglot.executors.joining import buffers_for
-from triglot.executors.stream import Stream
-from triglot.executors.work import Execution, Explain, Function, Work
+from triglot.executors.work import Explain, Function, Runnable, Work
 from triglot.model.model import Model
-from triglot.scheduling.batch_queue import REQUESTS, BatchQueue, NextWork, expired
+from triglot.scheduling.batch_queue import BatchQueue, NextWork, expired
 from triglot.scheduling.forming import Wait, Waiting
 from triglot.scheduling.ordering import ArrivalOrder
 from triglot.scheduling.parts import Part, Whole
@@ -52,21 +51,19 @@ class PendingBatch:
         )
 
 
-class Alone:
+class UnbatchedWork(Runnable):
     """Work that shares no batch; notifies its `owner` when it has ended."""
-
-    delivers = True
 
     def __init__(self, work: Work, owner: Batcher) -> None:
         self._work = work
         self._owner = owner
 
     def run(self, function: Function, explain: Explain) -> None:
-        """See `Work`."""
+        """See `Runnable`."""
         self._work.run(function, explain)
 
     def deliver(self) -> None:
-        """See `Work`."""
+        """See `Runnable`."""
         try:
             self._owner.ended(self)
         finally:
@@ -102,11 +99,11 @@ class Batcher:
         self._queue = BatchQueue(model, batching, limit)
         self._joining = Joining(batching.allowed_sizes, infer_batch)
         self._order = ArrivalOrder() if batching.preserve_ordering else None
-        self._split_requests: dict[Execution, Whole] = {}
+        self._split_requests: dict[Work, Whole] = {}
         self._pending_batch: PendingBatch | None = None
         self._wait_over = False
         self._timer: Timer | None = None
-        self._running: dict[Batch | Alone, Buffers | None] = {}
+        self._running: dict[Batch | UnbatchedWork, Buffers | None] = {}
         # Batches that run at the same time have one each.
         self._buffers: list[Buffers | None] = []
         self._new_buffers = partial(buffers_for, model)
@@ -119,19 +116,17 @@ class Batcher:
     def put(self, work: Work, defer: Defer | None = None) -> None:
         """See `Schedule`. Raises `QueueFull`, `InvalidArgument`, and `Unavailable`, also once closed."""
         rows, key = 1, None
-        if isinstance(work, Execution) or self._joining.infer_batch is not None:
-            assert isinstance(work, REQUESTS)
+        if work.buffer is None or self._joining.infer_batch is not None:
             rows, key = self._queue.keys.of(work.inputs, work.call)
         whole = None
         pieces: Sequence[tuple[Work, int]] = ((work, rows),)
         if rows > self._queue.keys.max_rows and key is not None:
-            assert isinstance(work, Execution)
             whole = Whole(work, rows, self._queue.keys.max_rows, self._deliver_whole)
             pieces = whole.pieces
         added = self._queue.put(pieces, key)
         if whole is not None:
             self._split_requests[whole.execution] = whole
-        if self._order is not None and isinstance(work, Execution):
+        if self._order is not None and work.buffer is None:
             self._order.add(work)
         pending = self._pending_batch
         if pending is not None:
@@ -143,9 +138,9 @@ class Batcher:
 
     def discard(self, work: Work) -> bool:
         """See `Schedule`."""
-        if self._order is not None and isinstance(work, Execution):
+        if self._order is not None:
             self._order.remove(work)
-        whole = self._split_requests.pop(work, None) if isinstance(work, Execution) else None
+        whole = self._split_requests.pop(work, None)
         if whole is not None:
             there = sum(map(self._queue.discard, whole.parts)) == len(whole.parts)
         else:
@@ -210,16 +205,15 @@ class Batcher:
 
     def _start(self, taken: NextWork) -> None:
         buffers = self._buffers.pop() if self._buffers else self._new_buffers()
-        work: Batch | Alone
+        work: Batch | UnbatchedWork
         if taken.batched:
-            members = cast("list[Execution | Stream]", taken.works)  # Batched works are always requests.
-            work = Batch(members, taken.joinable, self._joining, buffers, self)
+            work = Batch(taken.works, taken.joinable, self._joining, buffers, self)
         else:
-            work = Alone(taken.works[0], self)
+            work = UnbatchedWork(taken.works[0], self)
         self._running[work] = buffers
         self._executor.start(work)
 
-    def ended(self, work: Batch | Alone) -> None:
+    def ended(self, work: Batch | UnbatchedWork) -> None:
         """Note that work has been executed, and start the next; its outcomes are delivered after this."""
         buffers = self._running.pop(work)
         if len(self._running) + len(self._buffers) < self._executor.capacity:
@@ -228,9 +222,9 @@ class Batcher:
 
     # --- outcomes ---
 
-    def deliver(self, work: Execution) -> None:
+    def deliver(self, work: Work) -> None:
         """Deliver an outcome, in order of arrival if ordering is preserved."""
-        if self._order is not None and not isinstance(work, Part):
+        if self._order is not None and work.buffer is None and not isinstance(work, Part):
             self._order.done(work)
         else:
             work.deliver()
@@ -241,13 +235,10 @@ class Batcher:
                 self._queue.discard(part)
         self.deliver(whole.execution)
 
-    def _refuse(self, refused: Sequence[Execution | Stream]) -> None:
+    def _refuse(self, refused: Sequence[Work]) -> None:
         for work in refused:
-            if isinstance(work, Stream):
-                work.refuse(expired())
-            else:
-                work.failure = expired()
-                self.deliver(work)
+            work.refuse(expired())
+            self.deliver(work)
 
     def _expire_at(self, instant: float) -> None:
         if self._expiry is not None:

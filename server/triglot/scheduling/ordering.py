@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from triglot.executors.work import Execution
+from triglot.executors.work import Work
 
 
 class ArrivalOrder:
@@ -14,23 +14,23 @@ class ArrivalOrder:
     """
 
     def __init__(self) -> None:
-        self._pending: OrderedDict[Execution, bool] = OrderedDict()
+        self._pending: OrderedDict[Work, bool] = OrderedDict()
         """Requests to deliver, in order of arrival, and whether each is done."""
 
     def __len__(self) -> int:
         return len(self._pending)
 
-    def add(self, work: Execution) -> None:
+    def add(self, work: Work) -> None:
         """Add an arriving request."""
         self._pending[work] = False
 
-    def done(self, work: Execution) -> None:
+    def done(self, work: Work) -> None:
         """Mark a request as done, and deliver those whose turn has come."""
         if work in self._pending:
             self._pending[work] = True
             self._deliver()
 
-    def remove(self, work: Execution) -> None:
+    def remove(self, work: Work) -> None:
         """Remove a cancelled request; its outcome is not delivered."""
         self._pending.pop(work, None)
         self._deliver()

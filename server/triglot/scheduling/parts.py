@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 
 from triglot.core.errors import Internal, own_copy
 from triglot.executors.joining import append
-from triglot.executors.work import Execution, Inputs
+from triglot.executors.work import Inputs, Work
 
 log = logging.getLogger(__name__)
 
 
-class Part(Execution):
+class Part(Work):
     """Some rows of a request."""
 
     __slots__ = ("_whole",)
 
-    def __init__(self, whole: Whole, inputs: Inputs, execution: Execution) -> None:
-        super().__init__(inputs, execution.call)
+    def __init__(self, whole: Whole, inputs: Inputs, execution: Work) -> None:
+        super().__init__(inputs, execution.call, execution.sink)
         self._whole = whole
 
     def start(self, batch_size: int) -> None:
@@ -45,7 +45,7 @@ class Whole:
     `deliver` is called once, on the event loop, when all parts are delivered or one has failed.
     """
 
-    def __init__(self, execution: Execution, rows: int, size: int, deliver: Callable[[Whole], object]) -> None:
+    def __init__(self, execution: Work, rows: int, size: int, deliver: Callable[[Whole], object]) -> None:
         self.execution = execution
         self.parts: Sequence[Part] = [
             Part(self, {name: array[at : at + size] for name, array in execution.inputs.items()}, execution)

@@ -1,7 +1,4 @@
-"""A servable: one loaded version of a model, with its schedule, executors, limits and statistics.
-
-`Submission` is a request that is submitted to it.
-"""
+"""A servable: one loaded version of a model, with its schedule, executors, limits and statistics."""
 
 from __future__ import annotations
 
@@ -9,39 +6,23 @@ import asyncio
 import logging
 import threading
 import time
-from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
-from triglot.core.call import Call
-from triglot.core.current_calls import CURRENT_CALLS, RunningFor
-from triglot.core.errors import QueueFull, ServingError, without_frames
+from triglot.core.errors import QueueFull
 from triglot.core.readings import Reading
-from triglot.core.response_buffer import MAX_UNREAD_BYTES, NOTHING, StreamEnd
-from triglot.core.running import Defer, cancel
+from triglot.core.response_buffer import MAX_UNREAD_BYTES, ResponseBuffer
 from triglot.core.statistics import Statistics
 from triglot.core.timer_wheel import TimerWheel
-from triglot.executors.deadline import (
-    BEFORE_START,
-    WHILE_RUNNING,
-    WHILE_STREAMING,
-    WHILE_WAITING,
-    EachInTime,
-    in_time,
-    is_cancelled,
-    seen_late,
-)
+from triglot.executors.deadline import BEFORE_START
 from triglot.executors.declarations import check_declarations, looks_at_call
 from triglot.executors.hosted import HostedModel, calls_per_instance
-from triglot.executors.loop import LoopExecutor
 from triglot.executors.loop_guard import guard_of, guarded_function
-from triglot.executors.stream import Stream
 from triglot.executors.thread import run_on_every
 from triglot.executors.timing import ResponseTimes
 from triglot.executors.unloading import unload
-from triglot.executors.work import Execution, Explain, Function, Hook, Inputs, explained
+from triglot.executors.work import Explain, Function, Hook, Inputs, Work, WorkOwner, explained
 from triglot.model.declared_signatures import signatures_of
 from triglot.model.ensemble import Ensemble
 from triglot.model.model import Model, is_async, is_decoupled
@@ -55,155 +36,7 @@ from triglot.scheduling.sequences import SequenceSchedule
 log = logging.getLogger(__name__)
 
 
-def _identity(answer: Any) -> Any:
-    return answer
-
-
-class Submission(Execution):
-    """A request for `Servable.submit`; its outcome is reported by `ended` or `dropped`. On the event loop.
-
-    Until it is `over` it holds a lease, unless `leased`, and its place at the `gate`. Callbacks avoid a coroutine
-    that awaits a future, which costs as much as running a small model.
-    """
-
-    __slots__ = ("defer", "error", "expires", "gate", "is_late", "leased", "over", "servable", "task")
-
-    def __init__(self, servable: Servable, inputs: Inputs, call: Call, defer: Defer | None = None) -> None:
-        super().__init__(inputs, call)
-        self.servable = servable
-        self.defer = defer
-        """See `Schedule.put`."""
-        self.gate: Gate | None = None
-        self.expires = 0
-        """Tick of its deadline in the timer wheel; 0 without a timer."""
-        self.leased = False
-        """True if its submitter holds a lease until it is over."""
-        self.task: asyncio.Task[None] | None = None
-        """Task that runs the model on the event loop, if any."""
-        self.error: ServingError | None = None
-        """Error of the outcome; kept apart from `failure`, which an executor may still set after it is over."""
-        self.is_late = False
-        """True once its task was cancelled at the deadline."""
-        self.over = False
-        """True once it has ended: nothing further is reported."""
-
-    @abstractmethod
-    def ended(self) -> None:
-        """Called once when there is a `result` or an `error`."""
-
-    @abstractmethod
-    def dropped(self) -> None:
-        """Called once when it was cancelled: there is no outcome."""
-
-    async def run_on_loop(self, function: Function, explain: Explain) -> None:
-        """Run the model in the current task; see `LoopWork`. Raises the caller's cancellation."""
-        call = self.call
-        if call.expired:
-            self.failure = call.overdue(BEFORE_START)
-            return
-        call.times.started(time.perf_counter())
-        current = [call]
-        CURRENT_CALLS.set(current)  # In this task's context.
-        try:
-            self.result = await function(self.inputs, call)
-            if self.is_late:  # The model ran on in spite of its cancellation.
-                raise call.overdue(WHILE_RUNNING)
-        except BaseException as error:
-            if self.is_late and isinstance(error, asyncio.CancelledError):
-                self.failure = call.overdue(WHILE_RUNNING)
-            elif is_cancellation(error):
-                call.cancel()
-                raise
-            else:
-                # `CancelledError` or `SystemExit` raised by the model itself is a failure like any other. The
-                # traceback refers to this object, which keeps the error: hence without frames.
-                self.failure = without_frames(explain(error))
-        finally:
-            current.clear()
-            self.seconds = call.times.ended()
-
-    def settle(self) -> None:
-        """Report the outcome, unless it is over already."""
-        if self.over:
-            return
-        task = self.task
-        if task is not None and task.done():
-            self.drop()  # It was cancelled; otherwise `run_on_loop` has returned and its task is not done yet.
-            return
-        failure, self.failure = self.failure, None  # The traceback may refer to this object.
-        self._end(failure and seen_late(failure, self.call, WHILE_RUNNING))
-
-    def fail(self, error: ServingError) -> None:
-        """End it with an error, even if the model still runs."""
-        if not self.over:
-            self._end(error)
-
-    def _end(self, error: ServingError | None) -> None:
-        self.over = True
-        self.error = error
-        self.servable.finish(self)
-        self.ended()
-
-    def expire(self) -> None:
-        """End it at its deadline, queued or running; its code on the event loop is cancelled and awaited."""
-        if self.over:
-            return
-        if self.task is not None:
-            self.is_late = True
-            self.task.cancel()
-        else:
-            waits = self.servable.discard(self)
-            self.fail(self.call.overdue(WHILE_WAITING if waits else WHILE_RUNNING))
-
-    def drop(self) -> None:
-        """End it without an outcome."""
-        if not self.over:
-            self.over = True
-            self.call.cancel()
-            self.servable.finish(self)
-            self.dropped()
-
-    def cancel(self) -> None:
-        """Cancel it; it ends once its code on the event loop has ended, but does not wait for code on a thread."""
-        if self.over:
-            return
-        if self.task is not None:
-            self.task.cancel()
-            return
-        self.servable.discard(self)
-        self.drop()
-
-
-class AwaitedSubmission(Submission):
-    """A submission that resolves a `future`; its submitter holds the lease."""
-
-    __slots__ = ("future",)
-
-    def __init__(self, servable: Servable, inputs: Inputs, call: Call, future: asyncio.Future[Any]) -> None:
-        super().__init__(servable, inputs, call)
-        self.leased = True
-        self.future = future
-
-    def ended(self) -> None:
-        """Resolve the future."""
-        if self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.result)
-            self.result = None  # The thread may keep this object for longer than the response lives.
-
-    def dropped(self) -> None:
-        """Do nothing: the awaiting caller was cancelled."""
-
-
-def is_cancellation(error: BaseException) -> bool:
-    """Returns whether the error means that the caller cancelled, and not that the model failed."""
-    return isinstance(error, GeneratorExit) or is_cancelled(error)
-
-
-class Servable:
+class Servable(WorkOwner):
     """Runs one version of a model, which is loaded already. Created, used and closed on the event loop.
 
     `name` and `version` identify it. `max_queue_size`: most queued requests, unless the model sets its own
@@ -406,34 +239,6 @@ class Servable:
         """Have `hook` run the model once on each instance; see `run_on_every`."""
         await run_on_every(self._executors, inputs, hook, explain, self._loop)
 
-    def _enter(self, call: Call) -> Gate | None:
-        if self._gate is not None:
-            self._gate.enter(call.size)
-        return self._gate
-
-    def _put(self, work: Execution | Stream, call: Call, defer: Defer | None = None) -> None:
-        work.queued = now = time.perf_counter()  # Before a thread takes it.
-        try:
-            self._schedule.put(work, defer)
-        except QueueFull as error:
-            raise self._count_queue_full(error) from None
-        call.times.queued = now
-
-    def _count_queue_full(self, error: QueueFull) -> QueueFull:
-        self._queue_full += 1
-        text = f"{error.message}, the most that max_queue_size allows"
-        return QueueFull(text, retry_after=error.retry_after)
-
-    def _outcome(self, error: BaseException, call: Call) -> BaseException:
-        """Returns what a call on the loop raises: its own cancellation unchanged, everything else explained.
-
-        `CancelledError` or `SystemExit` raised by the model itself is a failure like any other.
-        """
-        if is_cancellation(error):
-            call.cancel()
-            return error
-        return self._explain(error)
-
     async def close(self, *, at_once: bool = False) -> None:
         """End the instances and unload the model; transports send no more calls.
 
@@ -493,152 +298,63 @@ class Servable:
 
     # --- calls ---
 
-    async def infer(self, inputs: Inputs, call: Call) -> Any:
-        """Returns what the model returns.
+    def submit(self, work: Work) -> None:
+        """Run `work`: the only way to the model.
 
-        Raises `QueueFull`, `DeadlineExceeded`, the model's own `ServingError`, or `Internal`. A call ends at
+        Blocking code runs on a thread, and other code on the event loop; a plain function may also send responses
+        to a call that streams with `call.respond`. It ends, or is dropped if it is cancelled, before this returns
+        or later: with `QueueFull`, `DeadlineExceeded`, the model's own `ServingError`, or `Internal`. It ends at
         its deadline even if the model still runs; code on the event loop is cancelled then, and awaited.
         """
-        execution = AwaitedSubmission(self, inputs, call, self._loop.create_future())
-        self.submit(execution)
-        try:
-            return await execution.future
-        except asyncio.CancelledError:
-            await cancel(execution)
-            raise
-        finally:
-            del execution  # It refers to the error, whose traceback refers to this frame.
-
-    def submit(self, execution: Submission) -> None:
-        """Run `execution` as `infer` does.
-
-        It ends, or is dropped if it is cancelled, before this returns or later.
-        """
-        call = execution.call
-        if not execution.leased:
+        call = work.call
+        work.owner = self
+        if not work.leased:
+            work.holds_lease = True
             self._leases += 1
         try:
-            if call.size:
-                execution.gate = self._enter(call)
+            if work.streams:
+                self._prepare_stream(work)
+            if call.size and self._gate is not None:
+                self._gate.enter(call.size)
+                work.holds_gate = True
             if call.expired:
                 raise call.overdue(BEFORE_START)
-            self._put(execution, call, execution.defer)
+            self._put(work)
             if call.deadline is not None:
-                execution.expires = self._timers.add(execution, call.deadline)
+                work.expires = self._timers.add(work, call.deadline)
         except BaseException as error:
-            execution.fail(self._explain(error))
+            work.fail(self._explain(error))
 
-    def finish(self, execution: Submission) -> None:
-        """Release what an ended execution holds: its timer, its place at the gate, its lease."""
-        if execution.expires:
-            self._timers.discard(execution, execution.expires)
-        if execution.gate is not None:
-            execution.gate.leave(execution.call.size)
-        if not execution.leased:
+    def _prepare_stream(self, work: Work) -> None:
+        """Let the model send more than one response, if it can."""
+        if self.decoupled:
+            work.times = ResponseTimes(work.call)
+        if self.on_loop:
+            work.iterates = self.decoupled
+        elif not self._joins_streams:
+            work.buffer = ResponseBuffer(work.call, self._max_unread_bytes, self._loop, work.pump)
+            work.queue = self._schedule
+            work.call.outlet = work
+
+    def _put(self, work: Work) -> None:
+        work.queued = now = time.perf_counter()  # Before a thread takes it.
+        try:
+            self._schedule.put(work, work.defer)
+        except QueueFull as error:
+            self._queue_full += 1
+            text = f"{error.message}, the most that max_queue_size allows"
+            raise QueueFull(text, retry_after=error.retry_after) from None
+        work.call.times.queued = now
+
+    def finish(self, work: Work) -> None:
+        """See `WorkOwner`."""
+        if work.expires:
+            self._timers.discard(work, work.expires)
+        if work.holds_gate and self._gate is not None:
+            self._gate.leave(work.call.size)
+        if work.holds_lease:
             self.__exit__()
 
-    def discard(self, execution: Submission) -> bool:
-        """Remove it from the queue; returns False if it is not queued."""
-        return self._schedule.discard(execution)
-
-    def stream(
-        self, inputs: Inputs, call: Call, convert: Callable[[Any], Any] = _identity
-    ) -> AsyncGenerator[Any, None]:
-        """Yield the responses of a decoupled model one by one, or the one response of another, converted.
-
-        A plain function may also send responses with `call.respond`. Closing the generator stops the model at
-        its next response; so does the deadline. Raises as `infer`.
-        """
-        if self._joins_streams:
-            return self._stream_of_one(inputs, call, convert)
-        stream = self._stream_on_loop if self.on_loop else self._stream_from_thread
-        return stream(inputs, call, convert)
-
-    async def _stream_of_one(
-        self, inputs: Inputs, call: Call, convert: Callable[[Any], Any]
-    ) -> AsyncGenerator[Any, None]:
-        try:
-            yield convert(await self.infer(inputs, call))
-        finally:
-            call.cancel()
-
-    async def _stream_on_loop(
-        self, inputs: Inputs, call: Call, convert: Callable[[Any], Any]
-    ) -> AsyncGenerator[Any, None]:
-        (executor,) = self._executors
-        assert isinstance(executor, LoopExecutor)
-        try:
-            executor.check_room(self._limit)
-        except QueueFull as error:
-            raise self._count_queue_full(error) from None
-        if call.expired:
-            raise call.overdue(BEFORE_START)
-        gate = self._enter(call) if call.size else None
-        executor.running += 1
-        call.times.started(time.perf_counter())
-        times = ResponseTimes(call)
-        running = RunningFor((call,))
-        running.enter()
-        try:
-            if self.decoupled:
-                times.asked()
-                async with aclosing(self.function(inputs, call)) as answers:
-                    async for answer in answers if call.deadline is None else EachInTime(call, answers):
-                        times.computed()
-                        running.leave()
-                        try:
-                            yield times.convert(convert, answer)
-                        finally:
-                            running.enter()
-                        times.asked()
-                times.ended()
-            else:
-                answer = await in_time(call, self.function(inputs, call), WHILE_RUNNING)
-                running.leave()
-                yield convert(answer)
-        except BaseException as error:
-            if not is_cancellation(error):
-                times.ended(failed=True)
-            raise seen_late(self._outcome(error, call), call, WHILE_STREAMING) from None
-        finally:
-            running.end()
-            times.left()
-            seconds = call.times.ended()
-            if call.statistics is not None:
-                call.statistics.executed_alone(call.times, inputs, seconds)
-            executor.running -= 1
-            call.cancel()
-            if gate is not None:
-                gate.leave(call.size)
-
-    async def _stream_from_thread(
-        self, inputs: Inputs, call: Call, convert: Callable[[Any], Any]
-    ) -> AsyncGenerator[Any, None]:
-        gate = self._enter(call) if call.size else None
-        stream = Stream(inputs, call, self._loop, self._schedule, self._max_unread_bytes)
-        times = stream.times = ResponseTimes(call) if self.decoupled else None
-        expires = 0 if call.deadline is None else self._timers.add(stream, call.deadline)
-        try:
-            self._put(stream, call)
-            while True:
-                while (item := stream.take()) is NOTHING:
-                    await stream.arrival()
-                if isinstance(item, StreamEnd):
-                    break
-                yield convert(item) if times is None else times.convert(convert, item)
-            if times is not None:
-                times.ended(failed=item.error is not None)
-            if item.error is not None:
-                try:
-                    raise seen_late(item.error, call, WHILE_STREAMING)
-                finally:
-                    del item  # It refers to the error, whose traceback refers to this frame.
-        finally:
-            if expires:
-                self._timers.discard(stream, expires)
-            stream.abandon()
-            if times is not None:
-                times.left()
-            self._schedule.discard(stream)
-            if gate is not None:
-                gate.leave(call.size)
+    def discard(self, work: Work) -> bool:
+        """See `WorkOwner`."""
+        return self._schedule.discard(work)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from triglot.core.call import Call, no_models
 from triglot.core.errors import Unimplemented
+from triglot.core.running import Watcher
 from triglot.core.types import InferenceRequest
 from triglot.telemetry.spans.recorder import SpanRecorder
 from triglot.telemetry.trace_file import Records, TraceFile
@@ -43,7 +43,6 @@ from triglot.telemetry.trace_settings import (
 )
 from triglot.telemetry.trace_tensors import Snapshot, of_input, of_output
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MAX_BUFFERED = 256
@@ -55,7 +54,7 @@ MAX_STEPS = 256
 MAX_ID = 1024
 
 
-class Trace:
+class Trace(Watcher):
     """The trace of one request at one model. A call that a model makes has a trace that is a step of the `root`'s.
 
     It ends with the call or stream that it traces.
@@ -97,32 +96,17 @@ class Trace:
         if TENSORS in self.level:
             self._keep("TENSOR_QUEUE_INPUT", of_input, request.inputs)
 
-    def end(self, response: Any = None) -> None:
-        """Ends the trace, with the response if there is one."""
+    def on_end(self, response: Any) -> None:
+        """See `Watcher`: ends the trace, with the response if there is one."""
         if response is not None:
             self._record_outputs(response)
         self._end()
 
-    async def opened(self, opening: Awaitable[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-        """Opens a stream and returns its traced responses."""
-        try:
-            responses = await opening
-        except BaseException:
-            self._end()
-            raise
-        return self.each(responses)
-
-    async def each(self, responses: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """Yields the responses of a stream, and traces them."""
-        try:
-            async with aclosing(responses):
-                async for response in responses:
-                    self._record_outputs(response)
-                    if len(self._stamps) < MAX_RESPONSES:
-                        self._stamps.append(("INFER_RESPONSE_COMPLETE", self._tracer.clock()))
-                    yield response
-        finally:
-            self._end()
+    def on_response(self, response: Any) -> None:
+        """See `Watcher`."""
+        self._record_outputs(response)
+        if len(self._stamps) < MAX_RESPONSES:
+            self._stamps.append(("INFER_RESPONSE_COMPLETE", self._tracer.clock()))
 
     def _record_outputs(self, response: Any) -> None:
         # The messages of grps projects are not tensors.

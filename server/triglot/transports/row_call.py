@@ -6,24 +6,26 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from triglot.core.call import Call
-from triglot.core.errors import Unauthenticated
+from triglot.core.errors import ServingError, Unauthenticated
 from triglot.core.permission import WITHDRAWN
-from triglot.core.running import Cancellable, Defer, Outcome
-from triglot.protocols.rows import Inferring
+from triglot.core.running import CallCancelled, Cancellable, Defer, Running, Sink
+from triglot.protocols.rows import InferenceHandler
 from triglot.telemetry.calls import Observation
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 
 
-class RowCall(ABC):
-    """One call with one response, as a `Running`. On the event loop. A row with an `inference` needs no coroutine.
+class RowCall(Sink):
+    """One call with one response, as a `RunningCall`. On the event loop.
+
+    A row with an `inference` needs no coroutine.
 
     `_out` is where the response goes; None once the call is over. Whatever ends the call calls `_stop`, once.
-    `defer`: see `Inferring.submit`.
+    `defer`: see `Schedule.put`.
     """
 
     __slots__ = (
@@ -40,7 +42,12 @@ class RowCall(ABC):
     )
 
     def __init__(
-        self, inference: Inferring | None, call: Call, observed: Observation, out: Any, defer: Defer | None = None
+        self,
+        inference: InferenceHandler | None,
+        call: Call,
+        observed: Observation,
+        out: Any,
+        defer: Defer | None = None,
     ) -> None:
         self.call = call
         self.ends_at_deadline = False
@@ -53,6 +60,7 @@ class RowCall(ABC):
         self._out: Any = out
         self._request: Any = None
         self._running: Cancellable | None = None
+        """The task or the work that runs the call."""
         self._cancel_count = 0
         self._callbacks: list[Callable[[Any], object]] | None = None
 
@@ -103,7 +111,7 @@ class RowCall(ABC):
     def _submit(self, request: Any) -> None:
         """Run the decoded request.
 
-        Raises as `Inferring.submit`, and `Unauthenticated` if permission was withdrawn.
+        Raises as `InferenceHandler.start`, and `Unauthenticated` if permission was withdrawn.
         """
         self._observed.decoded()
         if self.call.permission.withdrawn:  # While the body arrived.
@@ -112,7 +120,7 @@ class RowCall(ABC):
         if self._inference is None:
             self._run(self._await, request)
             return
-        running = self._inference.submit(request, self.call, self._done, self._defer)
+        running: Running = self._inference.start(request, self.call, self, self._defer)
         if self._out is not None:
             self._running = running
             self.ends_at_deadline = running.task is None
@@ -124,21 +132,27 @@ class RowCall(ABC):
         self._observed.answered()
         self._respond(answer)
 
-    def _done(self, outcome: Outcome) -> None:
-        if outcome.cancelled:
-            self._end_cancelled()
-            return
+    def send(self, response: Any, /) -> bool:
+        """See `Sink`: the only response, which ends the call."""
         self._observed.answered()
         inference = self._inference
         assert inference is not None
-        if (failure := outcome.error) is not None:
-            outcome.error = None
-            self._fail(inference.map_error(failure, outcome, self._request))
-            return
         try:
-            self._respond(inference.answer(outcome, self._request))
+            self._respond(inference.answer(response, self._request))
         except Exception as error:
             self._fail(error)
+        return True
+
+    def end(self, error: ServingError | None, /) -> None:
+        """See `Sink`."""
+        if error is None:
+            return
+        if isinstance(error, CallCancelled):
+            self._end_cancelled()
+            return
+        self._observed.answered()
+        assert self._inference is not None
+        self._fail(self._inference.map_error(error, self._request, self.call))
 
     def _respond(self, answer: Any) -> None:
         if self._answer_size(answer) > OFF_LOOP_BYTES:
@@ -159,7 +173,7 @@ class RowCall(ABC):
                 callback(self)
         return out
 
-    # --- Running ---
+    # --- RunningCall ---
 
     def cancel(self) -> None:
         """Cancel the call: its client no longer waits for the response."""

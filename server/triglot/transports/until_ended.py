@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from triglot.core.running import Running
+from triglot.core.running import RunningCall
 
 
-async def ended(start: Callable[[Callable[[Any], object]], Running | None]) -> None:
+async def ended(start: Callable[[Callable[[Any], object]], RunningCall | None]) -> None:
     """Start a call with a callback for its end, and wait for it. If this is cancelled, so is the call."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -26,14 +26,14 @@ async def ended(start: Callable[[Callable[[Any], object]], Running | None]) -> N
         raise
 
 
-async def cancel(call: Running) -> None:
+async def cancel(call: RunningCall) -> None:
     """Cancel a call, and wait for its end: user code on the event loop may take a while."""
     call.cancel()
     while not call.done():
         await _end_of(call)
 
 
-async def _end_of(call: Running) -> None:
+async def _end_of(call: RunningCall) -> None:
     over = asyncio.Event()
     call.add_done_callback(lambda _: over.set())
     try:

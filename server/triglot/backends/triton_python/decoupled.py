@@ -202,7 +202,8 @@ class DecoupledModel(TritonModel):
         """Yields the responses as they are sent. Raises the error of a response, which is the last one then."""
         if not self._threads:
             await asyncio.to_thread(self._start)
-        buffer = ResponseBuffer(call, self._max_unread_bytes, asyncio.get_running_loop())
+        arrived = asyncio.Event()
+        buffer = ResponseBuffer(call, self._max_unread_bytes, asyncio.get_running_loop(), arrived.set)
         responses = _Responses(buffer, self._queue)
         rows = min([array.shape[0] if array.ndim else 1 for array in inputs.values()], default=1)
         work = _QueuedRequest(inputs, call, responses, rows, kind_in_lists(self.equal_shapes, inputs))
@@ -212,7 +213,8 @@ class DecoupledModel(TritonModel):
         try:
             while True:
                 while (item := buffer.take()) is NOTHING:
-                    await buffer.arrival()
+                    arrived.clear()
+                    await arrived.wait()
                 if isinstance(item, StreamEnd):
                     break
                 yield item

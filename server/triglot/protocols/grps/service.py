@@ -25,11 +25,10 @@ from triglot.core.errors import (
 )
 from triglot.core.operation import Operation
 from triglot.core.permission import EVERYTHING, Permission
-from triglot.core.running import Defer, Done
+from triglot.core.running import Defer, Running, Sink
 from triglot.core.types import Exchange, InferenceRequest, InferenceResponse
 from triglot.dataplane.control import ONLINE, Arguments
 from triglot.dataplane.dataplane import DataPlane, Decoupled
-from triglot.dataplane.inference import Inference, run
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.answers import (
     answer_size,
@@ -53,7 +52,7 @@ from triglot.protocols.grps.mapping import answer_message, bind_message, tensors
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.metadata import model_text
 from triglot.protocols.grps.request import Request
-from triglot.protocols.rows import Kind, Method, Service
+from triglot.protocols.rows import InferenceHandler, Kind, Method, Service
 from triglot.protocols.wire import parse_control
 from triglot.scheduling.servable import Servable
 
@@ -181,17 +180,17 @@ class Grps:
 
     async def predict(self, request: Request, call: Call, convert: Convert = answer_message) -> Any:
         """Returns the answer; `convert` makes it from a tensor model's outputs. Raises `ServingError`."""
-        return await run(GrpsInference(self, convert), request, call)
+        return await GrpsInference(self, convert).infer(request, call)
 
-    def submit(self, request: Request, call: Call, done: Done, defer: Defer | None = None) -> Inference:
-        """Run a request without a coroutine: see `Inferring`."""
+    def start(self, request: Request, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
+        """Run a request with one response: see `InferenceHandler`."""
         servable = self._lease(request, call)
         inference: InferenceRequest | None = None
         if servable.model.takes_messages:
             call.exchange = Exchange(_encoded(request), http=request.http)
         else:
             inference = _inference(servable, request)
-        return self._dataplane.submit(servable, inference, call, done, defer)
+        return self._dataplane.start(servable, inference, call, sink, defer)
 
     async def predict_stream(
         self, request: Request, call: Call, convert: Convert = answer_message
@@ -200,12 +199,12 @@ class Grps:
         with self._lease(request, call) as servable:
             if servable.model.takes_messages:
                 call.exchange = Exchange(_encoded(request), streaming=True, http=request.http)
-                async with aclosing(self._dataplane.exchange_stream_on(servable, call)) as answers:
+                async with aclosing(self._dataplane.infer_stream_on(servable, None, call)) as answers:
                     async for answer in answers:
                         yield answer
                 return
             inference = _inference(servable, request)
-            async with aclosing(await self._dataplane.infer_stream_on(servable, inference, call)) as responses:
+            async with aclosing(self._dataplane.infer_stream_on(servable, inference, call)) as responses:
                 async for response in responses:
                     yield convert(response, request.message)
 
@@ -275,21 +274,22 @@ class Grps:
         )
 
 
-class GrpsInference:
-    """An `Inferring`; `convert` makes the answer from a tensor model's outputs."""
+class GrpsInference(InferenceHandler):
+    """The handler of requests with one response; `convert` makes it from a tensor model's outputs."""
 
     def __init__(self, service: Grps, convert: Convert) -> None:
-        self.submit = service.submit
+        self._service = service
         self._convert = convert
 
-    def answer(self, outcome: Inference, request: Request) -> Any:
-        if outcome.request is None:
-            return outcome.answer
-        return self._convert(outcome.answer, request.message)
+    def start(self, request: Request, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
+        return self._service.start(request, call, sink, defer)
 
-    def map_error(self, error: ServingError, outcome: Inference, _: Request) -> ServingError:
+    def answer(self, response: Any, request: Request) -> Any:
+        return self._convert(response, request.message) if isinstance(response, InferenceResponse) else response
+
+    def map_error(self, error: ServingError, _: Request, call: Call) -> ServingError:
         if isinstance(error, Decoupled):
-            name = outcome.servable.name
+            name = call.model_name
             return Unimplemented(f"model '{name}' returns a stream: call PredictStreaming, or request streaming")
         return error
 

@@ -83,7 +83,7 @@ class ExtendedPlane:
         with self._dataplane.servable_of(call.permission, request) as servable:
             targets, sources = self._targets(request), self._sources(request)
             await self._read(servable, request, call, sources)
-            async with aclosing(await self._dataplane.infer_stream_on(servable, request, call)) as responses:
+            async with aclosing(self._dataplane.infer_stream_on(servable, request, call)) as responses:
                 async for response in responses:
                     yield await self._finished(servable, targets, response)
 

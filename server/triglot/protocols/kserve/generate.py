@@ -177,7 +177,7 @@ class Generate:
                 if not servable.decoupled:
                     yield await self._dataplane.infer_on(servable, request, call)
                     return
-                async with aclosing(await self._dataplane.infer_stream_on(servable, request, call)) as responses:
+                async with aclosing(self._dataplane.infer_stream_on(servable, request, call)) as responses:
                     async for response in responses:
                         yield response
         except ServingError as error:

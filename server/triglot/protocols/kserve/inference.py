@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from triglot.core.call import Call
 from triglot.core.errors import ServingError, Unimplemented
-from triglot.core.running import Defer, Done, OnLoop, Outcome
+from triglot.core.running import Defer, Running, Sink
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.dataplane import DataPlane, Decoupled
-from triglot.dataplane.inference import Awaited
+from triglot.dataplane.inference import CoroutineWork
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.parameters import wants_typed
+from triglot.protocols.rows import InferenceHandler
 
 
-class UnaryInference:
-    """An `Inferring`. `endpoint` names the route in the error of a decoupled model.
+class UnaryInference(InferenceHandler):
+    """The handler of requests with one response. `endpoint` names the route in the error of a decoupled model.
 
     `typed`: the default for outputs as `contents`, for requests without that parameter.
     """
@@ -27,24 +28,23 @@ class UnaryInference:
         self._endpoint = endpoint
         self._typed = typed
 
-    def submit(self, request: InferenceRequest, call: Call, done: Done, defer: Defer | None = None) -> OnLoop:
+    def start(self, request: InferenceRequest, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
         if request.options is not None:
-            return Awaited(self._extended.infer(request, call), done)
+            return CoroutineWork(self._extended.infer(request, call), sink)
         call.model_name = request.model_name
         try:
             servable = self._dataplane.servable_of(call.permission, request)
         except ServingError as error:
             call.request_id = request.id
             raise name_request(error, request.id) from None
-        return self._dataplane.submit(servable, request, call, done, defer)
+        return self._dataplane.start(servable, request, call, sink, defer)
 
-    def answer(self, outcome: Outcome, request: InferenceRequest) -> InferenceResponse:
-        response: InferenceResponse = outcome.answer
+    def answer(self, response: InferenceResponse, request: InferenceRequest) -> InferenceResponse:
         if self._typed or request.parameters:
             response.typed = wants_typed(request, self._typed)
         return response
 
-    def map_error(self, error: ServingError, _: Outcome, request: InferenceRequest) -> ServingError:
+    def map_error(self, error: ServingError, request: InferenceRequest, _: Call) -> ServingError:
         if isinstance(error, Decoupled):
             return Unimplemented(f"{self._endpoint} doesn't support models with decoupled transaction policy")
         return name_request(error, request.id)

@@ -13,7 +13,7 @@ from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
-from triglot.core.running import Defer, Done, OnLoop, Outcome
+from triglot.core.running import Defer, Running, Sink
 from triglot.core.types import InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
@@ -24,7 +24,7 @@ from triglot.protocols.kserve.inference import UnaryInference
 from triglot.protocols.kserve.raw_request import decode_raw, is_raw
 from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length, text_size
 from triglot.protocols.kserve.service import FILE_PREFIX, NO_FILES, KServe
-from triglot.protocols.rows import MAX_CONTROL_BYTES, Route
+from triglot.protocols.rows import MAX_CONTROL_BYTES, InferenceHandler, Route
 from triglot.protocols.wire import check_control_size
 
 REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
@@ -157,20 +157,20 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
     return [route for extension in service.extensions for route in extension.routes()] + rows
 
 
-class RestInference:
-    """An `Inferring` for REST: the `inference` of gRPC, for requests that say how to encode their responses."""
+class RestInference(InferenceHandler):
+    """The handler of REST: the `inference` of gRPC, for requests that say how to encode their responses."""
 
     def __init__(self, inference: UnaryInference) -> None:
         self._inference = inference
 
-    def submit(self, rest: RestInfer, call: Call, done: Done, defer: Defer | None = None) -> OnLoop:
-        return self._inference.submit(rest.request, call, done, defer)
+    def start(self, rest: RestInfer, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
+        return self._inference.start(rest.request, call, sink, defer)
 
-    def answer(self, outcome: Outcome, rest: RestInfer) -> _Answered:
-        return outcome.answer, rest
+    def answer(self, response: InferenceResponse, rest: RestInfer) -> _Answered:
+        return response, rest
 
-    def map_error(self, error: ServingError, outcome: Outcome, rest: RestInfer) -> ServingError:
-        return self._inference.map_error(error, outcome, rest.request)
+    def map_error(self, error: ServingError, rest: RestInfer, call: Call) -> ServingError:
+        return self._inference.map_error(error, rest.request, call)
 
 
 def _encode_infer(answered: _Answered, _: RestInfer) -> HttpResponse:

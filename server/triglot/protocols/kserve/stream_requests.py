@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 from triglot.core.call import Call
 from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome, refusal_of
-from triglot.core.running import Cancellable, Outcome
+from triglot.core.running import CallCancelled, Cancellable, Sink
 from triglot.core.tensor import LONG_BYTES
 from triglot.core.trace_context import TRACEPARENT
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.dataplane import DataPlane
-from triglot.dataplane.inference import Awaited
+from triglot.dataplane.inference import CoroutineWork
 from triglot.protocols.kserve.codec import (
     FINAL,
     StreamError,
@@ -158,9 +158,9 @@ class StreamRequests:
                 return
             one = _UnaryRequest(self, request, slot, output, call, observed)
             if request.options is not None:
-                one.submitted(Awaited(self._extended.infer(request, call), one.done))
+                one.started(CoroutineWork(self._extended.infer(request, call), one))
             else:
-                one.submitted(self._dataplane.submit(servable, request, call, one.done, output.defer))
+                one.started(self._dataplane.start(servable, request, call, one, output.defer))
         except Exception as error:
             output.set_response(slot, self.failed(error, request or identify(data), call, observed))
 
@@ -232,7 +232,7 @@ class StreamRequests:
         return encoded
 
 
-class _UnaryRequest:
+class _UnaryRequest(Sink):
     """A request with one response, until that is set in its slot."""
 
     __slots__ = ("_call", "_observed", "_output", "_request", "_requests", "_running", "_slot")
@@ -254,8 +254,8 @@ class _UnaryRequest:
         self._observed = observed
         self._running: Cancellable | None = None
 
-    def submitted(self, running: Cancellable) -> None:
-        """Note that the request was submitted; it may already have ended."""
+    def started(self, running: Cancellable) -> None:
+        """Note that the request was started; it may already have ended."""
         if self._output is not None:
             self._running = running
             self._output.track(self)
@@ -265,26 +265,27 @@ class _UnaryRequest:
         if self._running is not None:
             self._running.cancel()
 
-    def done(self, ended: Outcome) -> None:
-        if ended.cancelled:
+    def end(self, error: ServingError | None, /) -> None:
+        """See `Sink`."""
+        if isinstance(error, CallCancelled):
             self._end_cancelled()
-            return
-        error, ended.error = ended.error, None
-        if error is not None:
+        elif error is not None:
             self._fail(error)
-            return
-        response: InferenceResponse = ended.answer
+
+    def send(self, response: InferenceResponse, /) -> bool:
+        """See `Sink`: the only response."""
         response.typed = wants_typed(self._request, self._requests.typed)
         if packing_size(response) > LONG_BYTES:
             assert self._output is not None
             self._output.start_task(self._encode_long(response), self._end_cancelled)
-            return
+            return True
         try:
             encoded = _encoded(response, self._observed, final=True)
         except Exception as problem:
             self._fail(problem)
         else:
             self._send(encoded)
+        return True
 
     async def _encode_long(self, response: InferenceResponse) -> None:
         try:

@@ -18,16 +18,16 @@ from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.core.permission import Permission
-from triglot.core.running import Defer, Done, OnLoop, Outcome
+from triglot.core.running import Defer, Running, Sink
 from triglot.core.scattered import Scattered
 from triglot.dataplane.dataplane import DataPlane
-from triglot.dataplane.inference import Awaited, Inference
+from triglot.dataplane.inference import CoroutineWork
 from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.openapi.operation import ApiOperation
-from triglot.protocols.rows import DamagedBody, InflatedTooLarge, Route
+from triglot.protocols.rows import DamagedBody, InferenceHandler, InflatedTooLarge, Route
 from triglot.protocols.tfserving.cloud_events import Event, event_of
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
 from triglot.protocols.tfserving.inference import ExamplesRequest
@@ -107,19 +107,21 @@ class PredictCall:
     decoded: PredictBody
     signature: Signature
     event: Event | None = None
+    request: PredictRequest | None = None
+    """The same as gRPC has it, once it was started."""
 
     def encode(self, prediction: Prediction) -> bytes | Scattered:
         """Returns the response's body."""
         return scatter_predict(prediction.response.outputs, self.decoded.row)
 
-    def request(self) -> PredictRequest:
+    def as_grpc(self) -> PredictRequest:
         """Returns the request as gRPC has it."""
         name = self.decoded.signature_name
         return PredictRequest(replace(self.spec, signature_name=name) if name else self.spec, self.decoded.inputs)
 
 
-class RestApi:
-    """Parses requests, and runs those that models answer: an `Inferring`.
+class RestApi(InferenceHandler):
+    """Parses requests, and runs those that models answer.
 
     `kserve_v1`: GET /v1/models returns KServe V1's list instead of an error, and `:predict` takes CloudEvents.
     """
@@ -188,15 +190,16 @@ class RestApi:
 
         return PredictCall(spec, body, decode_predict(body, signature_of, self.limits), signatures[-1])
 
-    # --- Inferring, for requests from `decode_post` ---
+    # --- InferenceHandler, for requests from `decode_post` ---
 
-    def submit(self, rest: RestCall | PredictCall, call: Call, done: Done, defer: Defer | None = None) -> OnLoop:
+    def start(self, rest: RestCall | PredictCall, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
         if isinstance(rest, RestCall):
-            return Awaited(rest.run(call), done)
+            return CoroutineWork(rest.run(call), sink)
         servable = find_called(self._dataplane, rest.spec, call)
         if self._is_outdated(rest, servable):
-            return Awaited(self._predict_again(rest, call), done)
-        return self._predictions.submit_on(servable, rest.request(), call, done, defer)
+            return CoroutineWork(self._predict_again(rest, call), sink)
+        rest.request = rest.as_grpc()
+        return self._predictions.start_on(servable, rest.request, call, sink, defer)
 
     def _is_outdated(self, rest: PredictCall, servable: Servable) -> bool:
         """Whether another version serves the calls since the body was decoded, and has other inputs."""
@@ -209,18 +212,16 @@ class RestApi:
                 current = servable.signatures[rest.decoded.signature_name or DEFAULT_SIGNATURE]
                 decode = partial(decode_predict, rest.body, lambda _: current, self.limits)
                 rest.decoded = await self._dataplane.off_loop(decode)
-            return await self._predictions.predict_on(servable, rest.request(), call)
+            return await self._predictions.predict_on(servable, rest.as_grpc(), call)
 
-    def answer(self, outcome: Outcome, rest: RestCall | PredictCall) -> Any:
-        if isinstance(outcome, Inference):
-            assert isinstance(rest, PredictCall)
-            return self._predictions.answer(outcome, rest.request())
-        return outcome.answer
+    def answer(self, response: Any, rest: RestCall | PredictCall) -> Any:
+        if isinstance(rest, PredictCall) and rest.request is not None:
+            return self._predictions.answer(response, rest.request)
+        return response
 
-    def map_error(self, error: ServingError, outcome: Outcome, rest: RestCall | PredictCall) -> ServingError:
-        if isinstance(outcome, Inference):
-            assert isinstance(rest, PredictCall)
-            return self._predictions.map_error(error, outcome, rest.request())
+    def map_error(self, error: ServingError, rest: RestCall | PredictCall, call: Call) -> ServingError:
+        if isinstance(rest, PredictCall) and rest.request is not None:
+            return self._predictions.map_error(error, rest.request, call)
         error.message += advice(error.message)
         return error
 

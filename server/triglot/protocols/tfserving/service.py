@@ -14,14 +14,14 @@ from triglot.core.errors import (
     Unimplemented,
     without_frames,
 )
-from triglot.core.running import Defer, Done, raise_error
+from triglot.core.running import Defer, Running, Sink
 from triglot.core.tensor import Array, object_array
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
 from triglot.dataplane.dataplane import DataPlane, Decoupled
-from triglot.dataplane.inference import Inference, ended
 from triglot.model.signature import DEFAULT_SIGNATURE
 from triglot.model.validation import InvalidRequest
 from triglot.pb.tfserving import inference_pb2, model_pb2
+from triglot.protocols.rows import InferenceHandler
 from triglot.protocols.tfserving.checks import check_datatypes, check_predict
 from triglot.protocols.tfserving.codec import (
     ModelSpec,
@@ -72,8 +72,8 @@ class Regression:
     values: Array
 
 
-class Predictions:
-    """The calls of PredictionService that run a model, for gRPC, REST and warm-up; an `Inferring` for Predict."""
+class Predictions(InferenceHandler):
+    """The calls of PredictionService that run a model, for gRPC, REST and warm-up; the handler of Predict."""
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
@@ -83,21 +83,22 @@ class Predictions:
         with find_called(self._dataplane, request.spec, call) as servable:
             return await self.predict_on(servable, request, call)
 
-    def submit(self, request: PredictRequest, call: Call, done: Done, defer: Defer | None = None) -> Inference:
-        """Run Predict without a coroutine: see `Inferring`."""
-        return self.submit_on(find_called(self._dataplane, request.spec, call), request, call, done, defer)
+    def start(self, request: PredictRequest, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
+        """Run Predict: see `InferenceHandler`."""
+        return self.start_on(find_called(self._dataplane, request.spec, call), request, call, sink, defer)
 
-    def submit_on(
+    def start_on(
         self,
         servable: Servable,
         request: PredictRequest,
         call: Call,
-        done: Done,
+        sink: Sink,
         defer: Defer | None = None,
         *,
         leased: bool = False,
-    ) -> Inference:
-        """Run as `submit`, on this version. `leased`: see `DataPlane.submit`."""
+    ) -> Running:
+        """Run as `start`, on this version. `leased`: see `DataPlane.start`."""
+        request.servable = servable
         name = _signature_name(request.spec)
         signature = servable.signatures.get(name)
         if signature is None:
@@ -109,13 +110,14 @@ class Predictions:
             # An empty filter means all outputs of the SignatureDef (tfs 3.2).
             outputs = [*signature.output_rules, *signature.unservable_outputs]
         inference = _inference(servable, name, request.inputs, outputs, "predict")
-        return self._dataplane.submit(servable, inference, call, done, defer, leased=leased)
+        return self._dataplane.start(servable, inference, call, sink, defer, leased=leased)
 
-    def answer(self, outcome: Inference, request: PredictRequest) -> Prediction:
-        return Prediction(outcome.answer, _signature_name(request.spec))
+    def answer(self, response: InferenceResponse, request: PredictRequest) -> Prediction:
+        return Prediction(response, _signature_name(request.spec))
 
-    def map_error(self, error: ServingError, outcome: Inference, request: PredictRequest) -> ServingError:
-        servable, name = outcome.servable, _signature_name(request.spec)
+    def map_error(self, error: ServingError, request: PredictRequest, _: Call) -> ServingError:
+        servable, name = request.servable, _signature_name(request.spec)
+        assert isinstance(servable, Servable)  # Set before the request could fail.
         if isinstance(error, Decoupled):
             return _streams(servable)
         if isinstance(error, InvalidRequest):
@@ -128,11 +130,9 @@ class Predictions:
 
     async def predict_on(self, servable: Servable, request: PredictRequest, call: Call) -> Prediction:
         """Run as `predict`, on a version that the caller has leased."""
-        outcome = await ended(partial(self.submit_on, servable, request, call, leased=True))
-        if outcome.error is not None:
-            outcome.error = self.map_error(outcome.error, outcome, request)
-            raise_error(outcome)
-        return self.answer(outcome, request)
+        start = partial(self.start_on, servable, leased=True)
+        prediction: Prediction = await self.infer(request, call, start)
+        return prediction
 
     async def classify(self, request: ExamplesRequest, call: Call) -> Classification:
         """Run Classify. Raises `ServingError` with TensorFlow Serving's texts."""

@@ -26,7 +26,7 @@ from triglot.core.errors import (
     text_of,
 )
 from triglot.core.types import InferenceRequest, InputTensor
-from triglot.executors.deadline import is_cancelled
+from triglot.executors.deadline import is_cancellation
 from triglot.executors.hosted import HostedModel
 from triglot.executors.work import Function, Inputs
 from triglot.model.config import WarmUpRequest
@@ -190,7 +190,7 @@ class _Runner:
                 responses.take(await self._servable.function(inputs, call))
         except BaseException as error:
             call.cancel()
-            if isinstance(error, GeneratorExit) or is_cancelled(error):
+            if is_cancellation(error):
                 raise
             raise self._to_serving_error(error) from None
 

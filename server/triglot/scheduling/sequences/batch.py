@@ -17,7 +17,7 @@ from triglot.core.tensor import Array, datatype_of
 from triglot.executors.batch import check_answers
 from triglot.executors.joining import split
 from triglot.executors.timing import BatchTimes
-from triglot.executors.work import Explain, Function, Inputs
+from triglot.executors.work import Explain, Function, Inputs, Runnable
 from triglot.model.model import Model
 from triglot.model.signature import shape_text
 from triglot.scheduling.sequences.controls import ControlTensors
@@ -108,13 +108,11 @@ class SequenceTensors:
         return {**self.controls.alone(1), **self.states.alone(1)}.keys()
 
 
-class SequenceBatch:
+class SequenceBatch(Runnable):
     """A batch that an instance executes.
 
     `ended` is called on the event loop, and the schedule then calls `report`.
     """
-
-    delivers = True
 
     def __init__(
         self,
@@ -210,7 +208,7 @@ class SequenceBatch:
             return split(answer, [1] * len(self._rows), len(self._rows))
 
     def deliver(self) -> None:
-        """See `Work`."""
+        """See `Runnable`."""
         self.over = True
         self._ended(self)
 

@@ -9,11 +9,7 @@ from typing import Any, NamedTuple
 from triglot.core.errors import ServingError
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.tensor import Array
-from triglot.executors.stream import Stream
-from triglot.executors.work import Execution, Inputs
-
-SequenceWork = Execution | Stream
-"""The types of work that can be a request of a sequence."""
+from triglot.executors.work import Inputs, Work
 
 
 class Slot(NamedTuple):
@@ -32,7 +28,7 @@ class SequenceRequest:
     was lost.
     """
 
-    work: SequenceWork
+    work: Work
     run: SequenceRun
     scheduling: Scheduling
     arrived: float
@@ -53,7 +49,7 @@ class SequenceRequest:
 
     def respond(self, answer: Any) -> None:
         """Set or send the model's response to it. On the instance's thread."""
-        if isinstance(self.work, Stream):
+        if self.work.buffer is not None:
             if answer is not None:
                 self.work.call.respond(answer)
             self.work.call.finish()
@@ -62,10 +58,7 @@ class SequenceRequest:
 
     def set_error(self, error: ServingError) -> None:
         """End it with an error. On any thread."""
-        if isinstance(self.work, Stream):
-            self.work.refuse(error)
-        else:
-            self.work.failure = error
+        self.work.refuse(error)
 
     def fail(self, error: ServingError) -> None:
         """End it with an error and deliver it: it will not be executed. On the event loop."""

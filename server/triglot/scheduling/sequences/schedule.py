@@ -23,8 +23,7 @@ from triglot.executors.declarations import looks_at_call
 from triglot.executors.executor import Executor
 from triglot.executors.hosted import HostedModel
 from triglot.executors.joining import buffers_for, layout_of
-from triglot.executors.stream import Stream
-from triglot.executors.work import Execution, Inputs, Work
+from triglot.executors.work import Inputs, Work
 from triglot.model.model import Model
 from triglot.model.scheduling import OldestStrategy
 from triglot.scheduling.batch_keys import parameters_key
@@ -144,7 +143,6 @@ class SequenceSchedule:
             raise Unavailable("the model was unloaded")
         if len(self) >= self._limit:
             raise queue_full(f"{self._limit} requests are queued")
-        assert isinstance(work, Execution | Stream)
         call, inputs = work.call, work.inputs
         if self._iterative:
             call.scheduling = self._single_request_sequence(call.scheduling)

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 
 from triglot.core.errors import Cancelled, InvalidArgument, ServingError, Unavailable
 from triglot.core.request_scheduling import Scheduling
-from triglot.executors.work import Inputs, reason_to_skip
-from triglot.scheduling.sequences.request import SequenceRequest, SequenceRun, SequenceWork, Slot
+from triglot.executors.work import Inputs, Work, reason_to_skip
+from triglot.scheduling.sequences.request import SequenceRequest, SequenceRun, Slot
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class SequenceTable:
     # --- arriving requests ---
 
     def add(
-        self, work: SequenceWork, scheduling: Scheduling, inputs: Inputs, shapes: object, now: float
+        self, work: Work, scheduling: Scheduling, inputs: Inputs, shapes: object, now: float
     ) -> SequenceRequest:
         """Add a request to its sequence.
 
@@ -338,7 +338,7 @@ class SequenceTable:
             self._remove(run, "unloaded")
 
 
-def _not_started(work: SequenceWork, sequence_id: int | str) -> InvalidArgument:
+def _not_started(work: Work, sequence_id: int | str) -> InvalidArgument:
     return InvalidArgument(
         f"inference request for sequence {sequence_id} to model '{work.call.model_name}' must specify the START "
         "flag on the first request of the sequence"

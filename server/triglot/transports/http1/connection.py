@@ -16,7 +16,7 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from triglot.core.running import Running
+from triglot.core.running import RunningCall
 from triglot.core.scattered import Scattered
 from triglot.transports.certificates import names_of
 from triglot.transports.http1 import heads
@@ -95,7 +95,7 @@ class _Request(Exchange):
         body.expected = head.length != 0 and not head.is_http10 and "expect" in self.headers
         self._is_head = head.verb == "HEAD"
         self.keep_alive = head.keep_alive
-        self.task: Running | None = None
+        self.task: RunningCall | None = None
 
     @property
     def remote(self) -> str:

@@ -15,7 +15,7 @@ from triglot.core.errors import (
     ServingError,
     Unimplemented,
 )
-from triglot.core.running import Running
+from triglot.core.running import RunningCall
 from triglot.protocols.rows import Kind
 from triglot.transports.certificates import names_of
 from triglot.transports.grpc_calls import NO_ROW
@@ -440,7 +440,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         if server.busy_poll.expected:
             server.busy_poll.call_begun()
 
-    def track_handler(self, task: Running) -> None:
+    def track_handler(self, task: RunningCall) -> None:
         """Count a call that has ended and whose task was cancelled, until the task has ended too."""
         if not task.done():
             self.connection.track_handler()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from triglot.core.errors import ServingError
-from triglot.core.running import Running
+from triglot.core.running import RunningCall
 from triglot.core.timer_wheel import TimerWheel
 from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import GrpcRow
@@ -111,7 +111,7 @@ class Connected(Protocol):
     def remove_call(self, number: int) -> None:
         """Remove a call that has ended."""
 
-    def track_handler(self, task: Running) -> None:
+    def track_handler(self, task: RunningCall) -> None:
         """Count a call that has ended, until its task has ended too."""
 
     def reset(self, number: int, code: ErrorCode) -> None:

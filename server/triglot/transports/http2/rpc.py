@@ -13,7 +13,7 @@ from triglot.access import GRPC
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
 from triglot.core.permission import EVERYTHING, ClientLimits, Permission
-from triglot.core.running import Running
+from triglot.core.running import RunningCall
 from triglot.core.scattered import Scattered
 from triglot.core.trace_context import NO_CONTEXT
 from triglot.protocols.rows import Kind
@@ -79,7 +79,7 @@ class Rpc:
         self.handler = handler
         self.body: Body | None = None
         """Receives the request's body, unless that arrived as a whole."""
-        self.task: Running | None = None
+        self.task: RunningCall | None = None
         """The task or the `UnaryCall` that runs the call."""
         self.over = False
         """True once nothing more is sent."""

@@ -12,7 +12,7 @@ from triglot.config.options import Config
 from triglot.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from triglot.core.http import HttpResponse
 from triglot.core.operation import Operation
-from triglot.core.running import Running
+from triglot.core.running import RunningCall
 from triglot.core.timer_wheel import TimerWheel
 from triglot.protocols.rows import Route
 from triglot.telemetry.store import Telemetry
@@ -100,7 +100,7 @@ class HttpCalls:
         except TimeoutError:
             pass  # Some calls have not ended.
 
-    def start(self, http: Exchange, ended: Callable[[Any], object]) -> Running | None:
+    def start(self, http: Exchange, ended: Callable[[Any], object]) -> RunningCall | None:
         """Start the call of a request; `ended` is called when it has ended, maybe before this returns.
 
         Returns the call, or None if it has ended.
