@@ -47,7 +47,7 @@ from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import codec
 from triglot.protocols.kserve.layouts import InferDecoder
 from triglot.protocols.kserve.rest import decode_infer
-from triglot.telemetry.calls import Endpoint, Observation
+from triglot.telemetry.calls import Endpoint
 from triglot.telemetry.store import Telemetry
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 
@@ -142,11 +142,11 @@ def lines(repeats: int) -> list[list[str]]:
 
 def observed(endpoint: Endpoint, call: Call) -> None:
     """Do all the work of counting and timing one call."""
-    observation = Observation(endpoint, call, 64)
-    observation.decoded()
-    observation.answered()
-    observation.encoded(64)
-    observation.end(Code.OK)
+    endpoint.begin(call, 64)
+    call.decoded()
+    call.answered()
+    call.encoded(64)
+    endpoint.end(call, Code.OK)
 
 
 def telemetry_lines(repeats: int) -> list[list[str]]:
@@ -154,7 +154,7 @@ def telemetry_lines(repeats: int) -> list[list[str]]:
     endpoint = Telemetry().endpoint("kserve", "GRPC", "ModelInfer", inference=True)
     call = Call()
     call.model_name, call.model_version = THREAD, 1
-    call.times.batch_size, call.times.queue_seconds, call.times.compute_seconds = 1, 1e-5, 1e-4
+    call.batch_size, call.queue_seconds, call.compute_seconds = 1, 1e-5, 1e-4
     timed = best_of(repeats, [partial(observed, endpoint, call)])
     return [["telemetry", *(f"{seconds * 1e6:,.1f}" for seconds in timed[0])]]
 

@@ -78,7 +78,7 @@ def test_a_full_batch_runs_at_once(tmp_path: Path) -> None:
     with one(tmp_path, SIZES, 4) as model:
         outcomes = texts_of(model, *"abcd")
         assert told(outcomes) == ["a@4", "b@4", "c@4", "d@4"]
-        assert [call.times.batch_size for call, _ in outcomes] == [4] * 4
+        assert [call.batch_size for call, _ in outcomes] == [4] * 4
 
 
 LOGS = SIZES.replace("        assert all", "        clogger.warning('ran')\n        assert all")

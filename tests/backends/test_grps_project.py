@@ -328,5 +328,5 @@ def test_one_call_counts_as_one(tmp_path: Path) -> None:
     with opened(write_project(tmp_path, ECHO)) as model:
         call = GrpsCall(grps_pb2.GrpsMessage(str_data="x"))
         assert answer_of(model.infer({}, call)) == "x"
-        assert call.times.batch_size == 1
+        assert call.batch_size == 1
     assert "grps_framework" not in sys.modules

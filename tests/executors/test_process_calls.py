@@ -164,8 +164,8 @@ async def test_the_trace_context_of_a_call(tmp_path: Path, infer: str, read: str
         context = read.format("(call.traceparent, call.tracestate)")
         call = Call(read_metadata=lambda: [("Traceparent", sent), ("tracestate", "a=1")])
         assert await one.say(context, call) == str((sent, "a=1"))
-        call.times.started(0.0)
-        call.span = CallSpan(SpanRecorder(), call.times, "ab" * 16, "", 1, "b=2")
+        call.execution_started(0.0)
+        call.span = CallSpan(SpanRecorder(), call, "ab" * 16, "", 1, "b=2")
         own = call.span.traceparent
         assert await one.say(context, call) == str((own, "b=2"))
         assert await one.say(context, Call()) == str(("", ""))
@@ -273,7 +273,7 @@ async def test_async_code_calls_others(tmp_path: Path) -> None:
 
 
 async def read(one: Any, text: str, call: Call | None = None, count: int = 3) -> list[int]:
-    answers = one.servable.stream(code(text, count=count), call or Call())
+    answers = direct_stream(one.servable, code(text, count=count), call or Call())
     return [int(answer["number"]) async for answer in answers]
 
 

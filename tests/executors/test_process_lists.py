@@ -74,7 +74,7 @@ async def test_each_request_of_a_list_has_its_own_inputs_call_and_answer(
         calls = [Call() for _ in range(8)]
         for number, call in enumerate(calls):
             call.request_id, call.parameters = f"r{number}", {"number": number}
-        text = SAYS % "(call.request_id, call.parameters['number'], len(calls), call.times.batch_size)"
+        text = SAYS % "(call.request_id, call.parameters['number'], len(calls), call.batch_size)"
         answers = await together(one, [text] * 8, calls)
         assert [said(answer) for answer in answers] == [str((f"r{number}", number, 8, 8)) for number in range(8)]
         assert one.files("list") == ["list-8"]

@@ -16,6 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as classic
 from prometheus_client.samples import Exemplar as ParsedExemplar
 
+from recorded_calls import record_call
 from triglot.core.call import Call
 from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
@@ -40,8 +41,8 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 def call_of(model: str, version: int, batch: int = 0) -> Call:
     call = Call()
-    call.model_name, call.model_version, call.times.batch_size = model, version, batch
-    call.times.queue_seconds, call.times.compute_seconds = 0.001, 0.01
+    call.model_name, call.model_version, call.batch_size = model, version, batch
+    call.queue_seconds, call.compute_seconds = 0.001, 0.01
     return call
 
 
@@ -51,12 +52,18 @@ def telemetry() -> Telemetry:
     telemetry = Telemetry(clock=lambda: 0.0)
     infer = telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True)
     for batch in (1, 3, 1000):
-        infer.record(call_of("m", 2, batch), Code.OK, 0.02, 0.0005, 100, 50)
+        record_call(infer, call_of("m", 2, batch), Code.OK, 0.02, 0.0005, 100, 50)
     for code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.NOT_FOUND):
-        infer.record(call_of("m", 2), code, 0.001, 0.0001, 10, 0)
+        record_call(infer, call_of("m", 2), code, 0.001, 0.0001, 10, 0)
     infer.in_flight = 5
-    telemetry.endpoint("tfserving", "REST", "models", inference=False).record(
-        call_of('odd "name"\\\n\ud800', 0), Code.NOT_FOUND, 1.0, 0.0, 0, 0
+    record_call(
+        telemetry.endpoint("tfserving", "REST", "models", inference=False),
+        call_of('odd "name"\\\n\ud800', 0),
+        Code.NOT_FOUND,
+        1.0,
+        0.0,
+        0,
+        0,
     )
     telemetry.lagged(0.002)
     monitor = telemetry.monitor
@@ -259,8 +266,8 @@ def parsed(text: str) -> Iterable[Metric]:
 
 def record(telemetry: Telemetry, seconds: float, trace: str = "", code: Code = Code.OK, batch: int = 1) -> None:
     call = call_of("m", 2, batch)
-    call.span = CallSpan(SpanRecorder(), call.times, trace, "", 1, "") if trace else None
-    telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).record(call, code, seconds, 0.0, 0, 0)
+    call.span = CallSpan(SpanRecorder(), call, trace, "", 1, "") if trace else None
+    record_call(telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True), call, code, seconds, 0.0, 0, 0)
 
 
 def test_sampled_calls_are_exemplars_of_their_buckets(telemetry: Telemetry) -> None:

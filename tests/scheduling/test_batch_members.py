@@ -90,7 +90,7 @@ async def test_a_cancelled_call_that_nobody_took_out_is_skipped() -> None:
     results: Sequence[Any] = await asyncio.gather(busy, *tasks, return_exceptions=True)
     assert isinstance(results[2], Cancelled)
     assert model.batches == [[0], [0, 2]]
-    assert [own.times.batch_size for own in calls] == [2, 0, 2]
+    assert [own.batch_size for own in calls] == [2, 0, 2]
     await site.servable.close()
 
 

@@ -61,7 +61,7 @@ async def test_what_comes_in_one_turn_of_the_loop_is_executed_together() -> None
     answers = await asyncio.gather(*[site.ask(rows(at, at), own) for at, own in enumerate(calls)])
     assert model.batches == [[0, 0, 1, 1, 2, 2]]
     assert [first_values(answer) for answer in answers] == [[0, 0], [2, 2], [4, 4]]
-    assert [own.times.batch_size for own in calls] == [3, 3, 3]
+    assert [own.batch_size for own in calls] == [3, 3, 3]
     assert model.threads == {threading.get_ident()}
     assert site.closed() == {"no_delay": 1}
     await site.servable.close()

@@ -31,8 +31,8 @@ async def test_what_waits_while_the_instance_is_busy_is_executed_together() -> N
     answers = await asyncio.gather(*tasks)
     assert model.batches == [[0], [1, 2, 3, 4]]
     assert [first_values(answer) for answer in answers] == [[0], [2], [4, 6], [8]]
-    assert [own.times.batch_size for own in calls] == [1, 3, 3, 3]
-    assert all(own.times.queue_seconds > 0 and own.times.compute_seconds > 0 for own in calls)
+    assert [own.batch_size for own in calls] == [1, 3, 3, 3]
+    assert all(own.queue_seconds > 0 and own.compute_seconds > 0 for own in calls)
     assert site.closed() == {"no_delay": 2}
     assert (site.reading("batched_requests"), site.reading("batched_rows")) == (4, 5)
     await site.servable.close()

@@ -178,9 +178,9 @@ async def test_a_call_knows_how_long_it_waited_and_ran() -> None:
     gate.release(2)
     assert await busy == 1
     assert await asyncio.gather(*running) == [1, 1]
-    assert (first.times.batch_size, second.times.batch_size) == (1, 1)
+    assert (first.batch_size, second.batch_size) == (1, 1)
     # The second waited as long as the first ran, at least.
-    assert second.times.queue_seconds >= first.times.compute_seconds > 0 < second.times.compute_seconds
+    assert second.queue_seconds >= first.compute_seconds > 0 < second.compute_seconds
     await one.close()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from recorded_calls import record_call
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.protocols.tfserving.metrics import print_metrics
@@ -21,7 +22,7 @@ from triglot.telemetry.store import Telemetry
 def call_of(model: str, version: int = 0, batch: int = 0, queue: float = 0.0, compute: float = 0.0) -> Call:
     call = Call()
     call.model_name, call.model_version = model, version
-    call.times.batch_size, call.times.queue_seconds, call.times.compute_seconds = batch, queue, compute
+    call.batch_size, call.queue_seconds, call.compute_seconds = batch, queue, compute
     return call
 
 
@@ -39,9 +40,9 @@ def test_an_endpoint_is_made_once() -> None:
 def test_what_is_kept_of_calls() -> None:
     telemetry = Telemetry()
     endpoint = predict(telemetry)
-    endpoint.record(call_of("m", 3, batch=4, queue=0.5, compute=0.25), Code.OK, 1.0, 0.125, 100, 10)
-    endpoint.record(call_of("m", 3, batch=4, queue=0.5, compute=0.25), Code.OK, 2.0, 0.125, 200, 20)
-    endpoint.record(call_of("m", 3), Code.INVALID_ARGUMENT, 0.5, 0.0, 7, 0)
+    record_call(endpoint, call_of("m", 3, batch=4, queue=0.5, compute=0.25), Code.OK, 1.0, 0.125, 100, 10)
+    record_call(endpoint, call_of("m", 3, batch=4, queue=0.5, compute=0.25), Code.OK, 2.0, 0.125, 200, 20)
+    record_call(endpoint, call_of("m", 3), Code.INVALID_ARGUMENT, 0.5, 0.0, 7, 0)
     (_, ok, done), (_, bad, failed) = telemetry.calls()
     assert ok == ("m", 3, Code.OK)
     assert bad == ("m", 3, Code.INVALID_ARGUMENT)
@@ -63,7 +64,7 @@ def test_what_is_kept_of_calls() -> None:
 def test_calls_that_run_no_model_are_no_traffic() -> None:
     telemetry = Telemetry()
     endpoint = telemetry.endpoint("kserve", "REST", "ready", inference=False)
-    endpoint.record(call_of("m", 1), Code.OK, 1.0, 0.0, 0, 2)
+    record_call(endpoint, call_of("m", 1), Code.OK, 1.0, 0.0, 0, 2)
     endpoint.in_flight += 1
     assert telemetry.in_flight == 0
     assert telemetry.traffic() == {}
@@ -75,14 +76,14 @@ def test_recent_calls_are_few() -> None:
     telemetry = Telemetry(clock=lambda: now)
     endpoint = predict(telemetry)
     for _ in range(RECENT_CALLS + 1):
-        endpoint.record(call_of("m", 1), Code.OK, 9.0, 0.0, 0, 0)
+        record_call(endpoint, call_of("m", 1), Code.OK, 9.0, 0.0, 0, 0)
     model = telemetry.models()["m", 1]
     assert len(model.recent_latencies()) == RECENT_CALLS
     for second in range(1, RECENT_SECONDS + 1):
         now = float(second)
         telemetry.tick(now)
     assert model.request_rate == (RECENT_CALLS + 1) / RECENT_SECONDS
-    endpoint.record(call_of("m", 1), Code.OK, 0.5, 0.0, 0, 0)
+    record_call(endpoint, call_of("m", 1), Code.OK, 0.5, 0.0, 0, 0)
     telemetry.tick(RECENT_SECONDS + 1.0)
     assert model.request_rate == 1 / RECENT_SECONDS
     assert model.recent_latencies() == [0.5]
@@ -91,15 +92,15 @@ def test_recent_calls_are_few() -> None:
 def test_made_up_names_are_bounded() -> None:
     telemetry = Telemetry()
     endpoint = predict(telemetry)
-    endpoint.record(call_of("x" * (MAX_NAME + 1)), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
+    record_call(endpoint, call_of("x" * (MAX_NAME + 1)), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
     for number in range(MAX_MODEL_NAMES + 100):
-        endpoint.record(call_of(f"made-up-{number}"), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
+        record_call(endpoint, call_of(f"made-up-{number}"), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
     names = {kind.model for _, kind, _ in telemetry.calls()}
     assert len(names) <= MAX_MODEL_NAMES + 1
     assert max(map(len, names)) <= MAX_NAME
     assert sum(stats.latency.count for _, _, stats in telemetry.calls()) == MAX_MODEL_NAMES + 101
     # A version that was found is no invention.
-    endpoint.record(call_of("real", 1), Code.OK, 1.0, 0.0, 0, 0)
+    record_call(endpoint, call_of("real", 1), Code.OK, 1.0, 0.0, 0, 0)
     assert "real" in {kind.model for _, kind, _ in telemetry.calls()}
 
 
@@ -107,10 +108,10 @@ def test_what_is_long_unused_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(calls_kept, "MAX_KINDS", 100)
     telemetry = Telemetry()
     endpoint, other = predict(telemetry), telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True)
-    other.record(call_of("steady", 1), Code.OK, 1.0, 0.0, 0, 0)
+    record_call(other, call_of("steady", 1), Code.OK, 1.0, 0.0, 0, 0)
     for version in range(1, 301):
-        endpoint.record(call_of("m", version), Code.OK, 1.0, 0.0, 0, 0)
-        other.record(call_of("steady", 1), Code.OK, 1.0, 0.0, 0, 0)
+        record_call(endpoint, call_of("m", version), Code.OK, 1.0, 0.0, 0, 0)
+        record_call(other, call_of("steady", 1), Code.OK, 1.0, 0.0, 0, 0)
     kept = [kind for _, kind, _ in telemetry.calls()]
     assert telemetry.kinds == len(kept) <= 100
     assert ("m", 300, Code.OK) in kept
@@ -124,15 +125,21 @@ def test_tensorflow_servings_metrics() -> None:
     telemetry = Telemetry()
     endpoint = predict(telemetry)
     # Whichever version answers, they are one model's.
-    endpoint.record(call_of("m", 1), Code.OK, 5e-6, 0.0, 0, 0)
-    endpoint.record(call_of("m", 2), Code.OK, 15e-6, 0.0, 0, 0)
-    endpoint.record(call_of("m"), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
+    record_call(endpoint, call_of("m", 1), Code.OK, 5e-6, 0.0, 0, 0)
+    record_call(endpoint, call_of("m", 2), Code.OK, 15e-6, 0.0, 0, 0)
+    record_call(endpoint, call_of("m"), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
     # None of these is counted by TensorFlow Serving.
-    telemetry.endpoint("tfserving", "GRPC", "GetModelStatus", inference=False).record(
-        call_of("m"), Code.OK, 1.0, 0.0, 0, 0
+    record_call(
+        telemetry.endpoint("tfserving", "GRPC", "GetModelStatus", inference=False),
+        call_of("m"),
+        Code.OK,
+        1.0,
+        0.0,
+        0,
+        0,
     )
-    telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).record(
-        call_of("m"), Code.OK, 1.0, 0.0, 0, 0
+    record_call(
+        telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True), call_of("m"), Code.OK, 1.0, 0.0, 0, 0
     )
     lines = print_metrics(telemetry).splitlines()
     labels = 'model_name="m",API="Predict",entrypoint="GRPC"'
@@ -157,11 +164,17 @@ def test_the_metrics_of_tensorflow_itself() -> None:
     telemetry = Telemetry()
     rest = telemetry.endpoint("tfserving", "REST", "predict", inference=True)
     for batch, queue, compute in ((1, 5e-6, 15e-6), (2, 0.0, 20e-6), (2, 0.0, 20e-6)):
-        predict(telemetry).record(call_of("m", 1, batch, queue, compute), Code.OK, 1e-3, 0.0, 0, 0)
-    rest.record(call_of("m", 1, 1, 0.0, 5e-6), Code.OK, 1e-3, 0.0, 0, 0)
-    rest.record(call_of("m", 1, 1, 0.0, 100e-6), Code.INTERNAL, 1e-3, 0.0, 0, 0)
-    telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).record(
-        call_of("m", 1, 1, 0.0, 7e-6), Code.OK, 1e-3, 0.0, 0, 0
+        record_call(predict(telemetry), call_of("m", 1, batch, queue, compute), Code.OK, 1e-3, 0.0, 0, 0)
+    record_call(rest, call_of("m", 1, 1, 0.0, 5e-6), Code.OK, 1e-3, 0.0, 0, 0)
+    record_call(rest, call_of("m", 1, 1, 0.0, 100e-6), Code.INTERNAL, 1e-3, 0.0, 0, 0)
+    record_call(
+        telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True),
+        call_of("m", 1, 1, 0.0, 7e-6),
+        Code.OK,
+        1e-3,
+        0.0,
+        0,
+        0,
     )
     for failed in (True, False, False):
         telemetry.loaded_from("/models/m/1", 0.5, failed=failed)
@@ -202,15 +215,15 @@ def test_the_paths_that_models_were_loaded_from_do_not_grow_without_an_end() -> 
 
 def test_sums_keep_their_last_microsecond() -> None:
     telemetry = Telemetry()
-    predict(telemetry).record(call_of("m", 1), Code.OK, 123456.789012, 0.0, 0, 0)
+    record_call(predict(telemetry), call_of("m", 1), Code.OK, 123456.789012, 0.0, 0, 0)
     assert 'entrypoint="GRPC"} 123456789012\n' in print_metrics(telemetry)
 
 
 def test_rest_calls_that_run_no_model_have_no_api() -> None:
     telemetry = Telemetry()
     endpoint = telemetry.endpoint("tfserving", "REST", "models", inference=False)
-    endpoint.record(call_of('a"b\\c\nd'), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
-    endpoint.record(call_of("m"), Code.OK, 1.0, 0.0, 0, 0)
+    record_call(endpoint, call_of('a"b\\c\nd'), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
+    record_call(endpoint, call_of("m"), Code.OK, 1.0, 0.0, 0, 0)
     text = print_metrics(telemetry)
     assert '{model_name="a\\"b\\\\c\\nd",status="NOT_FOUND"} 1' in text
     assert ':request_latency_count{model_name="m",API="",entrypoint="REST"} 1' in text

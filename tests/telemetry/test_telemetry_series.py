@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from recorded_calls import record_call
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.histogram import LATENCY_LIMITS, Histogram, rank
@@ -47,9 +48,9 @@ def record(
     endpoint: Endpoint, seconds: float, code: Code = Code.OK, batch: int = 0, model: str = "m", times: int = 1
 ) -> None:
     call = Call()
-    call.model_name, call.model_version, call.times.batch_size = model, 1, batch
+    call.model_name, call.model_version, call.batch_size = model, 1, batch
     for _ in range(times):
-        endpoint.record(call, code, seconds, 0.0, 0, 0)
+        record_call(endpoint, call, code, seconds, 0.0, 0, 0)
 
 
 def run_seconds(trend: Trend, values: Sequence[float], seconds: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recorded_calls import record_call
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.protocols.tfserving.metrics import print_metrics
@@ -30,9 +31,9 @@ class Served:
 
     def call(self, model: str, version: int, code: Code = OK, batch: int = 0) -> None:
         call = Call()
-        call.model_name, call.model_version, call.times.batch_size = model, version, batch
-        call.times.queue_seconds = call.times.compute_seconds = 0.5
-        self.grpc.record(call, code, 0.25, 0.125, 10, 20)
+        call.model_name, call.model_version, call.batch_size = model, version, batch
+        call.queue_seconds = call.compute_seconds = 0.5
+        record_call(self.grpc, call, code, 0.25, 0.125, 10, 20)
 
     def tick(self) -> None:
         self.now += 1
@@ -144,7 +145,7 @@ def test_no_call_is_lost(
             else:
                 call = Call()
                 call.model_name, call.model_version = model, version
-                served.status.record(call, code, 0.25, 0.0, 0, 0)
+                record_call(served.status, call, code, 0.25, 0.0, 0, 0)
         served.tick()
         assert served.counts() == counts
         kept = served.telemetry.models()

@@ -11,8 +11,6 @@ from triglot.core.call import Call
 from triglot.core.http import HttpResponse
 from triglot.core.operation import Operation
 from triglot.protocols.rows import Route
-from triglot.telemetry.calls import Observation
-from triglot.telemetry.store import Telemetry
 from triglot.transports.rest.answers import error_response
 
 
@@ -24,8 +22,7 @@ async def _call(_: Any, __: Call) -> None:
 def test_a_failure_names_the_route_without_its_pattern(name: str, shown: str) -> None:
     path = "/v1/models/{model:[^/:]+}:{verb:(?i:predict)}"
     route = Route("POST", path, Operation.INFER, lambda _: None, _call, lambda *_: HttpResponse(b""), name=name)
-    observed = Observation(Telemetry().endpoint("tfserving", "REST", "Predict", inference=True), Call())
-    answer = error_response(route, KeyError("ours"), {}, observed)
+    answer = error_response(route, KeyError("ours"), {}, Call())
     assert answer.status == 500
     assert isinstance(answer.body, bytes)
     assert json.loads(answer.body)["error"].startswith(f"{shown} failed, error ")

@@ -63,7 +63,7 @@ def no_models(_: Call, __: object) -> Any:
     raise RuntimeError("cannot call other models: this call does not run in a server")
 
 
-class Call:
+class Call(CallTimes):
     """The context of one request: what its model may read, and what telemetry records.
 
     For the model: `deadline` is a `time.monotonic()` instant, or None. `size` is the request's length in bytes as
@@ -79,7 +79,7 @@ class Call:
     this is a `BatchCall`.
 
     For telemetry: `model_name` and `model_version` (0: none) that were called; `outcome`, the status code where
-    the response itself states one; and `times`. `subject` is the model that an administrative call is about.
+    the response itself states one; and its times. `subject` is the model that an administrative call is about.
     `losses`: the number of instances that were lost while they ran it.
     `counted`: the end of the call is counted, unlike that of a warm-up; then `statistics` are those of its model.
     `trace` is the Triton trace of the call, or of the call on whose behalf it is made. `span` is its OpenTelemetry
@@ -115,7 +115,6 @@ class Call:
         "span",
         "statistics",
         "subject",
-        "times",
         "trace",
     )
 
@@ -125,6 +124,7 @@ class Call:
         read_metadata: Callable[[], Metadata] = _no_metadata,
         peer: str = "",
     ) -> None:
+        super().__init__()
         self.deadline = deadline
         self.size = 0
         self.borrows = False
@@ -145,7 +145,6 @@ class Call:
         self.outcome = Code.OK
         self.counted = False
         self.losses = 0
-        self.times = CallTimes()
         self.statistics: Statistics | None = None
         self.trace: Any = None
         self.span: Span | None = None

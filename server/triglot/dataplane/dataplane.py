@@ -190,7 +190,7 @@ class DataPlane:
                     return work
                 began = perf_counter()
                 work.inputs = bind_inputs(signature, request)
-                call.times.input_seconds += perf_counter() - began
+                call.input_seconds += perf_counter() - began
                 if servable.response_cache is not None and not streams:
                     if call.size > OFF_LOOP_BYTES or servable.response_cache.digests_long(work.inputs):
                         self._submit_later(servable, work, request)
@@ -222,7 +222,7 @@ class DataPlane:
             if not work.inputs:
                 began = perf_counter()
                 work.inputs = await self._bound(servable, work.signature, request, work.call)
-                work.call.times.input_seconds += perf_counter() - began
+                work.call.input_seconds += perf_counter() - began
             if (cache := servable.response_cache) is not None and not work.streams:
                 began = perf_counter()
                 key = await asyncio.to_thread(cache.key, work.inputs, work.call, request)
@@ -253,7 +253,7 @@ class DataPlane:
         began = began or perf_counter()
         work.cache_key = key = key or cache.key(work.inputs, call, request)
         cached = cache.find(key)
-        call.times.cache_hit, call.times.cache_seconds = cached is not None, perf_counter() - began
+        call.cache_hit, call.cache_seconds = cached is not None, perf_counter() - began
         if cached is None:
             return False
         work.over = True

@@ -118,7 +118,7 @@ class CheckedResponses(Receiver):
                     response = _checked(work, None if work.result is NOTHING else work.result)
                 except ServingError as failure:
                     error = without_frames(failure)
-                work.call.times.output_seconds += perf_counter() - began
+                work.call.output_seconds += perf_counter() - began
         elif request is not None and request.lenient_shapes and isinstance(error, Internal):
             # The model's own code may have seen the shapes before they were checked.
             try:
@@ -133,7 +133,7 @@ class CheckedResponses(Receiver):
                 return
             began = perf_counter()
             cache.store_copy(work.cache_key, response.outputs)
-            work.call.times.cache_seconds += perf_counter() - began
+            work.call.cache_seconds += perf_counter() - began
         self.conclude(work, response, error)
 
     async def _store_copy(self, work: Work, cache: ModelCache, response: InferenceResponse) -> None:
@@ -146,7 +146,7 @@ class CheckedResponses(Receiver):
         with suppress(asyncio.CancelledError), _servable(work):
             copied = await asyncio.to_thread(cache.copied, response.outputs)
             cache.store(work.cache_key, copied)
-        work.call.times.cache_seconds += perf_counter() - began
+        work.call.cache_seconds += perf_counter() - began
         self.conclude(work, response, None)
 
     def conclude(self, work: Work, response: Any, error: ServingError | None) -> None:

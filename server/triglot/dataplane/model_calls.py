@@ -33,7 +33,7 @@ from triglot.core.tensor import Array
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_tensors import arrays_of, request_of
 from triglot.scheduling.servable import Servable
-from triglot.telemetry.calls import Endpoint, Observation
+from triglot.telemetry.calls import Endpoint
 from triglot.telemetry.store import Telemetry
 
 T = TypeVar("T")
@@ -293,7 +293,7 @@ def _count_call(endpoint: Endpoint | None, child: Call) -> Iterator[None]:
     if endpoint is None:
         yield
         return
-    observed = Observation(endpoint, child)
+    endpoint.begin(child)
     code = Code.OK
     try:
         yield
@@ -302,7 +302,7 @@ def _count_call(endpoint: Endpoint | None, child: Call) -> Iterator[None]:
         code = Code.OK if isinstance(error, GeneratorExit) else outcome(error)
         raise
     finally:
-        observed.end(code)
+        endpoint.end(child, code)
 
 
 @contextmanager

@@ -76,11 +76,11 @@ class BatchTimes:
             span.end(first.model_name, first.model_version, self.began, self.ended, len(calls), rows)
         # A member may be a warm-up's, without statistics, or have been cancelled in the model's own queue.
         statistics = next((call.statistics for call in calls if call.statistics is not None), None)
-        if statistics is None or not any(call.times.batch_size for call in calls):
+        if statistics is None or not any(call.batch_size for call in calls):
             return
         counts = counts or [statistics.rows(member.inputs) for member in members]
         for call, rows in zip(calls, counts, strict=True):
-            call.times.rows += rows
+            call.rows += rows
         infer = self.ended - self.began - self.joining - self.splitting
         statistics.executed(sum(counts), infer, self.joining, self.splitting)
 
@@ -115,15 +115,15 @@ class ResponseTimes:
         began = perf_counter()
         self._final = isinstance(answer, Answer) and answer.final
         empty = self._final and not answer
-        if not empty and not self._call.times.responded:
-            self._call.times.responded = began
+        if not empty and not self._call.responded:
+            self._call.responded = began
         try:
             converted = convert(answer)
         except BaseException:
             self.ended(failed=True)
             raise
         output = perf_counter() - began
-        self._call.times.output_seconds += output
+        self._call.output_seconds += output
         infer = self._seconds()
         responses = self._statistics.response(self._index)
         if empty:

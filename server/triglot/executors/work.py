@@ -255,7 +255,7 @@ class Work(Runnable, Running):
         if call.cancelled:
             self.refuse_to_run()
             return
-        call.times.started(self.queued)
+        call.execution_started(self.queued)
         if self.buffer is not None:
             self._thread = threading.get_ident()
             if self.times is not None:
@@ -274,11 +274,11 @@ class Work(Runnable, Running):
             current.clear()
             CURRENT_CALLS.reset(token)
         if self.buffer is None:
-            self.seconds = call.times.ended()
+            self.seconds = call.execution_ended()
             return
         if self.times is not None:
             self.times.computed()
-        self.seconds = call.times.ended()
+        self.seconds = call.execution_ended()
         if self.failure is None and call.expired:
             self.failure = call.overdue(WHILE_STREAMING)
         self._end_buffer()
@@ -315,11 +315,11 @@ class Work(Runnable, Running):
         """Note that it starts, in a batch of `batch_size` requests."""
         if self.buffer is not None:
             self._thread = threading.get_ident() if batch_size == 1 else 0
-        self.call.times.started(self.queued, batch_size)
+        self.call.execution_started(self.queued, batch_size)
 
     def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
         """Note that it has ended in its batch; see `CallTimes.ended`. Sends the `result` of a stream."""
-        self.call.times.ended(joining, splitting)
+        self.call.execution_ended(joining, splitting)
         if self.buffer is not None:
             result, self.result = self.result, NOTHING
             if self.failure is None and result is not None and result is not NOTHING:
@@ -362,7 +362,7 @@ class Work(Runnable, Running):
         if call.expired:
             self.failure = call.overdue(BEFORE_START)
             return
-        call.times.started(time.perf_counter())
+        call.execution_started(time.perf_counter())
         current = [call]
         CURRENT_CALLS.set(current)  # In this task's context.
         try:
@@ -384,7 +384,7 @@ class Work(Runnable, Running):
                 self.failure = without_frames(explain(error))
         finally:
             current.clear()
-            self.seconds = call.times.ended()
+            self.seconds = call.execution_ended()
 
     async def _iterate(self, answers: AsyncGenerator[Any, None]) -> None:
         times = self.times
@@ -417,7 +417,7 @@ class Work(Runnable, Running):
         if self.seconds >= 0.0:
             seconds, self.seconds = self.seconds, -1.0
             if (statistics := self.call.statistics) is not None:
-                statistics.executed_alone(self.call.times, self.inputs, seconds)
+                statistics.executed_alone(self.call, self.inputs, seconds)
 
     def settle(self) -> None:
         """Report the outcome, unless it is over already."""
@@ -487,7 +487,7 @@ class Work(Runnable, Running):
             return
         call = self.call
         if self.buffer is not None:  # After the responses that are there.
-            self.buffer.end(call.overdue(WHILE_STREAMING if call.times.batch_size else WHILE_WAITING))
+            self.buffer.end(call.overdue(WHILE_STREAMING if call.batch_size else WHILE_WAITING))
         elif self.task is not None:
             self.is_late = True
             self.task.cancel()
@@ -555,13 +555,13 @@ class InstanceRun(Runnable):
         if self.call.cancelled:
             self._failure = reason_to_skip(self.call)
             return
-        self.call.times.started(time.perf_counter())
+        self.call.execution_started(time.perf_counter())
         with RunningFor((self.call,)):
             try:
                 self._result = self._hook(function, self._inputs, self.call)
             except BaseException as error:  # A model that calls exit() fails its start, not the server.
                 self._failure = self._explain(error)
-        self.call.times.ended()
+        self.call.execution_ended()
 
     def deliver(self) -> None:
         """Resolve the future."""

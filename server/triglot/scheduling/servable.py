@@ -344,7 +344,7 @@ class Servable(WorkOwner):
             self._queue_full += 1
             text = f"{error.message}, the most that max_queue_size allows"
             raise QueueFull(text, retry_after=error.retry_after) from None
-        work.call.times.queued = now
+        work.call.queued = now
 
     def finish(self, work: Work) -> None:
         """See `WorkOwner`."""

@@ -39,6 +39,10 @@ class Kind(NamedTuple):
     code: Code
 
 
+DEADLINE_SLACK = 0.02
+"""Seconds before its deadline from which a cancelled call counts as timed out: the client's clock started
+earlier."""
+
 ClientKind = tuple[str, Operation, Code]
 """The labels of a client's calls; the text is the `group` of the client's `Permission`."""
 
@@ -325,18 +329,58 @@ class Endpoint:
         self._latencies = latencies
         self._calls: dict[tuple[str, int, Code], CallStats] = {}
 
-    def record(
-        self, call: Call, code: Code, seconds: float, codec_seconds: float, bytes_in: int, bytes_out: int
-    ) -> None:
-        """Counts a call that ended. Times are in seconds, sizes in bytes."""
+    def begin(self, call: Call, size: int = 0) -> None:
+        """Begins a call, of which `size` bytes have been received; it is in flight until `end`."""
+        self.in_flight += 1
+        call.counted = True
+        call.bytes_in = size
+        call.arrived = call.lap = perf_counter()
+        if self.spans.on:
+            self.spans.begin(call, internal=self.internal)
+
+    def continue_trace(self, call: Call, parameters: Mapping[str, object]) -> None:
+        """Replaces the trace context of the call by that in its request's parameters."""
+        traceparent, tracestate = parameters.get(TRACEPARENT), parameters.get(TRACESTATE, "")
+        call.context = str(traceparent), str(tracestate)
+        call.span = None
+        if self.spans.on:
+            self.spans.begin(call)
+
+    def end(self, call: Call, code: Code, refusal: str = "") -> None:
+        """Ends and counts a call; with `Code.OK`, `Call.outcome` is used. `refusal`: see `refusal_of`."""
+        if code is Code.CANCELLED and (remaining := call.remaining) is not None and remaining < DEADLINE_SLACK:
+            # gRPC reports a cancellation and a deadline in the same way; the client sees DEADLINE_EXCEEDED.
+            code = Code.DEADLINE_EXCEEDED
+        if call.runs_since:
+            call.execution_ended()  # The model has not ended it: the caller disconnected before.
+        code = code or call.outcome
+        now = perf_counter()
+        self.in_flight -= 1
+        if call.span is not None:
+            self.spans.end(call, self, code, call.arrived, now)
+        self.record(call, code, now - call.arrived)
+        if self.access_log.on and not self.internal:
+            names = self.protocol, self.entrypoint, self.method
+            times = now - call.arrived, call.bytes_in, call.bytes_out
+            self.access_log.line(AccessLine(*names, call, code, *times))
+        if refusal or call.permission is not EVERYTHING:
+            kind = call.permission.group, call.operation, code
+            self.clients[kind] = self.clients.get(kind, 0) + 1
+            if refusal:
+                self.refusals[kind] = self.refusals.get(kind, 0) + 1
+        if self.audit_log.on and (refusal or call.operation in ADMINISTRATION):
+            self.audit_log.line(self.protocol, self.entrypoint, self.method, call, code, refusal)
+
+    def record(self, call: Call, code: Code, seconds: float) -> None:
+        """Counts a call that ended after `seconds`."""
         stats = self._calls.get((call.model_name, call.model_version, code))
         if stats is None:
             stats = self._stats(call, code)
         span = call.span
         stats.used = now = time.time()
         stats.latency.add(seconds * 1e6, span, now)
-        stats.bytes_in += bytes_in
-        stats.bytes_out += bytes_out
+        stats.bytes_in += call.bytes_in
+        stats.bytes_out += call.bytes_out
         traffic = self._traffic
         if traffic is None:
             return
@@ -347,14 +391,14 @@ class Endpoint:
         self._latencies.append(seconds)
         model.latencies.append(seconds)
         if (statistics := call.statistics) is not None:
-            statistics.ended(call.times, code, seconds, now, span)
+            statistics.ended(call, code, seconds, now, span)
         if stats.codec is not None:
-            stats.codec.add(codec_seconds * 1e6)
+            stats.codec.add(call.codec_seconds * 1e6)
         if code is not Code.OK:
             traffic.failures += 1
             model.failures += 1
-        if size := call.times.batch_size:
-            stats.executed(size, call.times.queue_seconds, call.times.compute_seconds, span, now)
+        if size := call.batch_size:
+            stats.executed(size, call.queue_seconds, call.compute_seconds, span, now)
             share = 1 / size
             traffic.executed += 1
             traffic.executions += share
@@ -393,88 +437,3 @@ class Endpoint:
             calls[name, ENDED, code] = ended
         self._calls = calls
         return before - len(calls)
-
-
-DEADLINE_SLACK = 0.02
-"""Seconds before its deadline from which a cancelled call counts as timed out: the client's clock started
-earlier."""
-
-
-class Observation:
-    """The accounting of one call, in flight from creation until `end`.
-
-    Codec time is the time until `decoded`, and that from `answered` to `encoded`. `bytes_in`: bytes received so
-    far.
-    """
-
-    __slots__ = ("_bytes_in", "_bytes_out", "_call", "_codec_seconds", "_endpoint", "_lap", "_started")
-
-    def __init__(self, endpoint: Endpoint, call: Call, bytes_in: int = 0) -> None:
-        endpoint.in_flight += 1
-        call.counted = True
-        self._endpoint = endpoint
-        self._call = call
-        self._bytes_in = bytes_in
-        self._bytes_out = 0
-        self._codec_seconds = 0.0
-        self._started = self._lap = perf_counter()
-        if endpoint.spans.on:
-            endpoint.spans.begin(call, internal=endpoint.internal)
-
-    def received(self, size: int) -> None:
-        """A body of `size` bytes arrived; decoding begins."""
-        self._bytes_in += size
-        self._lap = perf_counter()
-
-    def received_context(self, parameters: Mapping[str, object]) -> None:
-        """The request parameters have a trace context, which replaces that of the call."""
-        call = self._call
-        traceparent, tracestate = parameters.get(TRACEPARENT), parameters.get(TRACESTATE, "")
-        call.context = str(traceparent), str(tracestate)
-        call.span = None
-        if self._endpoint.spans.on:
-            self._endpoint.spans.begin(call)
-
-    def decoded(self) -> None:
-        """Decoding, which began at the start or at `received`, has ended."""
-        self._codec_seconds += perf_counter() - self._lap
-
-    def answered(self) -> None:
-        """There is a response; encoding begins."""
-        self._lap = perf_counter()
-
-    def sent(self, size: int) -> None:
-        """`size` bytes of a stream's response are being sent; their encoding time is not measured."""
-        self._bytes_out += size
-
-    def encoded(self, size: int) -> None:
-        """The response has been encoded into `size` bytes since `answered`."""
-        self._codec_seconds += perf_counter() - self._lap
-        self._bytes_out += size
-
-    def end(self, code: Code, refusal: str = "") -> None:
-        """Ends and counts the call; with `Code.OK`, `Call.outcome` is used. `refusal`: see `refusal_of`."""
-        endpoint, call = self._endpoint, self._call
-        if code is Code.CANCELLED and (remaining := call.remaining) is not None and remaining < DEADLINE_SLACK:
-            # gRPC reports a cancellation and a deadline in the same way; the client sees DEADLINE_EXCEEDED.
-            code = Code.DEADLINE_EXCEEDED
-        if call.times.runs_since:
-            call.times.ended()  # The model has not ended it: the caller disconnected before.
-        code = code or call.outcome
-        now = perf_counter()
-        seconds = now - self._started
-        endpoint.in_flight -= 1
-        if call.span is not None:
-            endpoint.spans.end(call, endpoint, code, self._started, now)
-        endpoint.record(call, code, seconds, self._codec_seconds, self._bytes_in, self._bytes_out)
-        if endpoint.access_log.on and not endpoint.internal:
-            names = endpoint.protocol, endpoint.entrypoint, endpoint.method
-            endpoint.access_log.line(AccessLine(*names, call, code, seconds, self._bytes_in, self._bytes_out))
-        if refusal or call.permission is not EVERYTHING:
-            kind = call.permission.group, call.operation, code
-            endpoint.clients[kind] = endpoint.clients.get(kind, 0) + 1
-            if refusal:
-                endpoint.refusals[kind] = endpoint.refusals.get(kind, 0) + 1
-        if endpoint.audit_log.on and (refusal or call.operation in ADMINISTRATION):
-            names = endpoint.protocol, endpoint.entrypoint, endpoint.method
-            endpoint.audit_log.line(*names, call, code, refusal)

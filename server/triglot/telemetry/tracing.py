@@ -123,7 +123,7 @@ class Trace(Watcher):
         call, self._call = self._call, None
         assert call is not None  # `_end` is called once.
         # A no-op if the model ended the execution; the caller may have disconnected before that.
-        call.times.ended()
+        call.execution_ended()
         end = self._tracer.clock()
         self._stamps += _phases(call, self._stamps[0][1], end)
         self._stamps.append(("REQUEST_END", end))
@@ -144,19 +144,19 @@ class Trace(Watcher):
 
 def _phases(call: Call, start: float, end: float) -> list[tuple[str, float]]:
     """Returns the timestamps of queueing and computing; empty if no model has started the request."""
-    began = call.times.began
+    began = call.began
     if not began:
         return []
-    queued = began - call.times.queue_seconds
+    queued = began - call.queue_seconds
     # Input processing before the request was queued is not part of the execution.
-    computing = began + max(0.0, call.times.input_seconds - (queued - start))
-    computed = computing + call.times.compute_seconds
+    computing = began + max(0.0, call.input_seconds - (queued - start))
+    computed = computing + call.compute_seconds
     return [
         ("QUEUE_START", max(start, queued)),
         ("COMPUTE_START", began),
         ("COMPUTE_INPUT_END", min(computing, end)),
         ("COMPUTE_OUTPUT_START", min(computed, end)),
-        ("COMPUTE_END", min(computed + call.times.output_seconds, end)),
+        ("COMPUTE_END", min(computed + call.output_seconds, end)),
     ]
 
 

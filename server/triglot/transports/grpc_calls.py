@@ -30,7 +30,7 @@ from triglot.core.operation import Operation
 from triglot.core.permission import WITHDRAWN, OperationDenied, Permission
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Kind, Method, Service
-from triglot.telemetry.calls import Endpoint, Observation
+from triglot.telemetry.calls import Endpoint
 from triglot.telemetry.store import Telemetry
 from triglot.transports.iterated import Iterated
 from triglot.transports.off_loop import OFF_LOOP_BYTES, run_sized
@@ -99,7 +99,8 @@ class GrpcRow:
         call.operation = self.operation
         if isinstance(error, OperationDenied):
             call.permission = error.permission
-        Observation(self.endpoint, call).end(error.code, refusal_of(error))
+        self.endpoint.begin(call)
+        self.endpoint.end(call, error.code, refusal_of(error))
 
 
 NO_ROW = GrpcRow()
@@ -183,15 +184,15 @@ class GrpcCalls:
             call = make_call(context, context.permission, context.remote())
             call.operation = method.operation
             call.size = len(data)
-            observed = Observation(endpoint, call, call.size)
+            endpoint.begin(call, call.size)
 
             async def run() -> Any:
                 large = len(data) > OFF_LOOP_BYTES
                 request = await self.decode_large(method, data) if large else method.decode(data)
-                observed.decoded()
+                call.decoded()
                 return open_stream(request, call)
 
-            await self._send(method, run, context, call, observed)
+            await self._send(method, run, context, call, endpoint)
 
         return handle
 
@@ -222,7 +223,7 @@ class GrpcCalls:
         run: Callable[[], Awaitable[Any]],
         context: Context,
         call: Call,
-        observed: Observation | None,
+        endpoint: Endpoint | None,
     ) -> None:
         """Send the responses of a stream.
 
@@ -245,8 +246,7 @@ class GrpcCalls:
                         encoded = await asyncio.to_thread(encode, answer)
                     else:
                         encoded = encode(answer)
-                    if observed is not None:
-                        observed.sent(len(encoded))
+                    call.sent(len(encoded))
                     stream.sending = True
                     await _write(context, encoded, call)
                     stream.sending = False
@@ -268,12 +268,12 @@ class GrpcCalls:
         except Exception as error:
             code, refusal = outcome(error), refusal_of(error)
             stream.sending = True
-            await self._fail_stream(method, error, context, observed)
+            await self._fail_stream(method, error, context, call)
         finally:
             self._streams.discard(stream)
             call.permission.unfollow(stream.end)
-            if observed is not None:
-                observed.end(code, refusal)
+            if endpoint is not None:
+                endpoint.end(call, code, refusal)
 
     def _must_end(self, call: Call) -> bool:
         """Returns whether streams have to end early: the server stops, or the client's permission is withdrawn."""
@@ -286,16 +286,13 @@ class GrpcCalls:
     # one of these frames referred to the error, the cycle, with the request in it, would live until garbage
     # collection.
 
-    async def _fail_stream(
-        self, method: Method, error: Exception, context: Context, observed: Observation | None
-    ) -> None:
+    async def _fail_stream(self, method: Method, error: Exception, context: Context, call: Call) -> None:
         """End the stream with an error: a last message where the protocol has one for errors, else a status."""
         failure = as_serving_error(error, method.name)
         if (encoded := method.encode_error(failure)) is None or isinstance(error, SlowReader):
             await self.end(context, failure, method.details)
             return
-        if observed is not None:
-            observed.sent(len(encoded))
+        call.sent(len(encoded))
         context.set_trailing_metadata(retry_metadata(failure))
         await context.write(encoded)
 
@@ -355,8 +352,8 @@ class UnaryCall(RowCall):
         call.size = size
         call.operation = handler.method.operation
         self._handler = handler
-        observed = Observation(handler.endpoint, call, size)
-        super().__init__(handler.method.inference, call, observed, reply, reply.defer)
+        handler.endpoint.begin(call, size)
+        super().__init__(handler.method.inference, call, reply, reply.defer)
 
     def start(self, data: bytes) -> None:
         """Decode the request and run it."""
@@ -387,16 +384,16 @@ class UnaryCall(RowCall):
 
     def _send(self, encoded: bytes | Scattered) -> None:
         # Counted before it is sent, so that a client that has its response finds it in the metrics.
-        self._observed.encoded(len(encoded))
-        self._observed.end(Code.OK)
+        self.call.encoded(len(encoded))
+        self._handler.endpoint.end(self.call, Code.OK)
         self._stop().respond(encoded)
 
     def _fail(self, error: Exception) -> None:
         method = self._handler.method
         failure = as_serving_error(error, method.name)
         encoded = method.encode_error(failure)
-        self._observed.sent(len(encoded or b""))
-        self._observed.end(failure.code, refusal_of(failure))
+        self.call.sent(len(encoded or b""))
+        self._handler.endpoint.end(self.call, failure.code, refusal_of(failure))
         if encoded is None:
             self._stop().refuse(failure.code, truncated(method.details(failure.message)), retry_metadata(failure))
         else:
@@ -404,7 +401,8 @@ class UnaryCall(RowCall):
 
     def _end_cancelled(self) -> None:
         # The client gets UNAVAILABLE for calls that outlive the grace period.
-        self._observed.end(Code.UNAVAILABLE if self._handler.calls.stopping else Code.CANCELLED)
+        handler = self._handler
+        handler.endpoint.end(self.call, Code.UNAVAILABLE if handler.calls.stopping else Code.CANCELLED)
         self._stop().cancelled()
 
 

@@ -15,7 +15,6 @@ from triglot.core.errors import ServingError, Unauthenticated
 from triglot.core.permission import WITHDRAWN
 from triglot.core.running import CallCancelled, Cancellable, Defer, Running, Sink
 from triglot.protocols.rows import InferenceHandler
-from triglot.telemetry.calls import Observation
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 
 
@@ -33,7 +32,6 @@ class RowCall(Sink):
         "_cancel_count",
         "_defer",
         "_inference",
-        "_observed",
         "_out",
         "_request",
         "_running",
@@ -45,7 +43,6 @@ class RowCall(Sink):
         self,
         inference: InferenceHandler | None,
         call: Call,
-        observed: Observation,
         out: Any,
         defer: Defer | None = None,
     ) -> None:
@@ -56,7 +53,6 @@ class RowCall(Sink):
         """
         self._defer = defer
         self._inference = inference
-        self._observed = observed
         self._out: Any = out
         self._request: Any = None
         self._running: Cancellable | None = None
@@ -113,7 +109,7 @@ class RowCall(Sink):
 
         Raises as `InferenceHandler.start`, and `Unauthenticated` if permission was withdrawn.
         """
-        self._observed.decoded()
+        self.call.decoded()
         if self.call.permission.withdrawn:  # While the body arrived.
             raise Unauthenticated(WITHDRAWN)
         self._request = request
@@ -129,12 +125,12 @@ class RowCall(Sink):
 
     async def _await(self, request: Any) -> None:
         answer = await self._await_row(request)
-        self._observed.answered()
+        self.call.answered()
         self._respond(answer)
 
     def send(self, response: Any, /) -> bool:
         """See `Sink`: the only response, which ends the call."""
-        self._observed.answered()
+        self.call.answered()
         inference = self._inference
         assert inference is not None
         try:
@@ -150,7 +146,7 @@ class RowCall(Sink):
         if isinstance(error, CallCancelled):
             self._end_cancelled()
             return
-        self._observed.answered()
+        self.call.answered()
         assert self._inference is not None
         self._fail(self._inference.map_error(error, self._request, self.call))
 

@@ -141,8 +141,8 @@ class DynamicBatcher:
     def _fill(self, members: list[Member]) -> None:
         for member in members:
             if (call := member.context.call) is not None:
-                call.times.waited(member.joined)
-                call.times.batch_size = len(members)
+                call.execution_waited(member.joined)
+                call.batch_size = len(members)
         contexts = [member.context for member in members]
         with RunningFor(context.call for context in contexts if context.call is not None):
             try:

@@ -43,15 +43,15 @@ class Pool:
         Yields, per request, the error if it must not run since it was cancelled or timed out, else None.
         """
         for call in calls:
-            call.times.batch_size = 0
+            call.batch_size = 0
         since = time.perf_counter()
         held = self._take(calls)
         try:
             skipped = [reason_to_skip(call, "a free instance") if call.cancelled else None for call in calls]
             running = [call for call, reason in zip(calls, skipped, strict=True) if reason is None]
             for call in running:
-                call.times.waited(since)
-                call.times.batch_size = len(running)
+                call.execution_waited(since)
+                call.batch_size = len(running)
             yield skipped
         finally:
             with self._changed:

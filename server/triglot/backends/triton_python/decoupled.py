@@ -247,8 +247,8 @@ class DecoupledModel(TritonModel):
         if not works:
             return
         for work in works:
-            work.call.times.waited(work.queued)
-            work.call.times.batch_size = len(works)
+            work.call.execution_waited(work.queued)
+            work.call.batch_size = len(works)
         channels = [
             ResponseChannel(work.call, work.responses, decoupled=True, reshaping=self.reshaping) for work in works
         ]

@@ -35,7 +35,7 @@ def _own_fields(call: Call, log_ids: bool) -> dict[str, Any]:
         "input_parameters": dict(call.input_parameters),
         "model": call.model_name,
         "version": call.model_version,
-        "batch": call.times.batch_size,
+        "batch": call.batch_size,
         "size": call.size,
         "outputs": list(call.requested_outputs),
         "deadline": call.deadline,

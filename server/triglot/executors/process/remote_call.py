@@ -36,7 +36,7 @@ class RemoteCall(Call):
         self.parameters = fields.get("parameters", {})
         self.input_parameters = fields.get("input_parameters", NO_INPUT_PARAMETERS)
         self.model_name, self.model_version = fields.get("model", ""), fields.get("version", 0)
-        self.times.batch_size = fields.get("batch", 1)
+        self.batch_size = fields.get("batch", 1)
         self.size = fields.get("size", 0)
         self.requested_outputs = fields.get("outputs", ())
         if context := fields.get("context"):

@@ -180,7 +180,7 @@ class RemoteModel(HostedModel):
         while (checkout := self._pool.checkout(call)) is None:
             await self._pause()
         for member in call.members:
-            member.times.waited(since)
+            member.execution_waited(since)
         return checkout
 
     @abstractmethod

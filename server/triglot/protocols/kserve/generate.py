@@ -164,7 +164,7 @@ class Generate:
                     yield response
                     begun = True
         except Exception as error:
-            if not (begun or call.times.queued or call.times.began):
+            if not (begun or call.queued or call.began):
                 raise
             call.outcome = outcome(error)
             yield as_serving_error(error, "generate_stream")

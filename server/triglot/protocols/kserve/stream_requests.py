@@ -27,7 +27,7 @@ from triglot.protocols.kserve.codec import (
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.parameters import wants_typed
-from triglot.telemetry.calls import Endpoint, Observation
+from triglot.telemetry.calls import Endpoint
 
 WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
 
@@ -140,29 +140,29 @@ class StreamRequests:
         """Start one request; it may be answered when this returns."""
         call = self._call.child()
         call.size = len(data)
-        observed = Observation(self._endpoint, call, call.size)
+        self._endpoint.begin(call, call.size)
         request: InferenceRequest | None = None
         try:
             call.permission.count()
             request = self._decode(data)
             if TRACEPARENT in request.parameters:
-                observed.received_context(request.parameters)
-            observed.decoded()
+                self._endpoint.continue_trace(call, request.parameters)
+            call.decoded()
             servable = self._dataplane.servable_of(call.permission, request)
             if servable.decoupled:
                 output.release_slot()
                 output.start_task(
-                    self._answer_decoupled(request, output, call, observed, slot.size),
-                    partial(_never_began, output, observed, slot.size),
+                    self._answer_decoupled(request, output, call, slot.size),
+                    partial(self._never_began, output, call, slot.size),
                 )
                 return
-            one = _UnaryRequest(self, request, slot, output, call, observed)
+            one = _UnaryRequest(self, request, slot, output, call)
             if request.options is not None:
                 one.started(CoroutineWork(self._extended.infer(request, call), one))
             else:
                 one.started(self._dataplane.start(servable, request, call, one, output.defer))
         except Exception as error:
-            output.set_response(slot, self.failed(error, request or identify(data), call, observed))
+            output.set_response(slot, self.failed(error, request or identify(data), call))
 
     @contextmanager
     def _sink(self, request: InferenceRequest, output: StreamOutput) -> Iterator[ResponseSink]:
@@ -182,24 +182,22 @@ class StreamRequests:
                     self._sequences[key] = sequenced.before
 
     async def _answer_decoupled(
-        self, request: InferenceRequest, output: StreamOutput, call: Call, observed: Observation, size: int
+        self, request: InferenceRequest, output: StreamOutput, call: Call, size: int
     ) -> None:
         """Answer a request of `size` bytes to a decoupled model. Raises nothing."""
         with self._sink(request, output) as sink:
             try:
-                await self._answer_each(request, sink, call, observed)
-                observed.end(Code.OK)
+                await self._answer_each(request, sink, call)
+                self._endpoint.end(call, Code.OK)
             except asyncio.CancelledError as error:
-                observed.end(outcome(error))
+                self._endpoint.end(call, outcome(error))
             except Exception as error:
                 with suppress(asyncio.CancelledError):
-                    await sink.put(self.failed(error, request, call, observed))
+                    await sink.put(self.failed(error, request, call))
             finally:
                 sink.finish(size)
 
-    async def _answer_each(
-        self, request: InferenceRequest, sink: ResponseSink, call: Call, observed: Observation
-    ) -> None:
+    async def _answer_each(self, request: InferenceRequest, sink: ResponseSink, call: Call) -> None:
         ended = False
         plane = self._dataplane if request.options is None else self._extended
         async with aclosing(plane.infer_stream(request, call)) as responses:
@@ -208,34 +206,40 @@ class StreamRequests:
                     raise Internal(f"model '{response.model_name}' sent a response after its final response")
                 ended = response.final
                 response.typed = wants_typed(request, self.typed)
-                await sink.put(await _encoded_sized(response, observed, final=ended))
+                await sink.put(await _encoded_sized(response, call, final=ended))
         if not ended and request.parameters.get(WANTS_EMPTY_FINAL):
             end = InferenceResponse(request.model_name, request.model_version, request.id, [])
-            await sink.put(_encoded(end, observed, final=True))
+            await sink.put(_encoded(end, call, final=True))
 
-    def failed(
-        self, error: Exception, request: InferenceRequest, call: Call, observed: Observation
-    ) -> bytes | ServingError:
+    def _never_began(self, output: StreamOutput, call: Call, size: int) -> None:
+        self._endpoint.end(call, Code.CANCELLED)
+        output.finish(size)
+
+    def end(self, call: Call, code: Code) -> None:
+        """Count a request that has ended."""
+        self._endpoint.end(call, code)
+
+    def failed(self, error: Exception, request: InferenceRequest, call: Call) -> bytes | ServingError:
         """Returns the encoded response for an error, or the error that ends the call."""
         # A separate function: in the frame that the error passed, a variable for it would be a reference cycle.
         code, refusal = outcome(error), refusal_of(error)
         call.model_name, call.request_id = request.model_name, request.id
         failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
-        observed.answered()
+        call.answered()
         # Only an execution's error ends the call: rejections are sent in band, whatever the code (spec 2.8).
-        if self._end_on_error and (call.times.queued or call.times.began):
-            observed.end(code, refusal)
+        if self._end_on_error and (call.queued or call.began):
+            self._endpoint.end(call, code, refusal)
             return failure
         encoded = encode_stream_infer(StreamError(request, failure))
-        observed.encoded(len(encoded))
-        observed.end(code, refusal)
+        call.encoded(len(encoded))
+        self._endpoint.end(call, code, refusal)
         return encoded
 
 
 class _UnaryRequest(Sink):
     """A request with one response, until that is set in its slot."""
 
-    __slots__ = ("_call", "_observed", "_output", "_request", "_requests", "_running", "_slot")
+    __slots__ = ("_call", "_output", "_request", "_requests", "_running", "_slot")
 
     def __init__(
         self,
@@ -244,14 +248,12 @@ class _UnaryRequest(Sink):
         slot: ResponseSlot,
         output: StreamOutput,
         call: Call,
-        observed: Observation,
     ) -> None:
         self._requests = requests
         self._request = request
         self._slot = slot
         self._output: StreamOutput | None = output
         self._call = call
-        self._observed = observed
         self._running: Cancellable | None = None
 
     def started(self, running: Cancellable) -> None:
@@ -280,7 +282,7 @@ class _UnaryRequest(Sink):
             self._output.start_task(self._encode_long(response), self._end_cancelled)
             return True
         try:
-            encoded = _encoded(response, self._observed, final=True)
+            encoded = _encoded(response, self._call, final=True)
         except Exception as problem:
             self._fail(problem)
         else:
@@ -289,23 +291,23 @@ class _UnaryRequest(Sink):
 
     async def _encode_long(self, response: InferenceResponse) -> None:
         try:
-            self._send(await _encoded_sized(response, self._observed, final=True))
+            self._send(await _encoded_sized(response, self._call, final=True))
         except asyncio.CancelledError:
             self._end_cancelled()
         except Exception as error:
             self._fail(error)
 
     def _end_cancelled(self) -> None:
-        self._observed.end(Code.CANCELLED)
+        self._requests.end(self._call, Code.CANCELLED)
         self._end(None)
 
     def _send(self, encoded: bytes) -> None:
         # Before it is sent, so that the client's next request finds it counted.
-        self._observed.end(Code.OK)
+        self._requests.end(self._call, Code.OK)
         self._end(encoded)
 
     def _fail(self, error: Exception) -> None:
-        self._end(self._requests.failed(error, self._request, self._call, self._observed))
+        self._end(self._requests.failed(error, self._request, self._call))
 
     def _end(self, answer: bytes | ServingError | None) -> None:
         output, self._output, self._running = self._output, None, None
@@ -315,24 +317,19 @@ class _UnaryRequest(Sink):
         output.untrack(self)
 
 
-def _never_began(output: StreamOutput, observed: Observation, size: int) -> None:
-    observed.end(Code.CANCELLED)
-    output.finish(size)
-
-
-def _encoded(response: InferenceResponse, observed: Observation, *, final: bool) -> bytes:
-    """Encode a response at once, while `observed` times this request."""
-    observed.answered()
+def _encoded(response: InferenceResponse, call: Call, *, final: bool) -> bytes:
+    """Encode a response at once, while `call` measures it."""
+    call.answered()
     encoded = small_answer(response, final=final)
     if encoded is None:
         response.parameters[FINAL] = final
         encoded = encode_stream_infer(response)
-    observed.encoded(len(encoded))
+    call.encoded(len(encoded))
     return encoded
 
 
-async def _encoded_sized(response: InferenceResponse, observed: Observation, *, final: bool) -> bytes:
+async def _encoded_sized(response: InferenceResponse, call: Call, *, final: bool) -> bytes:
     """Encode as `_encoded`; on a thread if packing the elements takes long."""
     if packing_size(response) > LONG_BYTES:
-        return await asyncio.to_thread(_encoded, response, observed, final=final)
-    return _encoded(response, observed, final=final)
+        return await asyncio.to_thread(_encoded, response, call, final=final)
+    return _encoded(response, call, final=final)

@@ -153,7 +153,7 @@ class SequenceBatch(Runnable):
     def _run_together(self, function: Function, explain: Explain) -> None:
         calls = [member.work.call for member in self.members]
         for member, call in zip(self.members, calls, strict=True):
-            call.times.started(member.arrived, len(calls))
+            call.execution_started(member.arrived, len(calls))
             member.executed = True
         times = self._times
         times.begin(calls)
@@ -169,7 +169,7 @@ class SequenceBatch(Runnable):
                     member.set_error(own_copy(failure))
         times.end()
         for call in calls:
-            call.times.ended(times.joining, times.splitting)
+            call.execution_ended(times.joining, times.splitting)
 
     def _run_joined(self, function: Function, calls: Sequence[Call]) -> None:
         inputs = self._tensors.inputs(self._rows, self._buffers)

@@ -51,6 +51,8 @@ MAX_CACHED = 192
 MAX_LINKS = 128
 """Most requests that a batch's span links to (the default of OTEL_SPAN_LINK_COUNT_LIMIT)."""
 
+_NOT_EXECUTED, _EXECUTED = CallTimes(), CallTimes()
+_EXECUTED.began = 1.0
 _REMOTE = SAMPLED | HAS_IS_REMOTE | IS_REMOTE
 _random_bits = random.getrandbits
 
@@ -225,27 +227,32 @@ class SpanRecorder:
         """Set the `span` of a call that begins, if it is sampled. `internal`: a model makes the call."""
         above = call.span
         if above is not None:
-            call.span = CallSpan(self, call.times, above.trace, f"{above.child_parent:016x}", LOCAL, above.state)
+            call.span = CallSpan(self, call, above.trace, f"{above.child_parent:016x}", LOCAL, above.state)
         elif not internal and call.operation is _INFER:
             parent, state = (call.context or call.received_context) if self._propagate else NO_CONTEXT
             if parent and is_valid(parent):
                 if is_sampled(parent) if self._by_parent else self._sample_root(int(parent[3:35], 16)):
                     if len(state) > MAX_TRACESTATE:
                         state = ""
-                    call.span = CallSpan(self, call.times, parent[3:35], parent[36:52], _REMOTE, state)
+                    call.span = CallSpan(self, call, parent[3:35], parent[36:52], _REMOTE, state)
             else:
                 number = _random_bits(128) or 1
                 if self._sample_root(number):
-                    call.span = CallSpan(self, call.times, f"{number:032x}", "", SAMPLED, "")
+                    call.span = CallSpan(self, call, f"{number:032x}", "", SAMPLED, "")
 
     def end(self, call: Call, endpoint: Endpoint, code: Code, started: float, ended: float) -> None:
         """Export the spans of a call that has ended.
 
         `started` and `ended` are the instants of `time.perf_counter` when it was received and when it ended.
         """
-        own, exporter, times = call.span, self.exporter, call.times
-        if not isinstance(own, CallSpan) or own.times is not times or exporter is None:
+        own, exporter, times = call.span, self.exporter, call
+        if not isinstance(own, CallSpan) or own.times is not times:
             return  # The span belongs to the call on whose behalf this one was made.
+        own.times = (
+            _EXECUTED if call.began else _NOT_EXECUTED
+        )  # The call and its span would keep each other alive.
+        if exporter is None:
+            return
         request_id = call.request_id
         batch, queued, began = own.batch, times.queued, times.began
         row = (

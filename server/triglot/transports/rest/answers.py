@@ -16,7 +16,6 @@ from triglot.core.errors import Cancelled, ServingError, as_serving_error, retry
 from triglot.core.http import HttpResponse, HttpStream
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Route
-from triglot.telemetry.calls import Observation
 from triglot.transports.deflate import DEFLATED_WORK, accepted, deflate
 from triglot.transports.off_loop import run_sized
 from triglot.transports.rest.errors import default_error
@@ -71,35 +70,31 @@ def check_fields(response: HttpResponse) -> None:
             raise ValueError(f"a header field has a control character: {field!r}")
 
 
-def error_response(
-    route: Route, error: Exception, headers: Mapping[str, str], observed: Observation
-) -> HttpResponse:
+def error_response(route: Route, error: Exception, headers: Mapping[str, str], call: Call) -> HttpResponse:
     """Returns the response for an exception; `headers` are the request's."""
     # A function of its own: a traceback refers to the frames that the error passed through. If one of these
     # referred to the error, the cycle, with the request in it, would live until garbage collection.
-    return failure_response(route, as_serving_error(error, f"{route.verb} {route.method}"), headers, observed)
+    return failure_response(route, as_serving_error(error, f"{route.verb} {route.method}"), headers, call)
 
 
-def failure_response(
-    route: Route, error: ServingError, headers: Mapping[str, str], observed: Observation
-) -> HttpResponse:
+def failure_response(route: Route, error: ServingError, headers: Mapping[str, str], call: Call) -> HttpResponse:
     """Returns the response for an error, in the route's own form if it has one."""
     encoded = default_error(error) if route.encode_error is None else route.encode_error(error, headers)
-    return _with_headers(error, encoded, observed)
+    return _with_headers(error, encoded, call)
 
 
-def refusal_response(route: Route, error: ServingError, observed: Observation) -> HttpResponse:
+def refusal_response(route: Route, error: ServingError, call: Call) -> HttpResponse:
     """Returns the response for a call that the client may not make.
 
     It has the usual form, unless the route has one of its own for refusals.
     """
     encode = default_error if route.encode_refusal is None else route.encode_refusal
-    return _with_headers(error, encode(error), observed)
+    return _with_headers(error, encode(error), call)
 
 
-def _with_headers(error: ServingError, response: HttpResponse, observed: Observation) -> HttpResponse:
+def _with_headers(error: ServingError, response: HttpResponse, call: Call) -> HttpResponse:
     """Add the header fields that belong to the error, and count the response."""
-    observed.sent(len(response.body))
+    call.sent(len(response.body))
     if response.status == HTTPStatus.UNAUTHORIZED:
         # No Basic: browsers would ask for a password themselves, and keep it.
         response = _with_field(response, response.body, "WWW-Authenticate", 'Bearer realm="triglot"')
@@ -126,9 +121,7 @@ async def compressed(http: Exchange, response: HttpResponse) -> HttpResponse:
     return _with_field(response, body, "Content-Encoding", preference.coding)
 
 
-async def send_stream(
-    http: Exchange, stream: HttpStream, fields: Fields, call: Call, observed: Observation
-) -> None:
+async def send_stream(http: Exchange, stream: HttpStream, fields: Fields, call: Call) -> None:
     """Send each chunk as soon as the model yields it; a slow client delays the next one."""
     try:
         async with aclosing(stream.answers) as answers:
@@ -146,7 +139,7 @@ async def send_stream(
                     await in_time(
                         call, http.write(chunk), LAST_MESSAGE_SECONDS, "while the client read the response"
                     )
-                    observed.sent(len(chunk))
+                    call.sent(len(chunk))
             if not http.begun:
                 await http.begin(200, fields)
             await http.finish()

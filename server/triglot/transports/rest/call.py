@@ -14,7 +14,6 @@ from triglot.core.http import HttpResponse, HttpStream
 from triglot.core.permission import WITHDRAWN, ClientLimits, OperationDenied
 from triglot.core.timer_wheel import TimerWheel
 from triglot.core.trace_context import NO_CONTEXT, TRACEPARENT, TRACESTATE
-from triglot.telemetry.calls import Observation
 from triglot.transports.rest.answers import (
     check_fields,
     compressed,
@@ -84,7 +83,8 @@ class HttpCall(RowCall):
             call.context = parent, ",".join(http.values(TRACESTATE))
         else:
             call.context = NO_CONTEXT
-        super().__init__(found.route.inference, call, Observation(found.endpoint, call), http)
+        super().__init__(found.route.inference, call, http)
+        found.endpoint.begin(call)
         if call.span is not None:
             call.span.begin_http(http.verb, found.route.template, http.target.partition("?")[0])
         self._calls = calls
@@ -109,7 +109,7 @@ class HttpCall(RowCall):
                 return
             calls.admit()
             calls.open.add(self)
-            request = calls.decoder.small_request(found, http, call, self._observed)
+            request = calls.decoder.small_request(found, http, call)
             if request is None:
                 self._run(self._decode_and_submit, http)
             else:
@@ -128,7 +128,7 @@ class HttpCall(RowCall):
         except ServingError as error:
             if isinstance(error, OperationDenied):
                 call.permission = error.permission
-            self._answer(error.code, refusal_response(self._found.route, error, self._observed), refusal_of(error))
+            self._answer(error.code, refusal_response(self._found.route, error, call), refusal_of(error))
             return False
         return True
 
@@ -137,7 +137,7 @@ class HttpCall(RowCall):
         task.add_done_callback(self._run_ended)
 
     async def _decode_and_submit(self, http: Exchange) -> None:
-        self._submit(await self._calls.decoder.decode(self._found, http, self.call, self._observed))
+        self._submit(await self._calls.decoder.decode(self._found, http, self.call))
 
     async def _await_row(self, request: Any) -> Any:
         assert self._found.route.call is not None  # True for rows without `inference`.
@@ -172,7 +172,7 @@ class HttpCall(RowCall):
         if call.span is not None:
             call.span.end_http(head.status)
         try:
-            await send_stream(http, stream, self._fields(head, http), call, self._observed)
+            await send_stream(http, stream, self._fields(head, http), call)
         finally:
             call.permission.unfollow(self.cancel)
         self._end(Code.OK)
@@ -180,13 +180,13 @@ class HttpCall(RowCall):
 
     def _send_whole(self, response: HttpResponse) -> None:
         check_fields(response)
-        self._observed.encoded(len(response.body))
+        self.call.encoded(len(response.body))
         self._answer(Code.OK, response)
 
     # --- ends ---
 
     def _fail(self, error: Exception) -> None:
-        response = error_response(self._found.route, error, self._out.headers, self._observed)
+        response = error_response(self._found.route, error, self._out.headers, self.call)
         self._answer(outcome(error), response, refusal_of(error))
 
     def _end_cancelled(self) -> None:
@@ -199,7 +199,7 @@ class HttpCall(RowCall):
             self._ended(self)
 
     def _answer_error(self, error: ServingError) -> None:
-        response = failure_response(self._found.route, error, self._out.headers, self._observed)
+        response = failure_response(self._found.route, error, self._out.headers, self.call)
         self._answer(error.code, response)
 
     def _answer(self, code: Code, response: HttpResponse, refusal: str = "") -> None:
@@ -229,7 +229,7 @@ class HttpCall(RowCall):
         if self._limits is not None:
             self._limits.leave()
             self._limits = None
-        self._observed.end(code, refusal)
+        self._found.endpoint.end(self.call, code, refusal)
         http: Exchange = self._stop()
         return http
 

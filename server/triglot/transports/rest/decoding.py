@@ -13,7 +13,6 @@ from triglot.core.call import Call
 from triglot.core.errors import PayloadTooLarge
 from triglot.core.http import HttpRequest
 from triglot.protocols.rows import InflatedTooLarge, Route
-from triglot.telemetry.calls import Observation
 from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, inflate
 from triglot.transports.off_loop import OFF_LOOP_BYTES, OneAtATime
 from triglot.transports.request_bytes import RequestBytes, Reservation
@@ -47,7 +46,7 @@ class HttpDecoder:
         self._text_room = TextRoom(config.max_json_size // 2)
         self._other_room = TextRoom(math.inf)
 
-    def small_request(self, found: Found, http: Exchange, call: Call, observed: Observation) -> HttpRequest | None:
+    def small_request(self, found: Found, http: Exchange, call: Call) -> HttpRequest | None:
         """Returns a request whose small body has arrived and can be decoded at once; None for any other.
 
         Raises `PayloadTooLarge`.
@@ -56,7 +55,7 @@ class HttpDecoder:
         if length is None or length > TEXT_ON_LOOP or "content-encoding" in http.headers:
             return None
         body = self._whole_body(found.route, http)
-        return None if body is None else _received(found, http, body, call, observed)
+        return None if body is None else _received(found, http, body, call)
 
     def _whole_body(self, route: Route, http: Exchange) -> bytes | None:
         limit, option = self._limit(route, http)
@@ -72,12 +71,12 @@ class HttpDecoder:
             return route_limit, route.limit_option
         return self._max_body, "max_message_size"
 
-    async def decode(self, found: Found, http: Exchange, call: Call, observed: Observation) -> Any:
+    async def decode(self, found: Found, http: Exchange, call: Call) -> Any:
         """Returns the decoded request; keeps no reference to the body.
 
         Raises what the row's `decode` raises, `InvalidArgument` for an invalid body, and `PayloadTooLarge`.
         """
-        request = self.small_request(found, http, call, observed)
+        request = self.small_request(found, http, call)
         if request is not None:
             return found.route.decode(request)
         route = found.route
@@ -91,7 +90,7 @@ class HttpDecoder:
                 body = await _read(http.body, limit, advice, reserved, place)
             else:
                 reserved.grow(len(body))
-            request = _received(found, http, body, call, observed)
+            request = _received(found, http, body, call)
             del body  # If it is decompressed, this frees it.
             if route.inflate_limit is not None and route.inflate_limit < limit:
                 limit, advice = route.inflate_limit, ""
@@ -128,13 +127,13 @@ async def _read(body: RequestBody, limit: int, advice: str, reserved: Reservatio
         raise PayloadTooLarge(f"{error}{advice}") from None
 
 
-def _received(found: Found, http: Exchange, body: bytes, call: Call, observed: Observation) -> HttpRequest:
+def _received(found: Found, http: Exchange, body: bytes, call: Call) -> HttpRequest:
     """Returns the request with its body, and notes its size and model."""
     request = HttpRequest(
         found.variables, http.headers, body, http.verb, http.target, http.remote, call.permission
     )
     call.size = len(body)
-    observed.received(call.size)
+    call.received(call.size)
     if found.route.model_of is not None:
         call.model_name = found.route.model_of(request)
     return request
