@@ -169,6 +169,11 @@ class ResponseBuffer:
             self.closed = True
             self._items.clear()
             self._room.notify_all()
+            self._notify = _nobody  # Its owner and this buffer would keep each other alive.
+
+
+def _nobody() -> None:
+    """Do nothing: nobody takes responses any longer."""
 
 
 def memory_of(response: object) -> int:
