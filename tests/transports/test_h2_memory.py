@@ -65,7 +65,7 @@ def test_what_is_announced_of_header_lists() -> None:
     large += [(b"a", b"x" * 100)] * (MAX_HEADER_BYTES // 133 + 1)
     refused = read_head(classified(large))
     assert refused.too_large
-    assert not refused.metadata
+    assert not refused.read_metadata()
 
 
 def test_a_thousand_connections_hold_less_than_a_mib_each() -> None:

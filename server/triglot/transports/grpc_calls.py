@@ -1,6 +1,6 @@
 """gRPC calls over any transport: decode the request, call the row, encode the response, map errors to statuses.
 
-`UnaryCall` runs a unary call; `GrpcCalls.server_stream` and `GrpcCalls.bidi_stream` make the handlers of streaming
+`GrpcCall` runs a unary call; `GrpcCalls.server_stream` and `GrpcCalls.bidi_stream` make the handlers of streaming
 calls. The HTTP/2 server (`http2/`) and grpc.aio (`aio/`) both use them.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from triglot.core.errors import (
 )
 from triglot.core.operation import Operation
 from triglot.core.permission import WITHDRAWN, OperationDenied, Permission
+from triglot.core.running import Defer
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Kind, Method, Service
 from triglot.telemetry.calls import Endpoint
@@ -160,7 +162,7 @@ class GrpcCalls:
 
     def unary(self, method: Method, endpoint: Endpoint) -> UnaryHandler:
         """Returns the handler of a method with one request and one response."""
-        return UnaryHandler(self, method, endpoint)
+        return UnaryHandler(self, method, endpoint, self.encoder(method))
 
     def encoder(self, method: Method) -> Callable[[Any], bytes]:
         # A transport that sends `Scattered` also sends bytes.
@@ -305,61 +307,54 @@ class GrpcCalls:
         await self._abort(context, error.code, truncated(details(error.message)), retry_metadata(error))
 
 
-class Reply(Protocol):
-    """Where a call sends its response. Exactly one of `respond`, `refuse` and `cancelled` is called, once."""
-
-    @property
-    def defer(self) -> Callable[[Callable[[], None]], object]:
-        """Returns a function that runs callbacks once all requests that arrived together have been started."""
-
-    def run(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]:
-        """Run a coroutine that ends the call."""
-
-    def respond(self, message: bytes | Scattered, trailing: Trailing = (), /) -> None:
-        """Send the response."""
-
-    def refuse(self, code: Code, details: str, trailing: Trailing, /) -> None:
-        """End the call with a status and no message: gRPC's retry policies apply only to such calls."""
-
-    def cancelled(self) -> None:
-        """End a cancelled call."""
-
-
+@dataclass(frozen=True, slots=True)
 class UnaryHandler:
     """The handler of a row with one request and one response."""
 
-    __slots__ = ("calls", "encode", "endpoint", "method")
-
-    def __init__(self, calls: GrpcCalls, method: Method, endpoint: Endpoint) -> None:
-        self.calls = calls
-        self.method = method
-        self.endpoint = endpoint
-        self.encode = calls.encoder(method)
-
-    def start(self, data: bytes, call: Call, reply: Reply) -> UnaryCall:
-        """Start a call and return it; it may have ended already."""
-        running = UnaryCall(self, call, reply, len(data))
-        running.start(data)
-        return running
+    calls: GrpcCalls
+    method: Method
+    endpoint: Endpoint
+    encode: Callable[[Any], bytes | Scattered]
 
 
-class UnaryCall(RowCall):
-    """One unary call, from the request's bytes to the response's, which go to a `Reply`. On the event loop."""
+class GrpcCall(RowCall):
+    """A gRPC call, which may be a unary one: from its request's bytes to those of its response. On the event loop.
 
-    __slots__ = ("_handler",)
+    A transport implements `run`, and `respond`, `refuse` and `cancelled`, exactly one of which is called, once.
+    """
 
-    def __init__(self, handler: UnaryHandler, call: Call, reply: Reply, size: int) -> None:
+    __slots__ = ("_unary",)
+    _unary: UnaryHandler
+
+    @abstractmethod
+    def run(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]:
+        """Run a coroutine that ends the call."""
+
+    @abstractmethod
+    def respond(self, message: bytes | Scattered, trailing: Trailing = (), /) -> None:
+        """Send the response."""
+
+    @abstractmethod
+    def refuse(self, code: Code, details: str, trailing: Trailing, /) -> None:
+        """End the call with a status and no message: gRPC's retry policies apply only to such calls."""
+
+    @abstractmethod
+    def cancelled(self) -> None:
+        """End a cancelled call."""
+
+    def start_row(self, handler: UnaryHandler, data: bytes, call: Call, defer: Defer) -> None:
+        """Decode the request of a unary call and run it; it may have ended when this returns.
+
+        `defer` runs callbacks once all requests that arrived together have been started.
+        """
+        method, size = handler.method, len(data)
         call.size = size
-        call.operation = handler.method.operation
-        self._handler = handler
+        call.operation = method.operation
         handler.endpoint.begin(call, size)
-        super().__init__(handler.method.inference, call, reply, reply.defer)
-
-    def start(self, data: bytes) -> None:
-        """Decode the request and run it."""
-        method = self._handler.method
+        self._unary = handler
+        self._begin(method.inference, call, defer)
         try:
-            if len(data) > OFF_LOOP_BYTES and method.decode_size(data) > OFF_LOOP_BYTES:
+            if size > OFF_LOOP_BYTES and method.decode_size(data) > OFF_LOOP_BYTES:
                 self._run(self._decode_and_submit, data)
                 return
             self._submit(method.decode(data))
@@ -367,43 +362,46 @@ class UnaryCall(RowCall):
             self._fail(error)
 
     def _run(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        running = self._running = self._out.run(self._guarded(step, *arguments))
+        running = self._running = self.run(self._guarded(step, *arguments))
         running.add_done_callback(self._run_ended)
 
     async def _decode_and_submit(self, data: bytes) -> None:
-        self._submit(await self._handler.calls.decode_large(self._handler.method, data))
+        self._submit(await self._unary.calls.decode_large(self._unary.method, data))
 
     async def _await_row(self, request: Any) -> Any:
-        return await _row_call(self._handler.method)(request, self.call)
+        return await _row_call(self._unary.method)(request, self.call)
 
     def _answer_size(self, answer: Any) -> int:
-        return self._handler.method.answer_size(answer)
+        return self._unary.method.answer_size(answer)
 
     def _encode(self, answer: Any) -> bytes | Scattered:
-        return self._handler.encode(answer)
+        return self._unary.encode(answer)
 
     def _send(self, encoded: bytes | Scattered) -> None:
         # Counted before it is sent, so that a client that has its response finds it in the metrics.
         self.call.encoded(len(encoded))
-        self._handler.endpoint.end(self.call, Code.OK)
-        self._stop().respond(encoded)
+        self._unary.endpoint.end(self.call, Code.OK)
+        self._stop()
+        self.respond(encoded)
 
     def _fail(self, error: Exception) -> None:
-        method = self._handler.method
+        method = self._unary.method
         failure = as_serving_error(error, method.name)
         encoded = method.encode_error(failure)
         self.call.sent(len(encoded or b""))
-        self._handler.endpoint.end(self.call, failure.code, refusal_of(failure))
+        self._unary.endpoint.end(self.call, failure.code, refusal_of(failure))
+        self._stop()
         if encoded is None:
-            self._stop().refuse(failure.code, truncated(method.details(failure.message)), retry_metadata(failure))
+            self.refuse(failure.code, truncated(method.details(failure.message)), retry_metadata(failure))
         else:
-            self._stop().respond(encoded, retry_metadata(failure))
+            self.respond(encoded, retry_metadata(failure))
 
     def _end_cancelled(self) -> None:
         # The client gets UNAVAILABLE for calls that outlive the grace period.
-        handler = self._handler
-        handler.endpoint.end(self.call, Code.UNAVAILABLE if handler.calls.stopping else Code.CANCELLED)
-        self._stop().cancelled()
+        code = Code.UNAVAILABLE if self._unary.calls.stopping else Code.CANCELLED
+        self._unary.endpoint.end(self.call, code)
+        self._stop()
+        self.cancelled()
 
 
 class _OpenStream:

@@ -1,6 +1,6 @@
 """A call of a row with one response, over any transport: decode, run, encode, map errors.
 
-`grpc_calls.UnaryCall` and `rest.call.HttpCall` are its subclasses.
+`grpc_calls.GrpcCall` and `rest.call.HttpCall` are its subclasses.
 """
 
 from __future__ import annotations
@@ -21,44 +21,43 @@ from triglot.transports.off_loop import OFF_LOOP_BYTES
 class RowCall(Sink):
     """One call with one response, as a `RunningCall`. On the event loop.
 
-    A row with an `inference` needs no coroutine.
-
-    `_out` is where the response goes; None once the call is over. Whatever ends the call calls `_stop`, once.
-    `defer`: see `Schedule.put`.
+    A row with an `inference` needs no coroutine. Nothing runs before `_begin`; whatever ends the call calls
+    `_stop`, once.
     """
 
     __slots__ = (
         "_callbacks",
         "_cancel_count",
         "_defer",
+        "_has_ended",
         "_inference",
-        "_out",
         "_request",
         "_running",
         "call",
         "ends_at_deadline",
     )
+    call: Call
 
-    def __init__(
-        self,
-        inference: InferenceHandler | None,
-        call: Call,
-        out: Any,
-        defer: Defer | None = None,
-    ) -> None:
-        self.call = call
+    def __init__(self) -> None:
         self.ends_at_deadline = False
         """Whether the call ends at its deadline on its own, even if the model runs on: the loop runs none of
         its code.
         """
-        self._defer = defer
-        self._inference = inference
-        self._out: Any = out
+        self._defer: Defer | None = None
+        """See `Schedule.put`."""
+        self._has_ended = True
+        self._inference: InferenceHandler | None = None
         self._request: Any = None
         self._running: Cancellable | None = None
         """The task or the work that runs the call."""
         self._cancel_count = 0
         self._callbacks: list[Callable[[Any], object]] | None = None
+
+    def _begin(self, inference: InferenceHandler | None, call: Call, defer: Defer | None = None) -> None:
+        self._has_ended = False
+        self._inference = inference
+        self._defer = defer
+        self.call = call
 
     # --- implemented per transport ---
 
@@ -101,7 +100,7 @@ class RowCall(Sink):
             self._fail(error)
 
     def _run_ended(self, running: Any) -> None:
-        if self._running is running and self._out is not None:  # Cancelled before its first step.
+        if self._running is running and not self._has_ended:  # Cancelled before its first step.
             self._end_cancelled()
 
     def _submit(self, request: Any) -> None:
@@ -117,7 +116,7 @@ class RowCall(Sink):
             self._run(self._await, request)
             return
         running: Running = self._inference.start(request, self.call, self, self._defer)
-        if self._out is not None:
+        if not self._has_ended:
             self._running = running
             self.ends_at_deadline = running.task is None
             if self._cancel_count:
@@ -159,15 +158,15 @@ class RowCall(Sink):
     async def _encode_long(self, answer: Any) -> None:
         self._send(await asyncio.to_thread(self._encode, answer))
 
-    def _stop(self) -> Any:
-        """End the call: run its callbacks, clear `_out`, which may refer to this call, and return it."""
-        out, self._out, self._running, self._request = self._out, None, None, None
-        assert out is not None
+    def _stop(self) -> None:
+        """Note the end of the call, and run its callbacks."""
+        assert not self._has_ended
+        self._has_ended = True
+        self._running = self._request = None
         if self._callbacks is not None:
             callbacks, self._callbacks = self._callbacks, None
             for callback in callbacks:
                 callback(self)
-        return out
 
     # --- RunningCall ---
 
@@ -179,11 +178,11 @@ class RowCall(Sink):
 
     def cancelling(self) -> int:
         """Returns how often the call was cancelled; 0 once it has ended."""
-        return self._cancel_count if self._out is not None else 0
+        return 0 if self._has_ended else self._cancel_count
 
     def done(self) -> bool:
         """Returns whether the call has ended."""
-        return self._out is None
+        return self._has_ended
 
     def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
         """Call `callback` when the call, which is still running, ends."""

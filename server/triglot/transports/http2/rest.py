@@ -101,7 +101,7 @@ class RestCall(Rpc):
         self.protocol.connection.out.headers(self.number, block_of(CONTINUE, ()))
         self.protocol.schedule_write()
 
-    async def send(self, piece: bytes) -> None:
+    async def send_piece(self, piece: bytes) -> None:
         """Send a part of the body. Raises `ConnectionError` when the client no longer reads."""
         self.protocol.connection.out.data(self.number, (piece,))
         self.protocol.schedule_write()
@@ -114,7 +114,7 @@ class RestCall(Rpc):
         if self.over:
             raise ConnectionResetError
 
-    def end(self) -> None:
+    def end_response(self) -> None:
         """End the response."""
         if not self.over:
             if self.protocol.connection.out.has(self.number):
@@ -184,7 +184,7 @@ class RestExchange(Exchange):
         call.send_head(status, fields, size)
         pieces = body.pieces if isinstance(body, Scattered) else (body,)
         call.protocol.connection.out.data(call.number, pieces)
-        call.end()
+        call.end_response()
 
     async def begin(self, status: int, fields: Fields) -> None:
         if self._call.over:
@@ -195,10 +195,10 @@ class RestExchange(Exchange):
 
     async def write(self, chunk: bytes) -> None:
         if self.verb != "HEAD":
-            await self._call.send(chunk)
+            await self._call.send_piece(chunk)
 
     async def finish(self) -> None:
-        self._call.end()
+        self._call.end_response()
 
     def abort(self) -> None:
         self._call.break_off()

@@ -1,4 +1,4 @@
-"""One gRPC call on an HTTP/2 connection: the `Context`, and the `Reply`, of its handler."""
+"""One gRPC call on an HTTP/2 connection, and the `Context` of the handler of a stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from triglot.access import GRPC
 from triglot.core.call import Call
@@ -17,7 +17,14 @@ from triglot.core.running import RunningCall
 from triglot.core.scattered import Scattered
 from triglot.core.trace_context import NO_CONTEXT
 from triglot.protocols.rows import Kind
-from triglot.transports.grpc_calls import LAST_MESSAGE_SECONDS, GrpcRow, Trailing, retry_metadata, truncated
+from triglot.transports.grpc_calls import (
+    LAST_MESSAGE_SECONDS,
+    GrpcCall,
+    GrpcRow,
+    Trailing,
+    retry_metadata,
+    truncated,
+)
 from triglot.transports.http2.body import MAX_UNREAD_BYTES, Body, StreamGone
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.requests import OK_TRAILERS, RpcHead, response_head, trailers, trailers_only
@@ -31,7 +38,6 @@ from triglot.transports.http2.messages import (
     prefix,
 )
 from triglot.transports.http2.roles import Connected
-from triglot.transports.row_call import RowCall
 from triglot.transports.shutdown import SHUTTING_DOWN
 
 log = logging.getLogger(__name__)
@@ -42,10 +48,10 @@ LARGE_BYTES = JOIN_BYTES // 2
 """A streamed response of this size shares no DATA frame with others."""
 
 
-class Rpc:
+class Rpc(GrpcCall):
     """One gRPC call. On the event loop; owned by its connection until it ends.
 
-    `kind` and `handler` are those of its row, None for an unknown path. It is the `Reply` of a unary call.
+    `kind` and `handler` are those of its row, None for an unknown path.
     """
 
     __slots__ = (
@@ -57,7 +63,6 @@ class Rpc:
         "_written",
         "body",
         "deadline",
-        "defer",
         "handler",
         "head",
         "kind",
@@ -72,6 +77,7 @@ class Rpc:
     """Header block before the first response."""
 
     def __init__(self, protocol: Connected, number: int, head: RpcHead, kind: Kind | None, handler: Any) -> None:
+        super().__init__()
         self.protocol = protocol
         self.number = number
         self.head = head
@@ -80,7 +86,7 @@ class Rpc:
         self.body: Body | None = None
         """Receives the request's body, unless that arrived as a whole."""
         self.task: RunningCall | None = None
-        """The task or the `UnaryCall` that runs the call."""
+        """The task that runs a stream, or what comes before or after the row of a unary call."""
         self.over = False
         """True once nothing more is sent."""
         self.permission: Permission = EVERYTHING
@@ -96,8 +102,6 @@ class Rpc:
         self._expires = 0
         if head.timeout is not None:
             self.deadline = monotonic() + head.timeout
-        self.defer = protocol.defer
-        """See `Reply`."""
 
     # --- the context ---
 
@@ -107,7 +111,7 @@ class Rpc:
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
         """See `Context`."""
-        return self.head.metadata
+        return self.head.read_metadata()
 
     def remote(self) -> str:
         """See `Context`."""
@@ -193,23 +197,23 @@ class Rpc:
         return None
 
     def watch_deadline(self) -> None:
-        """Set a timer that ends the call shortly after its deadline, unless its `UnaryCall` does so itself."""
+        """Set a timer that ends the call shortly after its deadline, unless its row does so itself."""
         if self.deadline is None or self._expires:
             return
-        if not (isinstance(self.task, RowCall) and self.task.ends_at_deadline):
+        if self.done() or not self.ends_at_deadline:
             self._expires = self.protocol.server.timers.add(self, self.deadline + LAST_MESSAGE_SECONDS)
 
     def start(self, message: bytes | memoryview) -> None:
         """Run a unary call; it may have ended when this returns."""
+        self.task = None
         call = self._call()
         call.permission = self.permission
-        running = self.handler.start(message, call, self)
-        if not running.done():
-            self.task = running
+        # Decoders read a memoryview as they read bytes.
+        self.start_row(self.handler, cast("bytes", message), call, self.protocol.defer)
 
     def _call(self) -> Call:
         """Returns the `Call` that user code sees."""
-        call = Call(self.deadline, self.invocation_metadata, self.protocol.remote)
+        call = Call(self.deadline, self.head.read_metadata, self.protocol.remote)
         head = self.head
         call.context = (head.traceparent, head.tracestate) if head.traceparent else NO_CONTEXT
         return call
@@ -257,10 +261,10 @@ class Rpc:
         with server.request_bytes.reserve(MAX_UNREAD_BYTES) as reserved:
             return await decompressed(message, self.head.encoding, server.max_message_size, reserved)
 
-    # --- `Reply` ---
+    # --- `GrpcCall` ---
 
     def run(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]:
-        """See `Reply`."""
+        """See `GrpcCall`."""
         task = self.protocol.loop.create_task(work)
         self.protocol.server.tasks.add(task)
         task.add_done_callback(self._task_ended)
@@ -272,11 +276,10 @@ class Rpc:
             self.cancelled()
 
     def respond(self, message: bytes | Scattered, trailing: Trailing = (), /, *, compressed: bool = False) -> None:
-        """See `Reply`."""
+        """See `GrpcCall`."""
         if self.over:
             return
-        # It may refer to this call through the metadata that its `Call` can read.
-        self.task = None
+        self.task = None  # It may refer to this call.
         size = len(message)
         head = PREFIX.pack(compressed, size)
         body = [head, message] if isinstance(message, bytes) else [head, *message.pieces]
@@ -285,14 +288,14 @@ class Rpc:
         self._close()
 
     def refuse(self, code: Code, details: str, trailing: Trailing, /) -> None:
-        """See `Reply`."""
+        """See `GrpcCall`."""
         self.task = None
         self.finish(int(code), details, trailing)
 
     # --- the end of a call ---
 
     def cancelled(self) -> None:
-        """See `Reply`; also called when a task that runs the call was cancelled."""
+        """See `GrpcCall`; also called when a task that runs the call was cancelled."""
         self.task = None
         if self.protocol.server.stopping:
             self.finish(int(Code.UNAVAILABLE), SHUTTING_DOWN)
@@ -363,14 +366,18 @@ class Rpc:
             self.drained()
 
     def end_grace(self) -> None:
-        """Cancel the task at the end of the server's grace period."""
-        if self.task is not None and not self.task.cancelling():
-            self.task.cancel()
+        """Cancel the call at the end of the server's grace period."""
+        if self.task is not None:
+            if not self.task.cancelling():
+                self.task.cancel()
+        elif not self.done() and not self.cancelling():
+            super().cancel()
 
     def cancel(self) -> None:
-        """Cancel the task; the connection counts it until it has ended."""
-        task = self.task
-        if task is None:
-            return
-        task.cancel()
-        self.protocol.track_handler(task)
+        """Cancel what runs; the connection counts it until it has ended."""
+        if (task := self.task) is not None:
+            task.cancel()
+            self.protocol.track_handler(task)
+        elif not self.done():
+            super().cancel()
+            self.protocol.track_handler(self)

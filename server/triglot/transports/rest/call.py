@@ -70,7 +70,7 @@ class HttpCall(RowCall):
     `ended` is called once, when the response has been sent, or the exchange aborted.
     """
 
-    __slots__ = ("_calls", "_ended", "_expires", "_found", "_is_late", "_limits")
+    __slots__ = ("_calls", "_ended", "_expires", "_found", "_http", "_is_late", "_limits")
 
     def __init__(self, calls: OpenCalls, found: Found, http: Exchange, ended: Callable[[Any], object]) -> None:
         call = Call(read_metadata=http.headers.items, peer=http.remote)
@@ -83,22 +83,30 @@ class HttpCall(RowCall):
             call.context = parent, ",".join(http.values(TRACESTATE))
         else:
             call.context = NO_CONTEXT
-        super().__init__(found.route.inference, call, http)
+        super().__init__()
+        self._begin(found.route.inference, call)
         found.endpoint.begin(call)
         if call.span is not None:
             call.span.begin_http(http.verb, found.route.template, http.target.partition("?")[0])
         self._calls = calls
         self._found = found
+        self._http: Exchange | None = http
+        """Where the response goes; None once the call has ended, as it may refer to this call."""
         self._ended = ended
         self._expires = 0
         self._is_late = False
         self._limits: ClientLimits | None = None
         """Limits of the client that count this call, if any."""
 
+    @property
+    def _exchange(self) -> Exchange:
+        assert self._http is not None
+        return self._http
+
     def start(self) -> None:
         """Start the call; it may have ended when this returns."""
         calls, found, call = self._calls, self._found, self.call
-        http: Exchange = self._out
+        http = self._exchange
         if calls.timeout:
             call.limit(calls.timeout, calls.timeout_source)
             assert call.deadline is not None
@@ -151,11 +159,11 @@ class HttpCall(RowCall):
 
     def _send(self, encoded: HttpResponse | HttpStream) -> None:
         if isinstance(encoded, HttpStream):
-            self._run(self._stream, self._out, encoded)
+            self._run(self._stream, self._exchange, encoded)
             return
         worth = self._found.route.compress_from
-        if worth is not None and len(encoded.body) >= worth and "accept-encoding" in self._out.headers:
-            self._run(self._compress, self._out, encoded)
+        if worth is not None and len(encoded.body) >= worth and "accept-encoding" in self._exchange.headers:
+            self._run(self._compress, self._exchange, encoded)
         else:
             self._send_whole(encoded)
 
@@ -186,7 +194,7 @@ class HttpCall(RowCall):
     # --- ends ---
 
     def _fail(self, error: Exception) -> None:
-        response = error_response(self._found.route, error, self._out.headers, self.call)
+        response = error_response(self._found.route, error, self._exchange.headers, self.call)
         self._answer(outcome(error), response, refusal_of(error))
 
     def _end_cancelled(self) -> None:
@@ -199,7 +207,7 @@ class HttpCall(RowCall):
             self._ended(self)
 
     def _answer_error(self, error: ServingError) -> None:
-        response = failure_response(self._found.route, error, self._out.headers, self.call)
+        response = failure_response(self._found.route, error, self._exchange.headers, self.call)
         self._answer(error.code, response)
 
     def _answer(self, code: Code, response: HttpResponse, refusal: str = "") -> None:
@@ -223,14 +231,15 @@ class HttpCall(RowCall):
         return (*fields, *context)
 
     def _end(self, code: Code, refusal: str = "") -> Exchange:
-        """End and count the call; returns its exchange, see `_stop`."""
+        """End and count the call; returns its exchange."""
         self._stop_timer()
         self._calls.discard(self)
         if self._limits is not None:
             self._limits.leave()
             self._limits = None
         self._found.endpoint.end(self.call, code, refusal)
-        http: Exchange = self._stop()
+        http, self._http = self._exchange, None
+        self._stop()
         return http
 
     def _stop_timer(self) -> None:

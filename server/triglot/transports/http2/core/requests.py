@@ -61,9 +61,8 @@ class RpcHead:
     too_large: bool
     call_bytes: int
 
-    @property
-    def metadata(self) -> Metadata:
-        """The fields that are not HTTP/2's or gRPC's own, as gRPC metadata."""
+    def read_metadata(self) -> Metadata:
+        """Return the fields that are not HTTP/2's or gRPC's own, as gRPC metadata."""
         if self.problem:
             return ()
         return [pair for field in self.fields if field.kind >= METADATA for pair in field.metadata()]
