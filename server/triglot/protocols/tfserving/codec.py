@@ -42,7 +42,6 @@ from triglot.protocols.wire import (
     scan,
     serialize,
 )
-from triglot.scheduling.servable import Servable
 
 SCAN_FROM_BYTES = 32 * 1024
 """Below this size protobuf is quicker than cutting."""
@@ -76,7 +75,7 @@ class PredictRequest:
     inputs: list[InputTensor] = field(default_factory=list)
     output_filter: Sequence[str] = ()
     unreadable: dict[str, str] = field(default_factory=dict)
-    servable: Servable | None = None
+    servable: object = None
     """The version that was called, once it is known."""
 
 
