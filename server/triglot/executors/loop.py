@@ -44,7 +44,8 @@ class LoopExecutor:
         self.running = 0
         """Number of running calls."""
         self._loop = loop
-        self._function = function
+        self.function = function
+        """The model's `infer`; may be replaced before it takes calls."""
         self._explain = explain
         self._orphaned = orphaned
 
@@ -76,7 +77,7 @@ class LoopExecutor:
         task.add_done_callback(partial(self._ended, work))
 
     async def _run(self, work: LoopWork) -> None:
-        await work.run_on_loop(self._function, self._explain)
+        await work.run_on_loop(self.function, self._explain)
         self._deliver(work, work.task)
 
     def _ended(self, work: LoopWork, task: asyncio.Task[None]) -> None:

@@ -18,6 +18,7 @@ from triglot.core.timer_wheel import TimerWheel
 from triglot.executors.deadline import BEFORE_START
 from triglot.executors.declarations import check_declarations, looks_at_call
 from triglot.executors.hosted import HostedModel, calls_per_instance
+from triglot.executors.loop import LoopExecutor
 from triglot.executors.loop_guard import guard_of, guarded_function
 from triglot.executors.thread import run_on_every
 from triglot.executors.timing import ResponseTimes
@@ -176,6 +177,9 @@ class Servable(WorkOwner):
     def stream_from(self, function: Function) -> None:
         """Make it decoupled, before it takes calls: `function` yields the responses, in place of `infer`."""
         self.function, self.decoupled, self._joins_streams = function, True, False
+        (executor,) = self._executors
+        assert isinstance(executor, LoopExecutor)  # Only ensembles learn of it when their models are known.
+        executor.function = function
 
     def bound(self, admission: Admission) -> None:
         """Enforce the limits of `admission` for requests from now on."""
