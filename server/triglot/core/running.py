@@ -1,7 +1,8 @@
 """The convention for work with one response or many: a `Sink` takes them, a `Running` gives them.
 
-Strategy: the caller that wants responses starts the work with a `Sink`, and gets a `Running`, both on the event loop. Work
-with one response is a stream of one. Nothing awaits: a coroutine per call costs as much as running a small model.
+Strategy: the caller that wants responses starts the work with a `Sink`, and gets a `Running`, on the event
+loop. Work with one response is a stream of one. Nothing awaits: a coroutine for each call would cost as much
+as running a small model.
 """
 
 from __future__ import annotations
