@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,25 @@ from sequence_models import DIRECT, Driver, Summing, error_of, rows_of, sequence
 from direct_work import FutureWork
 from triglot import Call
 from triglot.core.errors import Cancelled, Code, DeadlineExceeded, InvalidArgument, Unavailable
+from triglot.core.request_scheduling import Scheduling
 from triglot.model.scheduling import OldestStrategy, SequenceBatching
+from triglot.scheduling.sequences.table import SequenceTable
+
+# --- slots ---
+
+
+def test_slots_are_made_when_they_are_used() -> None:
+    """A configuration may name any number of them: none costs anything before a sequence has it."""
+    table = SequenceTable(instances=2, rows=10**12, max_idle=1)
+    assert (table.slots, table.used_slots) == (2 * 10**12, 0)
+    work: Any = SimpleNamespace(call=Call())
+    for number in range(5):
+        table.add(work, Scheduling(sequence_id=number, sequence_start=True), {}, None, 0.0)
+    assert [run.slot for run in table.live.values()] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+    assert (table.slots, table.used_slots) == (2 * 10**12, 5)
+    assert table.retire() == 1
+    assert table.slots == 10**12 + 2
+
 
 # --- the backlog ---
 

@@ -185,7 +185,9 @@ class World:
         assert (table.live, table.backlog, table.waiting, driver.lease.held) == ({}, {}, 0, 0)
         assert len(driver.schedule) == len(driver.schedule._requests) == driver.timers == 0
         assert sorted(table._free) == sorted(set(table._free))
-        assert len(table._free) == table.slots
+        assert table.used_slots == 0
+        made = [count for at, count in enumerate(table._made) if at not in table._retiring]
+        assert len(table._free) == sum(made) <= table.slots
         assert table.started == sum(table.ended.values())
         for one in self.sent:
             self.check_outcome(one)

@@ -1,7 +1,8 @@
 """The sequences of a model, and the slots that they use: plain decisions, without waiting or locking.
 
 Strategy: a sequence has a slot from its first request to its end, or waits for one in the backlog, in order. A
-slot is a row of one instance, so all requests of a sequence reach the same instance, one after the other.
+slot is a row of one instance, so all requests of a sequence reach the same instance, one after the other. A slot is
+made when it is first used: a model may have any number of them.
 Several sequences with the same id follow each other in one `SequenceRun`; while others wait for a slot, the
 next one queues up again.
 
@@ -44,6 +45,11 @@ class SequenceTable:
         self._max_idle = max_idle
         self._rows = rows
         self._free: list[Slot] = []
+        """A heap of the free slots, as far as they have been made."""
+        self._made: list[int] = []
+        """How many slots of each instance have been made; until it has all, the last one is free."""
+        self._used: list[int] = []
+        """How many slots of each instance are in use."""
         self._idle_since: dict[SequenceRun, float] = {}
         self._ready: list[dict[SequenceRun, None]] = []
         self._retiring: set[int] = set()
@@ -67,17 +73,19 @@ class SequenceTable:
         """Add an instance; returns its number."""
         number = len(self._ready)
         self._ready.append({})
+        self._made.append(0)
+        self._used.append(0)
         self.slots += self._rows
-        for row in range(self._rows):
-            self._assign(Slot(row, number))
+        self._make_slot(number)
+        while self.backlog and self._free:
+            self._place_first(self._take_slot())
         return number
 
     def retire(self) -> int:
         """Give no more sequences to the instance that has the fewest; returns its number."""
-        free = Counter(slot.instance for slot in self._free)
-        number = max(set(range(len(self._ready))) - self._retiring, key=lambda one: (free[one], one))
+        number = min(set(range(len(self._ready))) - self._retiring, key=lambda one: (self._used[one], -one))
         self._retiring.add(number)
-        self.slots -= free[number]
+        self.slots -= self._rows - self._used[number]
         self._free = [slot for slot in self._free if slot.instance != number]
         heapq.heapify(self._free)
         return number
@@ -94,7 +102,7 @@ class SequenceTable:
     @property
     def used_slots(self) -> int:
         """Slots in use."""
-        return self.slots - len(self._free)
+        return sum(self._used)
 
     # --- arriving requests ---
 
@@ -141,7 +149,7 @@ class SequenceTable:
 
     def _queue_up(self, run: SequenceRun) -> None:
         if self._free and not self.backlog:
-            self._place(run, heapq.heappop(self._free))
+            self._place(run, self._take_slot())
         else:
             self.backlog[run] = None
             _limit(run, run.pending)
@@ -161,16 +169,33 @@ class SequenceTable:
         self._ready[slot.instance].pop(run, None)
         if slot.instance in self._retiring:
             self.slots -= 1
+            self._used[slot.instance] -= 1
+        elif self.backlog:
+            self._place_first(slot)
         else:
-            self._assign(slot)
-
-    def _assign(self, slot: Slot) -> None:
-        if self.backlog:
-            first = next(iter(self.backlog))
-            del self.backlog[first]
-            self._place(first, slot)
-        else:
+            self._used[slot.instance] -= 1
             heapq.heappush(self._free, slot)
+
+    def _make_slot(self, instance: int) -> None:
+        """Make the next slot of an instance, unless it has all of them."""
+        row = self._made[instance]
+        if row < self._rows:
+            self._made[instance] += 1
+            heapq.heappush(self._free, Slot(row, instance))
+
+    def _take_slot(self) -> Slot:
+        """Returns a free slot of the lowest row."""
+        slot = heapq.heappop(self._free)
+        self._used[slot.instance] += 1
+        if slot.row + 1 == self._made[slot.instance]:
+            self._make_slot(slot.instance)
+        return slot
+
+    def _place_first(self, slot: Slot) -> None:
+        """Give a slot, which counts as used, to the first sequence in the backlog."""
+        first = next(iter(self.backlog))
+        del self.backlog[first]
+        self._place(first, slot)
 
     def _update(self, run: SequenceRun, now: float) -> None:
         """Update a sequence after a change: start its next one, mark it ready or idle, or remove it."""
