@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from triglot.protocols.rows import Service
 from triglot.protocols.tfserving.records import encode_record
 from triglot.protocols.tfserving.service import Predictions
 from triglot.protocols.tfserving.warmup import read_warm_up, warm_up
+from triglot.repository.config.bounds import Bounds
 from triglot.repository.config.default_batching import DefaultBatching
 from triglot.repository.config.settings import ModelSettings, folders_of, record_folders_of
 from triglot.repository.manager.loader import Adapt, Load
@@ -131,7 +133,7 @@ class Server:
             explicit=self.config.models_to_load if self.config.model_control_mode == "explicit" else None,
             left_out=control.left_out,
             allow_symlinks=self.config.allow_symlinks,
-            most_instances=self.config.max_requested_instances or max(MIN_REQUESTED_INSTANCES, 2 * cpu_count()),
+            bounds=_bounds(self.config),
             folders=[*folders_of(own), *self.config.model_roots],
             record_folders=self._record_folders,
             configured=self._configured,
@@ -453,6 +455,13 @@ class Server:
 def _trace_options(traces: TraceConfig) -> TraceOptions:
     level = read_level(traces.level)
     return TraceOptions(traces.file, level, traces.rate, traces.count, traces.frequency, traces.mode)
+
+
+def _bounds(config: Config) -> Bounds:
+    """Returns what the options allow the configuration in a client's request."""
+    instances = config.max_requested_instances or max(MIN_REQUESTED_INSTANCES, 2 * cpu_count())
+    others = {one.name: getattr(config, f"max_requested_{one.name}") for one in fields(Bounds)}
+    return Bounds(**others | {"instances": instances})
 
 
 def _recording(config: Config) -> Recording | None:

@@ -309,6 +309,38 @@ class Config:
         "most instances (threads or processes) that the configuration in a client's load request may ask for, "
         "unless the model's own configuration asks for more; 0: twice the CPUs, and at least 8",
     )
+    max_requested_batch_size: int = option(
+        MODELS, 65_536, "largest max_batch_size that such a configuration may ask for, likewise", least=1
+    )
+    max_requested_sequences: int = option(
+        MODELS,
+        4096,
+        "most open sequences on each instance (max_candidate_sequences, or max_batch_size) that such a "
+        "configuration may ask for, likewise",
+        least=1,
+    )
+    max_requested_entries: int = option(
+        MODELS,
+        10_000,
+        "most entries in all lists and tables of such a configuration (inputs, dims, versions, parameters and so "
+        "on), likewise, and of the one in a HandleReloadConfigRequest",
+        least=1,
+    )
+    max_requested_warm_up_runs: int = option(
+        MODELS,
+        1000,
+        "most runs of warm-up requests (all counts of model_warmup together) that such a configuration may ask "
+        "for, likewise",
+        least=1,
+    )
+    max_requested_bytes: int = option(
+        MODELS,
+        256 * MIB,
+        "most bytes that such a configuration may ask for in the tensors of one warm-up request, and in the states "
+        "of one sequence, likewise",
+        value="BYTES",
+        least=1,
+    )
     storage_cache: str = option(
         MODELS,
         "",

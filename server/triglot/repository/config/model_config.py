@@ -55,14 +55,13 @@ from triglot.repository.scan.paths import inside
 
 CONFIG_FILE = "config.pbtxt"
 MAX_CONFIG_BYTES = 1024 * 1024
-"""Limit on the size of the file, which every scan of the disk reads."""
+"""Limit on the size of the file, which every scan of the disk reads, and of the text in a request."""
+MAX_NOTES = 50
+"""Most warnings about one configuration."""
 WARM_UP_FOLDER = "warmup"
 
-INSTANCES = "instance_group"
 _RUNTIME_ENV = "runtime_env"
 """Field of `RayOptions` that chooses which program runs."""
-THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
-"""Parameters of the ONNX backend that set the number of threads per instance."""
 
 BACKEND_OF_NAME = {backend: backend for backend in BACKEND_OF_FILE.values()} | {
     "ensemble": "ensemble",
@@ -124,9 +123,11 @@ def read_config(folder: Path, warnings: list[str], *, named: bool = False) -> Mo
 def parse_override(text: str, name: str) -> pb.ModelConfig:
     """Parses the JSON in a load request for model `name`; 64-bit numbers may be texts, all fields are optional.
 
-    Raises `InvalidArgument` for invalid JSON and for another model's name.
+    Raises `InvalidArgument` for invalid JSON, for one above `MAX_CONFIG_BYTES`, and for another model's name.
     """
     what = f"the configuration in the request to load model '{name}'"
+    if len(text) > MAX_CONFIG_BYTES:
+        raise InvalidArgument(f"{what}: expected at most {MAX_CONFIG_BYTES} characters, got {len(text)}")
     if not text.lstrip(" \t\r\n").startswith("{"):
         raise InvalidArgument(f"{what}: expected a JSON object")
     try:
@@ -182,7 +183,9 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
     except (ValueError, ModelLoadError) as error:
         raise ModelLoadError(f"{source}: {error}", Code.INVALID_ARGUMENT) from None
     understood = _UNDERSTOOD_IN_LISTS if config.backend in ("", "python") else _UNDERSTOOD
-    notes = (*_without_effect(message, understood), *other_metrics(message), *misspelt(parameters))
+    notes = [*_without_effect(message, understood), *other_metrics(message), *misspelt(parameters)]
+    if (more := len(notes) - MAX_NOTES) > 0:
+        notes[MAX_NOTES:] = [f"{more} more such warnings"]
     warnings += [f"{source}: {note}" for note in notes]
     return config
 
@@ -211,34 +214,6 @@ def in_its_environment(config: ModelConfig, own: ModelConfig) -> ModelConfig:
     ray = {name: value for name, value in config.ray.items() if name != _RUNTIME_ENV}
     ray |= {name: value for name, value in own.ray.items() if name == _RUNTIME_ENV}
     return replace(config, environment=own.environment, ray=ray)
-
-
-def bounded(config: ModelConfig, own: ModelConfig, most: int) -> ModelConfig:
-    """Returns a client's configuration if it starts at most `most` instances, or as many as the model's `own` one.
-
-    The same limit applies to the threads of an instance. Raises `ModelLoadError` above the limit.
-    """
-    asked, there = _starts(config), _starts(own)
-    for key, count in asked.items():
-        allowed = max(most, there.get(key, 0))
-        if count > allowed:
-            raise ModelLoadError(
-                f"{config.source}: {key}: expected at most {allowed} in total, got {count}; raise the server's "
-                "--max-requested-instances for more",
-                Code.INVALID_ARGUMENT,
-            )
-    return replace(config, max_instances=max(most, there[INSTANCES]))
-
-
-def _starts(config: ModelConfig) -> dict[str, int]:
-    """Returns the numbers of threads and processes that are started, by configuration key."""
-    counts = {
-        f"parameters[{name}]": int(config.parameters[name])
-        for name in THREAD_COUNTS
-        if config.parameters.get(name, "").isdecimal()
-    }
-    groups = sum(one.count * max(1, len(one.gpus)) for one in config.instance_groups)
-    return counts | {INSTANCES: max(groups, config.ray.get("max_instances", 0))}
 
 
 def _sign(message: pb.ModelConfig, *without: str) -> str:

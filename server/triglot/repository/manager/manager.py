@@ -25,7 +25,8 @@ from triglot.core.errors import (
 )
 from triglot.core.response_buffer import MAX_UNREAD_BYTES
 from triglot.executors.loading import ANY_CLUSTER
-from triglot.model.config import ALL, LATEST, MAX_INSTANCES, NO_CONFIG
+from triglot.model.config import ALL, LATEST, NO_CONFIG
+from triglot.repository.config.bounds import UNBOUNDED, Bounds
 from triglot.repository.config.completed import Loaded
 from triglot.repository.config.model_config import parse_override
 from triglot.repository.config.settings import ModelSettings, check_names, folders_of, record_folders_of
@@ -85,7 +86,7 @@ class Manager:
         folders: Folders that clients may load models from by `reload`.
         record_folders: Folders that clients may have requests recorded to by `reload`.
         configured: Called with each new list of configured models.
-        most_instances: Limit on the instances of a model whose configuration is part of a load request.
+        bounds: Limits on what the configuration in a load request may ask for.
         labels_before_load: See `Registry`.
         allow_symlinks: See `Scanner`.
         wait: Whether the first scan is repeated until every root has a model; requires `poll_interval`.
@@ -109,7 +110,7 @@ class Manager:
         folders: Sequence[Path] = (),
         record_folders: Sequence[Path] = (),
         configured: Callable[[Sequence[ModelSettings]], object] = lambda _: None,
-        most_instances: int = MAX_INSTANCES,
+        bounds: Bounds = UNBOUNDED,
         labels_before_load: bool = False,
         wait: bool = False,
         storage: Storage | None = None,
@@ -152,7 +153,7 @@ class Manager:
         self._folders = folders
         self._record_folders = record_folders
         self._configured = configured
-        self._most_instances = most_instances
+        self._bounds = bounds
         self._followed: Sequence[ModelSettings] = ()
         self._once_logger = OnceLogger()
         self._problems: dict[str, ServingError | None] = {}
@@ -369,7 +370,7 @@ class Manager:
             except InvalidArgument as error:
                 raise InvalidArgument(f"{not_polled(name)}: {error.message}") from None
             folder = None if upload is None else upload.folder
-            overrides[name] = Override(message, self._most_instances, folder)
+            overrides[name] = Override(message, self._bounds, folder)
         async with self._scan_lock:
             others = {key: versions for key, versions in self.registry.wanted.items() if key != name}
             asked = name.__eq__

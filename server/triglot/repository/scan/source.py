@@ -16,15 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 from triglot.core.errors import Code, ModelLoadError
-from triglot.model.config import ALL, MAX_INSTANCES, NO_CONFIG, ModelConfig, VersionPolicy
+from triglot.model.config import ALL, NO_CONFIG, ModelConfig, VersionPolicy
 from triglot.model.model import Model
-from triglot.repository.config.model_config import (
-    CONFIG_FILE,
-    bounded,
-    config_of,
-    in_its_environment,
-    read_config,
-)
+from triglot.repository.config.bounds import UNBOUNDED, Bounds, check_bounds, instances_of
+from triglot.repository.config.model_config import CONFIG_FILE, config_of, in_its_environment, read_config
 from triglot.repository.config.settings import NAME, NAME_RULE, ModelSettings
 from triglot.repository.config.version_names import NAMES_FILE, VersionNames, read_names
 from triglot.repository.scan.layout import BACKEND_OF_FILE, backend_by_name, backend_of, candidates, listed
@@ -104,12 +99,12 @@ known."""
 class Override:
     """A client's replacement for a model's config.pbtxt: the `message` from `parse_override`.
 
-    `most_instances`: limit on its instances, unless the model's own configuration has more. `folder`: uploaded
+    `bounds`: limits on what it asks for, unless the model's own configuration asks for more. `folder`: uploaded
     files that replace the model's folder.
     """
 
     message: Any
-    most_instances: int = MAX_INSTANCES
+    bounds: Bounds = UNBOUNDED
     folder: Path | None = None
 
 
@@ -380,8 +375,9 @@ class _Search:
         own = NO_CONFIG
         with suppress(ModelLoadError):
             own = self._own_config(folder, [])
+        check_bounds(override.message, own, override.bounds, source)
         config = in_its_environment(config_of(override.message, folder, source, warnings), own)
-        return bounded(config, own, override.most_instances)
+        return replace(config, max_instances=max(override.bounds.instances, instances_of(own)))
 
     def _check(self, path: Path) -> None:
         if not self.allow_symlinks:

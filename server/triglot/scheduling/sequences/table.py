@@ -1,10 +1,9 @@
 """The sequences of a model, and the slots that they use: plain decisions, without waiting or locking.
 
 Strategy: a sequence has a slot from its first request to its end, or waits for one in the backlog, in order. A
-slot is a row of one instance, so all requests of a sequence reach the same instance, one after the other. A slot is
-made when it is first used: a model may have any number of them.
-Several sequences with the same id follow each other in one `SequenceRun`; while others wait for a slot, the
-next one queues up again.
+slot is a row of one instance, so all requests of a sequence reach the same instance, one after the other. It is
+made when it is first used, as a model may have any number of them. Several sequences with the same id follow each
+other in one `SequenceRun`; while others wait for a slot, the next one queues up again.
 
 A request that is removed before the model has received it ends its sequence, as in Triton: requests after it
 are cancelled, and in the backlog those queued before it, too. A client that continues has to start a new
