@@ -10,7 +10,15 @@ from typing import Any
 
 from triglot.config.metrics_config import MetricsConfig, read_metrics_config
 from triglot.config.option_fields import is_loopback, option, problem_of, unknown
-from triglot.config.trace_config import LEVELS, TraceConfig, levels_of, with_triton_config
+from triglot.config.trace_config import (
+    LEVELS,
+    MOST,
+    TRITON,
+    TraceConfig,
+    least_of,
+    levels_of,
+    with_triton_config,
+)
 
 ENVIRONMENT_PREFIX = "TRIGLOT_"
 TOKEN_VARIABLE = "TRIGLOT_TOKEN"
@@ -41,7 +49,6 @@ REPEATED = (
 """Lists whose flag may be repeated, as in Triton; the values are joined."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PROTOCOLS = ("kserve", "tfserving", "grps")
-MAX_TRACES = 2**31 - 1
 MAX_WORKERS = 1024
 CLIENT_AUTH = ("none", "optional", "required")
 GRPC_TRANSPORTS = ("aio", "h2")
@@ -531,13 +538,16 @@ class Config:
     trace_level: str = option(
         TRACES, "OFF", f"what to trace: OFF, or one or both of {', '.join(LEVELS)}", value="LEVEL,..."
     )
-    trace_rate: int = option(TRACES, 1000, "trace one request in N", least=1, most=MAX_TRACES)
-    trace_count: int = option(TRACES, -1, "most requests to trace; -1: no limit", least=-1, most=MAX_TRACES)
+    trace_rate: int = option(TRACES, 1000, "trace one request in N", least=least_of("rate", TRITON), most=MOST)
+    trace_count: int = option(
+        TRACES, -1, "most requests to trace; -1: no limit", least=least_of("count", TRITON), most=MOST
+    )
     trace_log_frequency: int = option(
         TRACES,
         0,
         "traces in one file: the files are --trace-file with .0, .1 and so on; 0: one file",
-        most=MAX_TRACES,
+        least=least_of("log-frequency", TRITON),
+        most=MOST,
     )
     trace_config: str = option(
         TRACES,

@@ -11,6 +11,7 @@ MODES = (TRITON, OPENTELEMETRY)
 LEVELS = ("TIMESTAMPS", "TENSORS")
 OFF = "OFF"
 MOST = 2**31 - 1
+"""Largest value of each of these numbers."""
 _LEAST = {
     "rate": 0,
     "count": -1,
@@ -20,6 +21,11 @@ _LEAST = {
     "bsp_max_export_batch_size": 1,
 }
 KEYS = ("mode", "level", "file", "url", "resource", *_LEAST)
+
+
+def least_of(key: str, mode: str) -> int:
+    """Returns the least value of a number; only OpenTelemetry has a rate of 0: what clients trace."""
+    return 1 if key == "rate" and mode == TRITON else _LEAST[key]
 
 
 @dataclass(frozen=True, slots=True)

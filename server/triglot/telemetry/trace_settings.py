@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from triglot.config.trace_config import MOST, least_of
 from triglot.core.errors import InvalidArgument, Unimplemented
 
 LEVEL, RATE, COUNT, FREQUENCY = "trace_level", "trace_rate", "trace_count", "log_frequency"
@@ -14,8 +15,8 @@ FILE, MODE = "trace_file", "trace_mode"
 KEYS = (LEVEL, RATE, COUNT, FREQUENCY, FILE, MODE)
 OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
 TRITON, OPENTELEMETRY = "triton", "opentelemetry"
-LEAST = {RATE: 1, COUNT: -1, FREQUENCY: 0}
-MOST = 2**31 - 1
+_NUMBERS = {RATE: "rate", COUNT: "count", FREQUENCY: "log-frequency"}
+"""The numbers, as the option trace_config calls them."""
 _INTEGER = re.compile(r"-?[0-9]{1,10}")
 
 Changes = Mapping[str, Sequence[str] | None]
@@ -132,7 +133,7 @@ def read_level(texts: Sequence[str]) -> tuple[str, ...]:
 
 def _number(key: str, texts: Sequence[str], mode: str) -> int:
     text = _one(key, texts)
-    least = 0 if key == RATE and mode == OPENTELEMETRY else LEAST[key]
+    least = least_of(_NUMBERS[key], mode)
     if _INTEGER.fullmatch(text) is None or not least <= int(text) <= MOST:
         raise InvalidArgument(f"{key}: expected an integer from {least} to {MOST}, got '{_cut(text)}'")
     return int(text)
