@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,206 @@ async def test_threads_that_an_instance_computes_with_are_bounded_alike(
         await expect_refused(
             served, door, config, f"parameters[{name}]: expected at most {DEFAULT} in total,", OPTION
         )
+
+
+def tensors(count: int, dims: Sequence[int] = ()) -> list[dict[str, Any]]:
+    return [{"name": f"t{at}", "data_type": "TYPE_FP32", "dims": dims} for at in range(count)]
+
+
+def warm_up(*requests: dict[str, Any], datatype: str = "TYPE_FP32", dims: Sequence[int] = (1,)) -> dict[str, Any]:
+    tensor = {"data_type": datatype, "dims": dims, "zero_data": True}
+    return {"model_warmup": [{"name": "w", "inputs": {"x": tensor}, **request} for request in requests]}
+
+
+def states_of(dims: Sequence[int], *initial: int) -> dict[str, Any]:
+    first = {"name": "f", "data_type": "TYPE_FP64", "dims": initial, "zero_data": True}
+    own = {"input_name": "i", "output_name": "o", "data_type": "TYPE_FP64", "dims": dims}
+    return {"sequence_batching": {"state": [own | ({"initial_state": [first]} if initial else {})]}}
+
+
+def buckets(count: int) -> dict[str, Any]:
+    family = {"family": "nv_inference_first_response_histogram_ms"}
+    control = {"metric_identifier": family, "histogram_options": {"buckets": list(range(count))}}
+    return {"model_metrics": {"metric_control": [control]}}
+
+
+ENTRIES = "expected at most 10000 entries in all lists and tables"
+SEQUENCES = "sequence_batching: expected at most 4096 sequences on each instance"
+WARM_UP = f"model_warmup: expected at most {2**28} bytes in one request"
+STATE = f"sequence_batching.state: expected at most {2**28} bytes for one sequence"
+
+
+@DOORS
+@pytest.mark.parametrize(
+    ("fields", "text", "option"),
+    [
+        ({"max_batch_size": 65_537}, "max_batch_size: expected at most 65536, got 65537", "batch-size"),
+        (
+            {"max_batch_size": 10**9, "sequence_batching": {}},
+            "max_batch_size: expected at most 65536",
+            "batch-size",
+        ),
+        (
+            {"max_batch_size": 4097, "sequence_batching": {"direct": {}}},
+            f"{SEQUENCES}, got 4097",
+            "sequences",
+        ),
+        (
+            {"sequence_batching": {"oldest": {"max_candidate_sequences": 10**9}}},
+            f"{SEQUENCES}, got {10**9}",
+            "sequences",
+        ),
+        ({"input": tensors(10_001)}, f"{ENTRIES}, got 10001; input has 10001", "entries"),
+        ({"input": tensors(2, [1] * 6000)}, f"{ENTRIES}, got 12002; input.dims has 12000", "entries"),
+        (
+            {"version_policy": {"specific": {"versions": list(range(1, 10**5 + 1))}}},
+            f"{ENTRIES}, got 100000; version_policy.specific.versions has 100000",
+            "entries",
+        ),
+        (
+            {"dynamic_batching": {"preferred_batch_size": list(range(1, 20_001))}},
+            f"{ENTRIES}, got 20000; dynamic_batching.preferred_batch_size has 20000",
+            "entries",
+        ),
+        (
+            {
+                "dynamic_batching": {
+                    "priority_levels": 9,
+                    "priority_queue_policy": {str(at): {} for at in range(10_001)},
+                }
+            },
+            f"{ENTRIES}, got 10001; dynamic_batching.priority_queue_policy has 10001",
+            "entries",
+        ),
+        (
+            {"parameters": {f"p{at}": {"string_value": ""} for at in range(10_001)}},
+            f"{ENTRIES}, got 10001; parameters has 10001",
+            "entries",
+        ),
+        (
+            {"instance_group": [{"gpus": [0] * 10_000}]},
+            f"{ENTRIES}, got 10001; instance_group.gpus has 10000",
+            "entries",
+        ),
+        (
+            {"parameters": {"intra_op_thread_count": {"string_value": "9" * 5000}}},
+            f"parameters[intra_op_thread_count]: expected at most {DEFAULT} in total, got {2**63}",
+            "instances",
+        ),
+        (
+            {"parameters": PROCESS | {"ray_max_instances": {"string_value": "0900"}}},
+            f"instance_group: expected at most {DEFAULT} in total, got 900",
+            "instances",
+        ),
+        (
+            warm_up({"count": 10**9}),
+            f"model_warmup: expected at most 1000 runs in total, got {10**9}",
+            "warm-up-runs",
+        ),
+        (
+            warm_up({"count": 600}, {}, {"count": 400}),
+            "model_warmup: expected at most 1000 runs in total, got 1001",
+            "warm-up-runs",
+        ),
+        (warm_up({}, dims=[2**26 + 1]), f"{WARM_UP}, got {2**28 + 4}", "bytes"),
+        (warm_up({}, dims=[2**62] * 1000), f"{WARM_UP}, got {2**63}", "bytes"),
+        (warm_up({"batch_size": 65}, dims=[2**20]), f"{WARM_UP}, got {65 * 2**22}", "bytes"),
+        (warm_up({}, datatype="TYPE_STRING", dims=[2**23]), f"{WARM_UP}, got {2**29}", "bytes"),
+        (states_of([2**26]), f"{STATE}, got {2**29}", "bytes"),
+        (states_of([-1], 2**26), f"{STATE}, got {2**29}", "bytes"),
+    ],
+)
+async def test_a_request_asks_for_so_much(
+    door: str, tmp_path: Path, fields: dict[str, Any], text: str, option: str
+) -> None:
+    put(tmp_path / "a" / "1", says=1)
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
+        hint = f"raise the server's --max-requested-{option} for more"
+        await expect_refused(served, door, config_text(**fields), text, hint)
+
+
+@DOORS
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"metric_tags": {f"t{at}": "" for at in range(101)}}, "metric_tags: expected at most 100, got 101"),
+        (buckets(1001), "histogram_ms: expected at most 1000, got 1001"),
+        ({"parameters": {"p": {"string_value": "x" * 2**20}}}, "the request has"),
+    ],
+)
+async def test_what_no_option_widens(door: str, tmp_path: Path, fields: dict[str, Any], text: str) -> None:
+    put(tmp_path / "a" / "1", says=1)
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
+        await expect_refused(served, door, config_text(**fields), text)
+
+
+async def test_a_long_text_beside_uploaded_files(tmp_path: Path) -> None:
+    """Such requests may be as large as any."""
+    put(tmp_path / "a" / "1", says=1)
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a", allow_model_upload=True) as served:
+        config = config_text(parameters={"p": {"string_value": "x" * 2**20}})
+        expected = f"expected at most {2**20} characters, got {len(config)}"
+        await expect_refused(served, "grpc", config, expected)
+
+
+LARGE = """
+max_batch_size: 1000000000
+sequence_batching { oldest { max_candidate_sequences: 1000000000 } }
+"""
+
+
+async def test_the_owners_file_is_not_bounded_and_bounds_requests(tmp_path: Path) -> None:
+    put(tmp_path / "a" / "1", says=1)
+    put_config(tmp_path / "a", LARGE)
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
+        assert served.server.manager.registry.servable("a").model.max_batch_size == 10**9
+        sequences = {"oldest": {"max_candidate_sequences": 10**9}}
+        same = config_text(max_batch_size=10**9, sequence_batching=sequences, **saying(5))
+        assert await control_of(served, "grpc").load("a", config=same) == FINE
+        more = config_text(max_batch_size=10**9 + 1, sequence_batching=sequences)
+        code, text = await control_of(served, "grpc").load("a", config=more)
+        assert (code, f"max_batch_size: expected at most {10**9}, got {10**9 + 1}" in text) == (INVALID, True)
+
+
+@pytest.mark.parametrize(
+    ("option", "most", "fields", "more"),
+    [
+        ("batch_size", 10**9, {"max_batch_size": 10**9}, {"max_batch_size": 10**9 + 1}),
+        (
+            "sequences",
+            10**9,
+            {"sequence_batching": {"oldest": {"max_candidate_sequences": 10**9}}},
+            {"sequence_batching": {"oldest": {"max_candidate_sequences": 10**9 + 1}}},
+        ),
+        (
+            "entries",
+            20_000,
+            {"version_policy": {"specific": {"versions": list(range(1, 20_001))}}},
+            {"version_policy": {"specific": {"versions": list(range(1, 20_002))}}},
+        ),
+        ("warm_up_runs", 2, warm_up({"count": 2}, datatype="TYPE_INT32"), warm_up({"count": 3})),
+        ("bytes", 40, warm_up({}, datatype="TYPE_INT32", dims=[10]), warm_up({}, dims=[11])),
+    ],
+)
+async def test_each_bound_has_an_option(
+    tmp_path: Path, option: str, most: int, fields: dict[str, Any], more: dict[str, Any]
+) -> None:
+    put(tmp_path / "a" / "1", says=1)
+    options: dict[str, Any] = EXPLICIT | {"load_model": "a", f"max_requested_{option}": most}
+    async with serve_models([tmp_path], **options) as served:
+        code, text = await control_of(served, "rest").load("a", config=config_text(**more))
+        assert (code, f"expected at most {most}" in text) == (INVALID, True), text
+        assert await control_of(served, "rest").load("a", config=config_text(**fields)) == FINE
+
+
+async def test_warnings_of_a_request_are_limited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    put(tmp_path / "a" / "1", says=1)
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
+        inputs = [{"name": f"t{at}", "is_shape_tensor": True} for at in range(2000)]
+        await expect_refused(served, "grpc", config_text(input=inputs))
+    warnings = [one.message for one in caplog.records if "not supported, ignored" in one.message]
+    assert len(warnings) == 50
+    assert "1950 more such warnings" in caplog.text
 
 
 @DOORS

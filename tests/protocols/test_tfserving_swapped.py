@@ -73,7 +73,7 @@ def request(path: str, body: object, **parts: str) -> HttpRequest:
 async def test_rest_predict(tmp_path: Path, body: object, *, swapped: bool) -> None:
     async with first_version(tmp_path) as manager:
         dataplane = DataPlane(manager)
-        api = RestApi(dataplane, Predictions(dataplane), Models(dataplane), kserve_v1=False)
+        api = RestApi(dataplane, Predictions(dataplane), Models(dataplane, 100), kserve_v1=False)
         call = api.decode_post(request("/v1/models/m:predict", body))
         if swapped:
             await swap(manager, tmp_path)

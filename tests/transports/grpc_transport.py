@@ -28,6 +28,7 @@ OVER_AIO = (
     "tests/cases/*",
     "tests/protocols/test_kserve_grpc.py",
     "tests/protocols/test_kserve_http.py",
+    "tests/protocols/test_kserve_load_meanwhile.py",
     "tests/protocols/test_kserve_stream_*.py",
     "tests/protocols/test_kserve_version_names.py",
     "tests/transports/*",

@@ -100,6 +100,21 @@ async def test_what_lies_below_is_loaded(tmp_path: Path) -> None:
         assert await here.reload({"a": own}) == ("OK", "")
 
 
+async def test_a_list_has_so_many_entries(tmp_path: Path) -> None:
+    """Each model is one, and so is each of its versions and labels."""
+    async with serving(tmp_path, max_requested_entries=3) as here:
+        own = tmp_path / "own" / "a"
+        code, text = await here.reload(dict.fromkeys("abcd", own))
+        expected = "the configuration in the request: expected at most 3 entries in all lists and tables, got 4; "
+        assert (code, text.startswith(expected), "MAX_REQUESTED_ENTRIES" in text) == (
+            "INVALID_ARGUMENT",
+            True,
+            True,
+        )
+        assert here.serving == {"a"}
+        assert await here.reload(dict.fromkeys("abc", own)) == ("OK", "")
+
+
 @pytest.mark.parametrize("roots", ["{0}/own, {0}/foreign", "/", "{0}"])
 async def test_an_option_allows_more(tmp_path: Path, roots: str) -> None:
     async with serving(tmp_path, allowed_model_roots=roots.format(tmp_path)) as here:

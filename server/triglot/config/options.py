@@ -343,8 +343,8 @@ class Config:
     max_requested_bytes: int = option(
         MODELS,
         256 * MIB,
-        "most bytes that such a configuration may ask for in the tensors of one warm-up request, and in the states "
-        "of one sequence, likewise",
+        "most bytes that such a configuration may ask for in the tensors of one warm-up request, and in the "
+        "states of one sequence, likewise",
         value="BYTES",
         least=1,
     )

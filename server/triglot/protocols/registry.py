@@ -173,7 +173,7 @@ def _with_protocol(protocol: str, routes: list[Route]) -> list[Route]:
 def _tfserving(
     dataplane: DataPlane, predictions: Predictions, config: Config, telemetry: Telemetry, limits: JsonLimits
 ) -> Rows:
-    models = Models(dataplane)
+    models = Models(dataplane, config.max_requested_entries)
     services = tfserving_services(predictions, models, tensor_content=config.tensor_content)
     ai_platform = AIPlatform(dataplane, limits, named=config.named_prediction_models)
     vertex = Vertex(dataplane, ai_platform, config.endpoint_models)

@@ -26,13 +26,14 @@ A model in processes is called by threads that wait for them.
 """
 
 
-def executors_for(model: Model, name: str, function: Function, explain: Explain) -> Sequence[Executor]:
-    """Returns the model's executors.
+def executors_for(
+    model: Model, name: str, function: Function, explain: Explain, loop: asyncio.AbstractEventLoop
+) -> Sequence[Executor]:
+    """Returns the model's executors, which are to be opened on the `loop`.
 
     An `async def infer` runs on the event loop. Others run on one of `EXECUTORS` for all instances, or, for models
     with sequences, on one per instance, since a sequence needs the same instance.
     """
-    loop = asyncio.get_running_loop()
     if is_async(model.infer):
         orphaned = (lambda: model.orphaned) if isinstance(model, HostedModel) else int
         return [LoopExecutor(loop, function, explain, model.instances, orphaned)]
@@ -50,11 +51,15 @@ def executor_for_sequences(model: Model, name: str, function: Function, explain:
     return EXECUTORS[model.execution](iter([name]), 0, function, explain, loop, model.end_instance)
 
 
-def schedule_for(model: Model, limit: int, executors: Sequence[Executor], guard: LoopGuard) -> Schedule:
-    """Returns the schedule for a model's options. Raises `ValueError` for options that the model cannot have."""
-    loop = asyncio.get_running_loop()
+def schedule_for(
+    model: Model, limit: int, executors: Sequence[Executor], guard: LoopGuard, loop: asyncio.AbstractEventLoop
+) -> Schedule:
+    """Returns the schedule for a model's options, to be used on the `loop`.
+
+    Raises `ValueError` for options that the model cannot have.
+    """
     if model.sequence_batching is not None:
-        return SequenceSchedule(model, limit, executors, loop.call_soon, loop.call_later)
+        return SequenceSchedule(model, limit, executors, loop.call_soon, loop.call_later, loop=loop)
     (executor,) = executors
     if model.dynamic_batching is not None and not (is_async(model.infer) and is_decoupled(model.infer)):
         return Batcher(model, limit, executor, guarded_list(model, guard), loop.call_soon, loop.call_later)

@@ -38,7 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class Servable(WorkOwner):
-    """Runs one version of a model, which is loaded already. Created, used and closed on the event loop.
+    """Runs one version of a model, which is loaded already. Used and closed on the event loop.
+
+    Made on the loop it is open. Made on another thread, as that may take long, for the `loop`, it is to be opened
+    there.
 
     `name` and `version` identify it. `max_queue_size`: most queued requests, unless the model sets its own
     limit. `max_unread_bytes`: of a call's responses, see `ResponseBuffer`. Blocking `infer` runs on the threads of
@@ -60,6 +63,7 @@ class Servable(WorkOwner):
         *,
         max_queue_size: int,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._leases = 0
         self._drained: asyncio.Event | None = None
@@ -80,7 +84,7 @@ class Servable(WorkOwner):
         self.decoupled = is_decoupled(model.infer)
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
         self._max_unread_bytes = max_unread_bytes
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop or asyncio.get_running_loop()
         joins = model.dynamic_batching is not None and not self.decoupled
         self.direct = self.on_loop and not joins
         """Whether requests bypass the queue for instances: each runs at once, as a coroutine of its own."""
@@ -89,11 +93,9 @@ class Servable(WorkOwner):
         self._timers = TimerWheel(self._loop)
         # A function, not a bound method: the threads would keep the servable alive.
         self._explain: Explain = partial(explained, str(self))
-        self._executors = list(executors_for(model, f"{name}/{version}", self.function, self._explain))
+        self._executors = list(executors_for(model, f"{name}/{version}", self.function, self._explain, self._loop))
         self._retiring: set[asyncio.Task[None]] = set()
-        self._schedule = schedule_for(model, self._limit, self._executors, self.guard)
-        for executor in self._executors:  # Only now that the model's configuration is known to be valid.
-            executor.open()
+        self._schedule = schedule_for(model, self._limit, self._executors, self.guard, self._loop)
         self.sequences = self._schedule if isinstance(self._schedule, SequenceSchedule) else None
         if self.sequences is not None:
             self.sequences.lease = self
@@ -117,6 +119,13 @@ class Servable(WorkOwner):
         self.labels: Mapping[str, Sequence[bytes]] = model.labels
         """Class names per output, for outputs that have labels."""
         self._queue_full = 0
+        if loop is None:
+            self.open()
+
+    def open(self) -> None:
+        """Start the executors; once, before anything else."""
+        for executor in self._executors:  # Only now that the model's configuration is known to be valid.
+            executor.open()
 
     def __str__(self) -> str:
         return f"{self.name} version {self.version}"

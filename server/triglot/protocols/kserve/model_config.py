@@ -34,7 +34,13 @@ class ModelConfigs:
         Raises `ModelNotFound`, `InvalidArgument` for a bad version, `Unavailable`.
         """
         loaded = self._dataplane.loaded_from(call.permission, request.name, request.version)
-        return pb.ModelConfigResponse(config=completed(loaded))
+        config = await self._dataplane.off_loop(partial(completed, loaded))
+        return pb.ModelConfigResponse(config=config)
+
+    async def model_config_json(self, request: pb.ModelConfigRequest, call: Call) -> bytes:
+        """As `model_config`, as JSON."""
+        loaded = self._dataplane.loaded_from(call.permission, request.name, request.version)
+        return await self._dataplane.off_loop(lambda: orjson.dumps(json_object(completed(loaded))))
 
     def methods(self) -> Sequence[Method]:
         decode = partial(parse_control, pb.ModelConfigRequest)
@@ -47,7 +53,7 @@ class ModelConfigs:
                 path + "/config",
                 Operation.MODEL_CONFIG,
                 _decode,
-                self.model_config,
+                self.model_config_json,
                 _encode,
                 documented=(CONFIG,),
             )
@@ -59,5 +65,5 @@ def _decode(http: HttpRequest) -> pb.ModelConfigRequest:
     return pb.ModelConfigRequest(name=http.path["model"], version=http.path.get("version", ""))
 
 
-def _encode(reply: pb.ModelConfigResponse, _: Any) -> HttpResponse:
-    return HttpResponse(dumps(json_object(reply.config)))
+def _encode(reply: bytes, _: Any) -> HttpResponse:
+    return HttpResponse(reply)

@@ -23,18 +23,19 @@ JSON_TEXT = "{}"
 """Sample of a BYTES element that the model parses as JSON."""
 
 
-def model_details(dataplane: DataPlane, permission: Permission, name: str, version: str) -> Document:
+async def model_details(dataplane: DataPlane, permission: Permission, name: str, version: str) -> Document:
     """Returns the model's `labels`, and in `serves` the version, or the default one for ""; None with an `error`.
 
-    On the event loop. Raises `PermissionDenied`.
+    Raises `PermissionDenied`.
     """
     labels = dataplane.labels_of(permission, name)
     try:
         servable = dataplane.servable(permission, name, version)
-        config = json_object(completed(dataplane.loaded_from(permission, name, version)))
+        loaded = dataplane.loaded_from(permission, name, version)
     except ServingError as error:
         cause = dataplane.broken(permission).get(name, error)
         return {"name": name, "labels": labels, "error": cause.message, "serves": None}
+    config = await dataplane.off_loop(lambda: json_object(completed(loaded)))
     return {"name": name, "labels": labels, "error": "", "serves": {**_served(servable), "config": config}}
 
 

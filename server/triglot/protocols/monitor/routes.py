@@ -309,7 +309,8 @@ def _model_route(dataplane: DataPlane, about: About) -> Route:
 
     async def read(http: HttpRequest, call: Call) -> dict[str, Any]:
         name, version = _parameter(http, "name"), _parameter(http, "version")
-        return {**model_details(dataplane, call.permission, name, version), "server": about.document()}
+        details = await model_details(dataplane, call.permission, name, version)
+        return {**details, "server": about.document()}
 
     def encode(found: dict[str, Any], _: HttpRequest) -> HttpResponse:
         return HttpResponse(encode_details(found), headers=_NO_STORE)

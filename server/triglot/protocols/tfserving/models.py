@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from triglot.core.call import Call
@@ -13,6 +15,8 @@ from triglot.protocols.tfserving.codec import decode_spec, spec_message
 from triglot.protocols.tfserving.lookup import find_servable, require_spec
 from triglot.protocols.tfserving.model_config import model_settings
 from triglot.protocols.tfserving.signature_def import signature_def_map
+from triglot.repository.config.bounds import check_entries
+from triglot.repository.config.settings import ModelSettings
 from triglot.repository.manager.plan import State
 
 log = logging.getLogger(__name__)
@@ -28,10 +32,14 @@ _STATES = {
 
 
 class Models:
-    """The calls of ModelService, and GetModelMetadata, for gRPC and REST."""
+    """The calls of ModelService, and GetModelMetadata, for gRPC and REST.
 
-    def __init__(self, dataplane: DataPlane) -> None:
+    `max_entries`: most entries in all lists and tables of a configuration in a request.
+    """
+
+    def __init__(self, dataplane: DataPlane, max_entries: int) -> None:
         self._dataplane = dataplane
+        self._max_entries = max_entries
 
     async def metadata(
         self, request: metadata_pb2.GetModelMetadataRequest, call: Call
@@ -90,7 +98,8 @@ class Models:
     ) -> management_pb2.ReloadConfigResponse:
         """Replace the whole list of models, or raise and change nothing (tfs 3.7)."""
         try:
-            models = model_settings(request.config, self._dataplane.platforms(call.permission))
+            platforms = self._dataplane.platforms(call.permission)
+            models = await self._dataplane.off_loop(partial(self._settings, request.config, platforms))
             await self._dataplane.reload(call.permission, models)
         except (InvalidArgument, FailedPrecondition, PermissionDenied) as error:
             log.warning("rejected a request to replace the model list: %s", error.message)
@@ -99,3 +108,7 @@ class Models:
         for name in request.metric_names:
             response.metric.add(name=name, int64_value_increase=0)
         return response
+
+    def _settings(self, config: Any, platforms: Mapping[str, str]) -> list[ModelSettings]:
+        check_entries(config, self._max_entries, "the configuration in the request")
+        return model_settings(config, platforms)

@@ -88,9 +88,10 @@ def instances_of(config: ModelConfig) -> int:
 
 
 def check_entries(message: Message, most: int, source: str) -> None:
-    """Raise `InvalidArgument` for a client's message whose lists and tables have more entries than `most`."""
+    """Raise `InvalidArgument` for a client's list of models with more than `most` entries in all its lists."""
     if (asked := _entries(message)) > most:
-        raise InvalidArgument(f"{source}: {ENTRIES.error(most, asked)}{ENTRIES.hint(message)}")
+        option = "; set TRIGLOT_MAX_REQUESTED_ENTRIES for more"
+        raise InvalidArgument(f"{source}: {ENTRIES.error(most, asked)}{ENTRIES.detail(message)}{option}")
 
 
 # --- amounts ---

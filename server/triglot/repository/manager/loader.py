@@ -81,26 +81,15 @@ class Loader:
         Raises `ModelLoadError` for any exception of the model's code.
         """
         loading, began = Loading(self._load, ray_address=self._ray_address), time.monotonic()
+        build = partial(self._build, files, loading, asyncio.get_running_loop())
         try:
-            model = await in_thread(partial(self._load_model, files, loading), late=_close)
+            servable = await in_thread(build, late=_close_unopened, name=f"the load of {files}")
         except asyncio.CancelledError:
             loading.give_up()
             raise
-        if isinstance(model, HostedModel):
-            model.loop = asyncio.get_running_loop()
-            model.on_change = partial(_on_loop, model.loop, self._changed)
+        model = servable.model
         try:
-            servable = Servable(
-                files.name,
-                files.version,
-                model,
-                max_queue_size=self._max_queue_size,
-                max_unread_bytes=self._max_unread_bytes,
-            )
-        except BaseException as error:  # A user's class may declare anything.
-            await in_thread(partial(_close, model))
-            raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
-        try:
+            servable.open()
             if any(tensor.label_file for tensor in files.config.outputs):
                 servable.labels = {**servable.labels, **await in_thread(partial(read_labels, files.config))}
             await complete(servable)
@@ -117,6 +106,25 @@ class Loader:
         if model.execution == "ray" and model.ray.max_instances:
             servable.companion = asyncio.create_task(autoscale(servable))
         return servable
+
+    def _build(self, files: ModelFiles, loading: Loading, loop: asyncio.AbstractEventLoop) -> Servable:
+        """Returns the loaded model as a servable that is to be opened. Blocks. Raises `ModelLoadError`."""
+        model = self._load_model(files, loading)
+        if isinstance(model, HostedModel):
+            model.loop = loop
+            model.on_change = partial(_on_loop, loop, self._changed)
+        try:
+            return Servable(
+                files.name,
+                files.version,
+                model,
+                max_queue_size=self._max_queue_size,
+                max_unread_bytes=self._max_unread_bytes,
+                loop=loop,
+            )
+        except BaseException as error:  # A user's class may declare anything.
+            _close(model)
+            raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
 
     def _load_model(self, files: ModelFiles, loading: Loading) -> Model:
         try:
@@ -181,6 +189,10 @@ def _make(files: ModelFiles, make: Callable[[], Model]) -> Model:
 def _on_loop(loop: asyncio.AbstractEventLoop, what: Callable[[], object]) -> None:
     with suppress(RuntimeError):  # The loop is closed: the server has stopped.
         loop.call_soon_threadsafe(what)
+
+
+def _close_unopened(servable: Servable) -> None:
+    _close(servable.model)
 
 
 def _close(model: Model) -> None:

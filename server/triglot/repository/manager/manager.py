@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from triglot.core.errors import (
     FailedPrecondition,
@@ -41,7 +42,7 @@ from triglot.repository.manager.summary import (
     summary_of_broken,
     summary_of_skipped,
 )
-from triglot.repository.manager.thread import in_thread
+from triglot.repository.manager.thread import in_thread, in_time
 from triglot.repository.manager.uploads import Upload
 from triglot.repository.scan.layout import listed
 from triglot.repository.scan.load_errors import (
@@ -61,6 +62,7 @@ from triglot.repository.storage.storage import Storage
 from triglot.repository.storage.urls import is_allowed, spelled
 from triglot.scheduling.servable import Servable
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 NO_OVERRIDES: Overrides = MappingProxyType({})
@@ -363,10 +365,11 @@ class Manager:
         if files:
             if config is None:
                 raise Internal(f"{not_polled(name)}: files require a 'config' parameter, got none")
-            upload = await in_thread(partial(Upload, name, files))
+            upload = await self._in_time(partial(Upload, name, files), f"writing the files of model '{name}'")
         if config is not None:
             try:
-                message = await in_thread(partial(parse_override, config, name))
+                what = f"reading the configuration of model '{name}'"
+                message = await self._in_time(partial(parse_override, config, name), what)
             except InvalidArgument as error:
                 raise InvalidArgument(f"{not_polled(name)}: {error.message}") from None
             folder = None if upload is None else upload.folder
@@ -374,7 +377,8 @@ class Manager:
         async with self._scan_lock:
             others = {key: versions for key, versions in self.registry.wanted.items() if key != name}
             asked = name.__eq__
-            scan = await self._scan(self._roots, asked, others, overrides, requested=[name])
+            what = f"scanning the folder of model '{name}'"
+            scan = await self._scan(self._roots, asked, others, overrides, requested=[name], what=what)
             self._once_logger.log(scan, asked, others=False)
             self._record_problems(scan, asked)
             if why := why_not(name, scan, self._roots):
@@ -428,6 +432,10 @@ class Manager:
         if names:
             self.reconciler.want({**self.registry.wanted, **{key: {} for key in names}})
         return bool(names)
+
+    async def _in_time(self, work: Callable[[], T], name: str) -> T:
+        """Returns what `work` does on a thread, in the time that a load may take. Raises `DeadlineExceeded`."""
+        return await in_time(work, self.reconciler.load_timeout, name)
 
     def _require_explicit(self, name: str) -> None:
         if self._explicit is None:
@@ -526,11 +534,13 @@ class Manager:
         *,
         requested: Collection[str] = (),
         settle: bool = False,
+        what: str = "",
     ) -> Scan:
         """Scans the roots on a thread.
 
         `held`: models that stay wanted if they cannot be read; by default all wanted ones. `requested`: models
-        that are wanted in addition. `settle`: see `Storage.fetch`.
+        that are wanted in addition. `settle`: see `Storage.fetch`. `what`: the name of a scan that has as much
+        time as a load, after its downloads. Raises `DeadlineExceeded` then.
         """
         held = self.registry.wanted if held is None else held
         loaded = [
@@ -542,12 +552,15 @@ class Manager:
         busy = self.reconciler.busy()
         names = None if EVERY_MODEL in requested else self._names_wanted(requested)
 
-        def scan() -> Scan:
+        def fetch() -> None:
             self._storage.fetch(roots, names, overrides, settle=settle)
+
+        def scan() -> Scan:
             found = self._scanner.scan(roots, held, loaded, immediate, overrides, busy)
             return self._storage.annotated(found, roots)
 
-        return await in_thread(scan)
+        await in_thread(fetch)
+        return await (self._in_time(scan, what) if what else in_thread(scan))
 
     def _names_wanted(self, requested: Collection[str] = ()) -> set[str] | None:
         """Returns the wanted models, and these; None: all that are found."""

@@ -39,6 +39,7 @@ from triglot.repository.manager.loader import (
 )
 from triglot.repository.manager.plan import Plan, State, Version, plan
 from triglot.repository.manager.registry import Registry
+from triglot.repository.manager.thread import in_thread
 from triglot.repository.scan.scanner import Wanted
 from triglot.repository.scan.source import ModelFiles
 from triglot.scheduling.servable import Servable
@@ -286,9 +287,8 @@ class Reconciler:
         version = self.registry.serving(files.name, files.version)
         if version is not None and version.servable is not None and version.served is not None:
             servable, before = version.servable, version.served
-            differs = files.says_other_instances(before) or says_other_instances(
-                files, Loaded(servable, before, ALL)
-            )
+            compare = partial(says_other_instances, files, Loaded(servable, before, ALL))
+            differs = files.says_other_instances(before) or await in_thread(compare)
             if differs and await apply_instances(servable, files.named_config, before.named_config):
                 return servable
         return await self._loader.open(files, complete)

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from triglot.core.errors import DeadlineExceeded
+
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 1.0
+"""Seconds after which work that nobody waits for any longer is logged: it takes a CPU, or memory."""
 
 
 def _forget(_: object) -> None:
     pass
 
 
-async def in_thread(work: Callable[[], T], late: Callable[[T], object] = _forget) -> T:
+async def in_thread(work: Callable[[], T], late: Callable[[T], object] = _forget, name: str = "") -> T:
     """Returns or raises what `work` does; if this is cancelled, `late` gets the result, on a thread.
 
-    Uses a daemon thread, not the loop's pool: work that never ends must not keep a stopped server alive.
+    Uses a daemon thread, not the loop's pool: work that never ends must not keep a stopped server alive, nor take
+    a thread from others. It cannot be ended: if it goes on after a cancellation, that is logged by its `name`.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
+    ended, reported = threading.Event(), threading.Event()
 
     def deliver(result: T) -> None:
         if done.cancelled():
@@ -37,10 +46,19 @@ async def in_thread(work: Callable[[], T], late: Callable[[T], object] = _forget
         try:
             result = work()
         except BaseException as error:
+            ended.set()
             _notify(loop, partial(fail, error))
         else:
+            ended.set()
             if done.cancelled() or not _notify(loop, partial(deliver, result)):
                 late(result)
+        if reported.is_set():
+            log.info("%s has ended", name)
+
+    def report() -> None:
+        if not ended.is_set():
+            reported.set()
+            log.warning("%s still runs on its thread, which cannot be ended; nothing waits for it", name)
 
     _start(run)
     try:
@@ -49,7 +67,23 @@ async def in_thread(work: Callable[[], T], late: Callable[[T], object] = _forget
         if done.done() and not done.cancelled() and done.exception() is None:
             # The result arrived in the same loop iteration as the cancellation.
             _start(partial(late, done.result()))
+        elif name:
+            loop.call_later(PATIENCE_SECONDS, report)
         raise
+
+
+async def in_time(work: Callable[[], T], seconds: float, name: str) -> T:
+    """As `in_thread`, for at most `seconds` of the option load_timeout; 0: no limit.
+
+    Raises `DeadlineExceeded`; the work goes on.
+    """
+    try:
+        async with asyncio.timeout(seconds or None) as limit:
+            return await in_thread(work, name=name)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise DeadlineExceeded(f"{name} took longer than load_timeout, {seconds:g} s") from None
 
 
 def _start(work: Callable[[], object]) -> None:

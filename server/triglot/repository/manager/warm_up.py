@@ -32,6 +32,7 @@ from triglot.executors.work import Function, Inputs
 from triglot.model.config import WarmUpRequest
 from triglot.model.validation import bind_inputs, bind_outputs, bind_undeclared
 from triglot.model.warm_up_inputs import configured_inputs, example_inputs
+from triglot.repository.manager.thread import in_thread
 from triglot.scheduling.servable import Servable
 
 log = logging.getLogger(__name__)
@@ -131,7 +132,8 @@ class _Runner:
 
     async def run(self, sample: _Sample) -> None:
         """Runs a sample on every instance. Raises `ServingError`."""
-        inputs = await asyncio.to_thread(sample.bind, self._servable)
+        name = f"making the inputs of {sample.name} of {self._servable}"
+        inputs = await in_thread(partial(sample.bind, self._servable), name=name)
         for _ in range(sample.count):
             if self._servable.on_loop:
                 await self._on_loops(inputs)

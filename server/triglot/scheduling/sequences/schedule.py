@@ -62,6 +62,7 @@ class SequenceSchedule:
     """A `Schedule`: requests with the same sequence id reach the same instance, in order of arrival.
 
     Each instance has an executor of its own. `lease` is entered once per open sequence, and exited when that ends.
+    It may be made on any thread, and is used on the `loop`, by default the running one.
     Raises `ValueError` for options that the model cannot have.
     """
 
@@ -73,6 +74,8 @@ class SequenceSchedule:
         defer: Defer,
         later: Later,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         batching = model.sequence_batching
         if batching is None:
@@ -114,7 +117,7 @@ class SequenceSchedule:
         self._runs_on: Callable[[int, int], object] | None = None
         if isinstance(model, HostedModel):
             self._runs_on = model.runs_on
-            model.on_lost = partial(_on_loop, asyncio.get_running_loop(), self._lose)
+            model.on_lost = partial(_on_loop, loop or asyncio.get_running_loop(), self._lose)
 
     def __len__(self) -> int:
         return self._table.waiting
