@@ -40,7 +40,7 @@ class ModelConfigs:
     async def model_config_json(self, request: pb.ModelConfigRequest, call: Call) -> bytes:
         """As `model_config`, as JSON."""
         loaded = self._dataplane.loaded_from(call.permission, request.name, request.version)
-        return await self._dataplane.off_loop(lambda: orjson.dumps(json_object(completed(loaded))))
+        return await self._dataplane.off_loop(lambda: dumps(json_object(completed(loaded))))
 
     def methods(self) -> Sequence[Method]:
         decode = partial(parse_control, pb.ModelConfigRequest)
