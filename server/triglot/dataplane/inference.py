@@ -112,7 +112,7 @@ class CheckedResponses(Receiver):
         response: Any = NOTHING
         request = work.request
         if error is None:
-            if work.result is not NOTHING or not work.streams:
+            if work.answers_once:
                 began = perf_counter()
                 try:
                     response = _checked(work, None if work.result is NOTHING else work.result)

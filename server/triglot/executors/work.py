@@ -152,7 +152,7 @@ class PassOn(Receiver):
 
     def finish(self, work: Work, error: ServingError | None) -> None:
         """See `Receiver`."""
-        if error is None and work.result is not NOTHING:
+        if error is None and work.answers_once:
             work.sink.send(work.result)
         work.sink.end(error)
 
@@ -246,6 +246,11 @@ class Work(Runnable, Running):
         self.request: InferenceRequest | None = None
         self.cache_key: tuple[int, bytes] | None = None
         self.watchers: list[Watcher] | None = None
+
+    @property
+    def answers_once(self) -> bool:
+        """Whether the `result` is the model's one answer. A thread may set that of a stream after its end."""
+        return self.buffer is None and not self.iterates
 
     # --- on the instance's thread ---
 
