@@ -20,7 +20,7 @@ from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.core.tensor import datatype_of, object_array
 from triglot.core.types import Answer, TensorSpec
 from triglot.model.config import ModelConfig
-from triglot.model.model import Model
+from triglot.model.model import Model, signature_of
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 from triglot.model.validation import repeated_output
 
@@ -39,7 +39,7 @@ def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
         raise ModelLoadError(f"{file}: {name} has no predict(self, payload, headers)")
     own_name = config.name_for(file)
     try:
-        inspect.signature(model_class).bind(own_name)
+        signature_of(model_class).bind(own_name)
     except TypeError as error:
         raise ModelLoadError(
             f"{file}: {name}: expected an __init__ that takes the model's name only: {error}"
@@ -77,7 +77,7 @@ def _takes_dicts(model_class: type[Any]) -> bool:
 
 
 def _payload(method: Callable[..., Any]) -> str:
-    parameters = list(inspect.signature(method).parameters.values())
+    parameters = list(signature_of(method).parameters.values())
     annotation = parameters[1].annotation if len(parameters) > 1 else inspect.Parameter.empty
     return "" if annotation is inspect.Parameter.empty else str(annotation)
 

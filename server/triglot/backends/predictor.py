@@ -32,7 +32,7 @@ from triglot.core.errors import Internal, InvalidArgument, ModelLoadError, is_se
 from triglot.core.tensor import Array, object_array
 from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig
-from triglot.model.model import Model
+from triglot.model.model import Model, signature_of
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 from triglot.platform.archives import TarError, unpack
 
@@ -88,7 +88,7 @@ class PredictorModel(Model):
         self._name = f"predict() of {type(predictor).__qualname__}"
         # The signature of the underlying function, as a keyword may have the name of its first argument, too.
         self._leading = [predictor] if hasattr(predictor.predict, "__func__") else []
-        self._signature = inspect.signature(getattr(predictor.predict, "__func__", predictor.predict))
+        self._signature = signature_of(getattr(predictor.predict, "__func__", predictor.predict))
         self._opened = opened
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -9,7 +9,6 @@ are known to work.
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 import re
 import sys
@@ -35,7 +34,7 @@ from triglot.core.errors import InvalidArgument, MissingDependency, ModelLoadErr
 from triglot.core.tensor import DATATYPES, Array, datatype_of
 from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig
-from triglot.model.model import Model
+from triglot.model.model import Model, signature_of
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 
 log = logging.getLogger(__name__)
@@ -197,7 +196,7 @@ def _arguments(estimator: Any, method: str) -> set[str]:
     """Returns the arguments of a method besides the data; a pipeline passes them to its last step."""
     while hasattr(estimator, "steps"):
         estimator = estimator.steps[-1][1]
-    _, *further = inspect.signature(getattr(estimator, method)).parameters.values()
+    _, *further = signature_of(getattr(estimator, method)).parameters.values()
     return {parameter.name for parameter in further if parameter.kind is not parameter.VAR_KEYWORD}
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 
 from triglot.executors.hosted import HostedModel
 from triglot.executors.work import takes_call
-from triglot.model.model import AUTO, Model
+from triglot.model.model import AUTO, Model, signature_of
 from triglot.model.scheduling import DynamicBatching
 from triglot.model.scheduling_rules import check_scheduling
 
@@ -59,7 +58,7 @@ def _check_infer_batch(infer_batch: object) -> None:
     what = "infer_batch: expected infer_batch(self, inputs, calls), got"
     if not callable(infer_batch):
         raise ValueError(f"{what} {infer_batch!r}")
-    signature = inspect.signature(infer_batch)
+    signature = signature_of(infer_batch)
     try:
         signature.bind((), ())
     except TypeError:

@@ -8,7 +8,6 @@ set; everything else happens on the loop.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import threading
 import time
@@ -33,7 +32,7 @@ from triglot.executors.deadline import (
     seen_late,
 )
 from triglot.executors.timing import ResponseTimes
-from triglot.model.model import Model
+from triglot.model.model import Model, signature_of
 from triglot.model.signature import Signature
 
 log = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ def takes_call(infer: Callable[..., Any]) -> bool:
     A second parameter with a default does not count, unless it is named `call`. Raises `ValueError` if `infer`
     accepts neither one argument nor two.
     """
-    signature = inspect.signature(infer)
+    signature = signature_of(infer)
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
         return True
     for arguments in (1, 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +29,19 @@ AUTO = "auto"
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether `function` is `async def`, and so runs on the event loop."""
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Returns the signature of a function or class of the user's, without evaluating its annotations.
+
+    Their names may exist for type checkers only, which Python allows without quotes since 3.14 (PEP 649). Raises
+    as `inspect.signature`.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format  # noqa: PLC0415 - Older Pythons lack it.
+
+        return inspect.signature(function, annotation_format=Format.STRING)  # noqa: TID251
+    return inspect.signature(function)  # noqa: TID251
 
 
 def kind_in_lists(equal_shapes: Sequence[str], inputs: Mapping[str, Array]) -> Hashable:
