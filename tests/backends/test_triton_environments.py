@@ -116,6 +116,33 @@ async def test_a_folder(environment: Path, tmp_path: Path) -> None:
         }
 
 
+COMPUTES = """
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+
+def square(value):
+    import only_there
+
+    return value * value * only_there.FACTOR
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+            x = pb_utils.get_input_tensor_by_name(requests[0], "X").as_numpy()
+            y = np.array(list(executor.map(square, x)), np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", y)])]
+"""
+
+
+async def test_processes_of_the_model_itself(environment: Path, tmp_path: Path) -> None:
+    path = write_model(tmp_path, "own", COMPUTES, X_TO_Y + OWN_PYTHON.format(environment))
+    async with serving(path) as door:
+        assert (await door.infer("own", X)).outputs["Y"].tolist() == [0, 3, 12]
+
+
 async def test_an_archive_beside_the_model(environment: Path, tmp_path: Path, cache: Path) -> None:
     path = write_model(
         tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format("$$TRITON_MODEL_DIRECTORY/environment.tar.gz")

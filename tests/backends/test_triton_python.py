@@ -14,6 +14,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from triton_served import MODELS, X_TO_Y, Door, copied, ints, reply, request, serving, text, write_model
 
+from triglot.backends.child_modules import ROOT, SPAWNED
 from triglot.repository.scan.source import NamedPath
 
 SUM = {"INPUT0": np.arange(4, dtype=np.float32), "INPUT1": np.full(4, 2, np.float32)}
@@ -161,9 +162,9 @@ async def test_its_own_modules(tmp_path: Path) -> None:
         answer = await door.infer("with_helpers", {"IN": ints(1, 2)})
         assert answer.outputs["OUT"].tolist() == [8, 14]
         assert "helper" not in sys.modules
-    assert sys.path == path
+    assert [entry for entry in sys.path if entry != SPAWNED] == [entry for entry in path if entry != SPAWNED]
     new = sys.modules.keys() - modules
-    assert not [name for name in new if name.startswith("triglot_modules_") or name in ("helper", "late", *UTILS)]
+    assert not [name for name in new if name.startswith(f"{ROOT}.") or name in ("helper", "late", *UTILS)]
     assert not caches(tmp_path)
 
 
@@ -196,7 +197,7 @@ async def test_a_folder_that_it_puts_in_front_of_the_path(tmp_path: Path, monkey
     async with serving(tmp_path) as door:
         for number, name in enumerate("mn"):
             assert (await door.infer(name, {"X": ints(1)})).outputs["Y"].tolist() == [number, number]
-    assert not [name for name in sys.modules.keys() - modules if name.startswith("triglot_modules_")]
+    assert not [name for name in sys.modules.keys() - modules if name.startswith(f"{ROOT}.")]
     assert "model" not in sys.modules.keys() - modules
 
 

@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -161,6 +162,7 @@ class Reader:
         environment = QUICK | self._changed | variables
         server = Triglot(*arguments, command=command, python=python, environment=environment, folder=self._folder)
         self._server.enter_context(server)
+        self._server.callback(_end, server)
         grpc, rest = server.ports()
         self._ports = dict(zip(WELL_KNOWN, map(str, (rest, grpc, grpc, rest)), strict=True))
 
@@ -201,6 +203,13 @@ class Reader:
     def _variables(self) -> dict[str, str]:
         scripts = Path(sys.executable).parent
         return {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", **self._changed}
+
+
+def _end(server: Triglot) -> None:
+    """Let the server end itself: killed, it would leave the processes that its models have started."""
+    if server.runs:
+        server.signal(signal.SIGTERM)
+        server.wait()
 
 
 def _printed(process: subprocess.Popen[str] | Forked) -> str:

@@ -1,13 +1,13 @@
 """Isolates a model's own Python modules: each model sees its own under their plain names.
 
-A module `helper` of a model becomes `triglot_modules_7.helper` in `sys.modules`, under a prefix that no other
-model has. An `import helper` in a module of the model is redirected there: Python looks `__import__` up in the
-`__builtins__` of the importing module, and these modules have their own. So each version of a model has separate
-modules, an import works whenever it runs, and no module shadows a package for the rest of the process. Pickles
-contain module names, too, and the code that reads them is not the model's: while the model loads, and only then,
-all code can import its modules by their plain names, unless these are taken. When it is known whose code is
-running (`running`), the code that it calls can import them, too: a proxy module with the plain name then forwards
-to that model's.
+A module `helper` of a model becomes `triglot_models.NAME.helper` in `sys.modules`, with a name that no other model
+has (see `child_modules`). An `import helper` in a module of the model is redirected there: Python looks
+`__import__` up in the `__builtins__` of the importing module, and these modules have their own. So each version of
+a model has separate modules, an import works whenever it runs, and no module shadows a package for the rest of the
+process. Pickles contain module names, too, and the code that reads them is not the model's: while the model loads,
+and only then, all code can import its modules by their plain names, unless these are taken. When it is known whose
+code is running (`running`), the code that it calls can import them, too: a proxy module with the plain name then
+forwards to that model's.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-_numbers = itertools.count()
+from triglot.backends.child_modules import unique_name
+
 _STANDARD_LIBRARY = str(Path(os.__file__).parent)
 running: ContextVar[ModelModules | None] = ContextVar("running_model_modules", default=None)
 """The modules of the model whose code is running, if known."""
@@ -95,15 +96,20 @@ class ModelModules(ModuleFinder):
     A package has an `__init__.py`. Names of the standard library keep their meaning. If the model's code prepends
     a folder within the first one to `sys.path`, that folder takes precedence: `import model` in a `model.py` then
     finds the `model.py` in there.
+
+    `name` is the package in `sys.modules` that they are below, by default a new one.
     """
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    kind: ClassVar[str] = "folders"
+    """See `child_modules.KINDS`."""
+
+    def __init__(self, folders: Sequence[Path], name: str = "") -> None:
         paths = [str(folder) for folder in folders]
         self._folder = folders[0].resolve()
         self._packages: dict[str, str] = {}
         self._own = {module.name for module in pkgutil.iter_modules(paths)} - sys.stdlib_module_names
         self.builtins = vars(builtins) | {"__import__": self.import_from_own}
-        super().__init__(f"triglot_modules_{next(_numbers)}", paths)
+        super().__init__(name or unique_name(self.kind, folders), paths)
         self._add_package(self.name, paths)
 
     def __contains__(self, name: str) -> bool:
@@ -266,3 +272,20 @@ class _RunningModels(ModuleType):
 
     def __dir__(self) -> list[str]:
         return list(self.__getattr__("__dict__"))
+
+
+# --- in processes that a model's code starts ---
+
+
+def spec_in_child(name: str, folders: Sequence[Path]) -> ModuleSpec:
+    """See `child_modules.KINDS`."""
+    PlainNames()
+    return spec_of_own(ModelModules(folders, name))
+
+
+def spec_of_own(modules: ModelModules) -> ModuleSpec:
+    """Returns the spec of the modules' package, in a process that runs the code of this model only."""
+    running.set(modules)
+    spec = ModuleSpec(modules.name, None, is_package=True)
+    spec.submodule_search_locations = list(sys.modules[modules.name].__path__)
+    return spec

@@ -6,15 +6,17 @@ import difflib
 import functools
 import importlib.util
 import inspect
-import itertools
 import logging
 import sys
 import weakref
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from triglot.backends import foreign_classes, missing_dependency
+from triglot.backends.child_modules import unique_name
 from triglot.backends.foreign_classes import mentions
 from triglot.backends.model_modules import ModelModules, ModuleFinder
 from triglot.core.errors import ModelLoadError, NeedsProcess
@@ -25,7 +27,6 @@ from triglot.model.scheduling_rules import check_ray
 
 log = logging.getLogger(__name__)
 
-_numbers = itertools.count()
 MISSPELT = 0.9
 """Similarity to one of a model's attributes from which a name counts as misspelt."""
 TRITON_CLASS = "TritonPythonModel"
@@ -50,7 +51,7 @@ def load(file: Path, config: ModelConfig) -> Model:
         return _load_tritons(file, config)
     if mentions(source):
         return _load_foreign(file, config)
-    finder = ModuleFinder(f"triglot_model_{next(_numbers)}_{file.stem}", [str(file.parent)])
+    finder = ModuleFinder(unique_name("file", [file]), [str(file.parent)])
     return _load(file, config, _import(file, finder, finder.name), finder)
 
 
@@ -115,20 +116,33 @@ def _load(file: Path, config: ModelConfig, module: ModuleType, finder: ModuleFin
 
 
 def _import(file: Path, finder: ModuleFinder, name: str) -> ModuleType:
-    """Imports the module `name`; the finder's own has its neighbours below it. Closes `finder` on failure."""
-    folders = [str(file.parent)] if name == finder.name else None
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+    """Imports the module `name`. Closes `finder` on failure."""
     try:
-        if spec is None or spec.loader is None:
-            raise ModelLoadError(f"{file}: not a Python file")
-        module = importlib.util.module_from_spec(finder.with_fresh_loader(spec))
+        spec = _spec(file, finder, name)
+        module = importlib.util.module_from_spec(spec)
         # Dataclasses and relative imports look up the module by its name.
         sys.modules[name] = module
+        assert spec.loader is not None
         spec.loader.exec_module(module)
     except BaseException:
         finder.close()
         raise
     return module
+
+
+def _spec(file: Path, finder: ModuleFinder, name: str) -> ModuleSpec:
+    """Returns the spec of the module `name`; the finder's own has its neighbours below it."""
+    folders = [str(file.parent)] if name == finder.name else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+    if spec is None or spec.loader is None:
+        raise ModelLoadError(f"{file}: not a Python file")
+    return finder.with_fresh_loader(spec)
+
+
+def spec_in_child(name: str, paths: Sequence[Path]) -> ModuleSpec:
+    """See `child_modules.KINDS`; `paths` is the model's file."""
+    (file,) = paths
+    return _spec(file, ModuleFinder(name, [str(file.parent)]), name)
 
 
 def _remove_with(model: Model, model_class: type[Model], finder: ModuleFinder) -> None:

@@ -6,9 +6,11 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from triglot.backends.model_modules import spec_of_own
 from triglot.backends.triton_python.config import ModelConfig, complete, using_decoupled_model_transaction_policy
 from triglot.backends.triton_python.context import ModelContext, working_for
 from triglot.backends.triton_python.datatypes import datatype_of_config
@@ -36,9 +38,17 @@ NO_EFFECT = ("FORCE_CPU_ONLY_INPUT_TENSORS",)
 def modules_of(file: Path, config: Configured) -> TritonModules:
     """Returns the modules next to `file`, and in the folder above a version's folder."""
     folder = file.parent
-    version = folder.name.isdecimal()
-    context = ModelContext(config.name_for(file), int(folder.name) if version else 1, folder)
-    return TritonModules([folder, folder.parent] if version else [folder], context)
+    folders = [folder, folder.parent] if folder.name.isdecimal() else [folder]
+    return TritonModules(folders, _context(config.name_for(file), folder))
+
+
+def _context(name: str, folder: Path) -> ModelContext:
+    return ModelContext(name, int(folder.name) if folder.name.isdecimal() else 1, folder)
+
+
+def spec_in_child(name: str, folders: Sequence[Path]) -> ModuleSpec:
+    """See `child_modules.KINDS`."""
+    return spec_of_own(TritonModules(folders, _context(folders[-1].name, folders[0]), name))
 
 
 def model_of(file: Path, config: Configured, model_class: type[Any], modules: TritonModules) -> TritonModel:

@@ -128,14 +128,16 @@ class TritonModules(ModelModules):
     can import the model's modules by their plain names.
     """
 
-    def __init__(self, folders: Sequence[Path], context: ModelContext) -> None:
-        super().__init__(folders)
+    kind = "triton"
+
+    def __init__(self, folders: Sequence[Path], context: ModelContext, name: str = "") -> None:
+        super().__init__(folders, name)
         self._own |= _plain_folders(folders) - self._own
         self.context = context
         context.modules = self
         self.names = utilities(context)
-        for name in NAMES:
-            sys.modules[f"{self.name}.{name}"] = ProvidedModule(name, self.names)
+        for utils in NAMES:
+            sys.modules[f"{self.name}.{utils}"] = ProvidedModule(utils, self.names)
         self._own |= set(NAMES)
         self._is_provided = True
         self._plain_names = PlainNames()

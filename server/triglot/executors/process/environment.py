@@ -16,13 +16,13 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from triglot.core.errors import ModelLoadError
+from triglot.executors.process import first_steps
 from triglot.executors.process.unpacking import GivenUp, Unpacked
 
 OLDEST_PYTHON = (3, 11)
 LENT = "ml_dtypes"
 """Package that a process needs besides numpy; a Python of the server's version that lacks it uses the server's."""
 _SAME_PYTHON = "import sys; sys.path[:] = {path!r}; from triglot.executors.process.child import main; main()"
-_FIRST_STEPS = Path(__file__).with_name("first_steps.py")
 _LOOK = (
     "import importlib.util, json, sys; "
     "there = [one for one in sys.argv[1:] if importlib.util.find_spec(one)]; "
@@ -139,9 +139,8 @@ class Environment:
             path = [str(path) for path in sys.path]
             return [sys.executable, "-c", _SAME_PYTHON.format(path=path), *arguments]
         assert self._folder is not None, "it is open"
-        packages = json.dumps([{"triglot": _folder_of("triglot")}, self._lent])
         # -P: the modules beside first_steps.py must not be importable by their bare names.
-        python = [str(self._folder / "bin" / "python"), "-P", str(_FIRST_STEPS), packages, *arguments]
+        python = [str(self._folder / "bin" / "python"), "-P", first_steps.__file__, *arguments]
         return _activated(self._folder, python)
 
     def variables(self) -> Mapping[str, str]:
@@ -151,6 +150,7 @@ class Environment:
         # The two that are dropped are for the server's Python.
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
         if self._folder is not None:
+            kept[first_steps.PACKAGES] = json.dumps([{"triglot": _folder_of("triglot")}, self._lent])
             kept["PATH"] = os.pathsep.join([str(self._folder / "bin"), kept.get("PATH", os.defpath)])
         return kept
 

@@ -1,18 +1,22 @@
 """Start script of a model's process in a Python that is not the server's: makes the server's package importable.
 
-Run by its path, with the folders of packages as JSON before the arguments of `main`. Until then it can import
-nothing of triglot.
+Run by its path, and again by each process that the model's code starts with `multiprocessing`. Until then these
+can import nothing of triglot.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+PACKAGES = "_TRIGLOT_PACKAGES"
+"""Environment variable with the folders of packages, as JSON: those to find first, and those to find last."""
 
 
 class Folders(MetaPathFinder):
@@ -33,10 +37,11 @@ class Folders(MetaPathFinder):
         )
 
 
-if __name__ == "__main__":
-    ours, lent = json.loads(sys.argv.pop(1))
+if __name__ in ("__main__", "__mp_main__"):
+    ours, lent = json.loads(os.environ[PACKAGES])
     sys.meta_path.insert(0, Folders(ours))
     sys.meta_path.append(Folders(lent))
+if __name__ == "__main__":
     from triglot.executors.process.child import main
 
     main()
