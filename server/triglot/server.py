@@ -286,7 +286,7 @@ class Server:
         Raises `ModelLoadError` as `start`.
         """
         started = time.monotonic()
-        self.dataplane.reach = ModelCalls(self.dataplane, self.telemetry).reach
+        self.dataplane.reach = ModelCalls(self.dataplane, self.telemetry, self.config.max_inner_calls).reach
         errors = await self.manager.load_all(all_or_nothing=self.config.exit_on_load_error)
         if errors and self.config.exit_on_load_error:
             return errors

@@ -7,12 +7,14 @@ import threading
 import time
 from typing import Any
 
+import grpc
 import pytest
 
 import triglot
-from served_models import SECONDS, Arrays, Function, Gated, both, calling, ints, serving
+from served_models import SECONDS, Arrays, Function, Gated, both, calling, ensemble, ints, serving, step, twice
 from triglot.core.call import MAX_MODEL_CALLS, BatchCall, Call
 from triglot.core.errors import Code
+from triglot.pb.kserve import inference_pb2 as pb
 from waiting import ever_later, until
 
 
@@ -119,6 +121,36 @@ async def test_a_model_that_calls_itself_on_the_loop() -> None:
         error = await served.error("count", ints(MAX_MODEL_CALLS + 2))
         assert error.code is Code.FAILED_PRECONDITION
         assert f"nested more than {MAX_MODEL_CALLS} deep: count -> count" in error.message
+        await served.is_idle()
+
+
+# --- calls without number ---
+
+
+@pytest.mark.parametrize("transport", ["h2", "aio"])
+async def test_a_diamond_of_ensembles(transport: str) -> None:
+    """Each of six levels calls the one below twice: 126 calls on behalf of one request."""
+    levels: dict[str, triglot.Model] = {"level_0": Function(twice)}
+    for number in range(1, 7):
+        below = f"level_{number - 1}"
+        levels[f"level_{number}"] = ensemble(step(below, "x", "a"), step(below, "a", "y"))
+    async with (
+        serving(levels, grpc_transport=transport, max_inner_calls=100) as served,
+        grpc.aio.insecure_channel(f"127.0.0.1:{served.server.grpc_port}") as channel,
+    ):
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+        async def call(level: int) -> None:
+            request = pb.ModelInferRequest(model_name=f"level_{level}", raw_input_contents=[bytes(4)])
+            request.inputs.add(name="x", datatype="INT32", shape=[1])
+            await infer(request.SerializeToString(), timeout=SECONDS)
+
+        await call(5)
+        with pytest.raises(grpc.aio.AioRpcError, match="more than 100 calls") as caught:
+            await call(6)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "the most that max_inner_calls allows: level_6 -> level_5" in str(caught.value.details())
+        await call(5)
         await served.is_idle()
 
 

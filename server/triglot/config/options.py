@@ -387,6 +387,11 @@ class Config:
         value="BYTES",
         least=AUTOMATIC,
     )
+    max_inner_calls: int = option(
+        SCHEDULING,
+        10_000,
+        "most calls of models to other models, steps of ensembles included, on behalf of one request; 0: no limit",
+    )
     max_unread_bytes: int = option(
         SCHEDULING,
         64 * MIB,

@@ -96,6 +96,7 @@ class Call(CallTimes):
         "counted",
         "deadline",
         "exchange",
+        "inner_calls",
         "input_parameters",
         "losses",
         "model_name",
@@ -134,6 +135,8 @@ class Call(CallTimes):
         self.parameters: dict[str, ParameterValue] = {}
         self.input_parameters: InputParameters = NO_INPUT_PARAMETERS
         self.exchange: Exchange | None = None
+        self.inner_calls: list[int] | None = None
+        """How many calls models have made on behalf of a client's request: one number, which they share."""
         self.outlet = CLOSED
         self.scheduling = PLAIN
         self.operation = INFER
@@ -320,6 +323,7 @@ class BatchCall(Call):
         self.reach = first.reach
         self.permission = first.permission
         self.context = first.context
+        self.inner_calls = first.inner_calls
         if (span := next((member.span for member in members if member.span is not None), None)) is not None:
             self.span = span.batch or span
         self.model_name, self.model_version = first.model_name, first.model_version

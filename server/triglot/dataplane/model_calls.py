@@ -85,10 +85,12 @@ class ModelCalls:
     """Runs the calls of models to other models. Created on the event loop; `run` may be called on any thread.
 
     `telemetry` counts them as calls of the called model, apart from clients' calls; None: they are not counted.
+    `most`: how many are made on behalf of one request of a client; 0: any number.
     """
 
-    def __init__(self, dataplane: DataPlane, telemetry: Telemetry | None) -> None:
+    def __init__(self, dataplane: DataPlane, telemetry: Telemetry | None, most: int = 0) -> None:
         self._dataplane = dataplane
+        self._most = most
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._held: Counter[tuple[str, int]] = Counter()
@@ -162,7 +164,7 @@ class ModelCalls:
             return False
 
     async def _infer(self, parent: Call, wanted: ModelCall, link: _Link) -> dict[str, Array]:
-        child = _child(parent, wanted, link)
+        child = self._child(parent, wanted, link)
         with _count_call(self._unary_endpoint, child), _name_model(wanted.model), _cancel_with(parent):
             request = await request_of(parent, wanted)
             servable = self._dataplane.servable_of(child.permission, request)
@@ -172,7 +174,7 @@ class ModelCalls:
     async def _stream(
         self, parent: Call, wanted: ModelCall, link: _Link
     ) -> AsyncGenerator[dict[str, Array], None]:
-        child = _child(parent, wanted, link)
+        child = self._child(parent, wanted, link)
         with _count_call(self._stream_endpoint, child), _name_model(wanted.model):
             request = await request_of(parent, wanted)
             servable = self._dataplane.servable_of(child.permission, request)
@@ -181,6 +183,35 @@ class ModelCalls:
                 async with aclosing(responses):
                     async for response in responses:
                         yield arrays_of(response)
+
+    def _child(self, parent: Call, wanted: ModelCall, link: _Link) -> Call:
+        child = parent.child()
+        child.reach = link
+        child.permission = EVERYTHING  # The code of a model may call any model.
+        child.model_name = wanted.model
+        child.scheduling = parent.scheduling
+        # In a batch, any of the calls may be traced.
+        child.trace = next((one.trace for one in parent.members if one.trace is not None), None)
+        child.inner_calls = self._count(parent, link.path(wanted.model))
+        return child
+
+    def _count(self, parent: Call, path: str) -> list[int] | None:
+        """Count one more call on behalf of a client's request; returns the count that these share.
+
+        Calls outside of any request (`Call.apart`, warm-ups) are not bounded. Raises `FailedPrecondition`.
+        """
+        if parent.inner_calls is None:
+            if not any(member.counted for member in parent.members):
+                return None
+            parent.inner_calls = [0]
+        made = parent.inner_calls
+        made[0] += 1
+        if self._most and made[0] > self._most:
+            raise FailedPrecondition(
+                f"the request makes more than {self._most} calls to other models, the most that "
+                f"max_inner_calls allows: {path}"
+            )
+        return made
 
     @contextmanager
     def _track_instances(self, link: _Link, servable: Servable) -> Iterator[None]:
@@ -275,17 +306,6 @@ async def _next(parent: Call, answers: AsyncGenerator[T, None]) -> T:
 def _cancelled_error(parent: Call) -> ServingError:
     when = "while it called another model"
     return parent.overdue(when) if parent.expired else Cancelled(f"the request was cancelled {when}")
-
-
-def _child(parent: Call, wanted: ModelCall, link: _Link) -> Call:
-    child = parent.child()
-    child.reach = link
-    child.permission = EVERYTHING  # The code of a model may call any model.
-    child.model_name = wanted.model
-    child.scheduling = parent.scheduling
-    # In a batch, any of the calls may be traced.
-    child.trace = next((one.trace for one in parent.members if one.trace is not None), None)
-    return child
 
 
 @contextmanager
