@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from triglot.platform.archives import TarError, unpack
+from triglot.platform.archives import FREE_BYTES, ArchiveTooLarge, TarError, unpack, unpack_zip
 
 TEXTS = {"a.txt": b"first " * 1000, "below/b.txt": b"second " * 2000}
 MODES = ("w", "w:gz", "w:bz2", "w:xz")
@@ -72,3 +73,44 @@ def test_a_file_that_can_be_read_and_has_another_sum(damage: Callable[[bytes], b
     (tmp_path / "archive").write_bytes(damage(gzip.compress(plain, 0)))
     with pytest.raises(OSError, match="CRC check failed"):
         unpack(tmp_path / "archive", tmp_path / "folder", mode="r:gz")
+
+
+ZEROS = 3 * FREE_BYTES
+"""Bytes that compress to a thousandth."""
+Unpack = Callable[[Path, Path], None]
+
+
+def zeros_in_tar(path: Path) -> Unpack:
+    with tarfile.open(path, "w:gz") as archive:
+        member = tarfile.TarInfo("zeros")
+        member.size = ZEROS
+        with Path("/dev/zero").open("rb") as zeros:
+            archive.addfile(member, zeros)
+    return unpack
+
+
+def zeros_behind_a_tar(path: Path) -> Unpack:
+    with gzip.open(path, "wb") as archive:
+        archive.write(bytes(10240))  # The end of a tar.
+        for _ in range(ZEROS // 2**20):
+            archive.write(bytes(2**20))
+    return unpack
+
+
+def zeros_in_zip(path: Path) -> Unpack:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(ZEROS))
+    return unpack_zip
+
+
+@pytest.mark.parametrize("written", [zeros_in_tar, zeros_behind_a_tar, zeros_in_zip])
+def test_few_bytes_that_stand_for_many(
+    written: Callable[[Path], Callable[[Path, Path], None]], tmp_path: Path
+) -> None:
+    archive, folder = tmp_path / "archive", tmp_path / "folder"
+    folder.mkdir()
+    unpacks = written(archive)
+    text = r"archive, of \d+ bytes, unpacks to more than \d+; an archive without"
+    with pytest.raises(ArchiveTooLarge, match=text):
+        unpacks(archive, folder)
+    assert not list(folder.iterdir())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import zipfile
-from pathlib import Path, PurePosixPath
+import shutil
+from pathlib import Path
 
-from triglot.platform.archives import TarError, unpack
+from triglot.platform.archives import TarError, unpack, unpack_zip
 from triglot.repository.storage.store import StoreError
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
@@ -23,20 +23,17 @@ def without_suffix(name: str) -> str | None:
 def extract(archive: Path, name: str, folder: Path) -> None:
     """Unpacks an archive with this file name, and gives all files its time, as their own may not change with it.
 
-    Raises `StoreError`, also for paths that lead out of the folder.
+    Raises `StoreError`, also for paths that lead out of the folder, and for one that is too large when it is
+    unpacked; nothing is left then.
     """
     folder.mkdir(parents=True)
     try:
         if name.endswith(".zip"):
-            with zipfile.ZipFile(archive) as packed:
-                for entry in packed.infolist():
-                    path = PurePosixPath(entry.filename)
-                    if path.is_absolute() or ".." in path.parts:
-                        raise StoreError(f"the archive has a file outside of itself, {entry.filename!r}")
-                packed.extractall(folder)
+            unpack_zip(archive, folder)
         else:
             unpack(archive, folder, mode="r" if name.endswith(".tar") else "r:gz")
-    except (TarError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+    except TarError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise StoreError(f"the archive cannot be unpacked: {error}") from None
     modified = archive.stat().st_mtime_ns
     for file in folder.rglob("*"):
