@@ -209,7 +209,11 @@ def _end(server: Triglot) -> None:
     """Let the server end itself: killed, it would leave the processes that its models have started."""
     if server.runs:
         server.signal(signal.SIGTERM)
-        server.wait()
+        try:
+            server.wait()
+        except subprocess.TimeoutExpired:  # A call that never ends holds it.
+            server.signal(signal.SIGKILL)
+            raise
 
 
 def _printed(process: subprocess.Popen[str] | Forked) -> str:
