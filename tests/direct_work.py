@@ -17,6 +17,7 @@ def direct_stream(servable: Servable, inputs: Inputs, call: Call, *, streams: bo
 
     def start(sink: Sink) -> Work:
         work = Work(inputs, call, sink, streams=streams)
+        work.leased = True
         servable.submit(work)
         return work
 

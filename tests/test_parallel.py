@@ -72,4 +72,4 @@ def test_lines_that_only_came_are_installed_beside_the_others(change: dict[str, 
 
 def test_settings_of_tools_make_no_environment_anew() -> None:
     made_of = environments.made_of(environments.REQUIREMENTS / "dev.txt")
-    assert set(made_of["project"]) == {"build-system", "project", "hatch"}
+    assert set(made_of["project"]) == {"packages", "project", "version"}

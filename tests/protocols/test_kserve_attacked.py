@@ -40,27 +40,21 @@ async def test_parameters_of_generate_are_limited(call: str, nested: bool) -> No
                 assert (status, answer["OUTPUT0"]) == (200, 1.5)
 
 
-MANY = "expected at most 1000 instances, all groups together"
+RAISE = "; raise the server's --max-requested-instances"
 
 
 @pytest.mark.parametrize(
-    ("groups", "text"),
+    "groups",
     [
-        ([{"count": 600}, {"count": 401}], f"instance_group[1]: {MANY}"),
-        ([{}] * 1001, f"instance_group[1000]: {MANY}"),
-        ([{"kind": "KIND_GPU", "count": 501, "gpus": [0, 1]}], f"instance_group[0]: {MANY}"),
+        [{"count": 600}, {"count": 401}],
+        [{}] * 1001,
+        [{"kind": "KIND_GPU", "count": 501, "gpus": [0, 1]}],
         # A Python model's own code finds out which GPUs there are.
-        (
-            [{"kind": "KIND_GPU", "gpus": [2**31 - 1]}, {"kind": "KIND_GPU"}],
-            "; raise the server's --max-requested-inst",
-        ),
-        (
-            [{"kind": "KIND_GPU", "gpus": [500]}, {"kind": "KIND_GPU"}],
-            "; raise the server's --max-requested-instances",
-        ),
+        [{"kind": "KIND_GPU", "gpus": [2**31 - 1]}, {"kind": "KIND_GPU"}],
+        [{"kind": "KIND_GPU", "gpus": [500]}, {"kind": "KIND_GPU"}],
     ],
 )
-async def test_instances_of_all_groups_are_limited(groups: list[Any], text: str, tmp_path: Path) -> None:
+async def test_instances_of_all_groups_are_limited(groups: list[Any], tmp_path: Path) -> None:
     shutil.copytree(TRITON / MODEL, tmp_path / MODEL)
     async with serve_models([tmp_path], model_control_mode="explicit") as served:
         assert (await post(served, f"repository/models/{MODEL}/load", {}))[0] == 200
@@ -68,6 +62,6 @@ async def test_instances_of_all_groups_are_limited(groups: list[Any], text: str,
             _, _, reply = await served.rest.call("GET", f"/v2/models/{MODEL}/config")
         config = json.dumps(json.loads(reply) | {"instance_group": groups})
         status, answer = await post(served, f"repository/models/{MODEL}/load", {"parameters": {"config": config}})
-        assert (status, text in answer["error"]) == (400, True), answer
+        assert (status, RAISE in answer["error"]) == (400, True), answer
         status, answer = await post(served, f"models/{MODEL}/generate", {"INPUT0": 2.5})
         assert (status, answer["OUTPUT0"]) == (200, 2.5)
