@@ -20,7 +20,7 @@ Defer = Callable[[Callable[[], None]], object]
 
 
 class CallCancelled(Cancelled):
-    """The caller cancelled: nobody waits for the response. It is an end, and never raised."""
+    """The caller cancelled: nobody waits for the response."""
 
 
 class Sink(ABC):
