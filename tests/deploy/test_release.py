@@ -24,6 +24,7 @@ from process import LISTENING, Lines, clean_environment
 
 ROOT = environments.ROOT
 BUILD_SECONDS, INSTALL_SECONDS = 300, 600
+CLEAN_INSTALL = ROOT / "tests" / "clean_install.py"
 INFER = ("infer", "half_plus_two", "x=[1, 2, 5]", "--no-json")
 
 
@@ -142,13 +143,22 @@ def check_serves(*command: str | Path, folder: Path, **variables: str) -> None:
             lines.close()
 
 
-def test_pip_installs_it_with_an_extra(index: str, tmp_path: Path) -> None:
-    environment = tmp_path / "environment"
-    run(sys.executable, "-m", "venv", environment, seconds=INSTALL_SECONDS)
-    pip = (environment / "bin" / "pip", "install", "--no-compile", "--extra-index-url", index)
-    run(*pip, "triglot[onnx]", seconds=INSTALL_SECONDS)
-    run(environment / "bin" / "python", "-c", "import onnxruntime", seconds=INSTALL_SECONDS)
-    check_serves(environment / "bin" / "triglot", folder=tmp_path)
+@pytest.mark.parametrize(
+    ("python", "requirement", "library"),
+    [("/usr/bin/python3", "triglot[onnx]", "onnxruntime"), ("python3.13", "triglot", "numpy")],
+)
+def test_pip_installs_it_without_a_compiler(index: str, python: str, requirement: str, library: str) -> None:
+    """On the distribution's Python and a newer one; `tests/pythons.sh` does this on all that are supported."""
+    variables = {"PYENV_VERSION": python.removeprefix("python")}
+    supported = f"import ensurepip, sys; sys.exit(sys.version_info < {environments.OLDEST_PYTHON})"
+    try:
+        run(python, "-c", supported, seconds=INSTALL_SECONDS, **variables)
+    except (FileNotFoundError, AssertionError):
+        pytest.skip(f"this machine has no {python} that is supported and has venv")
+    options = (requirement, "--extra-index-url", index)
+    row = run(python, CLEAN_INSTALL, *options, seconds=INSTALL_SECONDS, **variables)
+    assert f"{library} " in row
+    assert "calls succeeded" in row
 
 
 def test_uvx_runs_it(index: str, release: Path, tmp_path: Path) -> None:
