@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_process_frames import TEXTS, arrays, raw
 
-from triglot.core.buffers import Buffers
 from triglot.executors.joining import join
 from triglot.executors.process.arena import Arena, packed
 from triglot.executors.process.channel import Channel, Gone
@@ -58,10 +57,10 @@ def test_what_is_joined_on_its_way_arrives_as_if_it_had_been_before(
     members = [{"x": array[: at + 1]} for at in range(count)]
     rows = sum(len(one["x"]) for one in members) + padding
     one, other = (Channel(end) for end in socket.socketpair())
-    one.send(Kind.CALL, placed=one.place(join(members, rows, None)))
+    one.send(Kind.CALL, placed=one.place(join(members, rows, hosted=True)))
     arrived = other.receive().tensors
     assert arrived is not None
-    assert raw(arrived["x"]) == raw(join(members, rows, Buffers())["x"])
+    assert raw(arrived["x"]) == raw(join(members, rows, hosted=False)["x"])
     one.close()
     other.close()
 

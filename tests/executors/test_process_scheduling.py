@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from told_models import Told, code, told
 
 from direct_work import direct_infer
 from triglot import Call, Unavailable
-from triglot.core.buffers import Buffers
 from triglot.core.request_scheduling import Scheduling
+from triglot.executors.joining import Stack
 from triglot.repository.manager.warm_up import warm_up
 from waiting import until
 
@@ -66,10 +67,13 @@ async def test_requests_are_joined_for_a_process(tmp_path: Path, call: str) -> N
 async def test_a_batch_is_joined_where_its_process_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyword: str
 ) -> None:
-    def no_buffer(*_: object) -> None:
-        raise AssertionError("the batch was joined in the server")
+    copy_to = Stack.copy_to
 
-    monkeypatch.setattr(Buffers, "empty", no_buffer)
+    def copy_to_shared(stack: Stack, whole: Any) -> None:
+        assert not whole.flags.owndata, "the batch was joined in memory of the server alone"
+        copy_to(stack, whole)
+
+    monkeypatch.setattr(Stack, "copy_to", copy_to_shared)
     async with told(tmp_path, keyword + SUMS.format(call=""), more=BATCHED) as one:
         first = asyncio.ensure_future(ask(one, -2))
         await one.entered("in")

@@ -1,8 +1,7 @@
-"""Requests' tensors joined to a batch's, its outputs cut to theirs, and memory that is used again (spec 5.1)."""
+"""Requests' tensors joined to a batch's, and its outputs cut to theirs (spec 5.1)."""
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from triglot.core.buffers import IDLE_TURNS, MAX_BUFFERS, Buffers
 from triglot.core.errors import Internal
 from triglot.core.tensor import DATATYPES, array_over
 from triglot.executors.joining import NoBatchDim, append, join, layout_of, rows_of, split
@@ -40,7 +38,7 @@ def test_what_is_joined_is_split_into_the_same(
 ) -> None:
     members = [{"x": values(datatype, (count, *tail), 7 * at)} for at, count in enumerate(counts)]
     rows = sum(counts) + padding
-    joined = join(members, rows, Buffers())
+    joined = join(members, rows, hosted=False)
     assert joined["x"].shape == (rows, *tail)
     assert joined["x"].dtype == members[0]["x"].dtype
     assert not joined["x"].flags.writeable
@@ -55,14 +53,14 @@ def test_every_input_is_joined_by_its_name() -> None:
     first = {"x": values("FP32", (1, 2), 0), "n": values("INT64", (1,), 5)}
     second = {"n": values("INT64", (2,), 6), "x": values("FP32", (2, 2), 2)}
     assert layout_of(first) == layout_of(second)
-    joined = join([first, second], 3, Buffers())
+    joined = join([first, second], 3, hosted=False)
     assert joined["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
     assert joined["n"].tolist() == [5, 6, 7]
 
 
 def test_a_tensor_that_lies_anywhere_in_the_requests_bytes_is_joined() -> None:
     unaligned = array_over(memoryview(b"\0" + np.array([[1, 2]], "<f4").tobytes())[1:], np.dtype("<f4"), (1, 2))
-    assert join([{"x": unaligned}, {"x": unaligned}], 2, Buffers())["x"].tolist() == [[1, 2], [1, 2]]
+    assert join([{"x": unaligned}, {"x": unaligned}], 2, hosted=False)["x"].tolist() == [[1, 2], [1, 2]]
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "BF16", "BYTES"])
@@ -70,7 +68,7 @@ def test_shorter_members_are_padded_up_to_the_longest(datatype: str) -> None:
     members = [{"x": values(datatype, (2, 1), 1)}, {"x": values(datatype, (1, 3), 5)}]
     assert layout_of(members[0]) != layout_of(members[1])
     assert layout_of(members[0], any_lengths=True) == layout_of(members[1], any_lengths=True)
-    joined = join(members, 4, Buffers())["x"]
+    joined = join(members, 4, hosted=False)["x"]
     nothing: Any = b"" if datatype == "BYTES" else 0
     one, two, five, six, seven = values(datatype, (7,), 1)[[0, 1, 4, 5, 6]]
     assert joined.tolist() == [
@@ -148,71 +146,3 @@ def test_parts_of_a_request_are_put_below_each_other() -> None:
 def test_parts_that_do_not_fit_together(answers: list[object]) -> None:
     with pytest.raises(Internal):
         append(answers)
-
-
-# --- memory ---
-
-FLOAT = np.dtype("f4")
-
-
-def address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-def test_a_buffer_is_used_again_once_nobody_refers_to_it() -> None:
-    buffers = Buffers()
-    first = buffers.empty((4, 300), FLOAT)
-    place = address(first)
-    assert address(buffers.empty((4, 300), FLOAT)) != place
-    del first
-    assert address(buffers.empty((4, 300), FLOAT)) == place
-    assert address(buffers.empty((600,), np.dtype("f8"))) == place
-    assert len(buffers) == 2
-
-
-@pytest.mark.parametrize(
-    "keep",
-    [
-        lambda array: array[1:2, ::2],
-        lambda array: array.T,
-        lambda array: array.view(np.uint8),
-        memoryview,
-        lambda array: {"y": [array[0]]},
-        lambda array: np.asarray(array).base,
-    ],
-)
-def test_whatever_keeps_a_part_of_a_buffer_keeps_it_from_being_used_again(keep: Any) -> None:
-    buffers = Buffers()
-    array = buffers.empty((4, 300), FLOAT)
-    array[:] = 1
-    place = address(array)
-    kept = keep(array)
-    del array
-    others = [buffers.empty((4, 300), FLOAT) for _ in range(3)]
-    assert place not in map(address, others)
-    del kept
-    gc.collect()
-    assert address(buffers.empty((4, 300), FLOAT)) == place
-
-
-def test_no_two_batches_have_the_same_memory() -> None:
-    buffers = Buffers()
-    held = []
-    for at in range(3 * MAX_BUFFERS):
-        held.append(buffers.empty((5, at + 1), FLOAT))
-        held[-1][:] = at
-    assert all((array == at).all() for at, array in enumerate(held))
-    assert len(buffers) <= MAX_BUFFERS
-
-
-def test_large_buffers_are_not_kept_for_small_tensors() -> None:
-    buffers = Buffers()
-    large = address(buffers.empty((1 << 20,), FLOAT))
-    for _ in range(IDLE_TURNS + 2):
-        assert address(buffers.empty((16,), FLOAT)) != large
-    held = [buffers.empty((16,), FLOAT) for _ in range(2)]
-    assert len(buffers) == len(held)
-
-
-def test_empty_tensors_have_their_shape() -> None:
-    assert Buffers().empty((0, 3), FLOAT).shape == (0, 3)

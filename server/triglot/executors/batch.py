@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from triglot.core.buffers import Buffers
 from triglot.core.call import BatchCall
 from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Cancelled, Internal, ServingError, own_copy
@@ -25,11 +24,12 @@ class Joining:
     """How several requests are passed to the model.
 
     They are concatenated along the batch dim and, if there are `allowed_sizes` (in rows, ascending), padded to the
-    next one; or `infer_batch` gets them as a list.
+    next one; or `infer_batch` gets them as a list. `hosted`: see `stacked`.
     """
 
     allowed_sizes: Sequence[int] = ()
     infer_batch: Callable[..., Any] | None = None
+    hosted: bool = False
 
 
 class Owner(Protocol):
@@ -52,7 +52,6 @@ class Batch(Runnable):
     """
 
     __slots__ = (
-        "_buffers",
         "_counts",
         "_joinable",
         "_joining",
@@ -69,13 +68,11 @@ class Batch(Runnable):
         members: Sequence[Work],
         joinable: bool,
         joining: Joining,
-        buffers: Buffers | None,
         owner: Owner,
     ) -> None:
         self._members = members
         self._joinable = joinable
         self._joining = joining
-        self._buffers = buffers
         self._owner = owner
         self._running: list[Work] = []
         self._counts: list[int] = []  # Rows of each running member.
@@ -129,7 +126,7 @@ class Batch(Runnable):
             padded = next((size for size in sizes if size >= rows), rows) if sizes else rows
             if padded > rows or len(members) > 1:
                 self._padded = padded
-                inputs = join([member.inputs for member in members], padded, self._buffers)
+                inputs = join([member.inputs for member in members], padded, hosted=self._joining.hosted)
                 self._times.joined()
                 return function(inputs, calls[0] if len(calls) == 1 else BatchCall(calls))
         return function(members[0].inputs, calls[0])

@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from triglot.core.buffers import Buffers
 from triglot.core.errors import Internal
 from triglot.core.tensor import Array, element_count
 from triglot.core.types import Answer
-from triglot.executors.hosted import HostedModel
-from triglot.model.model import Model
 from triglot.model.signature import shape_text
 
 Inputs = Mapping[str, Array]
@@ -99,30 +96,20 @@ def nothing(dtype: np.dtype[Any]) -> Any:
     return b"" if dtype.hasobject else np.zeros((), dtype)
 
 
-def buffers_for(model: Model) -> Buffers | None:
-    """Returns the buffers for the model's batches; None for a model that runs elsewhere: sending copies them."""
-    return None if isinstance(model, HostedModel) else Buffers()
-
-
-def join(members: Sequence[Inputs], rows: int, buffers: Buffers | None) -> dict[str, Any]:
+def join(members: Sequence[Inputs], rows: int, *, hosted: bool) -> dict[str, Any]:
     """Returns the members' inputs, concatenated as by `stacked`."""
-    return {name: stacked([inputs[name] for inputs in members], rows, buffers) for name in members[0]}
+    return {name: stacked([inputs[name] for inputs in members], rows, hosted=hosted) for name in members[0]}
 
 
-def stacked(arrays: Sequence[Array], rows: int, buffers: Buffers | None) -> Any:
-    """Returns the concatenated arrays, read-only, each copied once; without `buffers`, their `Stack`.
+def stacked(arrays: Sequence[Array], rows: int, *, hosted: bool) -> Any:
+    """Returns the concatenated arrays, read-only, each copied once; their `Stack` for a `HostedModel`.
 
-    Strings are always concatenated, in new memory: they are packed, and so copied, to be sent anyway.
+    Sending a stack copies its arrays. Strings are always concatenated: they are packed, and so copied, to be sent.
     """
     stack = Stack(arrays, rows)
-    shape, dtype = stack.shape, stack.dtype
-    if dtype.kind in "OSUT":
-        # Object arrays hold references: a buffer that is reused would keep the objects alive.
-        whole: Array = np.empty(shape, dtype)
-    elif buffers is None:
+    if hosted and stack.dtype.kind not in "OSUT":
         return stack
-    else:
-        whole = buffers.empty(shape, dtype)
+    whole: Array = np.empty(stack.shape, stack.dtype)
     stack.copy_to(whole)
     whole.flags.writeable = False
     return whole

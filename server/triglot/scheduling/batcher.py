@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from math import inf
 from typing import Any
 
-from triglot.core.buffers import Buffers
 from triglot.core.readings import Reading
 from triglot.core.running import Defer
 from triglot.executors.batch import Batch, Joining
 from triglot.executors.executor import Executor
-from triglot.executors.joining import buffers_for
+from triglot.executors.hosted import HostedModel
 from triglot.executors.work import Explain, Function, Runnable, Work
 from triglot.model.model import Model
 from triglot.scheduling.batch_queue import BatchQueue, NextWork, expired
@@ -97,16 +95,13 @@ class Batcher:
         self._expiry: Timer | None = None
         self._expiry_at = inf
         self._queue = BatchQueue(model, batching, limit)
-        self._joining = Joining(batching.allowed_sizes, infer_batch)
+        self._joining = Joining(batching.allowed_sizes, infer_batch, isinstance(model, HostedModel))
         self._order = ArrivalOrder() if batching.preserve_ordering else None
         self._split_requests: dict[Work, Whole] = {}
         self._pending_batch: PendingBatch | None = None
         self._wait_over = False
         self._timer: Timer | None = None
-        self._running: dict[Batch | UnbatchedWork, Buffers | None] = {}
-        # Batches that run at the same time have one each.
-        self._buffers: list[Buffers | None] = []
-        self._new_buffers = partial(buffers_for, model)
+        self._running: set[Batch | UnbatchedWork] = set()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -204,20 +199,17 @@ class Batcher:
             self._executor.close()
 
     def _start(self, taken: NextWork) -> None:
-        buffers = self._buffers.pop() if self._buffers else self._new_buffers()
         work: Batch | UnbatchedWork
         if taken.batched:
-            work = Batch(taken.works, taken.joinable, self._joining, buffers, self)
+            work = Batch(taken.works, taken.joinable, self._joining, self)
         else:
             work = UnbatchedWork(taken.works[0], self)
-        self._running[work] = buffers
+        self._running.add(work)
         self._executor.start(work)
 
     def ended(self, work: Batch | UnbatchedWork) -> None:
         """Note that work has been executed, and start the next; its outcomes are delivered after this."""
-        buffers = self._running.pop(work)
-        if len(self._running) + len(self._buffers) < self._executor.capacity:
-            self._buffers.append(buffers)
+        self._running.remove(work)
         self._form()
 
     # --- outcomes ---

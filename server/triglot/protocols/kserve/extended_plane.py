@@ -131,7 +131,7 @@ class ExtendedPlane:
                 checkouts.append(checkout)
                 call.borrows = True
                 continue
-            memory = self._regions.memory(part.size)
+            memory = np.empty(part.size, np.uint8).data
             request.inputs[at].data = memory
             reads.append(partial(region.read, memory, part.offset))
         # Requests of a sequence must not overtake each other on a thread.

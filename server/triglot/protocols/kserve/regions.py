@@ -17,11 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from triglot.core.buffers import Buffers
 from triglot.core.errors import Code, InvalidArgument, NotFound, PayloadTooLarge, ServingError
-from triglot.core.tensor import LONG_BYTES
 from triglot.core.types import RegionSlice
 from triglot.protocols.kserve.guarded_memory import GuardedMemory
 
@@ -36,9 +32,6 @@ LARGEST = 2**64 - 1
 """Largest value of Triton's uint64 fields."""
 QUICK_BYTES = 128 * 1024
 """From this size on copying through a mapping is quicker."""
-REUSED_BYTES = 64 * 1024 * 1024
-"""Memory for larger tensors is not kept for the next request."""
-_BYTE = np.dtype(np.uint8)
 # Opening must not block, on another process's lease or on a pipe.
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
@@ -188,7 +181,6 @@ class Regions:
         self._regions: dict[str, Region] = {}
         self._unregistered = weakref.WeakValueDictionary[str, Region]()
         """Unregistered regions that requests still use."""
-        self._buffers = Buffers()
 
     def register(self, name: str, key: str, offset: int, size: int) -> None:
         """Register a region. Raises `ServingError` for a name in use, and for an object that may not be used."""
@@ -261,14 +253,6 @@ class Regions:
         for each in [name] if name else list(self._regions):
             if (region := self._regions.pop(each, None)) is not None:
                 self._unregistered[each] = region
-        if not self._regions:
-            self._buffers = Buffers()
-
-    def memory(self, size: int) -> memoryview:
-        """Returns `size` uninitialised bytes to read into; the pool is kept as long as there are regions."""
-        if LONG_BYTES <= size <= REUSED_BYTES:
-            return self._buffers.empty((size,), _BYTE).data
-        return np.empty(size, _BYTE).data
 
 
 def _check(descriptor: int, name: str, key: str, offset: int, size: int) -> None:

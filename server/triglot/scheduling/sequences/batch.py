@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from triglot.core.buffers import Buffers
 from triglot.core.call import BatchCall, Call
 from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Internal, InvalidArgument, own_copy
 from triglot.core.tensor import Array, datatype_of
 from triglot.executors.batch import check_answers
+from triglot.executors.hosted import HostedModel
 from triglot.executors.joining import split
 from triglot.executors.timing import BatchTimes
 from triglot.executors.work import Explain, Function, Inputs, Runnable
@@ -33,7 +33,7 @@ class SequenceTensors:
     """The inputs that the server adds to those of the client, and how batches are passed to the model.
 
     `batched`: the model has a batch dim. `decoupled`: it yields responses, to one request at a time.
-    `infer_batch`: the function that takes requests as a list, if any.
+    `infer_batch`: the function that takes requests as a list, if any. `hosted`: see `stacked`.
     """
 
     controls: ControlTensors
@@ -41,6 +41,7 @@ class SequenceTensors:
     batched: bool
     decoupled: bool
     infer_batch: Callable[..., Any] | None = None
+    hosted: bool = False
 
     @classmethod
     def of(cls, model: Model) -> SequenceTensors:
@@ -58,7 +59,7 @@ class SequenceTensors:
             raise ValueError("sequence_batching.states: expected none for a model that yields responses")
         controls = ControlTensors(batching.controls, batched=batched)
         states = StateTensors(batching.states, batched=batched)
-        return cls(controls, states, batched, decoupled, model.infer_batch)
+        return cls(controls, states, batched, decoupled, model.infer_batch, isinstance(model, HostedModel))
 
     def check(self, inputs: Inputs, sequence_id: int | str, model: str) -> None:
         """Raises `InvalidArgument` for a request that cannot be in a sequence of this model."""
@@ -73,17 +74,17 @@ class SequenceTensors:
         """Returns a value that is equal for requests that can share a batch."""
         return request.shapes, self.states.shapes(request.run.states)
 
-    def inputs(self, rows: Rows, buffers: Buffers | None) -> dict[str, Any]:
+    def inputs(self, rows: Rows) -> dict[str, Any]:
         """Returns the model's inputs for these rows, at least one of which has a request."""
         first = next(row for row in rows if row is not None)
         if len(rows) == 1:
             clients: dict[str, Any] = dict(first.inputs)
         else:
             clients = {
-                name: joined([None if row is None else row.inputs[name] for row in rows], buffers)
+                name: joined([None if row is None else row.inputs[name] for row in rows], hosted=self.hosted)
                 for name in first.inputs
             }
-        return {**clients, **self.controls.inputs(rows), **self.states.inputs(rows, buffers)}
+        return {**clients, **self.controls.inputs(rows), **self.states.inputs(rows, hosted=self.hosted)}
 
     def completed(self, inputs: Inputs) -> Inputs:
         """Returns inputs completed for sequences of one request each; controls and states that are given are kept.
@@ -118,13 +119,11 @@ class SequenceBatch(Runnable):
         self,
         tensors: SequenceTensors,
         rows: Rows,
-        buffers: Buffers | None,
         ended: Callable[[SequenceBatch], None],
     ) -> None:
         self.members = [row for row in rows if row is not None]
         self._tensors = tensors
         self._rows = rows
-        self._buffers = buffers
         self._ended = ended
         self._times = BatchTimes()
         self.over = False
@@ -143,7 +142,7 @@ class SequenceBatch(Runnable):
     def _run_alone(self, request: SequenceRequest, function: Function, explain: Explain) -> None:
         def run_model(_: Inputs, call: Call) -> Any:
             request.executed = True
-            answer = function(self._tensors.inputs(self._rows, self._buffers), call)
+            answer = function(self._tensors.inputs(self._rows), call)
             if self._tensors.states:
                 self._keep(answer)
             return answer
@@ -172,12 +171,11 @@ class SequenceBatch(Runnable):
             call.execution_ended(times.joining, times.splitting)
 
     def _run_joined(self, function: Function, calls: Sequence[Call]) -> None:
-        inputs = self._tensors.inputs(self._rows, self._buffers)
+        inputs = self._tensors.inputs(self._rows)
         self._times.joined()
         answer = function(inputs, BatchCall(calls) if len(calls) > 1 else calls[0])
         self._times.answered()
-        # The buffers are free for the next batch, unless the model kept the inputs.
-        del inputs
+        del inputs  # Their memory is free for the next batch, unless the model kept them.
         parts = self._split(answer)
         self._keep(answer)
         for row, part in zip(self._rows, parts, strict=True):
@@ -186,7 +184,7 @@ class SequenceBatch(Runnable):
 
     def _run_listed(self, infer_batch: Callable[..., Any], calls: Sequence[Call], explain: Explain) -> None:
         """Pass the requests as a list; rows without a request are skipped."""
-        inputs = [self._tensors.inputs((member,), self._buffers) for member in self.members]
+        inputs = [self._tensors.inputs((member,)) for member in self.members]
         self._times.joined()
         answers = infer_batch(inputs, calls)
         self._times.answered()

@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 
 from triglot.core.batch_counts import BatchCounts
-from triglot.core.buffers import Buffers
 from triglot.core.errors import InvalidArgument, Unavailable, queue_full
 from triglot.core.readings import Reading
 from triglot.core.request_scheduling import Scheduling
@@ -22,7 +21,7 @@ from triglot.core.running import Defer
 from triglot.executors.declarations import looks_at_call
 from triglot.executors.executor import Executor
 from triglot.executors.hosted import HostedModel
-from triglot.executors.joining import buffers_for, layout_of
+from triglot.executors.joining import layout_of
 from triglot.executors.work import Inputs, Work
 from triglot.model.model import Model
 from triglot.model.scheduling import OldestStrategy
@@ -46,12 +45,11 @@ class Instance:
     event is set once it has no sequence any longer.
     """
 
-    __slots__ = ("buffers", "drained", "executor", "losses", "number", "runs", "timer")
+    __slots__ = ("drained", "executor", "losses", "number", "runs", "timer")
 
-    def __init__(self, number: int, executor: Executor, buffers: Buffers | None) -> None:
+    def __init__(self, number: int, executor: Executor) -> None:
         self.number = number
         self.executor = executor
-        self.buffers = buffers
         self.runs = False
         self.losses = 0
         self.timer: Timer | None = None
@@ -91,8 +89,7 @@ class SequenceSchedule:
         alone = self._tensors.decoupled or not self._tensors.batched
         self._strategy = strategy_of(model, self._tensors.key, alone=alone)
         self._table = SequenceTable(instances=len(executors), rows=self._strategy.rows, max_idle=batching.max_idle)
-        self._instances = [Instance(at, one, buffers_for(model)) for at, one in enumerate(executors)]
-        self._new_buffers = partial(buffers_for, model)
+        self._instances = [Instance(at, one) for at, one in enumerate(executors)]
         self._defer = defer
         self._later = later
         self._clock = clock
@@ -189,7 +186,7 @@ class SequenceSchedule:
 
     def add(self, executor: Executor) -> None:
         """Add an instance."""
-        self._instances.append(Instance(self._table.add_instance(), executor, self._new_buffers()))
+        self._instances.append(Instance(self._table.add_instance(), executor))
         self._update()
 
     async def remove(self) -> Executor:
@@ -281,7 +278,7 @@ class SequenceSchedule:
     def _choose(self, instance: Instance, heads: Sequence[SequenceRequest]) -> None:
         chosen = self._strategy.choose(heads, math.inf if self._closed else self._clock())
         if not isinstance(chosen, float):
-            batch = SequenceBatch(self._tensors, chosen.rows, instance.buffers, partial(self._ended, instance))
+            batch = SequenceBatch(self._tensors, chosen.rows, partial(self._ended, instance))
             if self._runs_on is not None:
                 batch.bind = partial(self._runs_on, instance.number, instance.losses)
             self._counts.add(chosen.reason, len(batch.members), len(batch.members))

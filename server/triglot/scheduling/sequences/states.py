@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from triglot.core.buffers import Buffers
 from triglot.core.errors import Internal
 from triglot.core.tensor import (
     DATATYPES,
@@ -46,14 +45,14 @@ class StateTensors:
             return ()
         return tuple(states.get(name, initial).shape for name, initial in self._initial.items())
 
-    def inputs(self, rows: Sequence[SequenceRequest | None], buffers: Buffers | None) -> dict[str, Any]:
+    def inputs(self, rows: Sequence[SequenceRequest | None], *, hosted: bool) -> dict[str, Any]:
         """Returns the state inputs of these rows; zeros for rows without a request."""
         if len(rows) == 1 and rows[0] is not None:
             return {**self._initial, **rows[0].run.states}
         made: dict[str, Any] = {}
         for name, initial in self._initial.items():
             present = [None if row is None else row.run.states.get(name, initial) for row in rows]
-            made[name] = joined(present, buffers)
+            made[name] = joined(present, hosted=hosted)
         return made
 
     def alone(self, rows: int) -> dict[str, Array]:
@@ -109,11 +108,11 @@ class StateTensors:
         return _frozen(array[None] if self._batched else array)
 
 
-def joined(rows: Sequence[Array | None], buffers: Buffers | None) -> Any:
+def joined(rows: Sequence[Array | None], *, hosted: bool) -> Any:
     """Returns arrays of one row each as `stacked`; zeros, or empty strings, in place of None."""
     first = next(row for row in rows if row is not None)
     none = np.broadcast_to(np.array(nothing(first.dtype), first.dtype), first.shape)
-    return stacked([none if row is None else row for row in rows], len(rows), buffers)
+    return stacked([none if row is None else row for row in rows], len(rows), hosted=hosted)
 
 
 def _frozen(array: Array) -> Array:
