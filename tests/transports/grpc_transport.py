@@ -69,6 +69,7 @@ NOT_OVER_AIO = (
             "calls_by_layout",
             "calls_ended",
             "certificates",
+            "changes_finished",
             "failed_bodies",
             "growing",
             "grpc_alike",

@@ -396,6 +396,9 @@ class GrpcCall(RowCall):
         else:
             self.respond(encoded, retry_metadata(failure))
 
+    def _must_end(self) -> bool:
+        return self._unary.calls.stopping
+
     def _end_cancelled(self) -> None:
         # The client gets UNAVAILABLE for calls that outlive the grace period.
         code = Code.UNAVAILABLE if self._unary.calls.stopping else Code.CANCELLED

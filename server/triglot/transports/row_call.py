@@ -12,6 +12,7 @@ from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import ServingError, Unauthenticated
+from triglot.core.operation import ADMINISTRATION
 from triglot.core.permission import WITHDRAWN
 from triglot.core.running import CallCancelled, Cancellable, Defer, Running, Sink
 from triglot.protocols.rows import InferenceHandler
@@ -31,6 +32,7 @@ class RowCall(Sink):
         "_defer",
         "_has_ended",
         "_inference",
+        "_is_change",
         "_request",
         "_running",
         "call",
@@ -47,6 +49,8 @@ class RowCall(Sink):
         """See `Schedule.put`."""
         self._has_ended = True
         self._inference: InferenceHandler | None = None
+        self._is_change = False
+        """Whether a change of the server has begun, which is finished without the client, too."""
         self._request: Any = None
         self._running: Cancellable | None = None
         """The task or the work that runs the call."""
@@ -89,6 +93,10 @@ class RowCall(Sink):
     def _end_cancelled(self) -> None:
         """End the call, which was cancelled."""
 
+    @abstractmethod
+    def _must_end(self) -> bool:
+        """Whether the server stops, and waits for calls no longer."""
+
     # --- the call ---
 
     async def _guarded(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
@@ -113,6 +121,7 @@ class RowCall(Sink):
             raise Unauthenticated(WITHDRAWN)
         self._request = request
         if self._inference is None:
+            self._is_change = self.call.operation in ADMINISTRATION
             self._run(self._await, request)
             return
         running: Running = self._inference.start(request, self.call, self, self._defer)
@@ -171,7 +180,12 @@ class RowCall(Sink):
     # --- RunningCall ---
 
     def cancel(self) -> None:
-        """Cancel the call: its client no longer waits for the response."""
+        """Cancel the call: its client no longer waits for the response.
+
+        A change of the server that has begun goes on, so that the call ends with what it came to.
+        """
+        if self._is_change and not self._must_end():
+            return
         self._cancel_count += 1
         if self._running is not None:
             self._running.cancel()

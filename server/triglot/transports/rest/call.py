@@ -197,6 +197,9 @@ class HttpCall(RowCall):
         response = error_response(self._found.route, error, self._exchange.headers, self.call)
         self._answer(outcome(error), response, refusal_of(error))
 
+    def _must_end(self) -> bool:
+        return self._calls.grace_is_over
+
     def _end_cancelled(self) -> None:
         if self._is_late:
             self._answer_error(self.call.overdue("before the response was ready"))
