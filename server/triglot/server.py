@@ -384,7 +384,7 @@ class Server:
             self.rest_port = self.grpc_port
             listeners.append("REST on the same port")
         elif self.config.rest_port != NO_PORT:
-            self.rest_port = await http.start()
+            self.rest_port = await http.start(tuple if self._grpc is None else self._grpc.idle_connections)
             listeners.append(f"REST on {self.config.address(self.rest_port)}")
         log.info("%s in %.2f s", " and ".join(listeners), time.monotonic() - started)
         if self.rest_port and any(route.path == "/" for route in routes):

@@ -34,6 +34,8 @@ class Twice(triglot.Model):
     def infer(self, inputs):
         return {"y": 2 * inputs["x"]}
 """
+IDLE = 8
+"""Connections for which the process has files left."""
 ARGUMENTS = ("--grpc-port", "0", "--rest-port", "0", "--model-control-mode", "explicit", "--drain-delay", "0")
 
 
@@ -105,6 +107,30 @@ def test_idle_connections_leave_files(tmp_path: Path, transport: str) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
             wait_until(lambda: is_live(channel))
         assert "Too many open files" not in server.stderr.text()
+
+
+@pytest.mark.parametrize("http_transport", ["h1", "aiohttp"])
+def test_idle_connections_of_either_port_make_room_for_calls_on_the_other(
+    tmp_path: Path, http_transport: str
+) -> None:
+    arguments = (*ARGUMENTS, "--grpc-transport", "h2", "--http-transport", http_transport)
+    alone = [("grpc.use_local_subchannel_pool", 1)]
+    with Triglot(tmp_path, *arguments) as server, ExitStack() as kept:
+        grpc_port, rest_port = server.ports()
+        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}", options=alone) as channel:
+            assert is_live(channel)
+        limit = len([*Path(f"/proc/{server.pid}/fd").iterdir()]) + IDLE
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        for _ in range(2):
+            for _ in range(IDLE):
+                assert kept.enter_context(Kept(rest_port)).ask("/v2/health/live")[0] == 200
+            channels = [
+                kept.enter_context(grpc.insecure_channel(f"127.0.0.1:{grpc_port}", options=alone))
+                for _ in range(IDLE)
+            ]
+            for _ in range(2):  # Those that made room for the last ones connect again.
+                assert all(map(is_live, channels))
+        assert "Too many open files" in server.stderr.text()
 
 
 def test_the_server_takes_the_files_that_it_may_have(tmp_path: Path) -> None:

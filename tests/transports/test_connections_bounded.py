@@ -39,10 +39,14 @@ async def is_served(client: Client) -> bool:
     "transport", ["h2", pytest.param("aio", marks=pytest.mark.newest)]
 )  # grpcio before 1.69 has no such limit.
 async def test_one_connection_too_many_is_closed(transport: str, caplog: pytest.LogCaptureFixture) -> None:
-    async with opened(transport, max_sockets=2) as (_, port):
+    async with opened(transport, max_sockets=2) as (rows, port):
         first, second = await connected(port), await connected(port)
         for client in (first, second):
             assert await is_served(client)
+            if transport == "h2":  # Its idle connections make room.
+                rows.held.clear()
+                await client.send(client.headers(1, "Held"), data(1, message(b"1")))
+                await asyncio.wait_for(rows.held.wait(), SECONDS)
         with caplog.at_level(logging.WARNING):
             for _again in range(3):
                 third = await connected(port)
@@ -51,6 +55,7 @@ async def test_one_connection_too_many_is_closed(transport: str, caplog: pytest.
         if transport == "h2":
             assert caplog.text.count("2 connections are open, the most allowed") == 1
         assert await is_served(first)
+        rows.gate.set()
         await first.close()
         async with asyncio.timeout(SECONDS):
             while True:
@@ -60,6 +65,25 @@ async def test_one_connection_too_many_is_closed(transport: str, caplog: pytest.
                 await fourth.close()
         await fourth.close()
         await second.close()
+
+
+async def test_the_idlest_connection_makes_room_for_another_without_a_failed_call() -> None:
+    """One without a call first."""
+    async with opened("h2", max_sockets=3) as (rows, port):
+        used, unused, kept = await connected(port), await connected(port), await connected(port)
+        await used.send(used.headers(1, "Echo"), data(1, message(b"1")))
+        for client in (used, unused, kept):
+            assert await is_served(client)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert await channel.unary_unary("/t.T/Echo")(b"2", timeout=SECONDS) == b"2"
+            assert (await unused.next(frames.GOAWAY)).code is frames.ErrorCode.NO_ERROR
+            # What it had sent already runs.
+            await unused.send(unused.headers(1, "Echo"), data(1, message(b"3")))
+            await until(lambda: rows.echoed == Counter((b"1", b"2", b"3")))
+            for client in (used, kept):
+                assert await is_served(client)
+        for client in (used, unused, kept):
+            await client.close()
 
 
 async def test_connections_of_another_port_and_calls_are_no_connections() -> None:
@@ -76,7 +100,8 @@ async def test_connections_of_another_port_and_calls_are_no_connections() -> Non
             )
         await until(lambda: here.leases() == {"gated": 5})
         second = await connected(here.server.grpc_port)
-        assert await is_served(second)
+        await second.send(second.raw_headers(1, fields("POST", INFER.replace("twice", "gated"))), data(1, BODY))
+        await until(lambda: here.leases() == {"gated": 6})
         third = await connected(here.server.grpc_port)
         assert not await is_served(third)
         gated.gate.set()

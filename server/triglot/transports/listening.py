@@ -14,12 +14,13 @@ import socket
 import ssl
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from triglot.config.options import NO_PORT, Config
@@ -32,6 +33,8 @@ MAX_ACCEPTED_IN_A_ROW = 64
 """Connections accepted in a row, after which other tasks get a turn."""
 RETRY_SECONDS = 0.5
 """Pause after an error of accept(), when the system has no more file descriptors, for example."""
+ROOM_SECONDS = 0.01
+"""Pause after a connection above the limit, in which those that make room for it are being closed."""
 SPARE_FILES = 100
 """File descriptors that are not for clients: of models, their processes, logs and telemetry."""
 LISTENERS = 3
@@ -123,13 +126,31 @@ def bind_file(path: Path) -> socket.socket:
     return made
 
 
+class IdleConnection(Protocol):
+    """A connection that waits for a request."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it has had one."""
+
+    @property
+    def idle_since(self) -> float:
+        """When its wait began: later on the same scale, of the loop or not, for those that have waited less."""
+
+    def close_idle(self) -> None:
+        """Close the connection. A client that begins a call meanwhile can tell that the call did not run."""
+
+
+Idle = Callable[[], Iterable[IdleConnection]]
+
+
 class Listener:
     """Accepts connections on sockets. On the event loop.
 
     `make` creates the protocol of each connection. `max_connections`: limit on open ones. `tls` applies to all
-    sockets but Unix sockets. `handshake_seconds`: time limit on the TLS handshake. `close_idle` closes a number of
-    connections that wait for a request, or fewer, and returns how many; only of unused ones if its second argument
-    is true.
+    sockets but Unix sockets. `handshake_seconds`: time limit on the TLS handshake. `idle` returns the listener's
+    connections that make room at that limit; `idle_elsewhere` those of other listeners, which make room, too, when
+    the process can open no more files.
     """
 
     def __init__(
@@ -140,14 +161,16 @@ class Listener:
         max_connections: int,
         tls: Tls | None = None,
         handshake_seconds: float = TLS_HANDSHAKE_SECONDS,
-        close_idle: Callable[[int, bool], int] = lambda _, __: 0,
+        idle: Idle = tuple,
+        idle_elsewhere: Idle = tuple,
     ) -> None:
         self._sockets = sockets
         self._make = make
         self._max_connections = max_connections
         self._tls = tls
         self._handshake_seconds = handshake_seconds
-        self._close_idle = close_idle
+        self._idle = idle
+        self._idle_elsewhere = idle_elsewhere
         self._looked = -math.inf
         """When no idle connection was found, in the loop's time."""
         self._loop = asyncio.get_running_loop()
@@ -185,11 +208,13 @@ class Listener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return False
             except OSError as error:
-                self._pause(listening, error)
+                self._fail(listening, error)
                 return False
-            if not self._has_room() and self._make_room():
+            if not self._has_room() and self._make_room(self._idle):
                 self._connect_soon(accepted, peer)
-                return True  # Before the next one, those that are closed have to give their descriptors back.
+                # Before the next one, those that are closed have to give their descriptors back.
+                self._pause(listening, ROOM_SECONDS, self._loop.time() + RETRY_SECONDS)
+                return True
             self._take(accepted, peer)
         return True
 
@@ -216,23 +241,30 @@ class Listener:
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    def _has_room(self) -> bool:
-        if len(self._accepted) < self._max_connections:
+    def _has_room(self, more: int = 1) -> bool:
+        if len(self._accepted) + more <= self._max_connections:
             return True
-        return sum(one.fileno() >= 0 for one in self._accepted) < self._max_connections
+        return sum(one.fileno() >= 0 for one in self._accepted) + more <= self._max_connections
 
-    def _make_room(self) -> bool:
-        """Close some idle connections; several at a time, because looking for them takes a while."""
+    def _make_room(self, *idle: Idle) -> bool:
+        """Close some idle connections; several at a time, because looking for them takes a while.
+
+        First those that never had a request, then those that have waited longest.
+        """
         now = self._loop.time()
         if now - self._looked < RETRY_SECONDS:
             return False
         # Those that are being set up are not known to be idle yet: meanwhile, only unused ones are closed.
-        closed = self._close_idle(max(1, self._max_connections // 50), bool(self._connecting))
-        if closed:
-            log.info("closed %d idle connections to make room for others", closed)
+        found = [one for these in idle for one in these() if not (self._connecting and one.is_used)]
+        found.sort(key=attrgetter("is_used", "idle_since"))
+        closing = found[: max(1, self._max_connections // 50)]
+        for connection in closing:
+            connection.close_idle()
+        if closing:
+            log.info("closed %d idle connections to make room for others", len(closing))
         else:
             self._looked = now
-        return closed > 0
+        return bool(closing)
 
     async def _connect(self, accepted: socket.socket, peer: object) -> None:
         secured: dict[str, Any] = {}
@@ -249,14 +281,23 @@ class Listener:
         except (OSError, ssl.CertificateError) as error:
             log.info("cannot set up the connection of %s: %s", peer, error if str(error) else type(error).__name__)
 
-    def _pause(self, listening: socket.socket, error: OSError) -> None:
-        self._make_room()
+    def _fail(self, listening: socket.socket, error: OSError) -> None:
+        """Pause after an error of accept(), which a lack of descriptors usually is."""
+        self._make_room(self._idle, self._idle_elsewhere)
         log.warning("accepting no connections for %.1f s: %s", RETRY_SECONDS, error.strerror)
-        self._loop.remove_reader(listening.fileno())
-        self._loop.call_later(RETRY_SECONDS, self._resume, listening)
+        self._pause(listening, RETRY_SECONDS)
 
-    def _resume(self, listening: socket.socket) -> None:
-        if listening in self._sockets:
+    def _pause(self, listening: socket.socket, seconds: float, until: float = 0.0) -> None:
+        """Accept nothing for some seconds; longer, until that time of the loop, while there are too many."""
+        self._loop.remove_reader(listening.fileno())
+        self._loop.call_later(seconds, self._resume, listening, seconds, until)
+
+    def _resume(self, listening: socket.socket, seconds: float, until: float) -> None:
+        if listening not in self._sockets:
+            return
+        if self._loop.time() < until and not self._has_room(0):
+            self._pause(listening, seconds, until)
+        else:
             self._loop.add_reader(listening.fileno(), self._accept, listening)
 
 

@@ -44,7 +44,7 @@ from triglot.transports.grpc_calls import (
     UnaryHandler,
 )
 from triglot.transports.http2.core.limits import DEFAULTS, Limits
-from triglot.transports.listening import max_sockets
+from triglot.transports.listening import IdleConnection, max_sockets
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.tls import Tls
@@ -123,6 +123,10 @@ class GrpcServer:
             return cast("int", self._server.add_insecure_port(address))
         except RuntimeError as error:
             raise OSError(f"cannot bind gRPC to {address}: {error}") from None
+
+    def idle_connections(self) -> list[IdleConnection]:
+        """Returns none: grpc.aio does not show its connections."""
+        return []
 
     async def retire(self) -> None:
         """Does nothing: grpc.aio closes its port, and makes clients connect elsewhere, only when it stops."""

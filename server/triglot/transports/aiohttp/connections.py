@@ -101,6 +101,11 @@ class Connection(ReadAhead):
         """Whether a request has arrived."""
         return self._request_count > 0
 
+    @property
+    def idle_since(self) -> float:
+        """When the wait for a request began, in the loop's time."""
+        return self._next_keepalive_close_time - self._keepalive_timeout
+
     def close_idle(self) -> None:
         """Close the connection."""
         self.force_close()

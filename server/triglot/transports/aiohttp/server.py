@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from functools import partial
-from operator import attrgetter
 
 from aiohttp import web
 
@@ -14,10 +13,11 @@ from triglot.config.options import Config
 from triglot.transports.aiohttp.connections import FIELD_LIMIT, Connection, Connections
 from triglot.transports.aiohttp.exchange import AiohttpExchange
 from triglot.transports.aiohttp.log import connection_log
+from triglot.transports.listening import IdleConnection
 from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
 from triglot.transports.rest.exchange import READ_AHEAD
 from triglot.transports.rest.fields import MAX_LINE_BYTES
-from triglot.transports.rest.server import HttpServer, IdleConnection
+from triglot.transports.rest.server import HttpServer
 from triglot.transports.until_ended import ended
 
 
@@ -57,10 +57,9 @@ class AiohttpServer(HttpServer):
         return 0 if self._runner.server is None else len(self._runner.server.connections)
 
     def idle_connections(self) -> list[IdleConnection]:
-        """See the base class; of those that had requests, the oldest connections come first."""
+        """See the base class."""
         connections = [] if self._runner.server is None else self._runner.server.connections
-        idle = (one for one in connections if isinstance(one, Connection) and one.is_idle)
-        return sorted(idle, key=attrgetter("is_used"))
+        return [one for one in connections if isinstance(one, Connection) and one.is_idle]
 
     async def close(self) -> None:
         await self._runner.cleanup()

@@ -205,6 +205,11 @@ class Connection(asyncio.Protocol):
             and not (self._is_closing or self._out_of_sync or self._is_incoming or self._is_head_begun)
         )
 
+    @property
+    def idle_since(self) -> float:
+        """When the wait for a request began, in the loop's time."""
+        return self.deadline - self.server.keep_alive
+
     # --- asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

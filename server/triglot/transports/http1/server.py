@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
-from operator import attrgetter
 
 from triglot.config.options import Config
 from triglot.transports.http1.connection import Connection
+from triglot.transports.listening import IdleConnection
 from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
-from triglot.transports.rest.server import HttpServer, IdleConnection
+from triglot.transports.rest.server import HttpServer
 
 
 class Http1Server(HttpServer):
@@ -36,7 +36,7 @@ class Http1Server(HttpServer):
 
     def idle_connections(self) -> list[IdleConnection]:
         """See the base class."""
-        return sorted((one for one in self.connections if one.is_idle), key=attrgetter("is_used", "deadline"))
+        return [one for one in self.connections if one.is_idle]
 
     def remove(self, connection: Connection) -> None:
         """See `Serving`."""

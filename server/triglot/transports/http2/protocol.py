@@ -218,6 +218,25 @@ class H2Protocol(asyncio.BufferedProtocol):
         else:
             self._timers.linger()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the connection waits for a call."""
+        return not (self.rpcs or self._refused or self.draining or self.connection.over)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there was a call."""
+        return self.connection.is_used
+
+    @property
+    def idle_since(self) -> float:
+        """When bytes were received last, in the loop's time."""
+        return self._timers.last_received
+
+    def close_idle(self) -> None:
+        """Close the connection with GOAWAY: no call fails."""
+        self.drain()
+
     def drain(self) -> None:
         """Take no new calls, and close the connection once the running ones have ended."""
         if not self.draining:

@@ -32,6 +32,8 @@ class ProtocolSniffer(asyncio.Protocol):
         self._first = b""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.is_used = False
+        self.idle_since = self.loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass.
@@ -59,6 +61,10 @@ class ProtocolSniffer(asyncio.Protocol):
     def shorten_wait(self) -> None:
         """Shorten the wait for the first bytes, because the server stops; bytes already sent are still served."""
         self._wait(LAST_STREAM_SECONDS)
+
+    def close_idle(self) -> None:
+        """See `IdleConnection`."""
+        self.abort()
 
     def abort(self) -> None:
         """Close the socket."""

@@ -24,7 +24,7 @@ from triglot.transports.http2.core.limits import DEFAULTS, MAX_FIELDS_BYTES, MAX
 from triglot.transports.http2.protocol import H2Protocol
 from triglot.transports.http2.protocol_sniffer import HTTP1, HTTP2, ProtocolSniffer
 from triglot.transports.http2.rpc import Rpc
-from triglot.transports.listening import Listener, bind, bind_file, listen_on, max_sockets
+from triglot.transports.listening import IdleConnection, Listener, bind, bind_file, listen_on, max_sockets
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.server import HttpServer
 from triglot.transports.tls import Tls
@@ -125,17 +125,24 @@ class H2Server:
             max_connections=max_sockets(config),
             tls=self._tls,
             handshake_seconds=self.limits.settings_timeout,
-            close_idle=self._close_idle,
+            idle=self._idle_here,
+            idle_elsewhere=tuple if config.rest_with_grpc else self._idle_rest,
         )
         self._listener.start()
         self._release_buffers()
         return port
 
-    def _close_idle(self, most: int, unused: bool) -> int:
-        """Close REST's idle connections, if all of them are on this port."""
-        if self.rest is None or not self._config.rest_with_grpc:
-            return 0
-        return self.rest.close_idle(most, unused)
+    def idle_connections(self) -> list[IdleConnection]:
+        """Returns the connections that wait for a call, or for their first byte."""
+        return [*self.sniffers, *(one for one in self.connections if one.is_idle)]
+
+    def _idle_here(self) -> list[IdleConnection]:
+        """As `idle_connections`, with REST's if all of them are on this port."""
+        rest = self._idle_rest() if self._config.rest_with_grpc else ()
+        return [*self.idle_connections(), *rest]
+
+    def _idle_rest(self) -> list[IdleConnection]:
+        return [] if self.rest is None else self.rest.idle_connections()
 
     def _release_buffers(self) -> None:
         """Release unused buffers regularly, so that a burst of large messages does not hold memory for ever."""

@@ -7,26 +7,14 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from triglot.config.options import Config
-from triglot.transports.listening import Listener, bind, listen_on, max_sockets
+from triglot.transports.listening import Idle, IdleConnection, Listener, bind, listen_on, max_sockets
 from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
 from triglot.transports.tls import Tls
 
 RETIRE_SECONDS = 0.05
 """Seconds between two checks for open connections."""
-
-
-class IdleConnection(Protocol):
-    """A connection that waits for a request."""
-
-    @property
-    def is_used(self) -> bool:
-        """Whether it has had one."""
-
-    def close_idle(self) -> None:
-        """Close the connection."""
 
 
 class HttpServer(ABC):
@@ -44,14 +32,22 @@ class HttpServer(ABC):
         self._tls = Tls(config, "http/1.1") if config.tls_certificate else None
         self._listener: Listener | None = None
 
-    async def start(self) -> int:
-        """Bind and serve; returns the port. Raises `OSError` when the address cannot be bound."""
+    async def start(self, idle_elsewhere: Idle = tuple) -> int:
+        """Bind and serve; returns the port. Raises `OSError` when the address cannot be bound.
+
+        `idle_elsewhere`: see `Listener`.
+        """
         config = self._config
         sockets = listen_on(self._bound) or await bind(config.host, config.rest_port, "REST")
         await self.set_up()
         port: int = sockets[0].getsockname()[1]
         self._listener = Listener(
-            sockets, self.make, max_connections=max_sockets(config), tls=self._tls, close_idle=self.close_idle
+            sockets,
+            self.make,
+            max_connections=max_sockets(config),
+            tls=self._tls,
+            idle=self.idle_connections,
+            idle_elsewhere=idle_elsewhere,
         )
         self._listener.start()
         return port
@@ -74,17 +70,7 @@ class HttpServer(ABC):
 
     @abstractmethod
     def idle_connections(self) -> list[IdleConnection]:
-        """Returns the connections that wait for a request.
-
-        Those that never had one come first, then those that have waited longest.
-        """
-
-    def close_idle(self, most: int, unused: bool) -> int:
-        """Close up to `most` idle connections, only unused ones if `unused`; returns how many."""
-        idle = [one for one in self.idle_connections() if not (unused and one.is_used)][:most]
-        for connection in idle:
-            connection.close_idle()
-        return len(idle)
+        """Returns the connections that wait for a request."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -85,6 +85,11 @@ class Connection(Generic[T]):
         return self._control.settings_received
 
     @property
+    def is_used(self) -> bool:
+        """Whether a stream has begun."""
+        return self._streams.last > 0
+
+    @property
     def last_announced(self) -> bool:
         """Whether GOAWAY with the last stream's number has been sent."""
         return self._control.last_announced
