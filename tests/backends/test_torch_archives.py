@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch", reason="the torch environment has it")
 
 from torch_files import Pair, Program, export, fp32, lists, load, refused
 
+from triglot.platform.archives import FREE_BYTES
+
 A, B = torch.zeros(1), torch.ones(1)
 WANTED = (
     "expected a TorchScript program (torch.jit.save), an exported program (torch.export.save) or an "
@@ -113,6 +115,13 @@ def test_pickled_weights_are_looked_at(tmp_path: Path, member: str) -> None:
 def test_other_archives(tmp_path: Path, old: str, new: str, text: str) -> None:
     file = export(tmp_path / "model.pt2", Pair(), A, B)
     assert refused(rewritten(file, lambda name, data: (name.replace(old, new), data))) == text
+
+
+def test_few_bytes_that_stand_for_many_are_not_read(tmp_path: Path) -> None:
+    file = export(tmp_path / "model.pt2", Pair(), A, B)
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model/data/constants/zeros.pt", bytes(2 * FREE_BYTES))
+    assert "unpacks to more than" in refused(file)
 
 
 def test_a_broken_program(tmp_path: Path) -> None:

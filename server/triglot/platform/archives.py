@@ -49,7 +49,7 @@ class _Room:
         if self._bytes > self._most:
             raise ArchiveTooLarge(
                 f"{self._name}, of {self._packed} bytes, unpacks to more than {self._most}; an archive without "
-                f"compression (.tar) may have any size"
+                f"compression may have any size"
             )
 
 
@@ -80,19 +80,25 @@ def unpack(
         raise tarfile.ReadError(f"{archive.name} is damaged: {error}") from error
 
 
+def check_zip(archive: Path, packed: zipfile.ZipFile) -> None:
+    """Raises `ArchiveTooLarge` for a zip archive, opened as `packed`, with too much to read or to unpack."""
+    room = _Room(archive)
+    for entry in packed.infolist():
+        room.take(entry.file_size)  # No more than this is read of an entry.
+
+
 def unpack_zip(archive: Path, folder: Path) -> None:
     """Unpack a zip archive into `folder`.
 
     Raises `OSError` and `TarError`, also for paths that lead out of the folder, and `ArchiveTooLarge`.
     """
-    room = _Room(archive)
     try:
         with zipfile.ZipFile(archive) as packed:
+            check_zip(archive, packed)
             for entry in packed.infolist():
                 path = PurePosixPath(entry.filename)
                 if path.is_absolute() or ".." in path.parts:
                     raise tarfile.ExtractError(f"it has a file outside of itself, {entry.filename!r}")
-                room.take(entry.file_size)  # No more than this is read of an entry.
             packed.extractall(folder)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise tarfile.ReadError(f"{archive.name} is damaged, or cannot be read: {error}") from error

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from triglot.core.errors import ModelLoadError
+from triglot.platform.archives import ArchiveTooLarge, check_zip
 
 EXPECTED = (
     "expected a TorchScript program (torch.jit.save), an exported program (torch.export.save) or an "
@@ -39,11 +40,14 @@ class Kind(enum.Enum):
 def kind_of(file: Path) -> Kind:
     """Returns the kind of program in the file.
 
-    Raises `ModelLoadError`, which says what the file is instead.
+    Raises `ModelLoadError`, which says what the file is instead; also for more than can be read of few bytes.
     """
     try:
         with zipfile.ZipFile(file) as archive:
+            check_zip(file, archive)  # `check_pickles` and torch read whole members.
             members = {_inner(name) for name in archive.namelist()}
+    except ArchiveTooLarge as error:
+        raise ModelLoadError(f"{file}: {error}") from None
     except zipfile.BadZipFile:
         with file.open("rb") as stream:
             pickled = stream.read(1) == pickle.PROTO
