@@ -33,6 +33,7 @@ from triglot.transports.rest.errors import error_body
 from triglot.transports.rest.exchange import Exchange, IncomingBody
 from triglot.transports.rest.fields import BAD_REQUEST, Fields
 from triglot.transports.unsent import StallTimer
+from triglot.transports.writing import write_pieces
 
 log = logging.getLogger(__name__)
 
@@ -370,7 +371,7 @@ class Connection(asyncio.Protocol):
         elif sum(map(len, pieces)) < JOINED_BYTES:
             self.transport.write(b"".join(pieces))
         else:
-            self.transport.writelines(pieces)
+            write_pieces(self.transport, pieces)
 
     async def drained(self) -> None:
         """Wait while the socket's buffer is full. Raises `ConnectionError` when the connection is closed."""

@@ -39,6 +39,7 @@ from triglot.transports.http2.messages import PREFIX, PREFIX_BYTES
 from triglot.transports.http2.rest import begin_rest
 from triglot.transports.http2.roles import Serving
 from triglot.transports.http2.rpc import Rpc
+from triglot.transports.writing import write_pieces
 
 log = logging.getLogger(__name__)
 
@@ -186,12 +187,12 @@ class H2Protocol(asyncio.BufferedProtocol):
         if self._paused and not connection.over:
             self._buffer(out, transport)
         elif self._buffered:
-            transport.writelines([bytes(self._buffered), *out])
+            write_pieces(transport, [bytes(self._buffered), *out])
             self._buffered.clear()
         elif len(out) == 1:
             transport.write(out[0])
         elif out:
-            transport.writelines(out)
+            write_pieces(transport, out)
         if not self.server.open_calls:
             self.server.busy_poll.idle()
         if connection.over and not transport.is_closing():
