@@ -81,6 +81,9 @@ def both(function: Callable[[], Any]) -> str:
         "\u00a01",
         "[" * 100 + "]" * 100,
         "[" * 5000 + "]" * 5000,
+        '"' + "[" * 5000 + '"',
+        '["\\"' + "[" * 5000 + '\\\\"]',
+        "[" + "[]," * 5000 + "[]]",
     ],
 )
 def test_texts_are_read_and_refused_alike(text: str) -> None:

@@ -29,6 +29,11 @@ Default = Callable[[object], Any]
 _SHAPES = bytes.maketrans(b"123456789E", b"000000000e")
 _HUGE_SHAPES = b"0" * 19, b"e000", b"e+000"
 """Part of every number that is beyond 64 bits, or FP64, once its digits are zeros."""
+MAX_DEPTH = 1024
+"""Levels that orjson 3.13 reads."""
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STEPS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -44,12 +49,25 @@ def loads(text: bytes | str) -> Any:
     shapes = text.translate(_SHAPES)
     decoder = _ROUNDING if any(huge in shapes for huge in _HUGE_SHAPES) else _STRICT
     try:
+        check_depth(text)
         value = decoder.decode(text.decode())
     except RecursionError:
         raise ValueError("nested too deep") from None
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError.
     return value
+
+
+def check_depth(text: bytes) -> None:
+    """Raises `RecursionError` for lists and objects that are nested deeper than orjson reads.
+
+    The standard library's own limit depends on the Python: 994 levels in 3.11.2, 1,497 in 3.12.1, 9,998 in 3.13.0,
+    65,200 in 3.14.10.
+    """
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
+        brackets = _STRING.sub(b"", text).translate(_STEPS, _NO_BRACKETS)
+        if np.cumsum(np.frombuffer(brackets, np.int8), dtype=np.int64).max(initial=0) > MAX_DEPTH:
+            raise RecursionError("nested too deep")
 
 
 def dumps(value: object, default: Default | None = None) -> bytes:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from triglot.core.fast_json import check_depth
 from triglot.core.tensor import Array
 from triglot.protocols.json.limits import NUMBER_COST, JsonLimits
 from triglot.protocols.json.numbers import is_list, numbers_of, parse_lists
@@ -279,4 +280,5 @@ def parse_large(text: bytes, limits: JsonLimits, key: str | None = None) -> tupl
             raise ValueError("a duplicate key")
         return values
 
+    check_depth(rest)
     return json.loads(rest, object_pairs_hook=members), list(lists.values())

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.fast_json import dumps, dumps_array, loads
+from triglot.core.fast_json import check_depth, dumps, dumps_array, loads
 from triglot.core.tensor import Array, Buffer, bytes_elements, native
 from triglot.protocols.json.arrays import count, parse_large
 from triglot.protocols.json.limits import CONTAINER_COST, DEFAULT_LIMITS, VALUE_COST, JsonLimits
@@ -92,6 +92,7 @@ def _read_plain(body: bytes, read: Callable[[dict[str, Any]], T]) -> T:
 
 
 def _parse_exactly(body: bytes) -> Any:
+    check_depth(body)
     try:
         return json.loads(body)
     except ValueError as error:
