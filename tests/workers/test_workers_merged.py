@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.histogram import rank
+from triglot.core.permission import EVERYTHING
 from triglot.dataplane.control import METRICS, TFSERVING_METRICS
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.kserve.added_statistics import merged
+from triglot.protocols.kserve.statistics import Report, statistics_message
 from triglot.protocols.tfserving.metrics import print_metrics
 from triglot.telemetry.added_series import added_series, added_value, series_report
 from triglot.telemetry.merging import merged_pages, merged_texts
@@ -128,25 +129,28 @@ def test_tensorflow_serving_s_page_of_one_worker_stays_as_it_is() -> None:
 # --- statistics ---
 
 
-def statistics(name: str, count: int, size: int) -> pb.ModelStatisticsResponse:
-    stats = pb.ModelStatistics(name=name, version="1", last_inference=count, inference_count=count)
-    stats.inference_stats.success.count = count
-    stats.inference_stats.success.ns = 10 * count
-    batch = stats.batch_stats.add(batch_size=size)
-    batch.compute_infer.count = count
-    stats.response_stats["0"].success.count = count
-    return pb.ModelStatisticsResponse(model_stats=[stats])
+def statistics(name: str, count: int, size: int) -> Report:
+    durations = {"count": count, "ns": 10 * count}
+    counters = {
+        "last_inference": count,
+        "inference_count": count,
+        "inference_stats": {"success": durations},
+        "batch_stats": {str(size): {"compute_infer": durations}},
+        "response_stats": {"0": {"success": durations}},
+    }
+    report: Report = json.loads(json.dumps({name: {"1": counters}}))
+    return report
 
 
 def test_statistics_of_one_version_are_added() -> None:
-    replies = [statistics("a", 2, 4), statistics("a", 3, 1), statistics("a", 5, 4), statistics("b", 7, 1)]
-    a, b = merged(replies).model_stats
-    assert (a.name, a.last_inference, a.inference_count) == ("a", 5, 10)
+    reports = [statistics("a", 2, 4), statistics("a", 3, 1), statistics("a", 5, 4), statistics("b", 7, 1)]
+    a, b = statistics_message(reports, EVERYTHING).model_stats
+    assert (a.name, a.version, a.last_inference, a.inference_count) == ("a", "1", 5, 10)
     assert (a.inference_stats.success.count, a.inference_stats.success.ns) == (10, 100)
     assert [(batch.batch_size, batch.compute_infer.count) for batch in a.batch_stats] == [(1, 3), (4, 7)]
     assert a.response_stats["0"].success.count == 10
     assert (b.name, b.inference_count) == ("b", 7)
-    assert merged([]) == pb.ModelStatisticsResponse()
+    assert statistics_message([], EVERYTHING) == pb.ModelStatisticsResponse()
 
 
 # --- series ---

@@ -1,4 +1,4 @@
-"""Merges the metrics of several workers: families of samples as JSON values, and TensorFlow Serving's text format.
+"""Merges what several workers have counted, which they report as JSON values.
 
 Counters are summed, including those of workers that have ended, so that a sum never decreases. Gauges are summed
 where a total makes sense, and have the label `worker` otherwise.
@@ -6,7 +6,7 @@ where a total makes sense, and have the label `worker` otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Family = dict[str, Any]
@@ -17,6 +17,8 @@ Page = dict[str, Any]
 Key = tuple[str, tuple[tuple[str, str], ...]]
 Value = tuple[float, list[Any]]
 """A value and its exemplar: empty, or labels, value and time."""
+Rule = Callable[[list[Any]], Any]
+"""Merges the values of several workers."""
 WORKER = "worker"
 MONOTONIC = ("counter", "histogram", "unknown")
 """Types of families that are monotonic; our families of unknown type are Triton's counters."""
@@ -55,6 +57,25 @@ MAXIMUM = frozenset(
         "triglot_model_load_failed",
     )
 )
+
+
+def values_by_key(parts: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Returns the values of each key, in the order in which the keys first appear."""
+    values: dict[str, list[Any]] = {}
+    for part in parts:
+        for key, value in part.items():
+            values.setdefault(key, []).append(value)
+    return values
+
+
+def merged(parts: Sequence[Any], rules: Mapping[str, Rule]) -> Any:
+    """Merges numbers, or mappings of them by key, however nested; `rules`: of keys that are not summed."""
+    if not isinstance(parts[0], Mapping):
+        return sum(parts)
+    return {
+        key: rules[key](found) if key in rules else merged(found, rules)
+        for key, found in values_by_key(parts).items()
+    }
 
 
 def merged_pages(pages: Sequence[tuple[int, Page]], past: Page | None = None) -> Page:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,14 +17,18 @@ from triglot.dataplane.control import STATISTICS, Arguments
 from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import openapi as api
-from triglot.protocols.kserve.added_statistics import merged
 from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.rows import Kind, Method, Route
 from triglot.protocols.wire import parse_control, serialize
 from triglot.repository.config.as_json import json_object
 from triglot.repository.manager.plan import State
 from triglot.scheduling.servable import Servable
+from triglot.telemetry.merging import merged, values_by_key
 
+Counters = dict[str, Any]
+"""The fields of a `ModelStatistics`, without its name and version; batches by their size as a key."""
+Report = Mapping[str, Mapping[str, Counters]]
+"""Counters by model and version."""
 PATHS = ("/v2/models/stats", *(f"{path}/stats" for path in MODEL_PATHS))
 
 
@@ -44,24 +47,21 @@ class ModelStatistics:
         Raises `ModelNotFound`, `InvalidArgument` for a version that is not an integer and for a model without a
         ready version, and `Unavailable` for a version that is not ready while others are.
         """
-        servables = self._servables(call.permission, request.name, request.version)
-        own = pb.ModelStatisticsResponse(model_stats=map(_message, servables))
-        if self._dataplane.control.alone:
-            return own
+        self._servables(call.permission, request.name, request.version)
         arguments = {"name": request.name, "version": request.version}
         reports = await self._dataplane.control.reports(STATISTICS, arguments)
-        found = merged([pb.ModelStatisticsResponse.FromString(b64decode(text)) for text in reports.each])
-        covered = [one for one in found.model_stats if call.permission.covers(one.name)]
-        return pb.ModelStatisticsResponse(model_stats=covered)
+        return statistics_message(reports.each, call.permission)
 
-    async def _report(self, arguments: Arguments) -> str:
-        """Returns this process's statistics for other workers; empty for a model that it does not have."""
+    async def _report(self, arguments: Arguments) -> Report:
+        """Returns this process's statistics; empty for a model that it does not have."""
         try:
             servables = self._servables(EVERYTHING, arguments["name"], arguments["version"])
         except ServingError:
             servables = []
-        reply = pb.ModelStatisticsResponse(model_stats=map(_message, servables))
-        return b64encode(reply.SerializeToString()).decode()
+        report: dict[str, dict[str, Counters]] = {}
+        for servable in servables:
+            report.setdefault(servable.name, {})[str(servable.version)] = _counters(servable.statistics)
+        return report
 
     def _servables(self, permission: Permission, name: str, version: str) -> Sequence[Servable]:
         known = [one for one in self._dataplane.versions(permission) if name in ("", one.files.name)]
@@ -98,56 +98,69 @@ def _encode(reply: pb.ModelStatisticsResponse, _: Any) -> HttpResponse:
     return HttpResponse(dumps(json_object(reply)))
 
 
-def _message(servable: Servable) -> pb.ModelStatistics:
-    counted = servable.statistics
-    message = pb.ModelStatistics(
-        name=servable.name,
-        version=str(servable.version),
-        last_inference=round(counted.last_inference * 1e3),
-        inference_count=counted.inference_count,
-        execution_count=counted.execution_count,
-        inference_stats=_inference_stats(counted),
-    )
-    for size, executions in sorted(counted.batches.items()):
-        message.batch_stats.add(
-            batch_size=size,
-            compute_input=_duration(executions.count, executions.input_seconds),
-            compute_infer=_duration(executions.count, executions.infer_seconds),
-            compute_output=_duration(executions.count, executions.output_seconds),
-        )
-    for index, responses in sorted(counted.responses.items()):
-        message.response_stats[str(index)].CopyFrom(_response_stats(responses))
-    return message
+def statistics_message(reports: Sequence[Report], permission: Permission) -> pb.ModelStatisticsResponse:
+    """Returns the sum of several processes' statistics of the models that a client may use."""
+    response = pb.ModelStatisticsResponse()
+    for name, versions in values_by_key(reports).items():
+        for version, found in values_by_key(versions).items() if permission.covers(name) else ():
+            counters = merged(found, {"last_inference": max})
+            batches = sorted((int(size), batch) for size, batch in counters["batch_stats"].items())
+            counters["batch_stats"] = [{"batch_size": size, **batch} for size, batch in batches]
+            responses = counters.pop("response_stats")
+            message = response.model_stats.add(name=name, version=version, **counters)
+            for index, stats in responses.items():  # protobuf 4 takes no dict for these.
+                message.response_stats[index].CopyFrom(pb.InferResponseStatistics(**stats))
+    return response
 
 
-def _inference_stats(counted: Statistics) -> pb.InferStatistics:
-    return pb.InferStatistics(
-        success=_total(counted.success),
-        fail=_total(counted.fail),
-        queue=_duration(counted.success.count, counted.queue_seconds),
-        compute_input=_duration(counted.computed, counted.input_seconds),
-        compute_infer=_duration(counted.computed, counted.infer_seconds),
-        compute_output=_duration(counted.computed, counted.output_seconds),
-        cache_hit=_total(counted.hit),
-        cache_miss=_total(counted.miss),
-    )
+def _counters(counted: Statistics) -> Counters:
+    return {
+        "last_inference": round(counted.last_inference * 1e3),
+        "inference_count": counted.inference_count,
+        "execution_count": counted.execution_count,
+        "inference_stats": _inference_stats(counted),
+        "batch_stats": {
+            str(size): {
+                "compute_input": _duration(executions.count, executions.input_seconds),
+                "compute_infer": _duration(executions.count, executions.infer_seconds),
+                "compute_output": _duration(executions.count, executions.output_seconds),
+            }
+            for size, executions in counted.batches.items()
+        },
+        "response_stats": {
+            str(index): _response_stats(responses) for index, responses in sorted(counted.responses.items())
+        },
+    }
 
 
-def _response_stats(responses: Responses) -> pb.InferResponseStatistics:
-    return pb.InferResponseStatistics(
-        compute_infer=_total(responses.infer),
-        compute_output=_total(responses.output),
-        success=_total(responses.success),
-        fail=_total(responses.fail),
-        empty_response=_total(responses.empty_response),
-        cancel=_total(responses.cancel),
-    )
+def _inference_stats(counted: Statistics) -> Counters:
+    return {
+        "success": _total(counted.success),
+        "fail": _total(counted.fail),
+        "queue": _duration(counted.success.count, counted.queue_seconds),
+        "compute_input": _duration(counted.computed, counted.input_seconds),
+        "compute_infer": _duration(counted.computed, counted.infer_seconds),
+        "compute_output": _duration(counted.computed, counted.output_seconds),
+        "cache_hit": _total(counted.hit),
+        "cache_miss": _total(counted.miss),
+    }
 
 
-def _total(duration: Duration) -> pb.StatisticDuration:
+def _response_stats(responses: Responses) -> Counters:
+    return {
+        "compute_infer": _total(responses.infer),
+        "compute_output": _total(responses.output),
+        "success": _total(responses.success),
+        "fail": _total(responses.fail),
+        "empty_response": _total(responses.empty_response),
+        "cancel": _total(responses.cancel),
+    }
+
+
+def _total(duration: Duration) -> Counters:
     return _duration(duration.count, duration.seconds)
 
 
-def _duration(count: int, seconds: float) -> pb.StatisticDuration:
+def _duration(count: int, seconds: float) -> Counters:
     # From differences of clock readings, whose rounding may give less than 0.
-    return pb.StatisticDuration(count=count, ns=max(0, round(seconds * 1e9)))
+    return {"count": count, "ns": max(0, round(seconds * 1e9))}
