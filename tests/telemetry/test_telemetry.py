@@ -12,7 +12,7 @@ import pytest
 from recorded_calls import record_call
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.protocols.tfserving.metrics import print_metrics
+from triglot.protocols.tfserving.metrics import metrics_page, print_page
 from triglot.telemetry import calls as calls_kept
 from triglot.telemetry.calls import MAX_MODEL_NAMES, MAX_NAME, RECENT_CALLS, RECENT_SECONDS, Endpoint
 from triglot.telemetry.monitor import Monitor
@@ -141,7 +141,7 @@ def test_tensorflow_servings_metrics() -> None:
     record_call(
         telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True), call_of("m"), Code.OK, 1.0, 0.0, 0, 0
     )
-    lines = print_metrics(telemetry).splitlines()
+    lines = print_page(metrics_page(telemetry)).splitlines()
     labels = 'model_name="m",API="Predict",entrypoint="GRPC"'
     for line in (
         "# TYPE :tensorflow:serving:request_count counter",
@@ -179,7 +179,7 @@ def test_the_metrics_of_tensorflow_itself() -> None:
     for failed in (True, False, False):
         telemetry.loaded_from("/models/m/1", 0.5, failed=failed)
     telemetry.loaded_from("/models/m/2", 0.5, failed=True)
-    lines = print_metrics(telemetry).splitlines()
+    lines = print_page(metrics_page(telemetry)).splitlines()
     runtime = 'model_name="m",API="Predict",runtime="TF1"'
     queuing = ":tensorflow:serving:batching_session:queuing_latency"
     loads = ":tensorflow:cc:saved_model:load"
@@ -216,7 +216,7 @@ def test_the_paths_that_models_were_loaded_from_do_not_grow_without_an_end() -> 
 def test_sums_keep_their_last_microsecond() -> None:
     telemetry = Telemetry()
     record_call(predict(telemetry), call_of("m", 1), Code.OK, 123456.789012, 0.0, 0, 0)
-    assert 'entrypoint="GRPC"} 123456789012\n' in print_metrics(telemetry)
+    assert 'entrypoint="GRPC"} 123456789012\n' in print_page(metrics_page(telemetry))
 
 
 def test_rest_calls_that_run_no_model_have_no_api() -> None:
@@ -224,7 +224,7 @@ def test_rest_calls_that_run_no_model_have_no_api() -> None:
     endpoint = telemetry.endpoint("tfserving", "REST", "models", inference=False)
     record_call(endpoint, call_of('a"b\\c\nd'), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
     record_call(endpoint, call_of("m"), Code.OK, 1.0, 0.0, 0, 0)
-    text = print_metrics(telemetry)
+    text = print_page(metrics_page(telemetry))
     assert '{model_name="a\\"b\\\\c\\nd",status="NOT_FOUND"} 1' in text
     assert ':request_latency_count{model_name="m",API="",entrypoint="REST"} 1' in text
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recorded_calls import record_call
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.protocols.tfserving.metrics import print_metrics
+from triglot.protocols.tfserving.metrics import metrics_page, print_page
 from triglot.telemetry.calls import ENDED, ENDED_KEPT
 from triglot.telemetry.store import Telemetry
 
@@ -162,6 +162,5 @@ def test_tensorflow_servings_counters_go_on() -> None:
         served.loaded = {("m", version)}
         served.call("m", version)
         served.tick()
-        assert f':tensorflow:serving:request_count{{model_name="m",status="OK"}} {version}\n' in print_metrics(
-            served.telemetry
-        )
+        text = print_page(metrics_page(served.telemetry))
+        assert f':tensorflow:serving:request_count{{model_name="m",status="OK"}} {version}\n' in text

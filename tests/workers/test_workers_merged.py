@@ -14,13 +14,13 @@ from triglot.core.permission import EVERYTHING
 from triglot.dataplane.control import METRICS, TFSERVING_METRICS
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.statistics import Report, statistics_message
-from triglot.protocols.tfserving.metrics import print_metrics
+from triglot.protocols.tfserving.metrics import metrics_page, print_page
 from triglot.telemetry.added_series import added_series, added_value, series_report
-from triglot.telemetry.merging import merged_pages, merged_texts
+from triglot.telemetry.merging import merged_pages
 from triglot.telemetry.points import point, points_of, together
 from triglot.telemetry.series import Metrics
 from triglot.telemetry.store import Telemetry
-from triglot.workers.counts import Past
+from triglot.workers.counts import RetiredCounters
 
 SECONDS = st.lists(st.floats(0, 100), max_size=500)
 
@@ -100,30 +100,29 @@ def test_of_families_of_one_name_and_two_kinds_the_first_is_taken() -> None:
 
 
 def test_only_what_grows_is_kept_of_workers_that_are_gone() -> None:
-    past = Past()
-    assert past.of(METRICS) is None
+    past = RetiredCounters()
+    assert past.total(METRICS) is None
     for value in (2, 3):
         counter = page("x", "counter", ("x_total", {"m": "a"}, value))
         gauge = page("triglot_queue_depth", "gauge", ("triglot_queue_depth", {}, value))
         of_triton = page("nv_inference_count", "unknown", ("nv_inference_count", {"model": "a"}, value))
         families = [one["families"][0] for one in (counter, gauge, of_triton)]
-        past.take(
-            {METRICS: {"families": families, "plain": []}, TFSERVING_METRICS: f"# TYPE x counter\nx {value}\n"}
-        )
-    assert past.of(TFSERVING_METRICS) == "# TYPE x counter\nx 5\n"
+        past.add({METRICS: {"families": families, "plain": []}, TFSERVING_METRICS: counter})
+    assert samples(past.total(TFSERVING_METRICS)) == {"x_total m=a": 5}
     living = page("x", "counter", ("x_total", {"m": "b"}, 1))
     # Nobody has Triton's model any more.
-    assert samples(merged_pages([(1, living)], past.of(METRICS))) == {"x_total m=b": 1, "x_total m=a": 5}
+    assert samples(merged_pages([(1, living)], past.total(METRICS))) == {"x_total m=b": 1, "x_total m=a": 5}
     loaded = page("nv_inference_count", "unknown", ("nv_inference_count", {"model": "a"}, 1))
-    assert samples(merged_pages([(1, loaded)], past.of(METRICS))) == {
+    assert samples(merged_pages([(1, loaded)], past.total(METRICS))) == {
         "nv_inference_count model=a": 6,
         "x_total m=a": 5,
     }
 
 
 def test_tensorflow_serving_s_page_of_one_worker_stays_as_it_is() -> None:
-    empty = print_metrics(Telemetry())
-    assert merged_texts([empty]) == merged_texts([empty, empty]) == empty
+    empty = metrics_page(Telemetry())
+    assert merged_pages([(1, empty)]) == merged_pages([(1, empty), (2, empty)])
+    assert print_page(merged_pages([(1, empty)])) == print_page(empty)
 
 
 # --- statistics ---

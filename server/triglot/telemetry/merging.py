@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Family = dict[str, Any]
-"""`name`, `help`, `type`, and `samples`: lists of a name, labels and a value, followed by an exemplar's labels,
-value and time, if there is one."""
+"""`name`, `help` (if the format has it), `type`, and `samples`: lists of a name, labels and a value, followed by
+an exemplar's labels, value and time, if there is one."""
 Page = dict[str, Any]
 """`families`, and `plain`: the names of counters that do not follow OpenMetrics' naming."""
 Key = tuple[str, tuple[tuple[str, str], ...]]
@@ -143,24 +143,3 @@ def _add_past(sums: dict[Key, Value], family: Family) -> None:
         if new or key in sums:
             before = sums.get(key, (0, []))
             sums[key] = before[0] + value, _latest(before[1], exemplar)
-
-
-def merged_texts(texts: Sequence[str]) -> str:
-    """Merges several pages of counters and histograms in Prometheus' text format: equal samples are summed."""
-    sections: dict[str, dict[str, float]] = {}
-    for text in texts:
-        section: dict[str, float] = {}
-        for line in text.splitlines():
-            if line.startswith("#"):
-                section = sections.setdefault(line, {})
-                continue
-            sample, _, value = line.rpartition(" ")
-            section[sample] = section.get(sample, 0) + (int(value) if value.isdecimal() else float(value))
-    lines = []
-    for head, samples in sections.items():
-        lines += [head, *(f"{sample} {_number(value)}" for sample, value in samples.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.15g}"

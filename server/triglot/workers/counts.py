@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from triglot.dataplane.control import METRICS, TFSERVING_METRICS
-from triglot.telemetry.merging import growing, merged_pages, merged_texts
+from triglot.telemetry.merging import Page, growing, merged_pages
 
 Snapshots = dict[str, Any]
 """A worker's last reports by name."""
+KEPT = (METRICS, TFSERVING_METRICS)
+"""The reports that are kept."""
 
 
-def _pages(past: Any, last: Any) -> Any:
-    pages = [(0, growing(page)) for page in (past, last) if page is not None]
-    return merged_pages(pages)
-
-
-def _texts(past: Any, last: Any) -> Any:
-    return merged_texts([text for text in (past, last) if text is not None])
-
-
-KEPT: dict[str, Callable[[Any, Any], Any]] = {METRICS: _pages, TFSERVING_METRICS: _texts}
-"""The reports that are kept, with the function that adds one to the sum."""
-
-
-class Past:
+class RetiredCounters:
     """The sums of ended workers' reports."""
 
     def __init__(self) -> None:
-        self._sums: Snapshots = {}
+        self._sums: dict[str, Page] = {}
 
-    def take(self, last: Snapshots) -> None:
+    def add(self, last: Snapshots) -> None:
         """Add the last reports of a worker."""
-        for name, add in KEPT.items():
+        for name in KEPT:
             if name in last:
-                self._sums[name] = add(self._sums.get(name), last[name])
+                pages = [*([self._sums[name]] if name in self._sums else []), last[name]]
+                self._sums[name] = merged_pages([(0, growing(page)) for page in pages])
 
-    def of(self, name: str) -> Any:
-        """Returns the sum of a report, or None."""
+    def total(self, name: str) -> Page | None:
+        """Returns the sum of a report."""
         return self._sums.get(name)

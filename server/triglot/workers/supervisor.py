@@ -19,7 +19,7 @@ from triglot.platform.systemd import ServiceManager
 from triglot.transports.listening import Bound
 from triglot.workers.changes import Changes
 from triglot.workers.channel import ChannelClosed
-from triglot.workers.counts import Past
+from triglot.workers.counts import RetiredCounters
 from triglot.workers.heartbeat import wait_until_hung
 from triglot.workers.ports import Ports, reserve
 from triglot.workers.process import Worker, notify
@@ -75,7 +75,7 @@ class Supervisor:
         self._slots: list[Slot] = []
         self._workers: list[Worker] = []
         self._changes = Changes(self._replace, config.load_timeout)
-        self._past = Past()
+        self._retired = RetiredCounters()
         self._runs = 0
         self._over = asyncio.Event()
         self._status = 0
@@ -174,7 +174,7 @@ class Supervisor:
     def _take_counts(self, worker: Worker, last: dict[str, Any]) -> None:
         if not worker.counted:
             worker.counted = True
-            self._past.take(last)
+            self._retired.add(last)
 
     def _on_lost(self, slot: Slot, worker: Worker) -> None:
         """Handle the unexpected end of a worker."""
@@ -250,7 +250,7 @@ class Supervisor:
         found = [(worker.number, *reply) for worker, reply in pairs if not worker.counted]
         return {
             "workers": [[number, report] for number, report, _ in found if report is not None],
-            "past": self._past.of(name),
+            "past": self._retired.total(name),
             "up": [number for number, _, now in found if now],
             "restarts": [[slot.number, slot.restarts] for slot in self._slots],
         }

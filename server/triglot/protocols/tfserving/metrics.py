@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import Code
@@ -13,7 +14,7 @@ from triglot.core.operation import Operation
 from triglot.dataplane.control import TFSERVING_METRICS, Arguments, Control, Reports
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving.openapi import METRICS
-from triglot.telemetry.merging import merged_texts
+from triglot.telemetry.merging import Family, Page, merged_pages
 from triglot.telemetry.store import Telemetry
 
 Labels = tuple[tuple[str, str], ...]
@@ -39,8 +40,8 @@ KIND_BYTES = 4096
 def metrics_route(telemetry: Telemetry, control: Control, path: str) -> Route:
     """Returns the route at `path` with the metrics of all models; with a query the path does not match."""
 
-    async def report(_: Arguments) -> str:
-        return print_metrics(telemetry)
+    async def report(_: Arguments) -> Page:
+        return metrics_page(telemetry)
 
     control.register_report(TFSERVING_METRICS, report)
 
@@ -54,8 +55,8 @@ def metrics_route(telemetry: Telemetry, control: Control, path: str) -> Route:
         if http.target != path:
             return _text(f"Unexpected path: {http.target}. Should be {path}", 400)
         if reports is None:
-            return _text(print_metrics(telemetry), 200)
-        return _text(merged_texts([*reports.each, *([] if reports.past is None else [reports.past])]), 200)
+            return _text(print_page(metrics_page(telemetry)), 200)
+        return _text(print_page(merged_pages(reports.workers, reports.past)), 200)
 
     return Route(
         "*",
@@ -73,7 +74,7 @@ def _text(text: str, status: int) -> HttpResponse:
     return HttpResponse(text.encode(), status, "text/plain")
 
 
-def print_metrics(telemetry: Telemetry) -> str:
+def metrics_page(telemetry: Telemetry) -> Page:
     """Returns counts of requests by model and status, and latencies of successful ones, in microseconds.
 
     Under the names of TensorFlow's own metrics it adds how often and how long models ran, for any protocol, and
@@ -110,37 +111,49 @@ def print_metrics(telemetry: Telemetry) -> str:
                 attempts[path, ("status", status)] = count
         if loads.successes:
             load_times[(path,)] = round(loads.seconds * 1e6)
-    lines = [
-        *_counters(REQUEST_COUNT, counts),
-        *_histograms(REQUEST_LATENCY, latencies),
-        *_histograms(RUNTIME_LATENCY, runtimes),
-        *_histograms(QUEUING_LATENCY, {(("thread_pool_name", THREAD_POOL),): queuing} if queuing.count else {}),
-        *_counters(GRAPH_RUNS, {(): round(runs)}),
-        *_counters(GRAPH_RUN_TIME, {(): round(run_time)}),
-        *_counters(LOAD_ATTEMPTS, attempts),
-        *_counters(LOAD_LATENCY, load_times),
+    families = [
+        _counters(REQUEST_COUNT, counts),
+        _histograms(REQUEST_LATENCY, latencies),
+        _histograms(RUNTIME_LATENCY, runtimes),
+        _histograms(QUEUING_LATENCY, {(("thread_pool_name", THREAD_POOL),): queuing} if queuing.count else {}),
+        _counters(GRAPH_RUNS, {(): round(runs)}),
+        _counters(GRAPH_RUN_TIME, {(): round(run_time)}),
+        _counters(LOAD_ATTEMPTS, attempts),
+        _counters(LOAD_LATENCY, load_times),
     ]
-    return "\n".join(lines) + "\n"
+    return {"families": families, "plain": []}
 
 
-def _counters(name: str, samples: Mapping[Labels, float]) -> Iterable[str]:
-    yield f"# TYPE {name} counter"
-    for labels, value in samples.items():
-        yield f"{name}{_labels(labels)} {value}"
+def _counters(name: str, samples: Mapping[Labels, float]) -> Family:
+    listed = [[name, dict(labels), value] for labels, value in samples.items()]
+    return {"name": name, "type": "counter", "samples": listed}
 
 
-def _histograms(name: str, samples: Mapping[Labels, Histogram]) -> Iterable[str]:
-    yield f"# TYPE {name} histogram"
-    for labels, histogram in samples.items():
+def _histograms(name: str, samples: Mapping[Labels, Histogram]) -> Family:
+    listed: list[list[Any]] = []
+    for pairs, histogram in samples.items():
+        labels = dict(pairs)
         limits = [f"{limit:g}" for limit in histogram.limits] + ["+Inf"]
         for limit, count in zip(limits, accumulate(histogram.counts), strict=True):
-            yield f"{name}_bucket{_labels((*labels, ('le', limit)))} {count}"
-        yield f"{name}_sum{_labels(labels)} {histogram.sum:.15g}"
-        yield f"{name}_count{_labels(labels)} {histogram.count}"
+            listed.append([f"{name}_bucket", {**labels, "le": limit}, count])
+        listed += [[f"{name}_sum", labels, histogram.sum], [f"{name}_count", labels, histogram.count]]
+    return {"name": name, "type": "histogram", "samples": listed}
 
 
-def _labels(labels: Labels) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels) + "}"
+def print_page(page: Page) -> str:
+    """Returns the text of a page."""
+    return "\n".join(line for family in page["families"] for line in _lines(family)) + "\n"
+
+
+def _lines(family: Family) -> Iterator[str]:
+    yield f"# TYPE {family['name']} {family['type']}"
+    for name, labels, value in family["samples"]:
+        number = str(value) if isinstance(value, int) else f"{value:.15g}"
+        yield f"{name}{_labels(labels)} {number}"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
 
 
 def _escaped(value: str) -> str:
