@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from triglot.protocols.openapi.operation import (
     JSON,
-    NO_CONTENT,
     OBJECT,
     STRING,
     TEXT,
@@ -18,7 +17,6 @@ from triglot.protocols.openapi.operation import (
 )
 
 HTML = "text/html"
-SCRIPT = "application/javascript"
 SCHEMAS: dict[str, Schema] = {
     "Alive": record({"status": STRING}),
     "ModelDetails": record(
@@ -55,4 +53,3 @@ MODEL = ApiOperation(
     description="Labels, signatures with samples, configuration; why it does not serve, if so.",
     parameters=[query("name", STRING, "Name of the model"), query("version", STRING, "Without one, the default")],
 )
-JS = ApiOperation("An empty script, for pages that were made for grps", {SCRIPT: STRING}, others={304: NO_CONTENT})

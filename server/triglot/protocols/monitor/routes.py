@@ -25,7 +25,6 @@ from triglot.protocols.monitor import openapi
 from triglot.protocols.monitor.added_overview import added_overview, overview_report
 from triglot.protocols.monitor.details import encode_details, model_details
 from triglot.protocols.monitor.overview import overview
-from triglot.protocols.monitor.scripts import script_routes, takes_gzip
 from triglot.protocols.openapi.operation import ALLOW, ApiOperation
 from triglot.protocols.pages import TOKEN_SCRIPT, page_headers, page_text
 from triglot.protocols.rows import Route
@@ -105,7 +104,7 @@ class _Metrics:
 
 
 def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> list[Route]:
-    """Returns `/metrics`, and grps' routes below `/grps/v1/monitor` and `/grps/v1/js`.
+    """Returns `/metrics`, and grps' routes below `/grps/v1/monitor`.
 
     All but the route of one model are about all models, and need permission for all.
     """
@@ -139,7 +138,7 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
         else:
             body, content_type = text.render_reports(state.reports, accept)
         headers = {"Vary": "Accept, Accept-Encoding"}
-        if takes_gzip(http):
+        if _takes_gzip(http):
             headers["Content-Encoding"] = "gzip"
             body = gzip.compress(body, 1, mtime=0)
         return HttpResponse(body, content_type=content_type, headers=headers)
@@ -173,7 +172,6 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
             lambda _: telemetry.kinds * KIND_BYTES,
         ),
         _model_route(dataplane, about),
-        *[replace(route, protocol=PROTOCOL) for route in script_routes()],
     ]
     return [row for route in routes for row in readable(route)]
 
@@ -316,6 +314,15 @@ def _model_route(dataplane: DataPlane, about: About) -> Route:
         return HttpResponse(encode_details(found), headers=_NO_STORE)
 
     return _route(MODEL, openapi.MODEL, read, encode)
+
+
+def _takes_gzip(http: HttpRequest) -> bool:
+    """Returns whether the client accepts gzip."""
+    for coding in http.headers.get("accept-encoding", "").lower().split(","):
+        name, _, quality = coding.partition(";")
+        if name.strip() in ("gzip", "x-gzip"):
+            return quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
 
 
 def _parameter(http: HttpRequest, name: str) -> str:
