@@ -321,12 +321,3 @@ def test_the_stub_calls_any_channel(tmp_path: Path) -> None:
             "/grps.protos.v1.GrpsService/PredictStreaming x"
         ]
         assert stub.ModelMetadata(message).str_data.endswith("ModelMetadata x")
-
-
-def test_a_built_in_type_without_its_library(tmp_path: Path) -> None:
-    if importlib.util.find_spec("tensorrt") is not None:
-        pytest.skip("TensorRT is installed")
-    settings = write_project(tmp_path, models=[entry(inferer_type="tensorrt", inferer_path="m.engine")])
-    text = failure(settings)
-    assert text.startswith(f"{tmp_path}/conf/inference.yml: model m-1.0.0: ")
-    assert "tensorrt" in text

@@ -125,8 +125,8 @@ def test_wrong_custom_http(tmp_path: Path, values: dict[str, object], text: str)
         ({"version": None}, "models[0].version: expected a non-empty string, got nothing"),
         ({"device": ABSENT}, "models[0].device: expected a device, such as cpu, got nothing"),
         (
-            {"inferer_type": "onnx"},
-            "models[0].inferer_type: expected torch, tensorflow, tensorrt or customized, got 'onnx'",
+            {"inferer_type": "tensorrt"},
+            "models[0].inferer_type: expected torch, tensorflow or customized, got 'tensorrt'",
         ),
         ({"inferer_name": ABSENT}, "models[0].inferer_name: expected a non-empty string, got nothing"),
         ({"inferer_type": "torch"}, "models[0].inferer_path: expected a non-empty string, got nothing"),

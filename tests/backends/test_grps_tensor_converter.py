@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from triglot.backends.grps.context import GrpsContext
 from triglot.backends.grps.tensor_inferer import device_name
-from triglot.backends.grps.trt_inferer import TrtModelInferer
 from triglot.backends.grps.trt_tensor_converter import TrtTensorConverter
-from triglot.core.errors import Internal, InvalidArgument, ModelLoadError, Unimplemented
+from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.pb.grps import grps_pb2 as pb
 
 CONVERTER = TrtTensorConverter()
@@ -231,16 +230,3 @@ def test_devices_that_there_are_not(device: str) -> None:
     with pytest.raises(ModelLoadError) as caught:
         device_name(device, "cuda")
     assert str(caught.value) == f"{text}{device!r}"
-
-
-def test_tensorrt_says_what_is_missing() -> None:
-    inferer = TrtModelInferer()
-    text = "inferer_type tensorrt: TensorRT engines are not supported."
-    with pytest.raises(ModelLoadError) as caught:
-        inferer.init("data/model.engine", "cuda", {"streams": 2})
-    assert str(caught.value).startswith(f"data/model.engine: {text} ")
-    with pytest.raises(ModelLoadError) as caught:
-        inferer.load()
-    assert str(caught.value).startswith(text)
-    with pytest.raises(Unimplemented):
-        inferer.infer(None, None)

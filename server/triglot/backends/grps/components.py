@@ -16,7 +16,6 @@ from triglot.core.errors import ModelLoadError
 INFERERS = {
     "torch": "triglot.backends.grps.torch_inferer:TorchModelInferer",
     "tensorflow": "triglot.backends.grps.tf_inferer:TfModelInferer",
-    "tensorrt": "triglot.backends.grps.trt_inferer:TrtModelInferer",
 }
 """Class of each `inferer_type`, imported when a model uses it."""
 CONVERTERS = {

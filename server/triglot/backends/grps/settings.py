@@ -16,7 +16,7 @@ SERVER_FILE = Path("conf", "server.yml")
 INFERENCE_FILE = Path("conf", "inference.yml")
 
 DEVICE = re.compile(r"(cuda|gpu)(:[0-9]+)?|cpu")
-BUILT_IN = ("torch", "tensorflow", "tensorrt")
+BUILT_IN = ("torch", "tensorflow")
 
 INFERENCE_KEYS = ("models", "dag")
 MODEL_TEXTS = (
@@ -153,7 +153,7 @@ def _models(values: YamlMap, warnings: list[str]) -> tuple[ModelEntry, ...]:
 def _model(entry: YamlMap, warnings: list[str]) -> ModelEntry:
     warnings += entry.misspelt_keys()
     inferer_type = entry.choice("inferer_type", [*BUILT_IN, "customized"])
-    converter_type = entry.choice("converter_type", [*BUILT_IN, "customized", "none"])
+    converter_type = entry.choice("converter_type", [*BUILT_IN, "tensorrt", "customized", "none"])
     return ModelEntry(
         name=entry.text("name"),
         version=entry.text("version"),

@@ -26,7 +26,6 @@ from triglot.telemetry.monitor import Monitor
 _BUILT_IN = {
     "model_infer.torch_inferer": INFERERS["torch"],
     "model_infer.tf_inferer": INFERERS["tensorflow"],
-    "model_infer.trt_inferer": INFERERS["tensorrt"],
     "converter.torch_tensor_converter": CONVERTERS["torch"],
     "converter.tf_tensor_converter": CONVERTERS["tensorflow"],
     "converter.trt_tensor_converter": CONVERTERS["tensorrt"],
