@@ -22,11 +22,11 @@ import trustme
 from object_stores import cut, refuse
 from stored_models import POLL, SAYS, serving
 
+from process import run_triglot
 from triglot.core.errors import ModelLoadError
 from waiting import until_found
 
 LFS_BYTES = 1000
-PAGE = 2
 TOKEN = "hf_secret"
 
 
@@ -103,8 +103,8 @@ class Site:
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing of the machine's own."""
-    for name in ("HF_TOKEN", "HF_HOME", "HF_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "*")
@@ -116,7 +116,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 class Hub(Site):
     """A hub with the private repository `me/models`; its files are in the revisions `main` and `v1`.
 
-    It answers as the hub does: pages of a few files, digests of large ones, which lie on another server.
+    It answers as the hub does: with digests of large files, which lie on another server.
     """
 
     def __init__(self, content: Site) -> None:
@@ -132,9 +132,8 @@ class Hub(Site):
         if match := re.fullmatch(r"/api/models/me/models/revision/(.+)", path):
             if match[1] not in self.revisions:
                 return refuse(handler, 404)
-            return self._send(handler, {"id": "me/models", "sha": self._commit(match[1])})
-        if match := re.fullmatch(r"/api/models/me/models/tree/(\w+)", path):
-            return self._tree(handler, match[1], query)
+            assert query == "blobs=true"
+            return self._send(handler, match[1])
         if match := re.fullmatch(r"/me/models/resolve/(\w+)/(.+)", path):
             return self._resolve(handler, self._files(match[1])[match[2]])
         return refuse(handler, 404)
@@ -145,24 +144,6 @@ class Hub(Site):
     def _files(self, commit: str) -> Mapping[str, bytes]:
         return next(files for name, files in self.revisions.items() if self._commit(name) == commit)
 
-    def _tree(self, handler: BaseHTTPRequestHandler, commit: str, query: str) -> bool:
-        assert "recursive=true" in query
-        entries: list[dict[str, object]] = [{"type": "directory", "oid": "0", "size": 0, "path": "a"}]
-        for path, content in self._files(commit).items():
-            entry: dict[str, object] = {"type": "file", "path": path, "size": len(content)}
-            entry["oid"] = hashlib.sha1(content).hexdigest()
-            if len(content) >= LFS_BYTES:
-                digest = hashlib.sha256(content).hexdigest()
-                entry["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 130}
-            entries.append(entry)
-        cursor = re.search(r"cursor=(\d+)", query)
-        begin = int(cursor[1]) if cursor else 0
-        page = (
-            f"http://127.0.0.1:{self.port}/api/models/me/models/tree/{commit}?recursive=true&cursor={begin + PAGE}"
-        )
-        more = {"Link": f'<{page}>; rel="next"'} if begin + PAGE < len(entries) else {}
-        return self._send(handler, entries[begin : begin + PAGE], more)
-
     def _resolve(self, handler: BaseHTTPRequestHandler, content: bytes) -> bool:
         name = f"/{hashlib.sha1(content).hexdigest()}"
         self._content.files[name] = content
@@ -172,13 +153,17 @@ class Hub(Site):
         handler.end_headers()
         return True
 
-    def _send(
-        self, handler: BaseHTTPRequestHandler, value: object, headers: Mapping[str, str] | None = None
-    ) -> bool:
-        body = json.dumps(value).encode()
+    def _send(self, handler: BaseHTTPRequestHandler, revision: str) -> bool:
+        siblings: list[dict[str, object]] = []
+        for path, content in self.revisions[revision].items():
+            entry = {"rfilename": path, "size": len(content), "blobId": hashlib.sha1(content).hexdigest()}
+            if len(content) >= LFS_BYTES:
+                digest = hashlib.sha256(content).hexdigest()
+                entry |= {"lfs": {"sha256": digest, "size": len(content), "pointerSize": 130}}
+            siblings.append(entry)
+        body = json.dumps({"id": "me/models", "sha": self._commit(revision), "siblings": siblings}).encode()
         handler.send_response(200)
-        for name, text in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            handler.send_header(name, text)
+        handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
         handler.wfile.write(body)
         return True
@@ -228,12 +213,10 @@ async def test_the_hub(hub: Hub, content: Site) -> None:
 async def test_a_token_of_a_login(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hub.revisions = {"main": model(1)}
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(ModelLoadError, match=r"^hf://me/models: 401 Unauthorized$"):
+    with pytest.raises(ModelLoadError, match=r"^hf://me/models: 401 Unauthorized: no such repository"):
         async with serving("hf://me/models"):
             pass
-    file = tmp_path / ".cache" / "huggingface" / "token"
-    file.parent.mkdir(parents=True)
-    file.write_text(f"{TOKEN}\n")
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
     async with serving("hf://me/models") as served:
         assert await served.value("a") == 1
     for url in ("hf://me/others", "hf://me/models@v9"):
@@ -261,6 +244,14 @@ async def test_a_hub_that_fails(hub: Hub, content: Site, caplog: pytest.LogCaptu
         content.answer = lambda _: False
         await until_found(lambda: served.value("a"), lambda value: value == 2)
     assert TOKEN not in caplog.text
+
+
+def test_without_the_library_of_the_hub() -> None:
+    without = "import sys\nsys.modules['huggingface_hub'] = None"
+    checked = run_triglot("check", "hf://me/models", before=without)
+    assert checked.returncode == 1
+    missing = "needs huggingface_hub, which is not installed; run: pip install 'triglot[hub]'"
+    assert f"hf://me/models: {missing}" in checked.stdout
 
 
 # --- archives ---

@@ -1,8 +1,7 @@
-"""Reads files in parts, and JSON, over HTTPS."""
+"""Reads files in parts over HTTPS."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from functools import cache
 from http.client import HTTPException, HTTPMessage, HTTPResponse
-from typing import IO, Any
+from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
@@ -21,7 +20,6 @@ TRIES = 4
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 """OpenSSL's variables for additional certificate authorities."""
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
 
 
 class _Redirects(HTTPRedirectHandler):
@@ -75,17 +73,6 @@ def open_url(url: str, headers: Mapping[str, str], token: str = "") -> HTTPRespo
 def _error_text(error: Exception) -> str:
     reason = error.reason if isinstance(error, URLError) else error
     return str(reason) or type(reason).__name__
-
-
-def read_json(url: str, token: str = "") -> tuple[Any, str]:
-    """Returns the JSON at a URL, and the URL of its next page or "". Raises as `open_url` does."""
-    with open_url(url, {"Accept": "application/json"}, token) as answer:
-        try:
-            value = json.load(answer)
-        except ValueError:
-            raise StoreError("the answer is not JSON") from None
-        following = _NEXT.search(answer.headers.get("Link", ""))
-    return value, "" if following is None else following[1]
 
 
 def stat_url(url: str) -> StoredObject | None:

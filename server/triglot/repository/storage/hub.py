@@ -4,81 +4,73 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
-from urllib.parse import quote, unquote
+from http import HTTPStatus
+from urllib.parse import unquote
 
-from triglot.repository.storage.http import read_json, read_part
-from triglot.repository.storage.store import StoredObject, StoreError, check_count
+from triglot.repository.storage.http import read_part
+from triglot.repository.storage.store import StoredObject, StoreError, StoreUnreachable, check_count
 from triglot.repository.storage.urls import Url
 
-ENDPOINT = "https://huggingface.co"
+MISSING = "needs huggingface_hub, which is not installed; run: pip install 'triglot[hub]'"
 OTHER_KINDS = ("datasets", "spaces")
 
 
 class Hub:
-    """The files at hf://OWNER/REPOSITORY[@REVISION][/PATH], of one commit. Raises `StoreError` for other URLs."""
+    """The files at hf://OWNER/REPOSITORY[@REVISION][/PATH], of one commit.
+
+    Raises `StoreError` for other URLs, and without huggingface_hub, which finds the token.
+    """
 
     def __init__(self, url: Url) -> None:
         name, _, path = url.key.partition("/")
         repository, _, revision = name.partition("@")
         if not repository or url.host in OTHER_KINDS:
             raise StoreError("expected hf://OWNER/REPOSITORY[@REVISION][/PATH] of a model")
-        self._endpoint = os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
-        self._name = quote(f"{url.host}/{repository}")
+        try:
+            from huggingface_hub import HfApi  # noqa: PLC0415 - an extra.
+        except ImportError:
+            raise StoreError(MISSING) from None
+        self._api = HfApi(os.environ.get("HF_ENDPOINT"), library_name="triglot")
+        self._name = f"{url.host}/{repository}"
         self._revision = unquote(revision) or "main"
         self._path = path.strip("/")
-        self._token = _token()
         self._commit = ""
 
     def objects(self) -> list[StoredObject]:
         """See `Store`."""
-        api = f"{self._endpoint}/api/models/{self._name}"
-        found: list[StoredObject] = []
         try:
-            about, _ = read_json(f"{api}/revision/{quote(self._revision, safe='')}", self._token)
-            self._commit = str(about["sha"])
-            page = f"{api}/tree/{self._commit}?recursive=true"
-            while page:
-                files, page = read_json(page, self._token)
-                found += [_object(file) for file in files if file["type"] == "file"]
-                check_count(len(found))
-                if page and not page.startswith(f"{self._endpoint}/"):
-                    raise StoreError("the hub's next page is on another server")
-        except FileNotFoundError:
-            raise StoreError("404 Not Found: no such repository or revision, or it needs a token") from None
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"the answer is not the hub's: {type(error).__name__} {error}") from None
-        return list(self._below(found))
-
-    def _below(self, files: list[StoredObject]) -> Iterator[StoredObject]:
-        for one in files:
-            if not self._path or one.path.startswith(f"{self._path}/"):
-                path = one.path[len(self._path) + 1 :] if self._path else one.path
-                yield StoredObject(path, one.size, one.tag)
-            elif one.path == self._path:
-                yield StoredObject("", one.size, one.tag)
+            about = self._api.model_info(self._name, revision=self._revision, files_metadata=True)
+        except Exception as error:  # Also of the HTTP library that huggingface_hub uses.
+            raise _store_error(error) from None
+        self._commit = str(about.sha)
+        files = about.siblings or []
+        check_count(len(files))
+        folder = self._path and f"{self._path}/"
+        return [
+            StoredObject(
+                file.rfilename[len(folder) :],  # "" of the file that the URL names.
+                file.size or 0,
+                str(file.blob_id if file.lfs is None else file.lfs.sha256),
+            )
+            for file in files
+            if file.rfilename.startswith(folder) or file.rfilename == self._path
+        ]
 
     def read(self, stored: StoredObject, begin: int, end: int) -> Iterator[bytes]:
         """See `Store`; a commit is immutable."""
+        from huggingface_hub import get_token, hf_hub_url  # noqa: PLC0415
+
         path = "/".join(part for part in (self._path, stored.path) if part)
-        url = f"{self._endpoint}/{self._name}/resolve/{self._commit}/{quote(path)}"
-        return read_part(url, StoredObject(path, stored.size, stored.tag), begin, end, self._token)
+        url = hf_hub_url(self._name, path, revision=self._commit, endpoint=self._api.endpoint)
+        return read_part(url, StoredObject(path, stored.size, stored.tag), begin, end, get_token() or "")
 
 
-def _object(file: dict[str, object]) -> StoredObject:
-    """Returns an object; its tag is the content digest in `lfs`, or else `oid`."""
-    lfs = file.get("lfs")
-    tag, size = (lfs["oid"], lfs["size"]) if isinstance(lfs, dict) else (file["oid"], file["size"])
-    return StoredObject(str(file["path"]), int(str(size)), str(tag))
-
-
-def _token() -> str:
-    """Returns the hub's token: HF_TOKEN, or the file that its tools write at a login."""
-    if token := os.environ.get("HF_TOKEN"):
-        return token.strip()
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    file = Path(os.environ.get("HF_TOKEN_PATH", f"{home}/token")).expanduser()
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
+def _store_error(error: Exception) -> StoreError:
+    response = getattr(error, "response", None)
+    if response is None:
+        invalid = isinstance(error, TypeError | ValueError)  # A name, or the answer.
+        return (StoreError if invalid else StoreUnreachable)(str(error) or type(error).__name__)
+    status = HTTPStatus(response.status_code)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status is HTTPStatus.TOO_MANY_REQUESTS:
+        return StoreUnreachable(f"{status} {status.phrase}")
+    return StoreError(f"{status} {status.phrase}: no such repository or revision, or it needs another token")
