@@ -1,4 +1,4 @@
-"""The page of the OpenAPI document in a browser: what it shows, sends and copies."""
+"""The page of the OpenAPI document in a browser: what it shows and copies, and where it leads."""
 
 from __future__ import annotations
 
@@ -65,19 +65,16 @@ async def test_it_lists_models_operations_and_schemas(url: str) -> None:
         assert_well(visitor, url)
 
 
-async def test_an_example_is_sent_as_it_stands(url: str) -> None:
+async def test_a_model_is_called_on_the_monitor_page(url: str) -> None:
     async with visiting() as visitor:
-        operation = await opened(visitor, url, INFER)
-        await operation.get_by_role("button", name="Send").click()
-        await expect(operation.get_by_role("status")).to_have_text(
-            re.compile(r"^200 OK in \d+ ms, application/json$")
-        )
-        answer = json.loads(await operation.get_by_label("Answer").inner_text())
-        assert answer["outputs"][0]["data"] == [2.75]
-        await operation.get_by_role("textbox", name="Request body").fill('{"inputs": []}')
-        await operation.get_by_role("button", name="Send").click()
-        await expect(operation.get_by_role("status")).to_contain_text("400")
-        await expect(operation.get_by_label("Answer")).to_contain_text("error")
+        page = await opened(visitor, url)
+        model = page.locator(".models li").filter(has_text="token_stream")
+        await model.get_by_role("link", name="Try it").click()
+        await expect(visitor.page.locator("#model-name")).to_have_value("token_stream")
+        await visitor.page.locator("#run").click()
+        await expect(visitor.page.locator("#answer .output")).not_to_have_count(0)
+        assert "#" not in visitor.page.url
+        assert_well(visitor, url)
 
 
 async def test_the_curl_line_works_as_copied(url: str) -> None:
@@ -103,16 +100,16 @@ async def _run(line: str) -> bytes:
     return said
 
 
-async def test_variables_and_streams(url: str) -> None:
+async def test_the_call_has_what_the_fields_have(url: str) -> None:
     async with visiting() as visitor:
         operation = await opened(visitor, url, "get_v2_models_model")
         await operation.get_by_role("textbox", name="model").fill("token_stream")
-        await operation.get_by_role("button", name="Send").click()
-        await expect(operation.get_by_label("Answer")).to_contain_text('"name": "token_stream"')
+        said = await _run(await operation.get_by_label("curl").inner_text())
+        assert json.loads(said)["name"] == "token_stream"
         stream = await opened(visitor, url, "post_v2_models_token_stream_generate_stream")
         await stream.get_by_role("textbox", name="Request body").fill('{"text": "to be"}')
-        await stream.get_by_role("button", name="Send").click()
-        await expect(stream.get_by_label("Answer")).to_contain_text(re.compile('"to".*\n+.*"be"'))
+        said = await _run(await stream.get_by_label("curl").inner_text())
+        assert re.search(rb'"to".*\n+.*"be"', said)
 
 
 async def test_the_keyboard_is_enough(url: str) -> None:
@@ -131,18 +128,18 @@ async def test_the_keyboard_is_enough(url: str) -> None:
         await keys.press("Tab")
         await keys.press("Tab")
         await keys.type("1")
-        while await visitor.page.evaluate(focused) != "Send":
+        while await visitor.page.evaluate(focused) != "Copy curl":
             await keys.press("Tab")
         await keys.press("Enter")
-        await expect(operation.get_by_label("Answer")).to_contain_text('"ready": true')
-        await expect(operation.get_by_role("button", name="Send")).to_be_focused()
+        await expect(operation.get_by_role("button", name=re.compile("Copied|Selected"))).to_be_focused()
+        await expect(operation.get_by_label("curl")).to_contain_text("/versions/1/ready")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_on_a_phone_nothing_is_wider_than_the_screen(url: str, scheme: str) -> None:
     async with visiting(viewport={"width": 360, "height": 740}, color_scheme=scheme, is_mobile=True) as visitor:
         operation = await opened(visitor, url, INFER)
-        await expect(operation.get_by_role("button", name="Send")).to_be_visible()
+        await expect(operation.get_by_role("button", name="Copy curl")).to_be_visible()
         assert await visitor.page.evaluate(OVERFLOW) == 0
         assert_well(visitor, url)
 

@@ -233,31 +233,17 @@ async def test_anybody_may_look_and_a_client_may_call(serve: Serve) -> None:
         assert await caller.answer() == {"y": ("FP32 [1]", "[2.75]")}
 
 
-async def test_the_page_of_the_rest_api(serve: Serve, file: Path, tmp_path: Path) -> None:
+async def test_the_page_of_the_rest_api(serve: Serve, tmp_path: Path) -> None:
     infer = "#post_v2_models_half_plus_two_infer"
     async with serve(READER) as server, reading(server, "docs" + infer) as caller:
         page = caller.page
         await is_said(caller, "^metadata needs credentials")
         await caller.give(TOKEN)
         operation = page.locator(infer)
-        await operation.get_by_role("button", name="Send").click()
-        await expect(operation.get_by_label("Answer")).to_contain_text("2.75")
         line = await operation.get_by_label("curl").inner_text()
         assert ' -H "authorization: Bearer $TRIGLOT_TOKEN" ' in line
         printed = await asyncio.to_thread(pasted, line, tmp_path, TRIGLOT_TOKEN=TOKEN)
         assert json.loads(printed)["outputs"][0]["data"] == [2.75]
-        body = operation.get_by_role("textbox", name="Request body")
-        typed = (await body.input_value()).replace("1.5", "7")
-        await body.fill(typed)
-        write(file, client("reader", ["new"], ["inspect"]))
-        await operation.get_by_role("button", name="Send").click()
-        # Until the server has read the file the old token is good.
-        while await page.get_by_role("textbox", name="Token").is_hidden():
-            await operation.get_by_role("button", name="Send").click()
-        await caller.give("new")
-        await operation.get_by_role("button", name="Send").click()
-        await expect(operation.get_by_label("Answer")).to_contain_text("client 'reader' may not use infer")
-        await expect(body).to_have_value(typed)
         await expect(page.locator(".models li")).to_have_count(2)
 
 

@@ -336,6 +336,12 @@ class ModelView {
     const names = [...new Set([...this.models.map(model => model.name), ...this.listed])].sort();
     replaceOptions(this.name, names.map(name => [name, name]));
     byId("model-details").hidden = !names.length;
+    // A link to a model, as /docs has, chooses it once.
+    const linked = decodeURIComponent(location.hash.slice(1));
+    if (!names.includes(linked)) return;
+    history.replaceState(null, "", location.pathname + location.search);
+    this.name.value = linked;
+    byId("model-details").scrollIntoView({ block: "start" });
   }
 
   show() {
