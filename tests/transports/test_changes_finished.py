@@ -7,6 +7,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,23 +22,25 @@ from protocol_clients.channel import SERVICE
 from served_models import SECONDS, Function, twice
 from triglot.core.permission import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.transports.grpc_calls import LAST_MESSAGE_SECONDS
 from waiting import until
 
 LOAD = pb.RepositoryModelLoadRequest(model_name="twice").SerializeToString()
+DEADLINE = 2.0
 PATH = "/v2/repository/models/twice/load"
 
 
 class Loading:
     """A server whose only model loads when the test opens the `gate`."""
 
-    def __init__(self, folder: Path, transport: str) -> None:
+    def __init__(self, folder: Path, transport: str, **options: Any) -> None:
         (folder / "models" / "twice").mkdir(parents=True)
         (folder / "models" / "twice" / "model.py").touch()
         self.begun, self.gate = threading.Event(), threading.Event()
         self.audit = folder / "audit"
         self.entrypoint = "gRPC" if transport in ("h2", "aio") else "REST"
         self.row = "RepositoryModelLoad" if self.entrypoint == "gRPC" else PATH.replace("twice", "{model}")
-        chosen: dict[str, Any] = {"grpc_transport" if self.entrypoint == "gRPC" else "http_transport": transport}
+        options["grpc_transport" if self.entrypoint == "gRPC" else "http_transport"] = transport
         self.server = triglot.Server(
             [folder / "models"],
             triglot.Config(
@@ -48,7 +51,7 @@ class Loading:
                 model_control_mode="explicit",
                 access_log=True,
                 audit_log=str(self.audit),
-                **chosen,
+                **options,
             ),
             load=self._load,
         )
@@ -88,8 +91,8 @@ class Loading:
 
 
 @asynccontextmanager
-async def loading(folder: Path, transport: str) -> AsyncIterator[Loading]:
-    it = Loading(folder, transport)
+async def loading(folder: Path, transport: str, **options: Any) -> AsyncIterator[Loading]:
+    it = Loading(folder, transport, **options)
     try:
         async with it.server:
             yield it
@@ -117,6 +120,27 @@ async def test_a_load_whose_client_disconnects_is_finished_and_counted_as_it_end
         assert all('code="OK"' in line for line in counted if "code=" in line)
     [line] = [record.getMessage() for record in caplog.records if here.row in record.getMessage()]
     assert "code=OK" in line
+
+
+@over
+async def test_a_load_whose_deadline_passes_is_finished(tmp_path: Path, transport: str) -> None:
+    async with loading(tmp_path, transport, rest_timeout=DEADLINE) as here:
+        passed = time.monotonic() + DEADLINE + LAST_MESSAGE_SECONDS
+        if here.entrypoint == "gRPC":
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{here.server.grpc_port}") as channel:
+                with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
+                    await channel.unary_unary(SERVICE + "RepositoryModelLoad")(LOAD, timeout=DEADLINE)
+        url = f"http://127.0.0.1:{here.server.rest_port}{PATH}"
+        async with aiohttp.ClientSession() as session:
+            if here.entrypoint == "REST":
+                answering = asyncio.ensure_future(session.post(url))
+            await until(here.begun.is_set)
+            await until(lambda: time.monotonic() > passed)
+            here.gate.set()
+            assert await here.outcome() == "OK"
+            if here.entrypoint == "REST":
+                async with await answering as answer:
+                    assert answer.status == 200
 
 
 @over
