@@ -165,7 +165,6 @@ class Server:
         self._cache = ResponseCache(self.config.response_cache_bytes)
         self.telemetry.queue_depth = self.dataplane.queue_depth
         self.telemetry.loaded = self.dataplane.loaded
-        self.telemetry.keeps_points = not control.alone
         self._latency_metrics = self.config.latency_metrics
         self.telemetry.latency_counters = self._latency_metrics.counters
         self._bound = bound

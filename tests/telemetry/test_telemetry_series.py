@@ -277,14 +277,14 @@ def test_the_history(clock: Clock) -> None:
     second = telemetry.history[-1]
     assert second.requests == {"grps": 1, "kserve": 4}
     assert (second.failures, second.queue_depth, second.in_flight) == (1, 3, 2)
-    assert (second.p50, second.p90, second.p99) == (10, 100, 100)
+    assert second.latencies == [(0.010, 1)] * 4 + [(0.100, 1)]
     # Two executions, of four requests and of one.
-    assert second.mean_batch_size == 2.5
+    assert (second.executed, second.executions) == (5, 2)
     assert second.loop_lag == 2
     clock.tick()
     idle = telemetry.history[-1]
     assert idle.requests == {"grps": 0, "kserve": 0}
-    assert (idle.failures, idle.p50, idle.mean_batch_size, idle.loop_lag) == (0, None, None, None)
+    assert (idle.failures, idle.latencies, idle.executions, idle.loop_lag) == (0, [], 0, None)
 
 
 def test_a_seconds_latencies_are_bounded(clock: Clock) -> None:

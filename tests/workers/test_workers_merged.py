@@ -15,10 +15,9 @@ from triglot.dataplane.control import METRICS, TFSERVING_METRICS
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.statistics import Report, statistics_message
 from triglot.protocols.tfserving.metrics import metrics_page, print_page
-from triglot.telemetry.added_series import added_series, added_value, series_report
 from triglot.telemetry.merging import merged_pages
 from triglot.telemetry.points import point, points_of, together
-from triglot.telemetry.series import Metrics
+from triglot.telemetry.series import Metrics, merged_series, merged_value, series_report
 from triglot.telemetry.store import Telemetry
 from triglot.workers.counts import RetiredCounters
 
@@ -169,12 +168,12 @@ def test_means_over_requests_count_by_their_requests() -> None:
 
     def last(name: str) -> float | None:
         reports = [json.loads(json.dumps(series_report(one, name))) for one in both]
-        series = added_series(name, reports)
+        series = merged_series(reports)
         assert series is not None
         assert len(series["data"]) == 174
-        assert series["data"][-1][1] == added_value(name, reports)
+        assert series["data"][-1][1] == merged_value(reports)
         assert series["data"][-2][1] == 0
-        return added_value(name, reports)
+        return merged_value([series_report(one, name, last=True) for one in both])
 
     assert last("*qps") == 40
     assert last("*latency_avg(ms)") == 20
@@ -187,11 +186,11 @@ def test_models_own_metrics(kind: str, expected: float) -> None:
         series_report(one, "own") for one in (metrics(1, 1, 2, kind), metrics(1, 1), metrics(1, 1, 4, kind))
     ]
     assert reports[1] is None
-    assert added_value("own", reports) == expected
+    assert merged_value(reports) == expected
 
 
 def test_values_of_another_kind_are_left_out() -> None:
     reports = [series_report(one, "own") for one in (metrics(1, 1, 2, "max"), metrics(1, 1, 4, "cdf"))]
-    assert added_value("own", reports) == 2
-    assert added_series("nothing", [None, None]) is None
-    assert added_value("nothing", [None]) is None
+    assert merged_value(reports) == 2
+    assert merged_series([None, None]) is None
+    assert merged_value([None]) is None

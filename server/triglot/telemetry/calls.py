@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.histogram import Histogram, rank
+from triglot.core.histogram import Histogram
 from triglot.core.operation import ADMINISTRATION, Operation
 from triglot.core.permission import EVERYTHING
 from triglot.core.trace_context import TRACEPARENT, TRACESTATE, Span
@@ -178,26 +178,19 @@ class ModelStats(Traffic):
 class Second:
     """One second of all inference calls: requests that ended, by protocol, and those that failed.
 
-    Latencies and the longest lag of the event loop are in milliseconds; None if nothing was measured.
-    `queue_depth` and `in_flight` are as of its end. `points`: the distribution of latencies in seconds, for
-    merging with those of other workers.
+    `latencies`: their distribution in seconds. `queue_depth` and `in_flight` are as of its end. `executed`: the
+    requests that were executed, in `executions` executions. `loop_lag`: the longest lag of the event loop in
+    milliseconds; None if it was not measured.
     """
 
     requests: dict[str, int]
     failures: int = 0
-    p50: float | None = None
-    p90: float | None = None
-    p99: float | None = None
+    latencies: Points = field(default_factory=list)
     queue_depth: int = 0
     in_flight: int = 0
-    mean_batch_size: float | None = None
+    executed: int = 0
+    executions: float = 0.0
     loop_lag: float | None = None
-    points: Points = field(default_factory=list)
-
-
-def milliseconds(ordered: list[float], share: int) -> float | None:
-    """Returns the percentile of ascending seconds in milliseconds; `share` is in ten-thousandths."""
-    return rank(ordered, share) * 1e3 if ordered else None
 
 
 MAX_MODEL_NAMES, MAX_NAME = 16, 128

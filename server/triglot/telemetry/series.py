@@ -6,10 +6,11 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from triglot.core.histogram import rank
 from triglot.telemetry.monitor import Aggregation
+from triglot.telemetry.points import point, points_of, together
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,12 @@ BUILT_IN: Mapping[str, Aggregation] = {
     "*cpu_usage(%)": "avg",
     "*mem_usage(%)": "avg",
 }
+
+ADDED = ("*cpu_usage(%)", "*mem_usage(%)")
+"""Metrics of a process whose sum over several is the server's value."""
+BY_REQUESTS = ("*fail_rate(%)", "*latency_avg(ms)")
+"""Averages over requests: each process's counts by its number of requests."""
+REQUESTS = "*qps"
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -176,3 +183,64 @@ class Metrics:
 
 def _metric(aggregation: Aggregation) -> Metric:
     return Distribution() if aggregation == "cdf" else Trend(aggregation)
+
+
+# --- several processes (grps 7) ---
+
+
+def series_report(metrics: Metrics, name: str, *, last: bool = False) -> dict[str, Any] | None:
+    """Returns a metric of this process as JSON values; None if it does not exist. `last`: only the last second."""
+    metric = metrics.by_name.get(name)
+    if metric is None:
+        return None
+    if isinstance(metric, Distribution):
+        return {"aggregation": metric.aggregation, "points": points_of(metric.ordered)}
+    requests = metrics.by_name[REQUESTS]
+    assert isinstance(requests, Trend)  # It is built in.
+    values, weights = ([each.value] if last else each.points() for each in (metric, requests))
+    pairs = [
+        (value, (weight or 0.0) if name in BY_REQUESTS else 1.0)
+        for value, weight in zip(values, weights, strict=True)
+    ]
+    return {"aggregation": "inc" if name in ADDED else metric.aggregation, "points": pairs}
+
+
+def merged_series(reports: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Returns the merged series in the form of its page; None if no process has it.
+
+    Processes whose aggregation differs from that of the first are ignored.
+    """
+    aggregation, points = _alike(reports)
+    if aggregation == "":
+        return None
+    if aggregation == "cdf":
+        values = {x: point(together(points), share) for x, share in CDF_SHARES.items()}
+    else:
+        values = dict(enumerate(_merged(aggregation, pairs) for pairs in zip(*points, strict=True)))
+    label = "cdf" if aggregation == "cdf" else "trend"
+    return {"label": label, "data": [[x, round(value or 0.0, 2)] for x, value in values.items()]}
+
+
+def merged_value(reports: Sequence[Mapping[str, Any] | None]) -> float | None:
+    """Returns the merged value of the last second; None without a process that has one."""
+    aggregation, points = _alike(reports)
+    if aggregation == "cdf":
+        return point(together(points), 9900)
+    return _merged(aggregation, [each[-1] for each in points])
+
+
+def _alike(reports: Sequence[Mapping[str, Any] | None]) -> tuple[str, list[Any]]:
+    known = [report for report in reports if report is not None]
+    aggregation = known[0]["aggregation"] if known else ""
+    return aggregation, [report["points"] for report in known if report["aggregation"] == aggregation]
+
+
+def _merged(aggregation: str, pairs: Sequence[tuple[float | None, float]]) -> float | None:
+    """Merges one value and its weight per process; without a weight that is not 0, all count alike."""
+    known = [(value, weight) for value, weight in pairs if value is not None]
+    if not known:
+        return None
+    whole = sum(weight for _, weight in known)
+    if aggregation != "avg" or not whole:
+        return SECOND_OF[aggregation]([value for value, _ in known])
+    return sum(value * weight for value, weight in known) / whole

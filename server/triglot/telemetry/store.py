@@ -26,7 +26,6 @@ from triglot.telemetry.calls import (
     ModelStats,
     Second,
     Traffic,
-    milliseconds,
 )
 from triglot.telemetry.monitor import Monitor
 from triglot.telemetry.monitor_log import MonitorLog
@@ -71,8 +70,6 @@ class Telemetry:
         self.queue_depth: Callable[[], int] = lambda: 0
         self.loaded: Callable[[], Collection[tuple[str, int]] | None] = lambda: None
         self.log_file: Path | None = None
-        self.keeps_points = False
-        """Whether the history keeps distributions, to be merged with those of other workers."""
         self.latency_counters = True
         """Whether Triton's counters of durations are exported."""
         self.metrics = Metrics()
@@ -241,14 +238,12 @@ class Telemetry:
             Second(
                 requests,
                 failures,
-                p50=milliseconds(latencies, 5000),
-                p90=milliseconds(latencies, 9000),
-                p99=milliseconds(latencies, 9900),
+                points_of(latencies),
                 queue_depth=self.queue_depth(),
                 in_flight=self.in_flight,
-                mean_batch_size=executed / executions if executions > 0 else None,
+                executed=executed,
+                executions=executions,
                 loop_lag=None if lag is None else lag * 1e3,
-                points=points_of(latencies) if self.keeps_points else [],
             )
         )
 

@@ -1,21 +1,39 @@
 """The page's document: the models, the totals and the last minutes.
 
-Strategy: counts are collected in a form that can be added, and then converted; so several workers' numbers become
-one document as those of one do.
+Strategy: each process reports numbers that can be merged, and the document is made of the merged ones, whether of
+one process or of several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.calls import CallStats, ModelStats, Second
-from triglot.telemetry.points import Points, point
+from triglot.telemetry.merging import Rule, merged, values_by_key
+from triglot.telemetry.points import Points, point, points_of, together
+from triglot.telemetry.series import merged_value, series_report
 from triglot.telemetry.store import Telemetry
 
 SHARES = {"p50": 5000, "p90": 9000, "p99": 9900}
 Document = dict[str, Any]
+
+
+def _worst(states: list[Document]) -> Document:
+    """Returns the first state that is not ready, if there is one."""
+    return next((state for state in states if not state["ready"]), states[0])
+
+
+VERSION_RULES: Mapping[str, Rule] = {
+    "state": _worst,
+    "platform": lambda names: next(filter(None, names), ""),
+    "latencies": together,
+    "last_inference": max,
+}
+SECOND_RULES: Mapping[str, Rule] = {"latencies": together, "loop_lag": max}
 
 
 def printable(name: str) -> str:
@@ -23,18 +41,8 @@ def printable(name: str) -> str:
     return name.encode(errors="replace").decode()
 
 
-def overview(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
-    """Returns the document without the server's part. Numbers are None if nothing was measured.
-
-    May run on another thread.
-    """
-    values = {name: metric.value for name, metric in list(telemetry.metrics.by_name.items())}
-    counted = collect(telemetry, versions)
-    return finished(counted, values, list(telemetry.history))
-
-
-def collect(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
-    """Returns what can be added: the totals, the protocols, and a row for each version."""
+def overview_report(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
+    """Returns this process's numbers as JSON values. May run on another thread."""
     traffic = telemetry.traffic()
     return {
         "totals": {
@@ -47,41 +55,53 @@ def collect(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
             protocol: {"requests": one.requests, "failures": one.failures} for protocol, one in traffic.items()
         },
         "models": _models(telemetry, versions),
+        "metrics": {
+            name: series_report(telemetry.metrics, name, last=True) for name in list(telemetry.metrics.by_name)
+        },
+        "history": [_second(second) for second in list(telemetry.history)],
     }
 
 
-def finished(counted: Document, values: dict[str, float | None], seconds: Sequence[Second]) -> Document:
-    """Returns the document, with the latest values of the metrics and the last minutes."""
+def overview(reports: Sequence[Document]) -> Document:
+    """Returns the document without the server's part. Numbers are None if nothing was measured."""
+    protocols = merged([report["protocols"] for report in reports], {})
+    metrics = values_by_key(report["metrics"] for report in reports)
+    models = values_by_key(report["models"] for report in reports)
     return {
-        "metrics": [{"name": printable(name), "value": _rounded(value)} for name, value in values.items()],
-        "totals": counted["totals"],
-        "protocols": counted["protocols"],
-        "models": [_finished_row(row) for row in counted["models"]],
-        "history": _history(list(counted["protocols"]), seconds),
+        "metrics": [
+            {"name": printable(name), "value": _rounded(merged_value(found))} for name, found in metrics.items()
+        ],
+        "totals": merged([report["totals"] for report in reports], {}),
+        "protocols": protocols,
+        "models": [
+            _row(name, int(version), merged(rows, VERSION_RULES))
+            for name, found in sorted(models.items())
+            for version, rows in sorted(values_by_key(found).items(), key=lambda item: int(item[0]))
+        ],
+        "history": _history(list(protocols), _seconds([report["history"] for report in reports])),
     }
 
 
-def _models(telemetry: Telemetry, versions: Iterable[Version]) -> list[Document]:
+def _models(telemetry: Telemetry, versions: Iterable[Version]) -> Document:
+    """Returns each version's numbers, by its model's name and its number."""
     by_model: dict[int, list[tuple[str, CallStats]]] = {}
     for endpoint, _, stats in telemetry.calls():
         if endpoint.inference:
             by_model.setdefault(id(stats.model), []).append((endpoint.protocol, stats))
     known = telemetry.models()
-    rows = []
-    for version in sorted(versions, key=lambda one: (one.files.name, one.files.version)):
-        model = known.get((version.files.name, version.files.version), ModelStats())
-        rows.append(_state(version) | _calls(model, by_model.get(id(model), [])))
-    return rows
+    models: Document = {}
+    for version in versions:
+        name, number = version.files.name, version.files.version
+        model = known.get((name, number), ModelStats())
+        row = _state(version) | _calls(model, by_model.get(id(model), []))
+        models.setdefault(printable(name), {})[str(number)] = row
+    return models
 
 
 def _state(version: Version) -> Document:
     servable = version.servable
     return {
-        "name": printable(version.files.name),
-        "version": version.files.version,
-        "state": version.state.value,
-        "ready": version.ready,
-        "reason": version.reason,
+        "state": {"state": version.state.value, "ready": version.ready, "reason": version.reason},
         "platform": "" if servable is None else servable.platform,
         "queue_depth": 0 if servable is None else servable.queue_depth,
         "in_flight": 0 if servable is None else servable.leases,
@@ -103,7 +123,7 @@ def _calls(model: ModelStats, calls: Iterable[tuple[str, CallStats]]) -> Documen
         "failures": model.failures,
         "protocols": protocols,
         "request_rate": model.request_rate,
-        "latencies": [(seconds, 1) for seconds in model.recent_latencies()],
+        "latencies": points_of(model.recent_latencies()),
         "waited": waited,
         "queue": queue,
         "compute": compute,
@@ -113,13 +133,15 @@ def _calls(model: ModelStats, calls: Iterable[tuple[str, CallStats]]) -> Documen
     }
 
 
-def _finished_row(row: Document) -> Document:
+def _row(name: str, version: int, row: Document) -> Document:
     waited, executions = row["waited"], row["executions"]
     return {
-        **{key: row[key] for key in ("name", "version", "state", "ready", "reason", "platform")},
-        **{key: row[key] for key in ("queue_depth", "in_flight", "requests", "failures", "protocols")},
+        "name": name,
+        "version": version,
+        **row["state"],
+        **{key: row[key] for key in ("platform", "queue_depth", "in_flight", "requests", "failures", "protocols")},
         "request_rate": _rounded(row["request_rate"]),
-        "latency_ms": {name: _rounded(milliseconds(row["latencies"], share)) for name, share in SHARES.items()},
+        "latency_ms": {name: _rounded(_milliseconds(row["latencies"], share)) for name, share in SHARES.items()},
         "queue_ms": _rounded(row["queue"] / waited / 1e3) if waited else None,
         "compute_ms": _rounded(row["compute"] / waited / 1e3) if waited else None,
         "mean_batch_size": _rounded(row["executed"] / executions) if executions > 0 else None,
@@ -127,24 +149,43 @@ def _finished_row(row: Document) -> Document:
     }
 
 
-def milliseconds(points: Points, share: int) -> float | None:
+def _milliseconds(points: Points, share: int) -> float | None:
     """Returns the quantile `share`, in ten-thousandths, in milliseconds; points are in seconds."""
     seconds = point(points, share)
     return None if seconds is None else seconds * 1e3
 
 
-def _history(protocols: Sequence[str], seconds: Sequence[Second]) -> Document:
+def _second(second: Second) -> Document:
+    report = asdict(second)
+    if second.loop_lag is None:
+        del report["loop_lag"]
+    return report
+
+
+def _seconds(histories: Sequence[Sequence[Document]]) -> list[Document]:
+    """Merges histories by their ends: a worker with a shorter one was idle before it."""
+    aligned = zip_longest(*(reversed(history) for history in histories))
+    return [merged([second for second in found if second], SECOND_RULES) for found in aligned][::-1]
+
+
+def _history(protocols: Sequence[str], seconds: Sequence[Document]) -> Document:
     return {
         "seconds": len(seconds),
-        "requests": {protocol: [second.requests.get(protocol, 0) for second in seconds] for protocol in protocols},
-        "failures": [second.failures for second in seconds],
-        "p50_ms": [_rounded(second.p50) for second in seconds],
-        "p90_ms": [_rounded(second.p90) for second in seconds],
-        "p99_ms": [_rounded(second.p99) for second in seconds],
-        "queue_depth": [second.queue_depth for second in seconds],
-        "mean_batch_size": [_rounded(second.mean_batch_size) for second in seconds],
-        "in_flight": [second.in_flight for second in seconds],
-        "loop_lag_ms": [_rounded(second.loop_lag) for second in seconds],
+        "requests": {
+            protocol: [second["requests"].get(protocol, 0) for second in seconds] for protocol in protocols
+        },
+        "failures": [second["failures"] for second in seconds],
+        **{
+            f"{name}_ms": [_rounded(_milliseconds(second["latencies"], share)) for second in seconds]
+            for name, share in SHARES.items()
+        },
+        "queue_depth": [second["queue_depth"] for second in seconds],
+        "mean_batch_size": [
+            _rounded(second["executed"] / second["executions"]) if second["executions"] > 0 else None
+            for second in seconds
+        ],
+        "in_flight": [second["in_flight"] for second in seconds],
+        "loop_lag_ms": [_rounded(second.get("loop_lag")) for second in seconds],
     }
 
 

@@ -22,15 +22,14 @@ from triglot.dataplane.control import OVERVIEW as OVERVIEW_REPORT
 from triglot.dataplane.control import SERIES as SERIES_REPORT
 from triglot.dataplane.dataplane import DataPlane
 from triglot.protocols.monitor import openapi
-from triglot.protocols.monitor.added_overview import added_overview, overview_report
 from triglot.protocols.monitor.details import encode_details, model_details
-from triglot.protocols.monitor.overview import overview
+from triglot.protocols.monitor.overview import overview, overview_report
 from triglot.protocols.openapi.operation import ALLOW, ApiOperation
 from triglot.protocols.pages import TOKEN_SCRIPT, page_headers, page_text
 from triglot.protocols.rows import Route
 from triglot.repository.manager.plan import Version
-from triglot.telemetry.added_series import added_series, series_report
 from triglot.telemetry.process import MachineUsage
+from triglot.telemetry.series import merged_series, series_report
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
 
@@ -110,48 +109,39 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
     """
     metrics, control = _Metrics(telemetry), dataplane.control
 
-    async def read(_: HttpRequest, call: Call) -> _State:
-        call.permission.check_all_models()
-        return _State(dataplane.versions(EVERYTHING), dataplane.ready)
-
-    def reader(what: str) -> Callable[[HttpRequest, Call], Awaitable[_State]]:
-        if control.alone:
-            return read
-
-        async def read_workers(_: HttpRequest, call: Call) -> _State:
-            call.permission.check_all_models()
-            return _State([], dataplane.ready, await control.reports(what, {}))
-
-        return read_workers
-
     _register_reports(telemetry, dataplane, metrics)
-    read_for_metrics = reader(METRICS_REPORT)
 
-    async def read_metrics(http: HttpRequest, call: Call) -> tuple[_State, PrometheusText]:
-        return await read_for_metrics(http, call), await metrics.text()
+    async def read_metrics(_: HttpRequest, call: Call) -> tuple[list[Version] | Reports, PrometheusText]:
+        call.permission.check_all_models()
+        text = await metrics.text()
+        if control.alone:
+            return dataplane.versions(EVERYTHING), text
+        return await control.reports(METRICS_REPORT, {}), text
 
-    def encode_metrics(found: tuple[_State, PrometheusText], http: HttpRequest) -> HttpResponse:
+    def encode_metrics(found: tuple[list[Version] | Reports, PrometheusText], http: HttpRequest) -> HttpResponse:
         state, text = found
         accept = http.headers.get("accept", "")
-        if state.reports is None:
-            body, content_type = text.render(state.versions, accept)
+        if isinstance(state, Reports):
+            body, content_type = text.render_reports(state, accept)
         else:
-            body, content_type = text.render_reports(state.reports, accept)
+            body, content_type = text.render(state, accept)
         headers = {"Vary": "Accept, Accept-Encoding"}
         if _takes_gzip(http):
             headers["Content-Encoding"] = "gzip"
             body = gzip.compress(body, 1, mtime=0)
         return HttpResponse(body, content_type=content_type, headers=headers)
 
-    def encode_overview(state: _State, _: HttpRequest) -> HttpResponse:
+    async def read_overview(_: HttpRequest, call: Call) -> dict[str, Any]:
+        call.permission.check_all_models()
+        reports = await control.reports(OVERVIEW_REPORT, {})
         server = {
             **about.document(),
             "uptime_seconds": round(telemetry.uptime, 3),
-            "ready": state.ready,
+            "ready": dataplane.ready,
         }
-        reports = state.reports
-        shown = overview(telemetry, state.versions) if reports is None else added_overview(reports.each)
-        document = {"server": server, **shown}
+        return {"server": server, **await dataplane.off_loop(partial(overview, reports.each))}
+
+    def encode_overview(document: dict[str, Any], _: HttpRequest) -> HttpResponse:
         return HttpResponse(dumps(document), headers=_NO_STORE)
 
     routes = [
@@ -167,7 +157,7 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
         _route(
             OVERVIEW,
             openapi.OVERVIEW,
-            reader(OVERVIEW_REPORT),
+            read_overview,
             encode_overview,
             lambda _: telemetry.kinds * KIND_BYTES,
         ),
@@ -247,16 +237,6 @@ def _register_reports(telemetry: Telemetry, dataplane: DataPlane, metrics: _Metr
         control.register_report(name, report)
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """State that must be read on the event loop: all versions of all models, and whether the server is ready."""
-
-    versions: list[Version]
-    ready: bool
-    reports: Reports | None = None
-    """Reports of all workers, if there are several."""
-
-
 def _route(
     path: str,
     documented: ApiOperation,
@@ -287,7 +267,7 @@ def _series_route(telemetry: Telemetry, control: Control) -> Route:
         name = _parameter(http, "name")
         if not control.alone:
             reports = await control.reports(SERIES_REPORT, {"name": name})
-            return added_series(name, reports.each)
+            return merged_series(reports.each)
         metric = telemetry.metric(name)
         return None if metric is None else {"label": metric.label, "data": metric.data()}
 
