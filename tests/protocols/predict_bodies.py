@@ -19,7 +19,7 @@ FLOAT = {"x": "FP32"}
 STRING = {"s": "BYTES"}
 MULTI = {"int_tensor": "INT32", "str_tensor": "BYTES"}
 BLANKS = b" " * LARGE_FROM_BYTES
-# What only the exact reader takes: the quick one leaves the rest of the text to it.
+# Not strict JSON: orjson leaves such a text to Python's own parser.
 JUNK = b" }"
 FORMS = [b"", BLANKS, JUNK, BLANKS + JUNK]
 

@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from predict_bodies import FLOAT, signature
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array
 from triglot.protocols.json.arrays import MAX_RANK, PIECE, WHOLE, LargeArray, parse_large
 from triglot.protocols.json.limits import DEFAULT_LIMITS
 from triglot.protocols.json.text import read_body
-from triglot.protocols.tfserving.json_quick import read_quickly
-from triglot.protocols.tfserving.rest_predict import decode_predict
 
 pytestmark = pytest.mark.usefixtures("json_library")
 
@@ -73,12 +70,13 @@ def test_tokens_are_numbers(token: float, shape: tuple[int, ...]) -> None:
 def test_a_long_list_beside_something_else_is_not_taken_for_regular(ending: str) -> None:
     numbers = json.dumps(NUMBERS.tolist() * 4)
     assert len(numbers) > WHOLE
-    body = f'{{"instances":[{numbers[:-1]}{ending}}}'.encode()
-    found = read_quickly(body, signature(FLOAT), DEFAULT_LIMITS)
-    assert (found is not None) is (ending == "]]")
-    if found is None:
-        with pytest.raises(InvalidArgument):
-            decode_predict(body, signature(FLOAT))
+    text = f'{{"data":[{numbers[:-1]}{ending}}}'.encode()
+    _, (array,) = parse_large(text, DEFAULT_LIMITS)
+    if ending == "]]":
+        assert array.dense("d")[0] == (1, 4 * len(NUMBERS))
+    else:
+        with pytest.raises(ValueError, match=r"list|bracket"):
+            array.dense("d")
 
 
 def middle(text: bytes) -> int:

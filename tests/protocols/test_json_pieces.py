@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,12 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
+from triglot.protocols.json.dialect import STANDARD, Dialect, loads_unique
 from triglot.protocols.json.limits import CONTAINER_COST, MAX_DEPTH, VALUE_COST, JsonLimits
-from triglot.protocols.json.pieces import CHUNK, MAX_WITHOUT_COMMA, Scanner, check_values, parse_in_pieces
+from triglot.protocols.json.pieces import CHUNK, MAX_WITHOUT_COMMA, Scanner, parse_in_pieces
 
 pytestmark = pytest.mark.usefixtures("json_library")
 
 UNLIMITED = JsonLimits(values=2**62)
+TAIL = Dialect(ignores_rest=True)
+FIRST = Dialect(
+    loads=loads_unique,
+    parse=partial(json.loads, object_pairs_hook=lambda members: dict(members) | dict(reversed(members))),
+    keeps_first=True,
+)
 TEXTS = st.text(alphabet='ab"\\,:[]{} é\n\ud83d\ude00', max_size=6)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
 VALUES = st.recursive(
@@ -58,30 +66,36 @@ def test_damaged_texts_are_read_as_the_standard_parser_does(value: Any, data: st
     assert ("refused" if found.startswith("refused: failed to parse the request JSON") else found) == expected
 
 
-def outcome(text: bytes, chunk: int) -> str:
+def outcome(text: bytes, chunk: int, dialect: Dialect = STANDARD) -> str:
     try:
-        return repr(parse_in_pieces(text, UNLIMITED, chunk=chunk))
+        return repr(parse_in_pieces(text, UNLIMITED, dialect, chunk=chunk))
     except InvalidArgument as error:
         return f"refused: {error.message}"
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ('{"a":[1,2],"b":3,"a":[9]}', {"a": [9], "b": 3}),
-        ('{"a":1,"a":{"b":2,"b":3},"c":4}', {"a": {"b": 3}, "c": 4}),
-    ],
-)
-def test_the_last_of_equal_keys_counts_or_the_text_is_refused(text: str, value: Any) -> None:
+REPEATED = [
+    '{"a":[1,2],"b":3,"a":[9]}',
+    '{"a":1,"a":{"b":2,"b":3},"c":4}',
+    '{"a":1,"b":3,"a":[9,8]}',
+    '{"a":1,"b":[],"a":[[9,8],7]}',
+    '{"a":1,"b":{},"a":{"c":[9,8]}}',
+    '{"a":1,"b":"q","a":{"c":[9,8]}}',
+]
+
+
+@pytest.mark.parametrize("dialect", [STANDARD, FIRST])
+@pytest.mark.parametrize("text", REPEATED)
+def test_one_of_equal_keys_counts_or_the_text_is_refused(text: str, dialect: Dialect) -> None:
+    expected = repr(dialect.read(text.encode()))
     for chunk in range(1, len(text) + 1):
-        found = outcome(text.encode(), chunk)
-        assert found == repr(value) or "duplicate key" in found
-    assert found == repr(value)
+        found = outcome(text.encode(), chunk, dialect)
+        assert found == expected or "duplicate key" in found
+    assert found == expected
 
 
-def test_what_follows_may_be_let_be() -> None:
+def test_a_dialect_ignores_the_rest() -> None:
     for chunk in (1, 5, 100):
-        assert parse_in_pieces(b' {"a": [1, 2]} ]x,', UNLIMITED, tail=True, chunk=chunk) == {"a": [1, 2]}
+        assert parse_in_pieces(b' {"a": [1, 2]} ]x,', UNLIMITED, TAIL, chunk=chunk) == {"a": [1, 2]}
         with pytest.raises(InvalidArgument, match="Extra data"):
             parse_in_pieces(b' {"a": [1, 2]} ]x,', UNLIMITED, chunk=chunk)
 
@@ -95,7 +109,7 @@ def test_numbers_that_the_quick_parser_does_not_know() -> None:
 @given(VALUES, CHUNKS)
 def test_every_value_is_counted_once(value: Any, chunk: int) -> None:
     text = printed(value, ascii_only=True, blanks=False)
-    scanner = Scanner(text, UNLIMITED, chunk)
+    scanner = Scanner(text, UNLIMITED, chunk=chunk)
     list(scanner.commas())
     assert scanner.cost == cost(value)
     assert scanner.cost <= len(text) * CONTAINER_COST
@@ -117,20 +131,18 @@ def test_too_many_values_are_refused_where_the_count_is_passed(item: bytes) -> N
     exact = Scanner(b"[" + b",".join([item] * count) + b"]", UNLIMITED)
     list(exact.commas())
     limits = JsonLimits(values=exact.cost)
-    check_values(b"[" + b",".join([item] * count) + b"]", limits)
+    parse_in_pieces(b"[" + b",".join([item] * count) + b"]", limits)
     # What comes behind is not even looked at.
     for text in (b"[" + b",".join([item] * (count + 1)) + b"]", b"[" + (item + b",") * 100_000):
-        for read in (check_values, parse_in_pieces):
-            with pytest.raises(PayloadTooLarge, match="option max_json_values"):
-                read(text, limits)
+        with pytest.raises(PayloadTooLarge, match="option max_json_values"):
+            parse_in_pieces(text, limits)
 
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
 def test_depth_has_a_limit(opening: bytes, closing: bytes) -> None:
     for depth in (MAX_DEPTH + 1, 100_000):
-        for read in (check_values, parse_in_pieces):
-            with pytest.raises(InvalidArgument, match="nested too deep"):
-                read(opening * depth + b"1" + closing * depth, UNLIMITED)
+        with pytest.raises(InvalidArgument, match="nested too deep"):
+            parse_in_pieces(opening * depth + b"1" + closing * depth, UNLIMITED)
 
 
 def test_a_text_without_commas_is_a_string_or_refused() -> None:
@@ -144,9 +156,8 @@ def test_a_text_without_commas_is_a_string_or_refused() -> None:
 def test_a_string_is_a_quarter_of_all_at_most() -> None:
     limits = JsonLimits(size=64 * CHUNK)
     assert parse_in_pieces(b'[1, "' + b"x" * (14 * CHUNK) + b'"]', limits)
-    for read in (check_values, parse_in_pieces):
-        with pytest.raises(PayloadTooLarge, match="a quarter of option max_json_size"):
-            read(b'[1, "' + b"x" * (20 * CHUNK) + b'"]', limits)
+    with pytest.raises(PayloadTooLarge, match="a quarter of option max_json_size"):
+        parse_in_pieces(b'[1, "' + b"x" * (20 * CHUNK) + b'"]', limits)
 
 
 def test_long_strings_with_escapes_at_every_place_of_a_chunk() -> None:

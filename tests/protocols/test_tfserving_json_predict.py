@@ -11,6 +11,7 @@ from predict_bodies import BLANKS, FLOAT, FORMS, MULTI, STRING, decode, signatur
 from triglot.core.errors import InvalidArgument, ModelNotFound
 from triglot.core.tensor import DATATYPES
 from triglot.model.signature import Signature
+from triglot.protocols.json.arrays import WHOLE
 from triglot.protocols.tfserving.rest_predict import decode_predict
 
 
@@ -112,6 +113,14 @@ def test_a_missing_model_comes_after_the_json_and_before_the_values(form: bytes)
     for body in (b'{"instances":[1.0]', b"[]", b'{"signature_name":1}'):
         with pytest.raises(InvalidArgument, match="JSON"):
             decode_predict(body + form, missing)
+
+
+def test_errors_of_a_long_lists_json_come_before_a_missing_model() -> None:
+    numbers = b"1.5," * (WHOLE // 2)
+    with pytest.raises(ModelNotFound):
+        decode_predict(b'{"instances":[%b2]}' % numbers, missing)
+    with pytest.raises(InvalidArgument, match="JSON"):
+        decode_predict(b'{"instances":[%b,%b2]}' % (numbers, numbers), missing)
 
 
 def test_the_signature_that_counts_is_the_first_one_named() -> None:

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument
 from triglot.protocols.json.limits import MAX_DEPTH
+from triglot.protocols.tfserving.json_dialect import TFSERVING
 from triglot.protocols.tfserving.json_numbers import decimal_texts, shortest_text
-from triglot.protocols.tfserving.json_parser import parse
 from triglot.protocols.tfserving.json_values import (
     QUOTED_BYTES,
-    Object,
     base64_text,
     debug_text,
     decode_base64,
@@ -39,7 +38,6 @@ from triglot.protocols.tfserving.json_values import (
             '{\n    "a": {\n        "b": [1.0, true, null]\n    },\n    "c": "d"\n}',
         ),
         (b'{"a":[{"b":1},{}]}', '{\n    "a": [{\n            "b": 1\n        }, {}]\n}'),
-        (b'{"a":1,"a":2}', '{\n    "a": 1,\n    "a": 2\n}'),
         (b'"\\u0001\\n\\"/\\u007f"', '"\\u0001\\n\\"/\x7f"'),
         (b'"\xff"', '"�"'),
         (b"18446744073709551616", "18446744073709553000.0"),
@@ -52,24 +50,24 @@ from triglot.protocols.tfserving.json_values import (
     ],
 )
 def test_values_are_quoted(text: bytes, quoted: str) -> None:
-    assert debug_text(parse(text)) == quoted
+    assert debug_text(TFSERVING.read(text)) == quoted
 
 
 def test_a_quoted_value_ends_with_the_token_that_reaches_the_limit() -> None:
     long = "y" * 300
-    assert debug_text(parse(json.dumps({"a": long, "b": 1}).encode())) == '{\n    "a": "' + long + '"'
+    assert debug_text(TFSERVING.read(json.dumps({"a": long, "b": 1}).encode())) == '{\n    "a": "' + long + '"'
     numbers = debug_text(list(range(1000)))
     assert QUOTED_BYTES <= len(numbers) < QUOTED_BYTES + 5
     assert ("[" + ", ".join(map(str, range(1000)))).startswith(numbers)
-    assert debug_text([b"y" * 253, 1]) == '["' + "y" * 253 + '"'
-    assert debug_text([b"y" * 252]) == '["' + "y" * 252 + '"]'
+    assert debug_text(["y" * 253, 1]) == '["' + "y" * 253 + '"'
+    assert debug_text(["y" * 252]) == '["' + "y" * 252 + '"]'
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"a":'])
 def test_no_depth_makes_quoting_long(opening: bytes) -> None:
     closing = opening.translate(bytes.maketrans(b"[{", b"]}"), b'"a:')[::-1]
     depth = MAX_DEPTH // len(closing)
-    value = parse(opening * depth + b"1" + closing * depth)
+    value = TFSERVING.read(opening * depth + b"1" + closing * depth)
     assert len(debug_text(value)) < 2 * QUOTED_BYTES
 
 
@@ -82,7 +80,7 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_a_quoted_value_is_json(value: Any) -> None:
-    text = debug_text(parse(json.dumps(value).encode()))
+    text = debug_text(TFSERVING.read(json.dumps(value).encode()))
     if len(text.encode()) < QUOTED_BYTES:
         assert json.loads(text) == value
 
@@ -95,9 +93,9 @@ def test_a_quoted_value_is_json(value: Any) -> None:
         (False, "False"),
         (1, "Number"),
         (1.5, "Number"),
-        (b"", "String"),
+        ("", "String"),
         ([], "Array"),
-        (Object([]), "Object"),
+        ({}, "Object"),
     ],
 )
 def test_types_have_names(value: Any, name: str) -> None:
@@ -190,29 +188,29 @@ def test_numbers_of_answers_are_the_values(values: list[float], dtype: str) -> N
 
 @given(st.binary(max_size=20), st.integers(0, 3))
 def test_base64_is_read_padded_or_not(data: bytes, blanks: int) -> None:
-    text = base64.b64encode(data)
+    text = base64.b64encode(data).decode()
     for given_text in (
         text,
-        text.rstrip(b"="),
-        text.replace(b"=", b"."),
-        (b" \n" * blanks).join([b"", text, b""]),
+        text.rstrip("="),
+        text.replace("=", "."),
+        (" \n" * blanks).join(["", text, ""]),
     ):
         assert decode_base64(given_text) == data
 
 
 @pytest.mark.parametrize(
     ("text", "data"),
-    [(b"", b""), (b"aGVs bG8=", b"hello"), (b"YR==", b"a"), (b"YWJ=\n", b"ab"), (b"\v\f", b""), (b"YWI.", b"ab")],
+    [("", b""), ("aGVs bG8=", b"hello"), ("YR==", b"a"), ("YWJ=\n", b"ab"), ("\v\f", b""), ("YWI.", b"ab")],
 )
-def test_base64_oddities(text: bytes, data: bytes) -> None:
+def test_base64_oddities(text: str, data: bytes) -> None:
     assert decode_base64(text) == data
 
 
 @pytest.mark.parametrize(
     "text",
-    [b"YQ=", b"Y", b"Y===", b"YWJj=", b"=", b"====", b"_-==", b"YQ==YQ==", b"Y\0==", b"\xc3\xa9==", b"YWJj=Y=="],
+    ["YQ=", "Y", "Y===", "YWJj=", "=", "====", "_-==", "YQ==YQ==", "Y\0==", "é==", "YWJj=Y=="],
 )
-def test_what_is_no_base64(text: bytes) -> None:
+def test_what_is_no_base64(text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         decode_base64(text)
     assert caught.value.message == "Unable to base64 decode"
@@ -221,13 +219,12 @@ def test_what_is_no_base64(text: bytes) -> None:
 @pytest.mark.parametrize(
     ("text", "inner"),
     [
-        (b'{"b64":"YQ=="}', b"YQ=="),
-        (b'{"b64":"a","b64":"b"}', None),
+        (b'{"b64":"YQ=="}', "YQ=="),
         (b'{"b64":"a","c":1}', None),
         (b'{"b64":1}', None),
         (b'{"B64":"a"}', None),
         (b'"b64"', None),
     ],
 )
-def test_which_objects_are_strings(text: bytes, inner: bytes | None) -> None:
-    assert base64_text(parse(text)) == inner
+def test_which_objects_are_strings(text: bytes, inner: str | None) -> None:
+    assert base64_text(TFSERVING.read(text)) == inner

@@ -13,7 +13,7 @@ from triglot.core.errors import InvalidArgument
 from triglot.core.fast_json import dumps_array, loads
 from triglot.core.tensor import Array
 from triglot.protocols.json.arrays import LargeArray
-from triglot.protocols.json.text import type_name
+from triglot.protocols.json.dialect import type_name
 
 INT32, UINT32, INT64 = np.dtype("i4"), np.dtype("u4"), np.dtype("i8")
 FLOAT32, FLOAT64 = np.dtype("f4"), np.dtype("f8")

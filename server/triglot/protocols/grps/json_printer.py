@@ -27,13 +27,13 @@ COMPACT_FROM = 1024
 MAX_EMPTY_LISTS = 64 * 1024
 """Most lists without numbers in an `ndarray`: a few bytes of shape could ask for billions."""
 ELEMENT_TEXT = 16
-"""Estimates of the text of an element, in bytes."""
+"""Estimate of the text of an element, in bytes."""
 _NO_NDARRAY = "No float32 tensors in output. Cannot convert to ndarray."
 _TOKENS = (b"-Infinity", b"Infinity", b"NaN")
 
 
 def print_message(message: Message) -> bytes:
-    """Returns the JSON document of a message, without a newline at its end.
+    """Return the JSON document of a message, without a newline at its end.
 
     Names are protobuf's; defaults are omitted, except data members and entries of maps.
     """
@@ -41,9 +41,9 @@ def print_message(message: Message) -> bytes:
 
 
 def print_ndarray(message: Message) -> bytes:
-    """Returns JSON with the message's status, and its first tensor as `ndarray`: nested lists, or a number.
+    """Return JSON with the message's status, and its first tensor as `ndarray`: nested lists, or a number.
 
-    NaN and infinities are null. Raises `Internal` if there is no DT_FLOAT32 tensor, or its number of elements does
+    NaN and infinities are null. Raise `Internal` if there is no DT_FLOAT32 tensor, or its number of elements does
     not match its shape.
     """
     tensors = message.data
@@ -54,7 +54,7 @@ def print_ndarray(message: Message) -> bytes:
 
 
 def answer_size(message: Message) -> int:
-    """Estimates how much text printing produces, in bytes."""
+    """Estimate how much text printing produces, in bytes."""
     data = message.data
     if isinstance(data, list):
         return sum([tensor.elements.size for tensor in data]) * ELEMENT_TEXT
@@ -80,12 +80,12 @@ def _status(status: Status) -> dict[str, Any]:
 
 
 def _set(members: dict[str, Any]) -> dict[str, Any]:
-    """Returns the members that are not defaults."""
+    """Return the members that are not defaults."""
     return {key: value for key, value in members.items() if value}
 
 
 def _enum_value(enum: Any, number: int) -> str | int:
-    """Returns an enum value's name, or the number of an unknown one; 0 for 0, the default."""
+    """Return an enum value's name, or the number of an unknown one; 0 for 0, the default."""
     return enum.Name(number) if number and number in enum.values() else number
 
 
@@ -114,7 +114,7 @@ def _tensor(tensor: GrpsTensor) -> dict[str, Any]:
 
 
 def _list_values(elements: Array) -> list[Any] | bytes:
-    """Returns the elements for JSON; the printed text if there are many."""
+    """Return the elements for JSON; the printed text if there are many."""
     if elements.size > COMPACT_FROM:
         return _compact(elements)
     if elements.dtype.kind == "f":
@@ -129,7 +129,7 @@ def _compact(elements: Array) -> bytes:
 
 
 def _chunk_text(chunk: Array) -> bytes:
-    """Returns the elements' text, separated by commas."""
+    """Return the elements' text, separated by commas."""
     if chunk.dtype.kind == "O":
         return json.dumps(chunk.tolist(), separators=(",", ":"))[1:-1].encode()
     non_finite = np.flatnonzero(~np.isfinite(chunk))
@@ -166,7 +166,7 @@ def _base64(data: bytes) -> str:
 
 
 def _nested(tensor: GrpsTensor) -> list[Any] | float | bytes | None:
-    """Returns the elements nested as the shape says; the printed text if there are many."""
+    """Return the elements nested as the shape says; the printed text if there are many."""
     shape = tensor.shape
     if len(shape) > MAX_DIMS.count:
         raise Internal(f"the output's shape has {len(shape)} dims, the limit for an ndarray is {MAX_DIMS.count}")

@@ -37,8 +37,9 @@ from triglot.protocols.grps.json_numbers import (
 )
 from triglot.protocols.grps.message import Data, GrpsMap, GrpsTensor, Message
 from triglot.protocols.json.arrays import LargeArray, all_but, count, skeleton_of
+from triglot.protocols.json.dialect import type_name
 from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
-from triglot.protocols.json.text import read_body, type_name
+from triglot.protocols.json.text import read_body
 from triglot.protocols.wire import limit_error
 
 _DATA = ("str_data", "gtensors", "gmap", "ndarray", "bin_data")

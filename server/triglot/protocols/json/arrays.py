@@ -14,7 +14,6 @@ import math
 import re
 import secrets
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import numpy as np
 from triglot.core.fast_json import check_depth
 from triglot.core.tensor import Array
 from triglot.protocols.json.limits import NUMBER_COST, JsonLimits
-from triglot.protocols.json.numbers import is_list, numbers_of, parse_lists
+from triglot.protocols.json.numbers import numbers_of, parse_lists
 
 WHOLE = 512 * 1024
 PIECE = 128 * 1024
@@ -42,64 +41,43 @@ _MARKER = f"list-{secrets.token_hex(8)}-"
 
 
 class LargeArray:
-    """A list of numbers, nested or not: a text's bytes from `start` to `stop`.
+    """A list of numbers, nested or not: a text's bytes from `start` to `stop`, parsed when its numbers are read.
 
-    A short list is parsed at once, a long one only when its numbers are read. All methods raise `ValueError`,
-    `TypeError` or `RuntimeError` for a list that has to be read otherwise.
+    All methods raise `ValueError`, `TypeError` or `RuntimeError` for a list that has to be read otherwise.
     """
+
+    __slots__ = ("_is_json", "_place", "_size")
 
     def __init__(self, text: bytes, start: int, stop: int) -> None:
         self._place = text, start, stop
-        self._parsed: Any = None
-        if stop - start <= WHOLE and not _has_token(short := text[start:stop]):
-            self._place = short, 0, len(short)
-            self._parsed = parse_lists(short)
-        self._is_json = self._parsed is not None
+        self._is_json = False
         self._size: int | None = None
         """Number of elements, once it is known."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The dims by the first element of each level; not proved to hold for all lists of a level."""
-        if self._parsed is None:
-            rank = self._single()
-            if rank is not None:
-                return (1,) * (rank - 1) + (self.commas() + 1 if self._size is None else self._size,)
-            text, start, _ = self._place
-            if text.startswith(b"[" * (MAX_RANK + 1), start):
-                raise ValueError("nested too deep")  # Checked first, to save reading the whole text.
-            return _shape_of(skeleton_of(_NO_STRUCTURE, *self._place))
-        dims: list[int] = []
-        item = self._parsed
-        while is_list(item):
-            dims.append(len(item))
-            item = item[0] if dims[-1] else None
-        return tuple(dims)
+        """The dims, if all lists of a level are equally long; those of a list without numbers are not known.
 
-    def lists(self, most: int) -> int | None:
-        """Returns how many lists there are, including itself, if those of each level are equally long.
-
-        None: they are not, or there are more than `most`, or it is unknown. The items of the innermost lists are
-        not checked.
+        Strategy: what is left of the text without all bytes but brackets and commas, its *skeleton*, has to be
+        that of a regular list whose dims are those of the first list of each level.
         """
-        if self._parsed is None:
-            return self._single()
-        shape = self.shape
-        if sum(map(math.prod, (shape[:level] for level in range(len(shape))))) > most:
-            return None
-        count, level = 1, [self._parsed]
-        for size in shape[1:]:
-            level = list(chain.from_iterable(level))
-            try:
-                if set(map(len, level)) != {size}:
-                    return None
-            except TypeError:  # Numbers and lists are mixed.
-                return None
-            count += len(level)
-        return count
+        rank = self._single()
+        text, start, stop = self._place
+        if rank is not None:
+            size = self.commas() + 1 if self._size is None else self._size
+            if size == 1 and not text[start:stop].strip(b"[] \t\r\n"):
+                size = 0
+            return (1,) * (rank - 1) + (size,)
+        if text.startswith(b"[" * (MAX_RANK + 1), start):
+            raise ValueError("nested too deep")  # Checked first, to save reading the whole text.
+        skeleton = skeleton_of(_NO_STRUCTURE, *self._place)
+        shape = _shape_of(skeleton)
+        if skeleton != _skeleton_of(shape):
+            raise ValueError("lists of unequal lengths")
+        return shape
 
     def _single(self) -> int | None:
-        """Returns how many lists there are if each contains only the next one, else None."""
+        """Return how many lists there are if each contains only the next one, else None."""
         text, start, stop = self._place
         beginning = text[start : start + MAX_RANK]
         brackets = len(beginning) - len(beginning.lstrip(b"[ \t\r\n"))
@@ -108,20 +86,28 @@ class LargeArray:
         closed = ending.count(b"]", len(ending.rstrip(b"] \t\r\n")))
         return rank if closed == rank and text.find(b"[", start + brackets, stop) < 0 else None
 
+    def dense(self, kind: str) -> tuple[tuple[int, ...], Array]:
+        """Return the shape, and the `numbers`. Raise `ValueError` for a list without numbers, too."""
+        numbers, shape = self.numbers(kind), self.shape
+        if not numbers.size or numbers.size != math.prod(shape):
+            raise ValueError("empty lists, or numbers beside lists")
+        return shape, numbers
+
     def numbers(self, kind: str) -> Array:
-        """Returns all elements flattened: "d" as float64, "i" as int64, "u" as uint64."""
-        if self._parsed is not None:
-            return numbers_of(self._parsed, kind, self._place[0])
-        arrays = [
-            _numbers(kind, piece)[first:last] for piece, first, last in _pieces(*self._place, self._single())
-        ]
+        """Return all elements flattened: "d" as float64, "i" as int64, "u" as uint64."""
+        text, start, stop = self._place
+        if stop - start <= WHOLE:
+            numbers = _numbers(kind, text[start:stop])
+        else:
+            numbers = np.concatenate(
+                [_numbers(kind, piece)[first:last] for piece, first, last in _pieces(*self._place, self._single())]
+            )
         self._is_json = True
-        numbers = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         self._size = numbers.size
         return numbers
 
     def __repr__(self) -> str:
-        """Returns the list's text for an error; only its beginning if it is long."""
+        """Return the list's text for an error; only its beginning if it is long."""
         text, start, stop = self._place
         return repr(json.loads(text[start:stop])) if stop - start <= WHOLE else repr(text[start : start + COUNTED])
 
@@ -129,23 +115,27 @@ class LargeArray:
         """Make sure that the text is valid JSON, unless all numbers were read."""
         if not self._is_json:
             for piece, _, _ in _pieces(*self._place, self._single()):
-                json.loads(piece)
+                _parse(piece)
             self._is_json = True
 
     def commas(self) -> int:
-        """Returns the number of commas."""
+        """Return the number of commas."""
         return count(b",", *self._place)
 
 
 def _numbers(kind: str, text: bytes) -> Array:
+    return numbers_of(_parse(text, kind), kind, text)
+
+
+def _parse(text: bytes, kind: str = "d") -> Any:
     try:
-        return numbers_of(parse_lists(text), kind, text)
+        return parse_lists(text)
     except ValueError:
         if not _has_token(text):
             raise
         if kind != "d":
             raise TypeError("NaN and Infinity are no integers") from None
-    return numbers_of(json.loads(text), kind, text)
+    return json.loads(text)
 
 
 def _has_token(text: bytes) -> bool:
@@ -154,7 +144,7 @@ def _has_token(text: bytes) -> bool:
 
 
 def _pieces(text: bytes, at: int, end: int, rank: int | None) -> Iterator[tuple[bytes, int | None, int | None]]:
-    """Yields JSON lists that together have the elements from `at` to `end`, each with the slice that counts.
+    """Yield JSON lists that together have the elements from `at` to `end`, each with the slice that counts.
 
     `rank`: how many lists there are if each contains only the next one.
 
@@ -181,7 +171,7 @@ def _pieces(text: bytes, at: int, end: int, rank: int | None) -> Iterator[tuple[
 
 
 def _shape_of(skeleton: bytes) -> tuple[int, ...]:
-    """Returns a list's shape if it is regular; else some shape, whose skeleton differs from the list's."""
+    """Return a list's shape if it is regular; else some shape, whose skeleton differs, and is not longer."""
     beginning = skeleton[: MAX_RANK + 1]
     rank = len(beginning) - len(beginning.lstrip(b"["))
     if rank > MAX_RANK:
@@ -199,17 +189,23 @@ def _shape_of(skeleton: bytes) -> tuple[int, ...]:
     return tuple(reversed(dims))
 
 
+def _skeleton_of(shape: tuple[int, ...]) -> bytes:
+    """Return the brackets and commas of nested lists of this shape, in which no dim is 0."""
+    text = b""
+    for size in reversed(shape):
+        text = b"[" + (text + b",") * (size - 1) + text + b"]"
+    return text
+
+
 def all_but(kept: bytes) -> bytes:
-    """Returns all other bytes, once each."""
+    """Return all other bytes, once each."""
     return bytes(set(range(256)) - set(kept))
 
 
 def skeleton_of(dropped: bytes, text: bytes, start: int = 0, stop: int | None = None) -> bytes:
-    """Returns a text without these bytes."""
+    """Return a text without these bytes."""
+    places = range(start, len(text) if stop is None else stop, COUNTED)
     end = len(text) if stop is None else stop
-    if end - start <= COUNTED:
-        return text[start:end].translate(None, dropped)
-    places = range(start, end, COUNTED)
     return b"".join([text[at : min(at + COUNTED, end)].translate(None, dropped) for at in places])
 
 
@@ -217,7 +213,7 @@ _NO_STRUCTURE = all_but(b"[],")
 
 
 def count(char: bytes, text: bytes, start: int = 0, stop: int | None = None) -> int:
-    """Returns what `bytes.count` does, five times as fast for frequent bytes."""
+    """Return what `bytes.count` does, five times as fast for frequent bytes."""
     codes = np.frombuffer(text, np.uint8)[start:stop]
     return sum(
         [int(np.count_nonzero(codes[at : at + COUNTED] == ord(char))) for at in range(0, len(codes), COUNTED)]
@@ -225,7 +221,7 @@ def count(char: bytes, text: bytes, start: int = 0, stop: int | None = None) -> 
 
 
 def _cut_lists(text: bytes, key: str | None) -> tuple[bytes, dict[str, LargeArray]]:
-    """Returns the text with markers in place of its lists of numbers, and these lists by marker.
+    """Return the text with markers in place of its lists of numbers, and these lists by marker.
 
     `key`: only lists that are members of this name. Raises as `LargeArray`.
     """
@@ -263,7 +259,7 @@ def _cut_lists(text: bytes, key: str | None) -> tuple[bytes, dict[str, LargeArra
 
 
 def parse_large(text: bytes, limits: JsonLimits, key: str | None = None) -> tuple[Any, list[LargeArray]]:
-    """Returns the values of a text, and its lists of numbers, which are members named `key`, or of any name.
+    """Return the values of a text, and its lists of numbers, which are members named `key`, or of any name.
 
     Callers must `check` the lists whose numbers they do not read.
 

@@ -24,7 +24,7 @@ class JsonLimits:
     values: int = 8 * 1024 * 1024
 
     def check_size(self, size: int) -> None:
-        """Raises `PayloadTooLarge` for a text of this size."""
+        """Raise `PayloadTooLarge` for a text of this size."""
         if size > self.size:
             raise PayloadTooLarge(
                 f"the JSON of the request has {size} bytes, the limit is {self.size} (option {SIZE_OPTION}); send "
@@ -32,7 +32,7 @@ class JsonLimits:
             )
 
     def check_text(self, size: int) -> None:
-        """Raises `PayloadTooLarge` for a string of this size, which is parsed at once."""
+        """Raise `PayloadTooLarge` for a string of this size, which is parsed at once."""
         if size > self.size // 4:
             raise PayloadTooLarge(
                 f"a string in the JSON of the request has more than {self.size // 4} bytes, a quarter of option "
@@ -40,7 +40,7 @@ class JsonLimits:
             )
 
     def check_cost(self, cost: int) -> None:
-        """Raises `PayloadTooLarge` for values of this cost."""
+        """Raise `PayloadTooLarge` for values of this cost."""
         if cost > self.values:
             raise PayloadTooLarge(
                 f"the JSON of the request has too many values, the limit is {self.values} (option "

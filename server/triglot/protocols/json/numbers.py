@@ -31,20 +31,15 @@ _LONG_INTEGER = re.compile(rb"(?<=[\[,\s])-?[0-9]{19,}(?=[\],\s])")
 def parse_lists(text: bytes) -> Any:
     """Return the lists of a text that begins with "[", and has neither strings nor objects.
 
-    Raises `ValueError` or `RuntimeError` for a text that has to be read otherwise.
+    Raise `ValueError` or `RuntimeError` for a text that has to be read otherwise.
     """
     return simdjson.Parser().parse(text) if HAS_SIMDJSON else loads(text)
-
-
-def is_list(item: Any) -> bool:
-    """Return whether an item of what `parse_lists` returned is a list, not a number."""
-    return isinstance(item, simdjson.Array) if HAS_SIMDJSON else isinstance(item, list)
 
 
 def numbers_of(lists: Any, kind: str, text: bytes) -> Array:
     """Return all numbers of lists, flattened: "d" as float64, "i" as int64, "u" as uint64; `text` is theirs.
 
-    Raises `ValueError` or `TypeError` for items that have to be read otherwise.
+    Raise `ValueError` or `TypeError` for items that have to be read otherwise.
     """
     if not isinstance(lists, list):
         return np.frombuffer(lists.as_buffer(of_type=kind), _DTYPES[kind])

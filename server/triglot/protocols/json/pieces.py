@@ -9,8 +9,6 @@ Markers at the splits prove that a piece begins and ends between two values.
 
 from __future__ import annotations
 
-import json
-import re
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -18,16 +16,14 @@ from typing import Any
 import numpy as np
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.fast_json import loads
 from triglot.core.tensor import Array
+from triglot.protocols.json.dialect import HUGE_INTEGER, STANDARD, Dialect
 from triglot.protocols.json.limits import CONTAINER_COST, MAX_DEPTH, VALUE_COST, JsonLimits
 
 CHUNK = 64 * 1024
 """Bytes that are scanned, and parsed, at once: some 5 ms, if they are lists."""
 MAX_WITHOUT_COMMA = 1024 * 1024
 """Most bytes outside of strings between two commas; more are a number, or blanks, that no client sends."""
-HUGE_INTEGER = re.compile(rb"[0-9]{19}")
-NOT_JSON = "failed to parse the request JSON"
 _BRACKET, _BRACE = b"[{"
 _STRUCTURE = np.zeros(256, np.bool_)
 _STRUCTURE[list(b",:[]{}")] = True
@@ -50,19 +46,22 @@ class Scanner:
     that `commas` yielded. `end` is the offset of the end of the outermost container, or else of the text.
     """
 
-    def __init__(self, text: bytes, limits: JsonLimits, chunk: int = CHUNK) -> None:
+    def __init__(
+        self, text: bytes, limits: JsonLimits, dialect: Dialect = STANDARD, *, chunk: int = CHUNK
+    ) -> None:
         self.cost = 0
         self.openers = b""
         self.end = len(text)
         self._text = text
         self._limits = limits
+        self._dialect = dialect
         self._size = chunk
         self._in_string = False
 
     def commas(self) -> Iterator[int]:
-        """Yields offsets where the text can be split: the last comma of each chunk that has one.
+        """Yield offsets where the text can be split: the last comma of each chunk that has one.
 
-        Raises `InvalidArgument` for a text nested too deep, or long without a comma, and `PayloadTooLarge`.
+        Raise `InvalidArgument` for a text nested too deep, or long without a comma, and `PayloadTooLarge`.
         """
         at = without_comma = in_string = 0
         opened = b""
@@ -73,7 +72,7 @@ class Scanner:
             self.cost += int(_COST[kinds].sum())
             self._limits.check_cost(self.cost)
             if depths.size and int(depths.max()) > MAX_DEPTH:
-                raise InvalidArgument(f"{NOT_JSON}: nested too deep")
+                raise self._dialect.too_deep()
             closed = np.flatnonzero((depths <= 0) & (_STEP[kinds] < 0))
             if closed.size:
                 self.end = at + int(positions[closed[0]]) + 1
@@ -92,19 +91,19 @@ class Scanner:
                 without_comma += len(chunk)
                 if without_comma > MAX_WITHOUT_COMMA:
                     raise InvalidArgument(
-                        f"{NOT_JSON}: {MAX_WITHOUT_COMMA} bytes without a comma before byte {at}"
+                        f"{self._dialect.error}: {MAX_WITHOUT_COMMA} bytes without a comma before byte {at}"
                     )
             opened = _open_after(opened, kinds[rest:], depths[rest:])
             at += len(chunk)
 
     def _chunk(self, at: int) -> bytes:
-        """Returns the next bytes, without splitting an escape."""
+        """Return the next bytes, without splitting an escape."""
         chunk = self._text[at : at + self._size]
         backslashes = len(chunk) - len(chunk.rstrip(b"\\"))
         return self._text[at : at + self._size + 1] if backslashes % 2 else chunk
 
     def _structure(self, chunk: bytes) -> tuple[Array, Array]:
-        """Returns offsets and codes of the structural characters outside of strings."""
+        """Return offsets and codes of the structural characters outside of strings."""
         if b"\\" in chunk:
             # Only the last backslash of a row is unpaired.
             chunk = chunk.replace(rb"\\", b"__").replace(rb"\"", b"__")
@@ -122,7 +121,7 @@ class Scanner:
 
 
 def _open_after(opened: bytes, kinds: Array, depths: Array) -> bytes:
-    """Returns the brackets and braces that are open after `kinds`; `depths` are the depths after each of them."""
+    """Return the brackets and braces that are open after `kinds`; `depths` are the depths after each of them."""
     if not depths.size:
         return opened
     lowest_from = np.minimum.accumulate(depths[::-1])[::-1]
@@ -131,50 +130,49 @@ def _open_after(opened: bytes, kinds: Array, depths: Array) -> bytes:
     return opened[: int(lowest_from[0])] + still_open
 
 
-def check_values(text: bytes, limits: JsonLimits) -> None:
-    """Raises `PayloadTooLarge` for a text with too many values, and as `Scanner`, without parsing it."""
-    for _ in Scanner(text, limits).commas():
-        pass
+def parse_in_pieces(text: bytes, limits: JsonLimits, dialect: Dialect = STANDARD, *, chunk: int = CHUNK) -> Any:
+    """Return the values of a text, of which `chunk` bytes are parsed at once.
 
-
-def parse_in_pieces(text: bytes, limits: JsonLimits, *, tail: bool = False, chunk: int = CHUNK) -> Any:
-    """Returns the values of a text, of which `chunk` bytes are parsed at once.
-
-    `tail`: text after the first value is ignored.
-
-    Raises `InvalidArgument`, and `PayloadTooLarge` before too many values are created.
+    Raise `InvalidArgument`, and `PayloadTooLarge` before too many values are created.
     """
-    scanner = Scanner(text, limits, chunk)
-    tree = _Tree()
+    scanner = Scanner(text, limits, dialect, chunk=chunk)
+    tree = _Tree(dialect)
     start, openers = 0, b""
     for comma in scanner.commas():
         tree.add(text[start:comma], openers, scanner.openers, start)
         start, openers = comma + 1, scanner.openers
     tree.add(text[start : scanner.end], openers, b"", start)
-    if not tail and text[scanner.end :].strip(b" \t\r\n"):
-        raise InvalidArgument(f"{NOT_JSON}: Extra data: byte {scanner.end}")
+    if not dialect.ignores_rest and text[scanner.end :].strip(b" \t\r\n"):
+        raise InvalidArgument(f"{dialect.error}: Extra data: byte {scanner.end}")
     return tree.root
 
 
 class _Tree:
     """Merges the values of pieces; `_open` are the containers that are still open, outermost first."""
 
-    def __init__(self) -> None:
+    def __init__(self, dialect: Dialect) -> None:
         self.root: Any = None
+        self._dialect = dialect
         self._open: list[Any] = []
 
     def add(self, piece: bytes, before: bytes, after: bytes, at: int) -> None:
         """Add a piece at offset `at`; `before` and `after` are the openers at its two ends."""
-        root = _parse(_completed(piece, before, after), at)
+        where = f"in the part that starts at byte {at}"
+        root = self._parse(_completed(piece, before, after), where)
         begins = _continued(root, len(before))
-        ends = _unfinished(root, len(after), at)
+        try:
+            ends = _unfinished(root, len(after))
+        except (LookupError, TypeError, StopIteration):
+            raise InvalidArgument(f"{self._dialect.error}: duplicate key in an object, {where}") from None
         for whole, more in zip(reversed(self._open), reversed(begins), strict=True):
             if isinstance(more, list):
                 del more[0]
                 whole.extend(more)
             else:
                 del more[_FIRST]
-                whole.update(more)
+                for key, value in more.items():
+                    if key not in whole or not self._dialect.keeps_first:
+                        whole[key] = value
         if not self._open:
             self.root = root
         self._open = [
@@ -182,9 +180,25 @@ class _Tree:
             for level, end in enumerate(ends)
         ]
 
+    def _parse(self, text: bytes, where: str) -> Any:
+        dialect = self._dialect
+        try:
+            if len(text) > MAX_WITHOUT_COMMA or not HUGE_INTEGER.search(text):
+                return dialect.loads(text)
+        except ValueError as error:
+            if len(text) > MAX_WITHOUT_COMMA:  # A long string, for which other parsers are slow.
+                raise InvalidArgument(f"{dialect.error}: {error}, {where}") from None
+        try:
+            return dialect.parse(text)
+        except RecursionError:
+            raise dialect.too_deep() from None
+        except ValueError as error:
+            # Its offset would be that in the piece.
+            raise InvalidArgument(f"{dialect.error}: {getattr(error, 'msg', error)}, {where}") from None
+
 
 def _completed(piece: bytes, before: bytes, after: bytes) -> bytes:
-    """Returns the piece as a complete JSON text, with markers for what is in other pieces."""
+    """Return the piece as a complete JSON text, with markers for what is in other pieces."""
     parts = [_OPENING[kind] for kind in before[:-1]]
     parts += [_FIRST_ITEM[kind] for kind in before[-1:]]
     parts.append(piece)
@@ -193,26 +207,8 @@ def _completed(piece: bytes, before: bytes, after: bytes) -> bytes:
     return b"".join(parts)
 
 
-def _parse(text: bytes, at: int) -> Any:
-    """Parse with `fast_json`; NaN, Infinity and integers beyond 64 bits with the standard parser."""
-    try:
-        if len(text) > MAX_WITHOUT_COMMA or not HUGE_INTEGER.search(text):
-            return loads(text)
-    except ValueError as error:
-        if len(text) > MAX_WITHOUT_COMMA:  # A long string, for which the standard parser is slow.
-            raise InvalidArgument(f"{NOT_JSON}: {error}, in the part that starts at byte {at}") from None
-    try:
-        return json.loads(text.decode())
-    except json.JSONDecodeError as error:
-        raise InvalidArgument(f"{NOT_JSON}: {error.msg}, in the part that starts at byte {at}") from None
-    except ValueError as error:
-        raise InvalidArgument(f"{NOT_JSON}: {error}, in the part that starts at byte {at}") from None
-    except RecursionError:
-        raise InvalidArgument(f"{NOT_JSON}: nested too deep") from None
-
-
 def _continued(root: Any, count: int) -> list[Any]:
-    """Returns a piece's containers that continue those of earlier pieces."""
+    """Return a piece's containers that continue those of earlier pieces."""
     containers = []
     for _ in range(count):
         containers.append(root)
@@ -220,20 +216,20 @@ def _continued(root: Any, count: int) -> list[Any]:
     return containers
 
 
-def _unfinished(root: Any, count: int, at: int) -> list[Any]:
-    """Returns a piece's containers that continue in later ones, and removes the last marker.
+def _unfinished(root: Any, count: int) -> list[Any]:
+    """Return a piece's containers that continue in later ones, and remove the last marker.
 
-    Raises `InvalidArgument` if a repeated key hides which they are.
+    Raise `LookupError`, `TypeError` or `StopIteration` if a repeated key hides which they are.
     """
     containers = []
     last: Any = _LAST
     for _ in range(count):
         containers.append(root)
-        key = next(reversed(root)) if isinstance(root, dict) else -1
-        last, root = key, root[key]
+        last = next(reversed(root)) if isinstance(root, dict) else -1
+        root = root[last]
     if count:
         innermost = containers[-1]
         if (innermost[-1] if isinstance(innermost, list) else last) != _LAST:
-            raise InvalidArgument(f"{NOT_JSON}: duplicate key in an object, in the part that starts at byte {at}")
+            raise LookupError("another container")
         del innermost[-1 if isinstance(innermost, list) else _LAST]
     return containers

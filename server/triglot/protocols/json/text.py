@@ -1,8 +1,8 @@
 """JSON bodies: text ⇄ values and arrays, exactly and fast.
 
 Strategy: unless a body is small, its lists of numbers are cut out, and never become Python lists (`json.arrays`).
-What cannot be read in this way is parsed by `fast_json`, and what that rejects by the standard parser, whose error
-is sent to the client. A text whose values take long is parsed in pieces (`json.pieces`).
+What cannot be read in this way becomes plain Python values (`json.dialect`), in pieces if they take long
+(`json.pieces`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from triglot.core.errors import InvalidArgument
-from triglot.core.fast_json import check_depth, dumps, dumps_array, loads
+from triglot.core.errors import InvalidArgument, ServingError
+from triglot.core.fast_json import dumps, dumps_array
 from triglot.core.tensor import Array, Buffer, bytes_elements, native
-from triglot.protocols.json.arrays import count, parse_large
+from triglot.protocols.json.arrays import LargeArray, count, parse_large
+from triglot.protocols.json.dialect import HUGE_INTEGER, STANDARD, Dialect
 from triglot.protocols.json.limits import CONTAINER_COST, DEFAULT_LIMITS, VALUE_COST, JsonLimits
-from triglot.protocols.json.pieces import HUGE_INTEGER, NOT_JSON, parse_in_pieces
+from triglot.protocols.json.pieces import parse_in_pieces
 
 T = TypeVar("T")
 
@@ -35,32 +36,69 @@ QUICK_COST = 40_000 * VALUE_COST
 
 
 def read_body(
-    body: bytes, large_key: str | None, read: Callable[[dict[str, Any]], T], limits: JsonLimits = DEFAULT_LIMITS
+    body: bytes,
+    large_key: str | None,
+    read: Callable[[dict[str, Any]], T],
+    limits: JsonLimits = DEFAULT_LIMITS,
+    dialect: Dialect = STANDARD,
 ) -> T:
-    """Returns what `read` makes of the body's JSON object.
+    """Return what `read` makes of the body's JSON object.
 
     `read` gets plain Python values, except that lists of numbers under `large_key` (None: any key) may be a
     `LargeArray`. If that raises `TypeError` or `ValueError`, because it is not a list of numbers after all, `read`
     is called again with plain values.
 
-    Raises `InvalidArgument` for text that is not a JSON object, `PayloadTooLarge` beyond `limits`, and as `read`.
+    Raise `InvalidArgument` for text that is not a JSON object, `PayloadTooLarge` beyond `limits`, and as `read`.
     """
     limits.check_size(len(body))
     if len(body) >= LARGE_FROM_BYTES:
         try:
-            values, lists = parse_large(body, limits, large_key)
-            result = read(_object(values))
-            for numbers in lists:
-                numbers.check()
-            return result
+            return _read_large(body, large_key, read, limits, dialect)
         except (ValueError, TypeError, RuntimeError):
             pass  # RuntimeError is simdjson's, for numbers beyond 64 bits and for depth.
-    if not is_quick(body, limits):
-        return read(_object(parse_in_pieces(body, limits)))
     try:
-        return _read_plain(body, read)
+        return _read_plain(body, read, limits, dialect)
     except RecursionError:
-        raise InvalidArgument(f"{NOT_JSON}: nested too deep") from None
+        raise dialect.too_deep() from None
+
+
+def _read_plain(body: bytes, read: Callable[[dict[str, Any]], T], limits: JsonLimits, dialect: Dialect) -> T:
+    try:
+        return read(read_object(body, limits, dialect))
+    except InvalidArgument:
+        # A float may stand for an integer beyond 64 bits; parsed exactly, it gets an error of its own.
+        if not (is_quick(body, limits) and HUGE_INTEGER.search(body)):
+            raise
+    return read(dialect.object_of(dialect.read_exactly(body)))
+
+
+def _read_large(
+    body: bytes,
+    key: str | None,
+    read: Callable[[dict[str, Any]], T],
+    limits: JsonLimits,
+    dialect: Dialect,
+) -> T:
+    values, lists = parse_large(body, limits, key)
+    try:
+        result = read(dialect.object_of(values))
+    except ServingError as error:
+        for numbers in lists:  # Errors in the JSON come before others.
+            numbers.check()
+        if dialect.quotes_values and isinstance(error, InvalidArgument):
+            raise ValueError("plain lists are needed") from None
+        raise
+    for numbers in lists:
+        numbers.check()
+    return result
+
+
+def parse(body: bytes, limits: JsonLimits, dialect: Dialect = STANDARD) -> Any:
+    """Return the value of a body, in plain Python values.
+
+    Raise `InvalidArgument`, and `PayloadTooLarge` before too many values are created.
+    """
+    return dialect.read(body) if is_quick(body, limits) else parse_in_pieces(body, limits, dialect)
 
 
 def is_quick(body: bytes, limits: JsonLimits) -> bool:
@@ -74,57 +112,19 @@ def is_quick(body: bytes, limits: JsonLimits) -> bool:
     return cost <= min(QUICK_COST, limits.values)
 
 
-def parse_plain(body: bytes, limits: JsonLimits) -> Any:
-    """Returns the body's values, without arrays. Raises `ValueError`; for a long text as `parse_in_pieces`."""
-    return loads(body) if is_quick(body, limits) else parse_in_pieces(body, limits)
-
-
-def _read_plain(body: bytes, read: Callable[[dict[str, Any]], T]) -> T:
-    try:
-        return read(_object(loads(body)))
-    except ValueError:
-        pass
-    except InvalidArgument:
-        # A float may stand for an integer beyond 64 bits; parsed exactly, it gets an error of its own.
-        if not HUGE_INTEGER.search(body):
-            raise
-    return read(_object(_parse_exactly(body)))
-
-
-def _parse_exactly(body: bytes) -> Any:
-    check_depth(body)
-    try:
-        return json.loads(body)
-    except ValueError as error:
-        raise InvalidArgument(f"{NOT_JSON}: {error}") from None
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidArgument(f"failed to parse the request JSON: expected an object, got {type_name(value)}")
-    return value
+def read_object(body: bytes, limits: JsonLimits, dialect: Dialect = STANDARD) -> dict[str, Any]:
+    """Return the JSON object of a body, in plain Python values. Raise as `read_body`."""
+    limits.check_size(len(body))
+    return dialect.object_of(parse(body, limits, dialect))
 
 
 def without_nulls(members: Mapping[str, T]) -> dict[str, T]:
-    """Returns an object's members that are not null: a null field is an absent one (V2 spec 3.2)."""
+    """Return an object's members that are not null: a null field is an absent one (V2 spec 3.2)."""
     return {name: value for name, value in members.items() if value is not None}
 
 
-def type_name(value: object) -> str:
-    """Returns JSON's name for the type of a value."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, int | float):
-        return "a number"
-    if isinstance(value, str):
-        return "a string"
-    return "an object" if isinstance(value, dict) else "an array"
-
-
 def flatten(values: list[Any]) -> list[Any]:
-    """Returns the elements of arbitrarily nested lists, in order."""
+    """Return the elements of arbitrarily nested lists, in order."""
     while (types := set(map(type, values))) == {list}:
         values = list(chain.from_iterable(values))
     if list not in types:
@@ -142,19 +142,38 @@ def flatten(values: list[Any]) -> list[Any]:
     return flat
 
 
-def float32_array(values: list[Any]) -> Array:
-    """Returns a flat FP32 array of ints and floats; a number beyond FP32's range becomes infinite.
+def dense(value: Any) -> tuple[tuple[int, ...], list[Any]]:
+    """Return the shape of nested lists, and their elements, flattened; those of any other value are () and itself.
 
-    Raises `OverflowError` for an int beyond FP64's range.
+    Raise `ValueError` unless all lists of a level are equally long.
+    """
+    dims: list[int] = []
+    elements, types = [value], {type(value)}
+    while types == {list}:
+        sizes = set(map(len, elements))
+        if len(sizes) > 1:
+            raise ValueError("lists of unequal lengths")
+        dims += sizes
+        elements = list(chain.from_iterable(elements))
+        types = set(map(type, elements))
+    if not types.isdisjoint((list, LargeArray)):
+        raise ValueError("lists beside other values")
+    return tuple(dims), elements
+
+
+def float32_array(values: list[Any]) -> Array:
+    """Return a flat FP32 array of ints and floats; a number beyond FP32's range becomes infinite.
+
+    Raise `OverflowError` for an int beyond FP64's range.
     """
     # Unlike numpy's, this conversion raises no warning; suppressing numpy's takes longer than converting.
     return np.frombuffer(array("f", values), np.float32) if values else np.empty(0, np.float32)
 
 
 def print_array(array: Array) -> list[Buffer]:
-    """Returns a JSON array of the elements in row-major order, in pieces; NaN and Infinity are bare tokens.
+    """Return a JSON array of the elements in row-major order, in pieces; NaN and Infinity are bare tokens.
 
-    BYTES elements become strings. Raises `UnicodeDecodeError` for one that is not UTF-8.
+    BYTES elements become strings. Raise `UnicodeDecodeError` for one that is not UTF-8.
     """
     flat = native(array).reshape(-1)
     if flat.size <= CHUNK:
@@ -163,7 +182,7 @@ def print_array(array: Array) -> list[Buffer]:
 
 
 def print_nested(array: Array) -> list[Buffer]:
-    """Returns a numeric array of at least one dim as nested JSON arrays, in pieces, with bare NaN and Infinity."""
+    """Return a numeric array of at least one dim as nested JSON arrays, in pieces, with bare NaN and Infinity."""
     if array.ndim == 1:
         return print_array(array)
     items = max(1, CHUNK // max(1, array[:1].size))
@@ -179,7 +198,7 @@ def print_nested(array: Array) -> list[Buffer]:
 
 
 def _joined_lists(texts: Iterable[bytes]) -> list[Buffer]:
-    """Returns one list of the items of several non-empty ones, without copies."""
+    """Return one list of the items of several non-empty ones, without copies."""
     pieces: list[Buffer] = []
     for text in texts:
         pieces += b"," if pieces else b"[", memoryview(text)[1:-1]

@@ -19,7 +19,8 @@ from triglot.core.tensor import (
 )
 from triglot.core.types import OutputTensor
 from triglot.protocols.json.arrays import LargeArray
-from triglot.protocols.json.text import flatten, float32_array, print_array, type_name
+from triglot.protocols.json.dialect import type_name
+from triglot.protocols.json.text import flatten, float32_array, print_array
 
 NO_JSON = ("FP16", "BF16", *TFSERVING_DATATYPES)
 """Datatypes whose elements have no JSON form."""

@@ -12,7 +12,7 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.dataplane.control import LOG_SETTINGS, Arguments, Control
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.json.text import type_name
+from triglot.protocols.json.dialect import type_name
 from triglot.protocols.kserve.openapi import LOG, SET_LOG
 from triglot.protocols.kserve.trace_settings import read_settings
 from triglot.protocols.rows import Kind, Method, Route

@@ -18,7 +18,8 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.dataplane.control import REGISTER, UNREGISTER, Arguments, Control
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.json.text import read_body, type_name
+from triglot.protocols.json.dialect import type_name
+from triglot.protocols.json.text import read_body
 from triglot.protocols.kserve import openapi as api
 from triglot.protocols.kserve.regions import MAX_NAME, Region, Regions
 from triglot.protocols.openapi.operation import ApiOperation

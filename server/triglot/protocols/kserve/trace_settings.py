@@ -15,7 +15,8 @@ from triglot.core.operation import Operation
 from triglot.dataplane.control import TRACE_SETTINGS, Arguments
 from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.json.text import read_body, type_name
+from triglot.protocols.json.dialect import type_name
+from triglot.protocols.json.text import read_body
 from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.kserve.openapi import SET_TRACE, TRACE
 from triglot.protocols.rows import Kind, Method, Route

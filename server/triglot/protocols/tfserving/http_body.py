@@ -8,8 +8,8 @@ import re
 
 from triglot.core.errors import InvalidArgument
 from triglot.model.signature import INSTANCES
+from triglot.protocols.json.dialect import type_name
 from triglot.protocols.json.limits import JsonLimits
-from triglot.protocols.json.text import type_name
 from triglot.protocols.tfserving.json_models import read_object
 
 WRAPPER, DATA, CONTENT_TYPE = "httpBody", "data", "contentType"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 from typing import Any
 
@@ -10,35 +9,26 @@ from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import bytes_elements, object_array
 from triglot.core.types import InferenceResponse, InputTensor
 from triglot.model.signature import INSTANCES
+from triglot.protocols.json import text as json_text
+from triglot.protocols.json.dialect import type_name
 from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
-from triglot.protocols.json.pieces import parse_in_pieces
-from triglot.protocols.json.text import is_quick, type_name
+from triglot.protocols.tfserving.json_dialect import PYTHON
 
 PARAMETERS, SIGNATURE_NAME = "parameters", "signature_name"
 
 
 def read_object(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
-    """Returns the JSON object of a body.
+    """Return the JSON object of a body.
 
     NaN and Infinity are numbers, and text after the object is ignored (tfs 4.3).
 
-    Raises `InvalidArgument`, and `PayloadTooLarge` for a body beyond `limits`.
+    Raise `InvalidArgument`, and `PayloadTooLarge` for a body beyond `limits`.
     """
-    limits.check_size(len(body))
-    try:
-        if is_quick(body, limits):
-            values = json.JSONDecoder().raw_decode(body.decode("utf-8-sig").lstrip())[0]
-        else:
-            values = parse_in_pieces(body.removeprefix(codecs.BOM_UTF8), limits, tail=True)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"the body is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise InvalidArgument(f"expected a JSON object with '{INSTANCES}', got {type_name(values)}")
-    return values
+    return json_text.read_object(body, limits, PYTHON)
 
 
 def instances_of(values: dict[str, Any]) -> list[Any]:
-    """Returns the instances of a request. Raises `InvalidArgument`."""
+    """Return the instances of a request. Raise `InvalidArgument`."""
     instances = values.get(INSTANCES)
     if not isinstance(instances, list):
         got = type_name(instances) if INSTANCES in values else "nothing"
@@ -47,18 +37,18 @@ def instances_of(values: dict[str, Any]) -> list[Any]:
 
 
 def split_keywords(values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the instances, and the members beside them as keyword arguments. Raises `InvalidArgument`."""
+    """Return the instances, and the members beside them as keyword arguments. Raise `InvalidArgument`."""
     keywords = {key: value for key, value in values.items() if key not in (INSTANCES, SIGNATURE_NAME)}
     return instances_of(values), keywords
 
 
 def json_inputs(instances: list[Any], keywords: dict[str, Any]) -> list[InputTensor]:
-    """Returns the inputs of a model that takes JSON: a string for each instance, one for the keyword arguments."""
+    """Return the inputs of a model that takes JSON: a string for each instance, one for the keyword arguments."""
     return [instances_input(instances), _texts(PARAMETERS, [keywords])]
 
 
 def instances_input(instances: list[Any]) -> InputTensor:
-    """Returns the input with the JSON of each instance."""
+    """Return the input with the JSON of each instance."""
     return _texts(INSTANCES, instances)
 
 
@@ -69,5 +59,5 @@ def _texts(name: str, values: list[Any]) -> InputTensor:
 
 
 def encode_json(response: InferenceResponse) -> bytes:
-    """Returns `{"predictions": …}` with the model's JSON, unchanged."""
+    """Return `{"predictions": …}` with the model's JSON, unchanged."""
     return b'{"predictions": %b}' % b"".join(bytes_elements(response.outputs[0].array))

@@ -15,7 +15,7 @@ _MASK = (1 << 64) - 1
 
 
 def decimal_texts(values: Array) -> list[str]:
-    """Returns the texts of a flat FP32 or FP64 array: six digits if they are exact enough, else 9 (FP64: 17)."""
+    """Return the texts of a flat FP32 or FP64 array: six digits if they are exact enough, else 9 (FP64: 17)."""
     numbers: list[float] = values.tolist()
     # All at once: formatting them one by one takes twice as long.
     texts = ("%g " * len(numbers) % tuple(numbers)).split()
@@ -30,7 +30,7 @@ def decimal_texts(values: Array) -> list[str]:
 
 
 def shortest_text(value: float) -> bytes:
-    """Returns a finite number in few digits that read back to it, as RapidJSON's writer prints it.
+    """Return a finite number in few digits that read back to it, as RapidJSON's writer prints it.
 
     The digits are those of the Grisu2 algorithm, which are not always the nearest ones.
     """
@@ -42,7 +42,7 @@ def shortest_text(value: float) -> bytes:
 
 
 def _layout(digits: str, exponent: int) -> str:
-    """Returns the text of digits · 10^exponent."""
+    """Return the text of digits · 10^exponent."""
     point = len(digits) + exponent
     if exponent >= 0 and point <= 21:
         return digits + "0" * exponent + ".0"
@@ -55,7 +55,7 @@ def _layout(digits: str, exponent: int) -> str:
 
 
 def _grisu2(value: float) -> tuple[int, int]:
-    """Returns digits and a decimal exponent, from the value and its two boundaries scaled by one power of ten.
+    """Return digits and a decimal exponent, from the value and its two boundaries scaled by one power of ten.
 
     All are 64-bit significands with the exponent of the upper boundary (Loitsch 2010).
     """
@@ -79,13 +79,13 @@ def _grisu2(value: float) -> tuple[int, int]:
 
 
 def _product(one: int, other: int) -> int:
-    """Returns the upper half of a 128-bit product, rounded."""
+    """Return the upper half of a 128-bit product, rounded."""
     return (one * other + (1 << 63)) >> 64
 
 
 @cache
 def _power_of_ten(top: int) -> tuple[int, int, int]:
-    """Returns the fitting one of 10^-348, 10^-340, …
+    """Return the fitting one of 10^-348, 10^-340, …
 
     It is a 64-bit significand, its binary exponent, and the decimal exponent that undoes it.
     """
@@ -101,7 +101,7 @@ def _power_of_ten(top: int) -> tuple[int, int, int]:
 
 
 def _digits(high: int, delta: int, gap: int, shift: int, exponent: int) -> tuple[int, int]:
-    """Returns the fewest leading digits of `high` within `delta` below it, rounded towards the value at `gap`."""
+    """Return the fewest leading digits of `high` within `delta` below it, rounded towards the value at `gap`."""
     one = 1 << shift
     integer, rest = high >> shift, high & (one - 1)
     number = 0

@@ -14,27 +14,27 @@ from triglot.protocols.tfserving.json_values import quote
 
 
 def print_answer(key: str, value: bytes) -> bytes:
-    """Returns a body: an object with one member."""
+    """Return a body: an object with one member."""
     return print_object({key: value}, 0)
 
 
 def print_floats(values: Iterable[float]) -> list[bytes]:
-    """Returns the texts of FP32 numbers."""
+    """Return the texts of FP32 numbers."""
     return [text.encode() for text in decimal_texts(np.array(values, np.float32))]
 
 
 def print_line(items: list[bytes]) -> bytes:
-    """Returns a list on one line."""
+    """Return a list on one line."""
     return b"[" + b", ".join(items) + b"]"
 
 
 def print_rows(items: list[bytes]) -> bytes:
-    """Returns the top-level list, on one line but for its closing bracket."""
+    """Return the top-level list, on one line but for its closing bracket."""
     return b"[" + b", ".join(items) + _new_line(1) + b"]" if items else b"[]"
 
 
 def print_lines(items: list[bytes], level: int) -> bytes:
-    """Returns a list at `level` with one item per line."""
+    """Return a list at `level` with one item per line."""
     if not items:
         return b"[]"
     start = _new_line(level + 1)
@@ -42,7 +42,7 @@ def print_lines(items: list[bytes], level: int) -> bytes:
 
 
 def print_object(members: Mapping[str, bytes], level: int) -> bytes:
-    """Returns an object at `level` with at least one member."""
+    """Return an object at `level` with at least one member."""
     start = _new_line(level + 1)
     texts = [quote(name.encode()) + b": " + text for name, text in members.items()]
     return b"{" + start + (b"," + start).join(texts) + _new_line(level) + b"}"

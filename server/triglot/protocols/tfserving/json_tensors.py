@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,9 @@ import numpy as np
 from triglot.core.errors import InvalidArgument, ServingError, Unimplemented
 from triglot.core.tensor import DATATYPES, Array, object_array
 from triglot.core.types import InputTensor, TensorSpec
-from triglot.protocols.json.text import float32_array
-from triglot.protocols.tfserving.json_values import (
-    Object,
-    Value,
-    base64_text,
-    debug_text,
-    decode_base64,
-    json_type,
-)
+from triglot.protocols.json.arrays import LargeArray
+from triglot.protocols.json.text import dense, float32_array
+from triglot.protocols.tfserving.json_values import base64_text, debug_text, decode_base64, json_type, raw
 from triglot.protocols.tfserving.tensor import MAX_DIMS, dtype_name
 
 
@@ -69,13 +64,13 @@ RULES: dict[str, ElementRule] = {
     "UINT32": ElementRule(frozenset({int}), 0, 2**32 - 1),
     "UINT64": ElementRule(frozenset({int}), 0, 2**64 - 1),
     "BOOL": ElementRule(frozenset({bool})),
-    "BYTES": ElementRule(frozenset({bytes})),
+    "BYTES": ElementRule(frozenset({str})),
 }
 """Rules of the datatypes that have a JSON form here; elements of others are rejected."""
 
 
 def to_array(values: list[Any], datatype: str) -> Array:
-    """Returns a flat array of values that passed the datatype's rule.
+    """Return a flat array of values that passed the datatype's rule.
 
     A number beyond FP32's range becomes infinite.
     """
@@ -85,60 +80,99 @@ def to_array(values: list[Any], datatype: str) -> Array:
     if datatype == "FP32":
         return float32_array(values)
     if dtype.kind == "f":
-        return narrowed(np.array(values, np.float64), datatype)
+        return _narrowed(np.array(values, np.float64), datatype)
     if dtype.kind in "iu":
-        return narrowed(np.array(values, np.uint64 if datatype == "UINT64" else np.int64), datatype)
+        return _narrowed(np.array(values, np.uint64 if datatype == "UINT64" else np.int64), datatype)
     return np.array(values, dtype)
 
 
-def narrowed(numbers: Array, datatype: str) -> Array:
-    """Returns numbers converted to a datatype."""
+def _narrowed(numbers: Array, datatype: str) -> Array:
     with np.errstate(over="ignore"):
         return numbers.astype(DATATYPES[datatype].dtype, copy=False)
 
 
-class Column:
-    """Collects the tensor of one input: its elements, and the shape of each value added."""
-
-    __slots__ = ("_datatype", "_name", "_shape", "_size", "_values")
-
-    def __init__(self, spec: TensorSpec) -> None:
-        self._name = spec.name
-        self._datatype = spec.datatype
-        self._values: list[Any] = []
-        self._shape: tuple[int, ...] | None = None
-        self._size = 0
-
-    def add(self, value: Value, *, keep: bool = True) -> None:
-        """Add one value, scalar or nested; `keep=False` only checks it.
-
-        Raises `InvalidArgument` for a value that is not a dense tensor of the datatype, or whose shape differs
-        from earlier ones, `Unimplemented` for a datatype without a JSON form.
-        """
-        values: list[Any] = []
-        shape = _shape(value)
-        _fill(value, 0, shape, self._datatype, values)
-        if self._shape is None:
-            self._shape, self._size = shape, len(values)
-        elif len(values) != self._size:
-            raise InvalidArgument(f"Expecting tensor size: {self._size} but got: {len(values)}")
-        elif shape != self._shape:
-            raise InvalidArgument(f"Expecting shape {_shape_text(self._shape)} but got: {_shape_text(shape)}")
-        if keep:
-            self._values += values
-
-    def tensor(self, *leading: int) -> InputTensor:
-        """Returns the tensor of all that was added, with `leading` dims in front."""
-        shape = (*leading, *(self._shape or ()))
-        _check_rank(shape)
-        return InputTensor(self._name, self._datatype, shape, to_array(self._values, self._datatype))
+class NotDense(ValueError):
+    """Values are no tensor; `check_value` says why."""
 
 
-def _shape(value: Value) -> tuple[int, ...]:
-    """Returns the dims by the first item of each level.
+def dense_tensor(value: Any, spec: TensorSpec) -> InputTensor:
+    """Return the tensor of nested lists of elements, or of one element.
 
-    Raises `InvalidArgument` for more than an array can have.
+    Raise `ValueError`, `TypeError` or `RuntimeError` for a `LargeArray` that has to be read as plain lists;
+    `NotDense` for plain values that `check_value` rejects; `InvalidArgument` for too many dims.
     """
+    datatype = spec.datatype
+    if isinstance(value, LargeArray):
+        shape, elements = _large(value, datatype)
+    elif isinstance(value, list) and value and isinstance(value[0], LargeArray):
+        shape, elements = _stacked(value, datatype)
+    else:
+        try:
+            shape, values = dense(value)
+            elements = _elements(values, datatype)
+        except ValueError as error:
+            raise NotDense(str(error)) from None
+    _check_rank(shape)
+    return InputTensor(spec.name, datatype, shape, elements)
+
+
+def _large(value: LargeArray, datatype: str) -> tuple[tuple[int, ...], Array]:
+    kind = DATATYPES[datatype].dtype.kind
+    if datatype not in RULES or kind not in "fiu":
+        raise TypeError("no datatype of numbers")
+    shape, numbers = value.dense("d" if kind == "f" else "u" if datatype == "UINT64" else "i")
+    if kind != "f" and not RULES[datatype].takes([int(numbers.min()), int(numbers.max())]):
+        raise ValueError("beyond the datatype's range")
+    return shape, _narrowed(numbers, datatype)
+
+
+def _stacked(values: list[Any], datatype: str) -> tuple[tuple[int, ...], Array]:
+    if set(map(type, values)) != {LargeArray}:
+        raise TypeError("not only lists of numbers")
+    shapes, arrays = zip(*[_large(value, datatype) for value in values], strict=True)
+    if len(set(shapes)) > 1:
+        raise ValueError("lists of unequal lengths")
+    return (len(values), *shapes[0]), np.concatenate(arrays)
+
+
+def _elements(values: list[Any], datatype: str) -> Array:
+    if datatype == "BYTES":
+        return to_array([_bytes_of(value) for value in values], datatype)
+    if values and not (datatype in RULES and RULES[datatype].takes(values)):
+        raise ValueError("not elements of the datatype")
+    return to_array(values, datatype)
+
+
+def _bytes_of(value: Any) -> bytes:
+    """Return the element of a string, or of base64. Raise `ValueError`."""
+    if isinstance(value, str):
+        return raw(value)
+    text = base64_text(value)
+    if text is None:
+        raise ValueError("neither a string nor base64")
+    try:
+        return decode_base64(text)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+
+
+def check_value(value: Any, datatype: str, expected: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """Return the shape of plain nested lists of elements.
+
+    Raise `InvalidArgument` for a value that is not a dense tensor of the datatype, or whose shape is not the
+    expected one, `Unimplemented` for a datatype without a JSON form.
+    """
+    shape = _shape(value)
+    _check_items(value, 0, shape, datatype)
+    if expected is not None and shape != expected:
+        if prod(shape) != prod(expected):
+            raise InvalidArgument(f"Expecting tensor size: {prod(expected)} but got: {prod(shape)}")
+        raise InvalidArgument(f"Expecting shape {_shape_text(expected)} but got: {_shape_text(shape)}")
+    return shape
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Return the dims by the first item of each level. Raise `InvalidArgument` for more than an array can have."""
     dims: list[int] = []
     while isinstance(value, list):
         dims.append(len(value))
@@ -158,8 +192,8 @@ def _shape_text(shape: Sequence[int]) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
-def _fill(value: Value, level: int, shape: tuple[int, ...], datatype: str, values: list[Any]) -> None:
-    """Append the elements of `value`; recursion is limited by the number of dims."""
+def _check_items(value: Any, level: int, shape: tuple[int, ...], datatype: str) -> None:
+    """Raise the error of the first wrong item; recursion is limited by the number of dims."""
     rank = len(shape)
     if not isinstance(value, list):
         if level != rank:
@@ -167,7 +201,7 @@ def _fill(value: Value, level: int, shape: tuple[int, ...], datatype: str, value
                 f"JSON Value: {debug_text(value)} found at incorrect level: {level + 1} in the JSON DOM. "
                 f"Expected at level: {rank}"
             )
-        values.append(_element(value, datatype))
+        _check_element(value, datatype)
         return
     if level >= rank:
         raise InvalidArgument(f"Encountered list at unexpected level: {level} expected < {rank}")
@@ -176,28 +210,26 @@ def _fill(value: Value, level: int, shape: tuple[int, ...], datatype: str, value
             f"Encountered list at unexpected size: {len(value)} at level: {level} expected size: {shape[level]}"
         )
     if level == rank - 1 and datatype in RULES and RULES[datatype].takes(value):
-        values += value
         return
     for item in value:
-        _fill(item, level + 1, shape, datatype, values)
+        _check_items(item, level + 1, shape, datatype)
 
 
-def _element(value: Value, datatype: str) -> Any:
-    if isinstance(value, Object):
+def _check_element(value: Any, datatype: str) -> None:
+    if isinstance(value, dict):
         if datatype != "BYTES":
             raise _type_error(value, datatype)
         text = base64_text(value)
         if text is None:
             raise InvalidArgument(f"JSON Value: {debug_text(value)} not formatted correctly for base64 data")
-        return decode_base64(text)
-    if datatype not in RULES:
+        decode_base64(text)
+    elif datatype not in RULES:
         raise Unimplemented(f"Conversion of JSON Value: {debug_text(value)} to type: {dtype_name(datatype)}")
-    if not RULES[datatype].takes([value]):
+    elif not RULES[datatype].takes([value]):
         raise _type_error(value, datatype)
-    return value
 
 
-def _type_error(value: Value, datatype: str) -> ServingError:
+def _type_error(value: Any, datatype: str) -> ServingError:
     return InvalidArgument(
         f"JSON Value: {debug_text(value)} Type: {json_type(value)} is not of expected type: {dtype_name(datatype)}"
     )

@@ -1,4 +1,4 @@
-"""JSON values as TensorFlow Serving's parser has them, and their form in error texts (tfs 4.3)."""
+"""JSON values in TensorFlow Serving's errors (tfs 4.3), and base64 (tfs 4.2)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import binascii
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from triglot.core.errors import InvalidArgument
@@ -26,142 +25,116 @@ _ESCAPES = {bytes([code]): b"\\u%04X" % code for code in range(0x20)} | {
 }
 _BASE64_SPACE = b" \t\n\v\f\r"
 _BASE64_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-_END = object()
+_END = b"end"
 
 
-@dataclass(slots=True)
-class Object:
-    """A JSON object with its members in order; keys may repeat."""
-
-    members: list[tuple[bytes, Value]]
-
-    def first(self) -> dict[bytes, Value]:
-        """Returns the members by key; the first of equal keys counts."""
-        return dict(reversed(self.members))
+def raw(text: str) -> bytes:
+    """Return the bytes of a string; surrogates stand for bytes that are not UTF-8."""
+    return text.encode(errors="surrogateescape")
 
 
-Value = None | bool | int | float | bytes | list[Any] | Object
-"""A JSON value. Integers beyond 64 bits are floats. A string is its bytes, which need not be UTF-8."""
-
-
-def json_type(value: Value) -> str:
-    """Returns the type of a value as error texts name it."""
+def json_type(value: Any) -> str:
+    """Return the type of a value as error texts name it."""
     if value is None:
         return "Null"
     if isinstance(value, bool):
         return str(value)
     if isinstance(value, int | float):
         return "Number"
-    if isinstance(value, bytes):
+    if isinstance(value, str):
         return "String"
-    return "Object" if isinstance(value, Object) else "Array"
+    return "Object" if isinstance(value, dict) else "Array"
 
 
 def quote(text: bytes) -> bytes:
-    """Returns a JSON string; bytes from 0x7f on are kept as they are, UTF-8 or not."""
+    """Return a JSON string; bytes from 0x7f on are kept as they are, UTF-8 or not."""
     return b'"' + _CONTROL.sub(lambda match: _ESCAPES[match[0]], text) + b'"'
 
 
-def text_of(text: bytes) -> str:
-    """Returns a name or string for an error text; bytes that are not UTF-8 become U+FFFD."""
-    return text.decode(errors="replace")
+def text_of(text: str) -> str:
+    """Return a name or string for an error text; bytes that are not UTF-8 become U+FFFD."""
+    return text if text.isascii() else raw(text).decode(errors="replace")
 
 
-def debug_text(value: Value) -> str:
-    """Returns a value as error texts quote it: indented by four, arrays on one line, cut after `QUOTED_BYTES`.
+def debug_text(value: Any) -> str:
+    """Return a value as error texts quote it: indented by four, arrays on one line, cut after `QUOTED_BYTES`.
 
     The text ends before the first NaN or infinity.
     """
     pieces: list[bytes] = []
     size = 0
-    for token in _tokens(value):
+    for token in _tokens(value, 0, b""):
+        if token is _END:
+            break
         pieces.append(token)
         size += len(token)
         if size >= QUOTED_BYTES:
             break
-    return text_of(b"".join(pieces))
+    return b"".join(pieces).decode(errors="replace")
 
 
-def _tokens(value: Value) -> Iterator[bytes]:
-    """Yields the text of a value token by token, without recursion."""
-    containers: list[tuple[Iterator[Any], bytes]] = []
-    prefix, is_first = b"", True
-    while True:
-        if isinstance(value, float) and not math.isfinite(value):
-            yield prefix
-            return
-        yield prefix + _opening(value)
-        if isinstance(value, Object):
-            containers.append((iter(value.members), b"}"))
-            is_first = True
-        elif isinstance(value, list):
-            containers.append((iter(value), b"]"))
-            is_first = True
-        while containers:
-            items, closing = containers[-1]
-            item: Any = next(items, _END)
-            if item is not _END:
-                break
-            containers.pop()
-            yield closing if is_first or closing == b"]" else _new_line(len(containers)) + closing
-            is_first = False
-        else:
-            return
-        if closing == b"]":
-            value, prefix = item, b"" if is_first else b", "
-        else:
-            key, value = item
-            yield (b"" if is_first else b",") + _new_line(len(containers)) + quote(key)
-            prefix = b": "
-        is_first = False
+def _tokens(value: Any, level: int, prefix: bytes) -> Iterator[bytes]:
+    """Yield the text of a value token by token. The recursion is as deep as there are tokens, at most."""
+    if isinstance(value, dict):
+        yield prefix + b"{"
+        for at, (key, item) in enumerate(value.items()):
+            yield (b"," if at else b"") + _new_line(level + 1) + quote(raw(key))
+            yield from _tokens(item, level + 1, b": ")
+        yield (_new_line(level) if value else b"") + b"}"
+    elif isinstance(value, list):
+        yield prefix + b"["
+        for at, item in enumerate(value):
+            yield from _tokens(item, level + 1, b", " if at else b"")
+        yield b"]"
+    elif isinstance(value, float):
+        yield prefix + (shortest_text(value) if math.isfinite(value) else b"")
+        if not math.isfinite(value):
+            yield _END
+    elif isinstance(value, str):
+        yield prefix + quote(raw(value))
+    else:
+        yield prefix + (b"null" if value is None else str(value).lower().encode())
 
 
-def _opening(value: Value) -> bytes:
-    """Returns the text of a scalar, or a container's opening bracket."""
-    if isinstance(value, Object):
-        return b"{"
-    if isinstance(value, list):
-        return b"["
-    if isinstance(value, bytes):
-        return quote(value)
-    if isinstance(value, float):
-        return shortest_text(value)
-    if value is None:
-        return b"null"
-    return str(value).lower().encode()
+def _new_line(level: int) -> bytes:
+    return b"\n" + b"    " * level
 
 
-def _new_line(depth: int) -> bytes:
-    return b"\n" + b"    " * depth
-
-
-def base64_text(value: Value) -> bytes | None:
-    """Returns the text of an object whose only member is a string named `b64`, else None."""
-    if isinstance(value, Object) and len(value.members) == 1:
-        key, text = value.members[0]
-        if key == b"b64" and isinstance(text, bytes):
-            return text
+def base64_text(value: Any) -> str | None:
+    """Return the text of an object whose only member is a string named `b64`, else None."""
+    if isinstance(value, dict) and len(value) == 1 and isinstance(text := value.get("b64"), str):
+        return text
     return None
 
 
-def is_plain_object(value: Value) -> TypeGuard[Object]:
+def is_plain_object(value: Any) -> TypeGuard[dict[str, Any]]:
     """Whether a value is an object, and not one that stands for base64 data."""
-    return isinstance(value, Object) and base64_text(value) is None
+    return isinstance(value, dict) and base64_text(value) is None
 
 
-def body_error(body: Object, what: str) -> InvalidArgument:
-    """Returns the error for a body that is not formatted correctly."""
+def body_error(body: dict[str, Any], what: str) -> InvalidArgument:
+    """Return the error for a body that is not formatted correctly."""
     return InvalidArgument(f"JSON Value: {debug_text(body)} {what}")
 
 
-def decode_base64(text: bytes) -> bytes:
+def signature_name_of(body: dict[str, Any]) -> str:
+    """Return a request's `signature_name`, "" if it has none. Raise `InvalidArgument` if it is not a string."""
+    name = body.get("signature_name")
+    if name is None:
+        return ""
+    if not isinstance(name, str):
+        raise body_error(body, "not formatted correctly. 'signature_name' key must be a string value.")
+    return text_of(name)
+
+
+def decode_base64(text: str) -> bytes:
     """Decode base64: standard alphabet, blanks anywhere, padded in full (with `=` or `.`) or not at all.
 
-    Raises `InvalidArgument`.
+    Raise `InvalidArgument`.
     """
-    text = text.translate(None, _BASE64_SPACE)
-    digits = text.rstrip(b"=.")
+    given = raw(text).translate(None, _BASE64_SPACE)
+    digits = given.rstrip(b"=.")
     missing = -len(digits) % 4
-    if missing == 3 or len(text) - len(digits) not in (0, missing) or digits.translate(None, _BASE64_ALPHABET):
+    if missing == 3 or len(given) - len(digits) not in (0, missing) or digits.translate(None, _BASE64_ALPHABET):
         raise InvalidArgument("Unable to base64 decode")
     return binascii.a2b_base64(digits + b"=" * missing)

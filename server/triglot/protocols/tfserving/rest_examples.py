@@ -14,18 +14,19 @@ from triglot.core.errors import InvalidArgument, PayloadTooLarge
 from triglot.core.tensor import Array
 from triglot.pb.tfserving.example_pb2 import BytesList, Example, Feature, FloatList, Int64List
 from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
-from triglot.protocols.tfserving.json_parser import parse_object, signature_name_of
+from triglot.protocols.json.text import read_object
+from triglot.protocols.tfserving.json_dialect import EXAMPLES
 from triglot.protocols.tfserving.json_printer import print_answer, print_floats, print_line, print_rows
 from triglot.protocols.tfserving.json_tensors import to_array
 from triglot.protocols.tfserving.json_values import (
-    Object,
-    Value,
     base64_text,
     body_error,
     decode_base64,
     is_plain_object,
     json_type,
     quote,
+    raw,
+    signature_name_of,
     text_of,
 )
 from triglot.protocols.wire import serialize
@@ -46,18 +47,17 @@ class ExamplesBody:
 
 
 def decode_examples(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> ExamplesBody:
-    """Returns the request of a body. All of it is read before the model is looked up (unlike `:predict`).
+    """Return the request of a body. All of it is read before the model is looked up (unlike `:predict`).
 
-    Raises `InvalidArgument`.
+    Raise `InvalidArgument`.
     """
-    request = parse_object(body, limits)
+    request = read_object(body, limits, EXAMPLES)
     name = signature_name_of(request)
-    members = request.first()
-    context = members.get(b"context")
+    context = request.get("context")
     shared = b"" if context is None else _example(context)
-    if b"examples" not in members:
+    if "examples" not in request:
         raise body_error(request, "When method is classify, key 'examples' is expected and was not found")
-    examples = members[b"examples"]
+    examples = request["examples"]
     if not isinstance(examples, list):
         raise body_error(request, "Expecting 'examples' value to be an list/array")
     if not examples:
@@ -68,23 +68,23 @@ def decode_examples(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Example
     return ExamplesBody(name, [shared + _example(example) for example in examples])
 
 
-def _example(value: Value) -> bytes:
-    """Returns a serialized `tensorflow.Example`. Of equal feature names the last one counts."""
-    if not isinstance(value, Object):
+def _example(value: Any) -> bytes:
+    """Return a serialized `tensorflow.Example`. Of equal feature names the last one counts."""
+    if not isinstance(value, dict):
         raise InvalidArgument(f"Example must be JSON object but got JSON {json_type(value)}")
     example = Example()
     features = example.features.feature
-    for key, content in value.members:
+    for key, content in value.items():
         feature = _feature(text_of(key), content if isinstance(content, list) else [content])
         try:
-            features[key.decode()].CopyFrom(feature)
-        except UnicodeDecodeError:
+            features[key].CopyFrom(feature)
+        except UnicodeEncodeError:
             raise InvalidArgument(f"Feature: {text_of(key)} has a name that is not UTF-8") from None
     return serialize(example)
 
 
-def _feature(name: str, contents: list[Value]) -> Feature:
-    """Returns a feature with the type of its first element; an empty one has no type."""
+def _feature(name: str, contents: list[Any]) -> Feature:
+    """Return a feature with the type of its first element; an empty one has no type."""
     kind = ""
     values: list[Any] = []
     for content in contents:
@@ -97,7 +97,9 @@ def _feature(name: str, contents: list[Value]) -> Feature:
         if isinstance(content, int) and content >= 2**63:
             raise InvalidArgument(f"Feature: {name} has uint64_t element. Only int64_t is supported.")
         text = base64_text(content)
-        values.append(content if text is None else decode_base64(text))
+        values.append(
+            decode_base64(text) if text is not None else raw(content) if own_kind == "bytes" else content
+        )
     if kind == "float":
         return Feature(float_list=FloatList(value=to_array(values, "FP32").tolist()))
     if kind == "int64":
@@ -106,7 +108,7 @@ def _feature(name: str, contents: list[Value]) -> Feature:
 
 
 def advice(text: str) -> str:
-    """Returns what to add to a model's error about an integer for a feature of floats; "" for another error.
+    """Return what to add to a model's error about an integer for a feature of floats; "" for another error.
 
     TensorFlow Serving takes `1` for an integer, too, and the model's error does not say what JSON needs (tfs 4.5).
     """
@@ -115,9 +117,9 @@ def advice(text: str) -> str:
 
 
 def encode_classifications(results: Sequence[Sequence[tuple[bytes, float]]]) -> bytes:
-    """Returns the body for `:classify`: labels and FP32 scores of each example.
+    """Return the body for `:classify`: labels and FP32 scores of each example.
 
-    Raises `InvalidArgument` for none.
+    Raise `InvalidArgument` for none.
     """
     if not results:
         raise InvalidArgument("Cannot convert empty ClassificationResults to JSON")
@@ -127,7 +129,7 @@ def encode_classifications(results: Sequence[Sequence[tuple[bytes, float]]]) -> 
 
 
 def encode_regressions(values: Sequence[float] | Array) -> bytes:
-    """Returns the body for `:regress`: an FP32 value for each example. Raises `InvalidArgument` for none."""
+    """Return the body for `:regress`: an FP32 value for each example. Raise `InvalidArgument` for none."""
     if not len(values):
         raise InvalidArgument("Cannot convert empty RegressionResults to JSON")
     return print_answer("results", print_line(print_floats(values)))

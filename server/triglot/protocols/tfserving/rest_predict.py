@@ -1,9 +1,9 @@
 """`:predict` of TensorFlow Serving's REST interface: JSON ⇄ tensors (tfs 4.2, 4.3, 4.4). Pure functions.
 
-Strategy: nearly all bodies are plain and regular, and `json_quick` reads them without a look at each value. Any
-that it does not accept, which includes all invalid bodies, is read again value by value, with TensorFlow Serving's
-error texts. Small responses equal TensorFlow Serving's byte for byte; a numeric tensor of more than
-`EXACT_ELEMENTS` elements is printed without blanks, in the fewest digits from which its values can be read back.
+Strategy: all values of an input are converted at once. If that fails, they are looked at one by one, for
+TensorFlow Serving's text of the error. Small responses equal TensorFlow Serving's byte for byte; a numeric tensor
+of more than `EXACT_ELEMENTS` elements is printed without blanks, in the fewest digits from which its values can be
+read back.
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ from __future__ import annotations
 import binascii
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.scattered import Scattered
 from triglot.core.tensor import Array, bytes_elements, native
 from triglot.core.types import InputTensor, OutputTensor, TensorSpec
 from triglot.model.signature import Signature
+from triglot.protocols.json.arrays import LargeArray
 from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
-from triglot.protocols.json.text import print_array, print_nested
-from triglot.protocols.tfserving.json_models import (
-    SIGNATURE_NAME,
-    instances_input,
-    instances_of,
-    read_object,
-)
+from triglot.protocols.json.text import print_array, print_nested, read_body, without_nulls
+from triglot.protocols.tfserving.json_dialect import TFSERVING
+from triglot.protocols.tfserving.json_models import instances_input
 from triglot.protocols.tfserving.json_numbers import decimal_texts
-from triglot.protocols.tfserving.json_parser import parse_object, signature_name_of
 from triglot.protocols.tfserving.json_printer import (
     print_answer,
     print_line,
@@ -34,15 +31,19 @@ from triglot.protocols.tfserving.json_printer import (
     print_object,
     print_rows,
 )
-from triglot.protocols.tfserving.json_quick import read_quickly
-from triglot.protocols.tfserving.json_tensors import RULES, Column, PredictBody
+from triglot.protocols.tfserving.json_tensors import (
+    RULES,
+    NotDense,
+    PredictBody,
+    check_value,
+    dense_tensor,
+)
 from triglot.protocols.tfserving.json_values import (
-    Object,
-    Value,
     body_error,
     debug_text,
     is_plain_object,
     quote,
+    signature_name_of,
     text_of,
 )
 from triglot.protocols.tfserving.tensor import dtype_name
@@ -52,6 +53,8 @@ EXACT_ELEMENTS = 1024
 ELEMENT_TEXT = 16
 """Cost of printing an element, in bytes of text read."""
 _ROWS_END = b"\n    ]"
+ROW_OF_BARE = "instances is a plain list, but expecting list of objects as multiple input tensors"
+COLUMN_OF_BARE = "inputs is a plain value/list, but expecting an object as multiple input tensors"
 
 
 def decode_predict(
@@ -61,34 +64,35 @@ def decode_predict(
     *,
     columns: bool = True,
 ) -> PredictBody:
-    """Returns the request of a body. `signature_of` returns the signature of a name, "" being the default one.
+    """Return the request of a body. `signature_of` returns the signature of a name, "" being the default one.
 
     `columns`: `inputs` may take the place of `instances`. `signature_of` may be called twice; its errors come
     before any about the values, and after those about the JSON.
 
-    Raises `InvalidArgument`; `PayloadTooLarge` for a body beyond `limits`; `Unimplemented` for columnar values of
+    Raise `InvalidArgument`; `PayloadTooLarge` for a body beyond `limits`; `Unimplemented` for columnar values of
     a datatype without a JSON form.
     """
-    limits.check_size(len(body))
-    quick = read_quickly(body, signature_of, limits)
-    if quick is not None and (quick.row or columns):
-        return quick
-    try:
-        return _read_exactly(body, signature_of, limits, columns)
-    except InvalidArgument:
-        request = _read_as_json(body, signature_of, limits)
-        if request is None:
-            raise
-        return request
+
+    def read(members: dict[str, Any]) -> PredictBody:
+        try:
+            return _read(members, signature_of, columns)
+        except InvalidArgument:
+            request = _read_as_json(members, signature_of)
+            if request is None:
+                raise
+            return request
+
+    return read_body(body, None, read, limits, TFSERVING)
 
 
-def _read_as_json(body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits) -> PredictBody | None:
-    """Returns the request with the JSON of each instance, for a model that takes any inputs; None for others."""
+def _read_as_json(members: dict[str, Any], signature_of: Callable[[str], Signature]) -> PredictBody | None:
+    """Return the request with the JSON of each instance, for a model that takes any inputs; None for others."""
+    instances, name = members.get("instances"), members.get("signature_name") or ""
+    if not isinstance(instances, list) or not instances:
+        return None
+    if not isinstance(name, str) or members.get("inputs") is not None:
+        return None
     try:
-        values = read_object(body, limits)
-        instances, name = instances_of(values), values.get(SIGNATURE_NAME) or ""
-        if not instances or not isinstance(name, str) or values.get("inputs") is not None:
-            return None
         if not signature_of(name).any_inputs:
             return None
     except ServingError:
@@ -96,156 +100,150 @@ def _read_as_json(body: bytes, signature_of: Callable[[str], Signature], limits:
     return PredictBody(name, True, [instances_input(instances)], isinstance(instances[0], dict))
 
 
-def _read_exactly(
-    body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits, columns: bool
-) -> PredictBody:
-    request = parse_object(body, limits)
-    name = signature_name_of(request)
+def _read(members: dict[str, Any], signature_of: Callable[[str], Signature], columns: bool) -> PredictBody:
+    name = signature_name_of(members)
     signature = signature_of(name)
-    members = request.first()
     specs = _guessed_specs(members, signature.inputs) if signature.any_tensors else signature.inputs
     if not specs or signature.takes_json:
         raise InvalidArgument(f"Failed to get input map for signature: {name or 'DEFAULT'}")
-    if b"instances" in members and b"inputs" in members:
-        members = {key: value for key, value in members.items() if value is not None}
-    if b"instances" not in members:
+    if "instances" in members and "inputs" in members:
+        members = without_nulls(members)
+    if "instances" not in members:
         if not columns:
-            got = ", got 'inputs'" if b"inputs" in members else ""
+            got = ", got 'inputs'" if "inputs" in members else ""
             raise InvalidArgument(f"Missing 'instances' key{got}")
-        if b"inputs" not in members:
+        if "inputs" not in members:
             raise InvalidArgument("Missing 'inputs' or 'instances' key")
-        return PredictBody(name, False, _read_inputs(members[b"inputs"], specs))
-    if b"inputs" in members:
+        return PredictBody(name, False, _read_inputs(members["inputs"], specs))
+    if "inputs" in members:
         raise body_error(
-            request, "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist "
+            members, "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist "
         )
-    instances = members[b"instances"]
+    instances = members["instances"]
+    if isinstance(instances, LargeArray):
+        return PredictBody(name, True, [dense_tensor(instances, _bare(specs, ROW_OF_BARE))])
     if not isinstance(instances, list):
-        raise body_error(request, "Expecting 'instances' to be an list/array")
+        raise body_error(members, "Expecting 'instances' to be an list/array")
     if not instances:
-        raise body_error(request, "No values in 'instances' array")
+        raise body_error(members, "No values in 'instances' array")
     return PredictBody(name, True, _read_instances(instances, specs), is_plain_object(instances[0]))
 
 
-def _guessed_specs(members: dict[bytes, Value], known: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Returns specs guessed from a body, for a model that takes any inputs.
+def _guessed_specs(members: dict[str, Any], known: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Return specs guessed from a body, for a model that takes any inputs.
 
     Numbers are FP32, as in grps' ndarray, unless the input is `known`. A bare tensor has no name.
     """
-    given = members.get(b"inputs")
-    rows = members.get(b"instances")
-    if isinstance(rows, list) and rows:
+    given = members.get("inputs")
+    rows = members.get("instances")
+    if isinstance(rows, LargeArray):
+        given = rows
+    elif isinstance(rows, list) and rows:
         given = rows[0]
     if not is_plain_object(given):
         return [TensorSpec("", _datatype_of(given), None)]
-    values = given.first()
     datatypes = {spec.name: spec.datatype for spec in known}
-    specs = []
-    for key in dict(given.members):
-        name = text_of(key)
-        specs.append(TensorSpec(name, datatypes.get(name) or _datatype_of(values[key]), None))
-    return specs
+    return [
+        TensorSpec(text_of(key), datatypes.get(key) or _datatype_of(value), None) for key, value in given.items()
+    ]
 
 
-def _datatype_of(value: Value | None) -> str:
-    """Returns the datatype by the first element."""
+def _datatype_of(value: Any) -> str:
+    """Return the datatype by the first element."""
     while isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, bool):
         return "BOOL"
-    return "FP32" if value is None or isinstance(value, int | float) else "BYTES"
+    return "FP32" if value is None or isinstance(value, int | float | LargeArray) else "BYTES"
 
 
-def _read_inputs(value: Value, specs: Sequence[TensorSpec]) -> list[InputTensor]:
+def _read_inputs(value: Any, specs: Sequence[TensorSpec]) -> list[InputTensor]:
     """Read the columnar form: a tensor, or an object with one for each input."""
-    if is_plain_object(value):
-        members = value.first()
-        return [_read_input(members, spec) for spec in _expected(value, specs)]
-    if len(specs := _required(specs)) > 1:
-        raise InvalidArgument(
-            "inputs is a plain value/list, but expecting an object as multiple input tensors required as per "
-            "tensorinfo_map"
-        )
-    column = Column(specs[0])
-    column.add(value)
-    return [column.tensor()]
+    if not is_plain_object(value):
+        return [_read_column(value, _bare(specs, COLUMN_OF_BARE))]
+    return [_read_member(value, spec) for spec in _expected(value, specs)]
 
 
-def _required(specs: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
-    """Returns the inputs that bare values can be for."""
-    return [spec for spec in specs if not spec.optional] or specs
+def _bare(specs: Sequence[TensorSpec], error: str) -> TensorSpec:
+    """Return the only input that values without a name can be for. Raise `InvalidArgument`."""
+    specs = [spec for spec in specs if not spec.optional] or specs
+    if len(specs) > 1:
+        raise InvalidArgument(f"{error} required as per tensorinfo_map")
+    return specs[0]
 
 
-def _expected(given: Object, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Returns the specs without the optional inputs that are not given."""
-    names = {key for key, _ in given.members}
-    return [spec for spec in specs if not spec.optional or spec.name.encode() in names]
+def _expected(given: dict[str, Any], specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Return the specs without the optional inputs that are not given."""
+    return [spec for spec in specs if not spec.optional or spec.name in given]
 
 
-def _read_input(members: dict[bytes, Value], spec: TensorSpec) -> InputTensor:
-    name = spec.name.encode()
-    if name not in members:
+def _read_member(members: dict[str, Any], spec: TensorSpec) -> InputTensor:
+    if spec.name not in members:
         raise InvalidArgument(f"Missing named input: {spec.name} in 'inputs' object.")
-    column = Column(spec)
-    column.add(members[name])
-    return column.tensor()
+    return _read_column(members[spec.name], spec)
 
 
-def _read_instances(instances: list[Value], specs: Sequence[TensorSpec]) -> list[InputTensor]:
+def _read_column(value: Any, spec: TensorSpec) -> InputTensor:
+    try:
+        return dense_tensor(value, spec)
+    except NotDense:
+        check_value(value, spec.datatype)
+        raise
+
+
+def _read_instances(instances: list[Any], specs: Sequence[TensorSpec]) -> list[InputTensor]:
     """Read the row form: the instances' tensors, stacked; an optional input is in all instances, or none."""
     first = instances[0]
-    named = is_plain_object(first)
-    specs = _expected(first, specs) if named and isinstance(first, Object) else _required(specs)
-    if not named and len(specs) > 1:
-        raise InvalidArgument(
-            "instances is a plain list, but expecting list of objects as multiple input tensors required as per "
-            "tensorinfo_map"
-        )
-    columns = {spec.name.encode(): Column(spec) for spec in specs}
+    if not is_plain_object(first):
+        specs = [_bare(specs, ROW_OF_BARE)]
+        columns = [instances]
+        fits = not any(map(is_plain_object, instances))
+    else:
+        specs = _expected(first, specs)
+        names = {spec.name for spec in specs}
+        fits = all(is_plain_object(instance) and instance.keys() == names for instance in instances)
+        columns = [[instance[spec.name] for instance in instances] for spec in specs] if fits else []
+    try:
+        if not fits:
+            raise NotDense("instances of several kinds")
+        return [dense_tensor(column, spec) for column, spec in zip(columns, specs, strict=True)]
+    except NotDense:
+        _check_instances(instances, specs)
+        raise
+
+
+def _check_instances(instances: list[Any], specs: Sequence[TensorSpec]) -> None:
+    """Raise `InvalidArgument` for the first wrong instance."""
+    named = is_plain_object(instances[0])
+    datatypes = {spec.name: spec.datatype for spec in specs}
+    shapes: dict[str, tuple[int, ...]] = {}
     for at, instance in enumerate(instances):
         if is_plain_object(instance) != named:
             mixed = "object but got list" if named else "value/list but got object"
             raise InvalidArgument(f"Expecting {mixed} at item {at} of input list")
-        if isinstance(instance, Object) and named:
-            _add_members(at, instance, columns)
-        else:
-            _add(f"{at} of", next(iter(columns.values())), instance)
-    return [column.tensor(len(instances)) for column in columns.values()]
-
-
-def _add_members(at: int, instance: Object, columns: dict[bytes, Column]) -> None:
-    """Add an instance. Of a repeated key all values are checked and the first one counts."""
-    seen: set[bytes] = set()
-    for key, value in instance.members:
-        which = f"{at} key: {text_of(key)} of"
-        if key not in columns:
-            raise _element_error(which, InvalidArgument(f"JSON object: does not have named input: {text_of(key)}"))
-        _add(which, columns[key], value, keep=key not in seen)
-        seen.add(key)
-    if len(seen) != len(columns):
-        raise InvalidArgument(
-            f"Failed to process element: {at} of 'instances' list. JSON object: {debug_text(instance)} "
-            f"keys must be equal to: {text_of(b','.join(sorted(columns)))}"
-        )
-
-
-def _add(which: str, column: Column, value: Value, *, keep: bool = True) -> None:
-    try:
-        column.add(value, keep=keep)
-    except ServingError as error:
-        raise _element_error(which, error) from None
-
-
-def _element_error(which: str, error: ServingError) -> InvalidArgument:
-    return InvalidArgument(
-        f"Failed to process element: {which} 'instances' list. Error: {error.code.name}: {error.message}"
-    )
+        members = instance.items() if named else [(specs[0].name, instance)]
+        for name, value in members:
+            which = f"{at} key: {text_of(name)} of" if named else f"{at} of"
+            try:
+                if name not in datatypes:
+                    raise InvalidArgument(f"JSON object: does not have named input: {text_of(name)}")
+                shapes[name] = check_value(value, datatypes[name], shapes.get(name))
+            except ServingError as error:
+                raise InvalidArgument(
+                    f"Failed to process element: {which} 'instances' list. "
+                    f"Error: {error.code.name}: {error.message}"
+                ) from None
+        if len(members) != len(datatypes):
+            raise InvalidArgument(
+                f"Failed to process element: {at} of 'instances' list. JSON object: {debug_text(instance)} "
+                f"keys must be equal to: {','.join(sorted(datatypes))}"
+            )
 
 
 def encode_predict(outputs: Sequence[OutputTensor], row: bool, *, named: bool = False) -> bytes:
-    """Returns the response to a request of the row or the columnar form.
+    """Return the response to a request of the row or the columnar form.
 
-    A single output is bare values, unless `named`. Raises `InvalidArgument` for no outputs, for a datatype without
+    A single output is bare values, unless `named`. Raise `InvalidArgument` for no outputs, for a datatype without
     a JSON form and, in row form, for outputs without a common first dim.
     """
     if not outputs:
@@ -261,7 +259,7 @@ def encode_predict(outputs: Sequence[OutputTensor], row: bool, *, named: bool = 
 
 
 def scatter_predict(outputs: Sequence[OutputTensor], row: bool) -> bytes | Scattered:
-    """Returns what `encode_predict` does, but do not join the text of one large tensor."""
+    """Return what `encode_predict` does, but do not join the text of one large tensor."""
     if len(outputs) != 1 or not _is_large(outputs[0]):
         return encode_predict(outputs, row)
     if row:
@@ -274,7 +272,7 @@ def scatter_predict(outputs: Sequence[OutputTensor], row: bool) -> bytes | Scatt
 
 
 def text_size(outputs: Sequence[OutputTensor]) -> int:
-    """Estimates how many bytes of text are printed: if many, this runs off the event loop."""
+    """Estimate how many bytes of text are printed: if many, this runs off the event loop."""
     if len(outputs) == 1 and _is_large(outputs[0]):
         # 0.3 ms for 16,000 numbers, as in KServe V2.
         return outputs[0].array.nbytes
@@ -282,7 +280,7 @@ def text_size(outputs: Sequence[OutputTensor]) -> int:
 
 
 def encode_error(text: str) -> bytes:
-    """Returns the body of an error."""
+    """Return the body of an error."""
     return print_answer("error", quote(text.encode(errors="replace")))
 
 
@@ -317,7 +315,7 @@ def _is_large(output: OutputTensor) -> bool:
 
 
 def _rows(output: OutputTensor, level: int) -> list[bytes]:
-    """Returns the text of each item of the first dim, on one line, at `level`."""
+    """Return the text of each item of the first dim, on one line, at `level`."""
     array = output.array
     texts = _element_texts(output, level + array.ndim - 1)
     for depth in range(array.ndim - 1, 0, -1):
@@ -326,7 +324,7 @@ def _rows(output: OutputTensor, level: int) -> list[bytes]:
 
 
 def _column(output: OutputTensor, level: int) -> bytes:
-    """Returns the text of a tensor at `level`, an item a line."""
+    """Return the text of a tensor at `level`, an item a line."""
     array = output.array
     if _is_large(output):
         return b"".join(print_nested(array))
@@ -337,13 +335,13 @@ def _column(output: OutputTensor, level: int) -> bytes:
 
 
 def _lists(texts: list[bytes], shape: tuple[int, ...], depth: int) -> list[list[bytes]]:
-    """Returns the items of each list at nesting depth `depth`."""
+    """Return the items of each list at nesting depth `depth`."""
     size = shape[depth]
     return [texts[at * size : (at + 1) * size] for at in range(math.prod(shape[:depth]))]
 
 
 def _element_texts(output: OutputTensor, level: int) -> list[bytes]:
-    """Returns the text of each element, at `level`."""
+    """Return the text of each element, at `level`."""
     array: Array = output.array
     if not array.size:
         return []

@@ -1,0 +1,109 @@
+"""What a protocol reads as JSON: strict JSON, by orjson, and what its own parser takes besides."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from triglot.core.errors import InvalidArgument
+from triglot.core.fast_json import check_depth, loads
+
+HUGE_INTEGER = re.compile(rb"[0-9]{19}")
+_STRING = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:)?', re.DOTALL)
+"""A JSON string, and the colon that makes it a member's name."""
+
+
+def type_name(value: object) -> str:
+    """Return JSON's name for the type of a value."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    return "an object" if isinstance(value, dict) else "an array"
+
+
+def _not_object(value: Any) -> str:
+    return f"failed to parse the request JSON: expected an object, got {type_name(value)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a protocol reads JSON text as Python values.
+
+    `loads` reads nearly all texts. It raises `ValueError` for the others, which `parse` reads, or rejects with
+    `ValueError` or `RecursionError`.
+    """
+
+    error: str = "failed to parse the request JSON"
+    """How the text of an error begins."""
+    loads: Callable[[bytes], Any] = loads
+    parse: Callable[[bytes], Any] = json.loads
+    not_object: Callable[[Any], str] = _not_object
+    """Return the text of the error for a body that is not an object."""
+    keeps_first: bool = False
+    """Whether the first of equal keys counts, and not the last."""
+    ignores_rest: bool = False
+    """Whether text after the first value is ignored."""
+    quotes_values: bool = False
+    """Whether errors quote values, so that they need plain lists in place of arrays."""
+
+    def read(self, text: bytes) -> Any:
+        """Return the value of a text; an integer beyond 64 bits may be a float. Raise `InvalidArgument`."""
+        try:
+            return self.loads(text)
+        except ValueError:
+            return self.read_exactly(text)
+
+    def read_exactly(self, text: bytes) -> Any:
+        """Return the value of a text. Raise `InvalidArgument`."""
+        try:
+            check_depth(text)
+            return self.parse(text)
+        except RecursionError:
+            raise self.too_deep() from None
+        except ValueError as error:
+            raise InvalidArgument(f"{self.error}: {error}") from None
+
+    def object_of(self, value: Any) -> dict[str, Any]:
+        """Return a body that is an object. Raise `InvalidArgument` for any other."""
+        if not isinstance(value, dict):
+            raise InvalidArgument(self.not_object(value))
+        return value
+
+    def too_deep(self) -> InvalidArgument:
+        """Return the error for a text with too many levels of lists and objects."""
+        return InvalidArgument(f"{self.error}: nested too deep")
+
+
+STANDARD = Dialect()
+"""JSON as Python's own module reads it, with NaN and Infinity."""
+
+
+def loads_unique(text: bytes) -> Any:
+    """Return the value of a text of strict JSON. Raise `ValueError`, also for repeated keys."""
+    value = loads(text)
+    colons = text.count(b":")
+    if isinstance(value, dict) and colons == len(value):
+        return value
+    members = _count_members(value)
+    if colons != members and members != sum(1 for string in _STRING.finditer(text) if string[2]):
+        raise ValueError("a repeated key")
+    return value
+
+
+def _count_members(value: Any) -> int:
+    """Return the number of members of all objects in a value."""
+    count, level = 0, [value]
+    while level:
+        objects = [item for item in level if type(item) is dict]
+        lists = [item for item in level if type(item) is list]
+        count += sum(map(len, objects))
+        level = [item for values in (*lists, *map(dict.values, objects)) for item in values]
+    return count
