@@ -26,7 +26,7 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 
 def read_text(value: Any, what: str) -> str:
-    """Returns a string. Raises `InvalidArgument`."""
+    """Return a string. Raise `InvalidArgument`."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{what} must be a string, got {type_name(value)}")
     if not _is_unicode(value):
@@ -45,9 +45,9 @@ def _is_unicode(text: str) -> bool:
 
 
 def read_bytes(value: Any, what: str) -> bytes:
-    """Returns the bytes of base64 in either alphabet; padding is optional, white space ignored (grps 2.2).
+    """Return the bytes of base64 in either alphabet; padding is optional, white space ignored (grps 2.2).
 
-    Raises `InvalidArgument`.
+    Raise `InvalidArgument`.
     """
     text = "".join(read_text(value, what).translate(_URL_SAFE).split()).rstrip("=")
     try:
@@ -57,7 +57,7 @@ def read_bytes(value: Any, what: str) -> bytes:
 
 
 def read_integer(value: Any, dtype: np.dtype[Any], what: str) -> int:
-    """Returns an integer of `dtype`, from a whole number or a string of digits. Raises `InvalidArgument`."""
+    """Return an integer of `dtype`, from a whole number or a string of digits. Raise `InvalidArgument`."""
     number = _integer(value, what)
     bounds = np.iinfo(dtype)
     if not bounds.min <= number <= bounds.max:
@@ -66,18 +66,18 @@ def read_integer(value: Any, dtype: np.dtype[Any], what: str) -> int:
 
 
 def read_float(value: Any, dtype: np.dtype[Any], what: str) -> float:
-    """Returns a number rounded to `dtype`, from a JSON number, or a string with one, or "NaN" or "[-]Infinity".
+    """Return a number rounded to `dtype`, from a JSON number, or a string with one, or "NaN" or "[-]Infinity".
 
-    Raises `InvalidArgument`, also for a number beyond `dtype`'s range.
+    Raise `InvalidArgument`, also for a number beyond `dtype`'s range.
     """
     return float(_narrowed(np.array([_float(value, what)]), dtype, what)[0])
 
 
 def read_list(values: Any, dtype: np.dtype[Any], what: str) -> Array:
-    """Returns a list as a flat array of `dtype` (objects are `str`), by the rules for single values.
+    """Return a list as a flat array of `dtype` (objects are `str`), by the rules for single values.
 
-    Raises `InvalidArgument`; for a `LargeArray`, whose nesting is not checked, also `TypeError` and `ValueError`
-    if it has to be read as a plain list.
+    Raise `InvalidArgument`; for a `LargeArray` also `TypeError`, `ValueError` and `RuntimeError` if it has to be
+    read as a plain list.
     """
     if not isinstance(values, list | LargeArray):
         raise InvalidArgument(f"{what} must be an array, got {type_name(values)}")
@@ -100,7 +100,7 @@ def _texts(values: list[Any] | LargeArray, what: str) -> Array:
 
 def _integers(values: list[Any] | LargeArray, dtype: np.dtype[Any], what: str) -> Array:
     if isinstance(values, LargeArray):
-        array = values.numbers("i")
+        array = _flat_numbers(values, "i")
         if array.size:
             _check_range(int(array.min()), int(array.max()), dtype, what)
         return array.astype(dtype, copy=False)
@@ -108,6 +108,13 @@ def _integers(values: list[Any] | LargeArray, dtype: np.dtype[Any], what: str) -
     if numbers:
         _check_range(min(numbers), max(numbers), dtype, what)
     return np.array(numbers, dtype)
+
+
+def _flat_numbers(values: LargeArray, kind: str) -> Array:
+    numbers = values.numbers(kind)
+    if len(values.shape) > 1:
+        raise ValueError("nested lists")
+    return numbers
 
 
 def _check_range(lowest: int, highest: int, dtype: np.dtype[Any], what: str) -> None:
@@ -142,7 +149,7 @@ def _integer(value: Any, what: str) -> int:
 
 def _floats(values: list[Any] | LargeArray, dtype: np.dtype[Any], what: str) -> Array:
     if isinstance(values, LargeArray):
-        numbers = values.numbers("d")
+        numbers = _flat_numbers(values, "d")
         if not np.isfinite(numbers).all():
             raise ValueError("bare NaN or Infinity")
         return _narrowed(numbers, dtype, what)
@@ -166,7 +173,7 @@ def _narrowed(numbers: Array, dtype: np.dtype[Any], what: str) -> Array:
 
 
 def _float(value: Any, what: str) -> float:
-    """Returns a number; booleans count as 1 and 0, as in protobuf."""
+    """Return a number; booleans count as 1 and 0, as in protobuf."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value
@@ -195,7 +202,7 @@ def _type_error(value: Any, expected: str, what: str) -> InvalidArgument:
 
 
 def float_values(array: Array) -> list[float | str]:
-    """Returns a flat float array's elements for JSON: FP32 as the shortest text that reads back to it."""
+    """Return a flat float array's elements for JSON: FP32 as the shortest text that reads back to it."""
     if array.dtype == FLOAT32:
         # numpy and Python would print all digits of the double that it becomes.
         text = dumps_array(np.ascontiguousarray(array))
@@ -208,5 +215,5 @@ def float_values(array: Array) -> list[float | str]:
 
 
 def float_name(value: float) -> str:
-    """Returns the name of a number that is not finite."""
+    """Return the name of a number that is not finite."""
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,18 +1,10 @@
-"""HTTP bodies of grps as JSON → `Message` (grps 2.2 to 2.4). Pure functions.
-
-Strategy: `read_body` keeps the arrays of a large body in the parser's memory, which returns their numbers
-flattened. So their nesting is proved from the text: with flat lists there are as many opening brackets as lists,
-and the brackets and commas of an `ndarray` must be those of its shape. What cannot be proved is read again as
-plain lists.
-"""
+"""HTTP bodies of grps as JSON → `Message` (grps 2.2 to 2.4). Pure functions."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -36,10 +28,10 @@ from triglot.protocols.grps.json_numbers import (
     read_text,
 )
 from triglot.protocols.grps.message import Data, GrpsMap, GrpsTensor, Message
-from triglot.protocols.json.arrays import LargeArray, all_but, count, skeleton_of
+from triglot.protocols.json.arrays import LargeArray
 from triglot.protocols.json.dialect import type_name
 from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
-from triglot.protocols.json.text import read_body
+from triglot.protocols.json.text import dense, read_body
 from triglot.protocols.wire import limit_error
 
 _DATA = ("str_data", "gtensors", "gmap", "ndarray", "bin_data")
@@ -54,20 +46,18 @@ _MAPS: dict[str, Callable[[Any, str], Any]] = {
     "s_d": lambda value, what: read_float(value, FLOAT64, what),
 }
 _DIGITS = re.compile(r"-?[0-9]+", re.ASCII)
-_STRUCTURE = b"[],"
-_NOT_STRUCTURE = all_but(_STRUCTURE)
 
 
 def read_message(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Message:
-    """Returns the message of a predict body. A `status` in it is ignored; `ndarray` becomes one tensor.
+    """Return the message of a predict body. A `status` in it is ignored; `ndarray` becomes one tensor.
 
-    Raises `InvalidArgument`, also for more or fewer than one data member; `PayloadTooLarge` beyond `limits`.
+    Raise `InvalidArgument`, also for more or fewer than one data member; `PayloadTooLarge` beyond `limits`.
     """
-    return read_body(body, None, lambda values: _message(values, body), limits)
+    return read_body(body, None, _message, limits)
 
 
 def read_model_name(body: bytes) -> str | None:
-    """Returns the `str_data` of a metadata/model body, the model's name, if any. Raises `InvalidArgument`."""
+    """Return the `str_data` of a metadata/model body, the model's name, if any. Raise `InvalidArgument`."""
 
     def read(values: dict[str, Any]) -> str | None:
         name = _member(values, "str_data")
@@ -76,7 +66,7 @@ def read_model_name(body: bytes) -> str | None:
     return read_body(body, None, read)
 
 
-def _message(values: dict[str, Any], body: bytes) -> Message:
+def _message(values: dict[str, Any]) -> Message:
     given = [key for key in _DATA if _member(values, key) is not None]
     if not given:
         raise InvalidArgument("No legal field in json. Expected one of str_data, gtensors, gmap and ndarray.")
@@ -87,28 +77,25 @@ def _message(values: dict[str, Any], body: bytes) -> Message:
         raise InvalidArgument("bin_data should use application/octet-stream format.")
     model = values.get("model")
     name = "" if model is None else read_text(model, "'model'")
-    return Message(name, _data(key, values, body), from_ndarray=key == "ndarray")
+    return Message(name, _data(key, values), from_ndarray=key == "ndarray")
 
 
-def _data(key: str, values: dict[str, Any], body: bytes) -> Data:
+def _data(key: str, values: dict[str, Any]) -> Data:
     value = _member(values, key)
     if key == "str_data":
         return read_text(value, "'str_data'")
     if key == "ndarray":
-        return [_large_ndarray(value, values, body) if isinstance(value, LargeArray) else _ndarray(value)]
+        return [_ndarray(value)]
     owner = _object(value, f"'{key}'")
     if key == "gmap":
         return GrpsMap(**{name: _map(owner, name) for name in _MAPS})
-    tensors = _tensors(owner)
-    if any(isinstance(value, LargeArray) for tensor in tensors for value in tensor.values()):
-        _check_flat(values, body)
-    return [_tensor(tensor, at) for at, tensor in enumerate(tensors)]
+    return [_tensor(tensor, at) for at, tensor in enumerate(_tensors(owner))]
 
 
 def _member(owner: dict[str, Any], name: str) -> Any:
-    """Returns the value under any spelling of a field's name; null counts as no value.
+    """Return the value under any spelling of a field's name; null counts as no value.
 
-    Raises `InvalidArgument` if two spellings have a value.
+    Raise `InvalidArgument` if two spellings have a value.
     """
     given = [key for key in _spellings(name) if owner.get(key) is not None]
     if len(given) > 1:
@@ -164,7 +151,7 @@ def _tensors(owner: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tensor(tensor: dict[str, Any], at: int) -> GrpsTensor:
-    """Returns a tensor with the list of its dtype; other lists are ignored."""
+    """Return a tensor with the list of its dtype; other lists are ignored."""
     name = _member(tensor, "name")
     name = "" if name is None else read_text(name, f"'name' of tensor {at}")
     dtype = _dtype(_member(tensor, "dtype"), f"'dtype' of tensor {at}")
@@ -182,7 +169,7 @@ def _list(tensor: dict[str, Any], name: str, dtype: np.dtype[Any], at: int) -> A
 
 
 def _dtype(value: Any, what: str) -> int:
-    """Returns a DataType's number, from its name, a number or digits; an undefined number is kept."""
+    """Return a DataType's number, from its name, a number or digits; an undefined number is kept."""
     if value is None:
         return pb.DT_INVALID
     if isinstance(value, str) and not _DIGITS.fullmatch(value):
@@ -193,91 +180,28 @@ def _dtype(value: Any, what: str) -> int:
     return read_integer(value, INT32, what)
 
 
-def _check_flat(values: dict[str, Any], body: bytes) -> None:
-    """Raises `ValueError` if an array in the parser's memory may contain others."""
-    if count(b"[", body) != sum(1 for _ in _arrays(values)):
-        raise ValueError("nested lists, or brackets in strings")
-
-
-def _arrays(value: Any) -> Iterator[Any]:
-    """Yields all arrays in a value, except those in a `LargeArray`."""
-    if isinstance(value, LargeArray):
-        yield value
-    elif isinstance(value, list):
-        yield value
-        for item in value:
-            yield from _arrays(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _arrays(item)
-
-
-def _large_ndarray(array: LargeArray, values: dict[str, Any], body: bytes) -> GrpsTensor:
-    """Returns the tensor.
-
-    Raises `TypeError` or `ValueError` unless all lists of a level are proved equally long.
-    """
-    numbers, shape = array.numbers("d"), array.shape
-    if not numbers.size or numbers.size != math.prod(shape) or len(shape) > MAX_DIMS.count:
-        raise ValueError("not as many numbers as the first lists promise")
-    found = skeleton_of(_NOT_STRUCTURE, body)
-    at = next(at for at, value in enumerate(values.values()) if value is array)
-    before, behind = b"," * at, b"," * (len(values) - 1 - at)
-    if not _is_plain(values, array) or len(found) != len(before) + _structure_length(shape) + len(behind):
-        raise ValueError("other members have structure, or lists are not as long as the first ones")
-    if found != before + _structure(shape) + behind:
-        raise ValueError("lists are not as long as the first ones")
-    return _float_tensor(shape, numbers)
-
-
-def _is_plain(values: dict[str, Any], array: LargeArray) -> bool:
-    """Whether the text of the members besides `array` has no brackets and commas."""
-    for key, value in values.items():
-        texts = key + value if isinstance(value, str) else key
-        if value is not array and isinstance(value, dict | list | LargeArray):
-            return False
-        if any(chr(char) in texts for char in _STRUCTURE):
-            return False
-    return True
-
-
-def _structure_length(shape: tuple[int, ...]) -> int:
-    length = 0
-    for size in reversed(shape):
-        length = 2 + size * length + size - 1
-    return length
-
-
-def _structure(shape: tuple[int, ...]) -> bytes:
-    """Returns the brackets and commas of nested lists; no dim is 0."""
-    text = b""
-    for size in reversed(shape):
-        text = b"[" + (text + b",") * (size - 1) + text + b"]"
-    return text
-
-
 def _ndarray(value: Any) -> GrpsTensor:
-    """Returns the tensor of nested lists of numbers, with bare NaN and Infinity, and booleans as 1 and 0."""
-    items, dims = [value], []
-    while any(isinstance(item, list) for item in items):
-        if not all(isinstance(item, list) for item in items) or len(set(map(len, items))) > 1:
-            raise InvalidArgument("'ndarray' is ragged: its lists must be of equal lengths at each level")
-        dims.append(len(items[0]))
-        if len(dims) > MAX_DIMS.count:
-            raise limit_error(MAX_DIMS)
-        items = list(chain.from_iterable(items))
-    if dims == [0]:
+    """Return the tensor of nested lists of numbers, with bare NaN and Infinity, and booleans as 1 and 0."""
+    if isinstance(value, LargeArray):
+        return _float_tensor(*value.dense("d"))
+    try:
+        dims, items = dense(value)
+    except ValueError:
+        raise InvalidArgument("'ndarray' is ragged: its lists must be of equal lengths at each level") from None
+    if dims == (0,):
         raise InvalidArgument("'ndarray' is empty, expected a number or nested lists of numbers")
     wrong = [item for item in items if not isinstance(item, int | float)]
     if wrong:
         raise InvalidArgument(f"'ndarray' must be nested lists of numbers, got {type_name(wrong[0])} in it")
     try:
-        return _float_tensor(tuple(dims), np.array(items, np.float64))
+        return _float_tensor(dims, np.array(items, np.float64))
     except OverflowError:
         raise InvalidArgument("'ndarray' has an integer out of range of float64") from None
 
 
 def _float_tensor(shape: tuple[int, ...], numbers: Array) -> GrpsTensor:
+    if len(shape) > MAX_DIMS.count:
+        raise limit_error(MAX_DIMS)
     # As in numpy, a number beyond float32's range becomes infinite.
     with np.errstate(over="ignore"):
         return GrpsTensor("", pb.DT_FLOAT32, shape, numbers.astype(FLOAT32))

@@ -70,7 +70,7 @@ class LargeArray:
             return (1,) * (rank - 1) + (size,)
         if text.startswith(b"[" * (MAX_RANK + 1), start):
             raise ValueError("nested too deep")  # Checked first, to save reading the whole text.
-        skeleton = skeleton_of(_NO_STRUCTURE, *self._place)
+        skeleton = _skeleton(*self._place)
         shape = _shape_of(skeleton)
         if skeleton != _skeleton_of(shape):
             raise ValueError("lists of unequal lengths")
@@ -197,19 +197,13 @@ def _skeleton_of(shape: tuple[int, ...]) -> bytes:
     return text
 
 
-def all_but(kept: bytes) -> bytes:
-    """Return all other bytes, once each."""
-    return bytes(set(range(256)) - set(kept))
+def _skeleton(text: bytes, start: int, stop: int) -> bytes:
+    """Return the brackets and commas of a text."""
+    places = range(start, stop, COUNTED)
+    return b"".join([text[at : min(at + COUNTED, stop)].translate(None, _NO_STRUCTURE) for at in places])
 
 
-def skeleton_of(dropped: bytes, text: bytes, start: int = 0, stop: int | None = None) -> bytes:
-    """Return a text without these bytes."""
-    places = range(start, len(text) if stop is None else stop, COUNTED)
-    end = len(text) if stop is None else stop
-    return b"".join([text[at : min(at + COUNTED, end)].translate(None, dropped) for at in places])
-
-
-_NO_STRUCTURE = all_but(b"[],")
+_NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 
 
 def count(char: bytes, text: bytes, start: int = 0, stop: int | None = None) -> int:
