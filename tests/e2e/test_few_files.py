@@ -133,6 +133,23 @@ def test_idle_connections_of_either_port_make_room_for_calls_on_the_other(
         assert "Too many open files" in server.stderr.text()
 
 
+def test_metrics_are_there_when_no_file_can_be_opened(tmp_path: Path) -> None:
+    with Triglot(tmp_path, *ARGUMENTS) as server, Kept(server.ports()[1]) as rest:
+
+        def seconds() -> float:
+            return float(json.loads(rest.ask("/grps/v1/monitor/overview")[1])["server"]["uptime_seconds"])
+
+        assert rest.ask("/metrics")[0] == 200
+        _, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (0, hard))
+        later = seconds() + 2
+        wait_until(lambda: seconds() > later)
+        status, page = rest.ask("/metrics")
+        assert status == 200
+        assert b"\nnv_cpu_memory_used_bytes " in page
+        assert "Too many open files" not in server.stderr.text()
+
+
 def test_the_server_takes_the_files_that_it_may_have(tmp_path: Path) -> None:
     with Triglot(tmp_path, *ARGUMENTS, before=FEW_AT_FIRST) as server:
         server.ports()
