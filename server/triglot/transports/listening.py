@@ -135,7 +135,7 @@ class IdleConnection(Protocol):
 
     @property
     def idle_since(self) -> float:
-        """When its wait began: later on the same scale, of the loop or not, for those that have waited less."""
+        """When its wait began, in the loop's time."""
 
     def close_idle(self) -> None:
         """Close the connection. A client that begins a call meanwhile can tell that the call did not run."""
