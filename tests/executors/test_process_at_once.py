@@ -230,6 +230,39 @@ return int(first['y'])"""
             await other.closed.wait()
 
 
+async def test_a_question_that_is_taken_back_at_once_is_forgotten(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        call, other = Call(), Other(100, tmp_path)
+        call.reach = other
+        text = """
+task = asyncio.ensure_future(call.infer('other', {}))
+await asyncio.sleep(0)
+task.cancel()
+await asyncio.wait([task])
+return task.cancelled()"""
+        assert await one.say(text, call) == "True"
+        (process,) = one.model._pool.ready()
+        await until(lambda: not process.calls._questions)
+        assert await one.say("return 'next'") == "next"
+
+
+async def test_a_thread_that_waits_for_another_model_is_refused_when_its_call_ends(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        call, other = Call(), Other(100, tmp_path)
+        call.reach = other
+        text = """
+def ask(call, folder):
+    try:
+        call.infer('other', {})
+    except triglot.ServingError:
+        (folder / 'refused').touch()
+threading.Thread(target=ask, args=(call, folder)).start()
+while not (folder / 'answer').exists():
+    time.sleep(0.005)"""
+        await one.run(text, call)
+        await one.entered("refused")
+
+
 async def test_threads_of_async_code_reach_others_too(tmp_path: Path) -> None:
     async with told(tmp_path, ON_LOOP) as one:
         call, other = Call(), Other(3, tmp_path)

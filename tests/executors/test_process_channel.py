@@ -1,17 +1,19 @@
-"""How a process waits for the next frame: awake, where that is likely to come soon."""
+"""How both ends of a channel send and wait: nobody blocks who sends, and one thread reads for all that wait."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from told_models import ON_LOOP, PLAIN, told
 
 from triglot.executors.process import channel, child
-from triglot.executors.process.channel import Channel, Gone
+from triglot.executors.process.channel import Channel, Gone, Mailbox
 from triglot.executors.process.frames import Kind
 from triglot.platform.cpus import usable_cpus
 
@@ -108,7 +110,70 @@ def test_the_other_side_goes_while_it_is_waited_for(
     assert yields.count == 1
 
 
-# --- which processes do so ---
+# --- many threads, and readers that are slow ---
+
+
+def test_sending_does_not_block_and_all_arrives_in_order(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    text = b'"' + 100_000 * b"x" + b'"'
+    for number in range(100):  # More than a socket holds.
+        one.send(Kind.CALL, call=number, text=text)
+    assert one.congested
+    assert [(message.call, message.text) for message in (other.receive() for _ in range(100))] == [
+        (number, text) for number in range(100)
+    ]
+    one.send(Kind.CALL, call=100)
+    assert other.receive().call == 100
+
+
+def test_frames_that_wait_are_dropped_with_the_other_side(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    boxes = [Mailbox() for _ in range(100)]
+    for box in boxes:
+        one.send(Kind.CALL, text=100_000 * b"x", placed=one.place({"x": np.zeros(10)}), box=box)
+    other.socket.shutdown(socket.SHUT_RDWR)
+    one.send(Kind.CALL, box=boxes[0])
+    with ThreadPoolExecutor() as threads:
+        threads.submit(one.read_until_gone).result(LONG)
+    assert one.gone
+    assert not boxes[-1].sent
+
+
+def test_one_thread_reads_for_all_that_wait(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    boxes = {number: Mailbox() for number in range(8)}
+    one.deliver = lambda message: boxes[message.call].put(message)
+
+    def call(number: int) -> int:
+        for turn in range(100):
+            one.send(Kind.CALL, call=number, text=str(turn).encode())
+            one.wait(boxes[number].messages.__len__)
+            assert boxes[number].messages.popleft().fields == turn
+        return number
+
+    def answer() -> None:
+        for _ in range(800):
+            message = other.receive()
+            other.send(Kind.DONE, call=message.call, text=message.text)
+
+    with ThreadPoolExecutor(9) as threads:
+        answers = threads.submit(answer)
+        assert list(threads.map(call, boxes, timeout=LONG)) == list(boxes)
+        answers.result(LONG)
+
+
+def test_what_nobody_has_read_yet_is_a_sign_of_life(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    assert not one.has_unread()
+    other.send(Kind.BEAT)
+    assert one.has_unread()
+    one.receive()
+    assert not one.has_unread()
+    other.close()
+    assert not one.has_unread()
+
+
+# --- which processes wait awake ---
 
 SEES = """
 from triglot.executors.process.channel import Channel

@@ -13,10 +13,12 @@ from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, STREAM_ON_LOOP, Told, c
 from direct_work import direct_stream
 from triglot import Call, Internal, ModelLoadError, ServingError, Unavailable
 from triglot.core.errors import Code
+from triglot.executors.process import frames
 
 CLASSES = """
 import dataclasses
 from triglot.core.errors import Code
+from triglot.executors.process import frames
 
 class AsksForTwo(triglot.ServingError):
     code = Code.FAILED_PRECONDITION
@@ -210,7 +212,7 @@ async def test_a_fork_of_the_process_answers_nothing(tmp_path: Path) -> None:
 async def test_an_answer_to_another_call_is_nobodys(tmp_path: Path) -> None:
     async with told(tmp_path) as one:
         other = "frames.pack(frames.Frame(frames.Kind.DONE, 10**6, places=()))"
-        write = f"os.write(int(sys.orig_argv[-5]), {other})"
+        write = f"os.write(int(sys.orig_argv[-3]), {other})"
         text = f"from triglot.executors.process import frames\n{write}\ntime.sleep(600)"
         with pytest.raises(Unavailable, match="sent a response to an unknown call; process killed"):
             await one.run(text)
@@ -219,18 +221,25 @@ async def test_an_answer_to_another_call_is_nobodys(tmp_path: Path) -> None:
 
 # --- what no frame can carry ---
 
-TOO_MUCH = ["{'y' * 70_000: np.ones(1)}", "{str(number): np.ones(1) for number in range(70_000)}"]
+MUCH = ["{'y' * 70_000: np.ones(1)}", "{str(number): np.ones(1) for number in range(70_000)}"]
+TOO_MUCH = "[frames.__setattr__('MAX_FRAME', 10_000), {'y' * 70_000: np.ones(1)}][1]"
+FRAMES = "\nfrom triglot.executors.process import frames\n"
 
 
-@pytest.mark.parametrize("text", TOO_MUCH)
-async def test_answers_that_no_frame_can_carry(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", MUCH)
+async def test_long_names_and_many_outputs_arrive(tmp_path: Path, text: str) -> None:
     async with told(tmp_path) as one:
+        assert (await one.run(text)).keys() == eval(text, {"np": np}).keys()
+
+
+async def test_answers_that_no_frame_can_carry(tmp_path: Path) -> None:
+    async with told(tmp_path, more=FRAMES) as one:
         pid = await one.pid()
         with pytest.raises(Internal, match="model 'told' returned outputs that cannot be sent to the server: "):
-            await one.run(text, x=np.zeros(50_000))
+            await one.run(TOO_MUCH, x=np.zeros(50_000))
         assert await one.pid() == pid
-    async with told(tmp_path / "stream", STREAM) as one:
-        assert await outcome(one, text) is Code.INTERNAL
+    async with told(tmp_path / "stream", STREAM, more=FRAMES) as one:
+        assert await outcome(one, TOO_MUCH) is Code.INTERNAL
         assert one.readings()["processes"] == 1
 
 
@@ -261,7 +270,9 @@ async def test_tensors_larger_than_memory(tmp_path: Path, text: str) -> None:
         assert one.readings()["processes_lost ended"] == 0
 
 
-async def test_another_models_answer_that_no_frame_can_carry(tmp_path: Path) -> None:
+async def test_another_models_answer_that_no_frame_can_carry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with told(tmp_path) as one:
         call = Call()
 
@@ -270,6 +281,7 @@ async def test_another_models_answer_that_no_frame_can_carry(tmp_path: Path) -> 
 
         call.reach = reach
         pid = await one.pid()
+        monkeypatch.setattr(frames, "MAX_FRAME", 10_000)
         with pytest.raises(Internal, match="the response cannot be sent to the process: "):
             await one.run("call.infer('other', {})", call)
         assert await one.pid() == pid

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from triglot import Signature, TensorSpec
 from triglot.core.tensor import DATATYPES, bytes_elements, datatype_of
-from triglot.executors.process.frames import Frame, FrameError, FrameReader, Kind, Place, pack, unpack
+from triglot.executors.process.frames import HEAD, Frame, FrameError, FrameReader, Kind, Place, pack
 from triglot.executors.process.instance_config import InstanceConfig
 from triglot.executors.process.values import dumps, loads
 from triglot.model.config import Device, InstanceGroup, ModelConfig, TensorConfig
@@ -91,18 +91,22 @@ def test_any_frames_arrive_in_any_pieces(frames: list[Frame], data: st.DataObjec
 
 @given(FRAMES, st.data())
 def test_damaged_frames_are_refused_or_are_other_frames(frame: Frame, data: st.DataObject) -> None:
-    raw_frame = bytearray(pack(frame)[4:])
+    raw_frame = bytearray(pack(frame))
     at = data.draw(st.integers(0, len(raw_frame) - 1))
     raw_frame[at] ^= data.draw(st.integers(1, 255))
     with suppress(FrameError):
-        assert isinstance(unpack(raw_frame), Frame)
-    with pytest.raises(FrameError):
-        unpack(pack(frame)[4:-1])
+        assert all(isinstance(one, Frame) for one in FrameReader().feed(bytes(raw_frame)))
+
+
+@pytest.mark.parametrize("lists", [b"{", b"[]", b"[[7],[]]", b"[[[1]],[]]", b"[[],7]", b"\xff", b"[" * 100_000])
+def test_lists_that_are_none_are_refused(lists: bytes) -> None:
+    with pytest.raises(FrameError, match="no frame"):
+        FrameReader().feed(HEAD.pack(len(lists), 0, Kind.CALL, 1, 0, 0, 0) + lists)
 
 
 def test_a_length_that_nobody_sends_is_refused() -> None:
     with pytest.raises(FrameError, match="4294967295 bytes"):
-        list(FrameReader().feed(b"\xff\xff\xff\xff"))
+        FrameReader().feed(HEAD.pack(2**32 - 1, 0, Kind.CALL, 1, 0, 0, 0))
 
 
 # --- values ---

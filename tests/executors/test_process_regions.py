@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 from test_process_frames import TEXTS, arrays, raw
 
 from triglot.executors.joining import join
-from triglot.executors.process.arena import Arena, packed
 from triglot.executors.process.channel import Channel, Gone
-from triglot.executors.process.frames import FrameError, Kind, Place
-from triglot.executors.process.mirror import Mirror
-from triglot.executors.process.views import COPIED, MAX_HELD
+from triglot.executors.process.frames import HEAD, FrameError, Kind, Place
+from triglot.executors.process.shared_memory import COPIED, MAX_HELD, Arena, Mirror, packed
 
 
 @pytest.fixture(name="ends")
@@ -156,6 +154,7 @@ def test_without_memfd_a_file_without_a_name_does(monkeypatch: pytest.MonkeyPatc
     assert placed.descriptor is not None
     assert list(tmp_path.iterdir()) == []
     mirror.adopt(placed.region, placed.region_size, placed.descriptor)
+    assert placed.places is not None
     [(_, x)] = mirror.tensors(placed.region, placed.places)
     assert (x == np.arange(100_000)).all()
     arena.release([placed.region])
@@ -183,7 +182,7 @@ def test_places_that_cannot_be_are_refused(places: list[Place], text: str) -> No
 
 
 def test_what_is_no_frame_ends_the_conversation(ends: tuple[Channel, Channel]) -> None:
-    ends[0].socket.sendall(b"\x05\x00\x00\x00hello")
+    ends[0].socket.sendall(HEAD.pack(5, 0, 1, 1, 0, 0, 0) + b"hello")
     with pytest.raises(Gone):
         ends[1].receive()
 

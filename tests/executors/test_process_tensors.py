@@ -15,9 +15,10 @@ from test_process_frames import arrays, raw
 from told_models import load, told, write_told
 
 from triglot import Call
+from triglot.executors.process import frames
 from triglot.executors.process.channel import Channel
 from triglot.executors.process.frames import FrameError, Kind
-from triglot.executors.process.views import COPIED
+from triglot.executors.process.shared_memory import COPIED
 
 # --- tensors ---
 
@@ -87,13 +88,14 @@ async def test_inputs_are_read_only(tmp_path: Path) -> None:
             assert await one.say("inputs['x'].flags.writeable", x=np.zeros(size)) == "False"
 
 
-def test_a_frame_that_is_too_long_says_later_what_it_was_to_say() -> None:
+def test_a_frame_that_is_too_long_says_later_what_it_was_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAME", 10_000)
     one, other = (Channel(end) for end in socket.socketpair())
     sizes = []
     for _ in range(5):
         one.send(Kind.CALL, placed=one.place({"x": np.zeros(COPIED)}))
         assert other.receive().tensors is not None
-        with pytest.raises(FrameError, match="70000 bytes"):
+        with pytest.raises(FrameError, match="expected at most 10000"):
             other.send(Kind.DONE, placed=other.place({"y" * 70_000: np.zeros(COPIED)}))
         other.send(Kind.FAILED)
         one.receive()

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -172,7 +171,7 @@ async def test_the_next_call_travels_while_one_runs(tmp_path: Path) -> None:
         running = asyncio.ensure_future(one.run(waits))
         await one.entered("in")
         waiting = asyncio.ensure_future(one.say("inputs['x'].sum()", x=np.ones(1 << 20)))
-        await until(lambda: process.count == 2)
+        await until(lambda: process.calls.count == 2)
         (tmp_path / "go").touch()
         await running
         assert await waiting == str(float(1 << 20))
@@ -185,14 +184,12 @@ async def test_a_cancelled_call_that_waits_in_the_actor_is_not_run(tmp_path: Pat
         running = asyncio.ensure_future(one.run(waits))
         await one.entered("in")
         waiting = asyncio.ensure_future(one.run("(folder / 'run').touch()"))
-        await until(lambda: process.count == 2)
-        control: Any = process.control
-        assert process.calls is not None
-        first, second = sorted(process.calls._states)
+        await until(lambda: process.calls.count == 2)
+        first, second = (process.calls._states[number] for number in sorted(process.calls._states))
         # The actor learns of both over one connection, in this order.
-        for number, call in ((second, waiting), (first, running)):
+        for state, call in ((second, waiting), (first, running)):
             call.cancel()
-            await until(lambda number=number: control.is_cancelled(number))  # type: ignore[misc]
+            await until(lambda state=state: state.cancelled)  # type: ignore[misc]
         await one.run("1")
         assert one.files("run") == []
 

@@ -77,11 +77,8 @@ async def test_an_actor_is_lost_in_a_call(
         assert one.readings()["processes"] == 1
 
 
-@pytest.mark.parametrize("max_inflight", [1, 2], ids=["in the queue", "in the actor"])
-async def test_a_waiting_call_runs_in_the_replacement(
-    tmp_path: Path, max_inflight: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(told_models, "MAX_INFLIGHT", max_inflight)
+async def test_a_waiting_call_runs_in_the_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(told_models, "MAX_INFLIGHT", 1)  # So it waits in the queue, not in the lost actor.
     monkeypatch.setattr(instance, "MIN_SILENCE", SILENCE)
     await test_process_chaos.test_a_waiting_call_is_run_by_the_replacement(tmp_path)
 
@@ -98,7 +95,7 @@ async def test_an_actor_is_lost_while_nobody_calls(tmp_path: Path) -> None:
 async def test_silent_strangers_connect_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as strangers:
 
-        def connect_after_strangers(address: tuple[str, int], secret: bytes) -> list[socket.socket]:
+        def connect_after_strangers(address: tuple[str, int], secret: bytes) -> socket.socket:
             for _ in range(MAX_HANDSHAKES + 10):
                 strangers.enter_context(socket.create_connection(address))
             return connect(address, secret)
@@ -160,7 +157,8 @@ async def test_a_node_is_killed_under_load(
         before = len(callers.answers)
         await until(lambda: len(callers.answers) > before + 50)
         await callers.end()
-        assert len(callers.errors) == 1  # The one that ran there, not the one that waited there.
+        # The one that ran there, and the one that waited there, but none of those that waited in the queue.
+        assert 1 <= len(callers.errors) <= told_models.MAX_INFLIGHT
         for when, text in callers.errors:
             assert text.startswith("told: the actor that ran the request ")
             assert when <= known + 1

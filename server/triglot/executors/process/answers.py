@@ -13,12 +13,12 @@ from typing import Any
 from triglot.core.errors import Internal
 from triglot.core.tensor import Array
 from triglot.core.types import Answer
-from triglot.executors.process.arena import Row, packed
 from triglot.executors.process.channel import Message
 from triglot.executors.process.failures import failure_fields
+from triglot.executors.process.shared_memory import Row, packed
 from triglot.executors.process.values import dumps
 
-_ASIDE = ("parameters", "final", "partial")
+_NON_TENSOR_FIELDS = ("parameters", "final", "partial")
 
 
 def rows_of(answer: object, model: str) -> list[Row]:
@@ -31,7 +31,7 @@ def rows_of(answer: object, model: str) -> list[Row]:
         raise Internal(f"model '{model}' returned output {error}") from None
 
 
-def aside(answer: object) -> dict[str, Any]:
+def non_tensor_fields(answer: object) -> dict[str, Any]:
     """Returns the fields of a response besides its tensors."""
     if not isinstance(answer, Answer):
         return {}
@@ -56,7 +56,7 @@ def answer_of(message: Message) -> Any:
 
 
 def _whole(tensors: dict[str, Array], fields: Mapping[str, Any]) -> dict[str, Any]:
-    if fields.keys().isdisjoint(_ASIDE):
+    if fields.keys().isdisjoint(_NON_TENSOR_FIELDS):
         return tensors
     final, partial = fields.get("final", False), fields.get("partial", False)
     return Answer(tensors, fields.get("parameters", {}), final=final, partial=partial)
@@ -83,13 +83,13 @@ def list_rows(answers: Sequence[Any], model: str) -> tuple[list[Row], list[dict[
         try:
             if isinstance(answer, BaseException):
                 raise answer
-            own, beside = rows_of(answer, model), aside(answer)
-            text_of(beside, model)
+            own, other = rows_of(answer, model), non_tensor_fields(answer)
+            text_of(other, model)
         except BaseException as error:  # Fails this request only.
             fields.append({"error": failure_fields(error)})
         else:
             rows += own
-            fields.append({**beside, "count": len(own)})
+            fields.append({**other, "count": len(own)})
     return rows, fields
 
 

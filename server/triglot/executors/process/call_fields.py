@@ -38,7 +38,6 @@ def _own_fields(call: Call, log_ids: bool) -> dict[str, Any]:
         "batch": call.batch_size,
         "size": call.size,
         "outputs": list(call.requested_outputs),
-        "deadline": call.deadline,
         "client": call.client,
     }
     if log_ids or call.span is not None:  # Otherwise the headers are read only when the model's code needs them.
@@ -53,7 +52,10 @@ def _own_fields(call: Call, log_ids: bool) -> dict[str, Any]:
             one.sequence_start,
             one.sequence_end,
         )
-    return {name: value for name, value in fields.items() if value}
+    found = {name: value for name, value in fields.items() if value}
+    if call.deadline is not None:
+        found["remaining"] = call.remaining  # The clocks of two machines differ.
+    return found
 
 
 def asked_fields(asked: ModelCall | ModelTask, member: int | None) -> dict[str, Any]:

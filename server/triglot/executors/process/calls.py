@@ -1,47 +1,41 @@
 """The server's side of the calls of one process: sends requests, and routes responses to them.
 
-Strategy: the protocol of a call is written once, as a coroutine. Plain code is called on a thread, which writes
-its frames and reads the socket itself until the call has ended, so the coroutine never suspends (`SerialCalls`).
-If several threads call one instance, a further thread reads for all of them (`ThreadCalls`). `async def` code is
-called on the event loop, which never blocks on the process: one thread reads frames and passes them to the loop,
-another one writes (`LoopCalls`). Callbacks, requests of the model's code to the server, are always answered on the
-loop.
+Strategy: the protocol of a call is written once, as a coroutine. `async def` code is called on the event loop, for
+which a thread of the process reads; plain code is called on a thread, which reads itself until its call has ended,
+so that there the coroutine never suspends (`Channel.take`). The questions of the model's code, for metadata or
+other models, are always answered on the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import math
-import queue
-import threading
 import time
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Protocol
 
 from triglot.core.call import BatchCall, Call
-from triglot.core.errors import Internal, Unavailable
-from triglot.executors.process.answers import answer_of, aside, list_of
-from triglot.executors.process.arena import Placed, packed
-from triglot.executors.process.call_fields import call_fields, members_of
-from triglot.executors.process.callbacks import KINDS, CallbackHandler, refuse, refuse_late
-from triglot.executors.process.channel import Channel, Gone, Message
-from triglot.executors.process.control_block import Control
-from triglot.executors.process.failures import error_from, load_error
-from triglot.executors.process.frames import OUTCOMES, FrameError, Kind
-from triglot.executors.process.values import dumps, loads
+from triglot.core.errors import Cancelled, Internal, ServingError, Unavailable, is_serving_error
+from triglot.executors.process.answers import answer_of, list_of, non_tensor_fields
+from triglot.executors.process.call_fields import asked_of, call_fields, members_of
+from triglot.executors.process.channel import Channel, Mailbox, Message
+from triglot.executors.process.failures import description, error_fields, error_from, load_error
+from triglot.executors.process.frames import FIRST_QUESTION, OUTCOMES, FrameError, Kind
+from triglot.executors.process.shared_memory import Placed, packed
+from triglot.executors.process.values import dumps
 from triglot.executors.work import Inputs
+
+log = logging.getLogger(__name__)
 
 STOP_SECONDS = 0.5
 """How long to wait for a cancelled call to end in its process; a call that blocks there is orphaned then."""
-Content = Callable[[], tuple[bytes, Placed]]
+Content = Callable[[], tuple[bytes, Placed | None]]
 """Returns the JSON text and the placed tensors of the frame that begins a call."""
+_QUESTIONS = (Kind.METADATA, Kind.MODEL)
 
 
 class NotBegun(Exception):
@@ -62,14 +56,6 @@ class Owner(Protocol):
     def kind(self) -> str:
         """Word for it in messages: "process" or "actor"."""
 
-    @property
-    def channel(self) -> Channel:
-        """Connection to the process."""
-
-    @property
-    def control(self) -> Control:
-        """Control block, which the process polls."""
-
     def why_gone(self) -> str:
         """Returns the reason why it closed its connection. Blocks."""
 
@@ -77,79 +63,57 @@ class Owner(Protocol):
         """Kill it at once, for the reason `why`."""
 
 
-@dataclass(slots=True, eq=False)
-class CallState:
+class CallState(Mailbox):
     """The server's side of one call.
 
     `since` is the `time.monotonic()` instant since which the model computes: of the start or, of a stream, of the
-    request for the next response; infinite while a stream waits for its reader. `asks`: the model has sent
-    callbacks, which `callbacks` answers on the loop. `sent`: the process may have begun the call. `answered`:
-    it has sent a response. `orphaned`: it still runs, but its caller no longer waits. `messages` are received and
-    not yet processed; `waiter` is resolved when one arrives. `on_cancel` is called when the call, or one of its
-    members, is cancelled.
+    request for the next response; infinite while a stream waits for its reader. `tasks` answer the model's
+    questions. `answered`: it has sent a response. `orphaned`: it still runs, but its caller no longer waits.
+    `cancelled`: the numbers of the call and its members of whose cancellation the process knows.
     """
 
-    number: int
-    call: Call
-    asks: bool = False
-    callbacks: CallbackHandler | None = None
-    since: float = field(default_factory=time.monotonic)
-    sent: bool = False
-    answered: bool = False
-    ended: bool = False
-    orphaned: bool = False
-    messages: deque[Message | Exception] = field(default_factory=deque)
-    waiter: asyncio.Future[None] | Future[None] | None = None
-    on_cancel: Callable[[], object] | None = None
+    __slots__ = ("answered", "call", "cancelled", "ended", "number", "orphaned", "since", "tasks")
 
-    def put(self, message: Message | Exception) -> None:
-        """Add a received message, or the error that ends the call; wakes the waiting caller."""
-        self.messages.append(message)
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-    def mark_cancelled(self, control: Control) -> None:
-        """Mark it and its members, whose numbers follow its own, in the control block if they are cancelled."""
-        if self.call.cancelled:
-            control.cancel(self.number)
-        for other, member in enumerate(members_of(self.call) or (), self.number + 1):
-            if member.cancelled:
-                control.cancel(other)
+    def __init__(self, number: int, call: Call) -> None:
+        super().__init__()
+        self.number = number
+        self.call = call
+        self.since = time.monotonic()
+        self.answered = self.ended = self.orphaned = False
+        self.cancelled: set[int] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
 
-class Calls(ABC):
-    """The calls in flight of one process.
+class Calls:
+    """The calls in flight of one process. Each runs on a thread without an event loop, or on the server's loop.
 
-    `loop` returns the server's event loop. `with_call`: the model's code gets the call, so its fields are sent;
-    `log_ids`: they are sent because the process's log records carry the call's ids. `confirms`: the process waits
-    for RECEIVED after each outcome of plain code.
+    `loop` returns the server's event loop. `take_metrics` gets the changes of the model's metrics. Once the model
+    is loaded: `on_loop`: it is `async def` code; `with_call`: its code gets the call, so its fields are sent;
+    `log_ids`: they are sent because the process's log records carry the call's ids.
     """
 
-    def __init__(
-        self,
-        owner: Owner,
-        loop: Callable[[], asyncio.AbstractEventLoop],
-        *,
-        with_call: bool,
-        log_ids: bool = False,
-        confirms: bool = False,
-    ) -> None:
+    def __init__(self, owner: Owner, channel: Channel, take_metrics: Callable[[Any], object]) -> None:
         self._owner = owner
-        self._confirms = confirms
-        self._loop = loop
-        self._with_call = with_call or log_ids
-        self._log_ids = log_ids
+        self._channel = channel
+        self._take_metrics = take_metrics
+        self.loop: Callable[[], asyncio.AbstractEventLoop] = _no_loop
+        self.on_loop = self.with_call = self.log_ids = False
         self._states: dict[int, CallState] = {}
+        self._questions: dict[int, tuple[Mailbox, asyncio.Task[None]]] = {}
+        self._own: CallState | None = None
+        """For what `async def` code asks outside of any call."""
+        self._ready: dict[int, bool] = {}
         self.orphaned = 0
         """Number of calls that still run though their callers no longer wait for them."""
         self._last = 0
         self._over = False
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._writer: threading.Thread | None = None
-        self._writing = threading.Lock()
-        self._closed = False
+        channel.deliver, channel.on_gone = self._deliver, self._on_gone
 
     # --- calls ---
+
+    async def load(self, setup: Mapping[str, Any]) -> Any:
+        """Load the model; returns what it declares. Raises `ModelLoadError`, `NotBegun` and `Unavailable`."""
+        return (await self._result(lambda: (dumps(setup), None), Call(), Kind.LOAD)).fields
 
     async def run(self, inputs: Inputs, call: Call) -> Any:
         """Returns what `infer` returns. Responses that it sends before with `call.respond` are passed to `call`.
@@ -165,13 +129,13 @@ class Calls(ABC):
 
     async def start(self, call: Call) -> None:
         """Run the model's `start_instance`. Raises `ModelLoadError`, and as `run`."""
-        await self._result(partial(self._fields_only, call), call, Kind.START)
+        await self._result(lambda: (dumps(self._fields(call)), None), call, Kind.START)
 
     async def _result(self, content: Content, call: Call, kind: Kind = Kind.CALL) -> Message:
         state = self._begin(kind, content, call)
         del content
         try:
-            while (message := await self._next(state)).kind in (Kind.ANSWER, Kind.FINISHED):
+            while (message := await self._channel.take(state)).kind in (Kind.ANSWER, Kind.FINISHED):
                 member = _member(call, message)
                 if message.kind is Kind.FINISHED:
                     member.finish()
@@ -182,7 +146,7 @@ class Calls(ABC):
                     del answer
             return _returned(message)
         finally:
-            if not state.ended or state.asks:
+            if not state.ended:
                 await self._end(state)
 
     async def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
@@ -190,7 +154,7 @@ class Calls(ABC):
         state = self._begin(Kind.CALL, partial(self._one, inputs, call), call)
         del inputs
         try:
-            while (message := await self._next(state)).kind is Kind.ANSWER:
+            while (message := await self._channel.take(state)).kind is Kind.ANSWER:
                 answer = answer_of(message)
                 del message
                 state.since = math.inf  # The model waits for the reader.
@@ -199,199 +163,205 @@ class Calls(ABC):
                 self._go_on(state)
             _returned(message)
         finally:
-            await self._end(state)
+            if not state.ended:
+                await self._end(state)
+
+    def _begin(self, kind: Kind, content: Content, call: Call) -> CallState:
+        """Send a call. Raises `NotBegun` if the process has ended, and what `content` raises."""
+        text, placed = content()
+        with self._channel.lock:
+            if self._own is None and self.on_loop:
+                self._own = CallState(0, call.apart())
+            state = CallState(self._last + 1, call)
+            self._last = state.number + len(members_of(call) or ())
+            if not (over := self._over):
+                self._states[state.number] = state
+        if over:
+            self._channel.drop(placed)
+            raise NotBegun(self._owner.lost)
+        try:
+            self._channel.send(kind, call=state.number, text=text, placed=placed, box=state)
+        except FrameError:
+            with self._channel.lock:
+                self._ended(state)
+            raise
+        return state
 
     def _go_on(self, state: CallState, *, wanted: bool = True) -> None:
         """Acknowledge a response; the model continues, or is stopped if no more responses are `wanted`."""
         state.since = time.monotonic()
-        self._write(partial(self._send, Kind.GO_ON if wanted else Kind.STOP, state.number))
-
-    def _begin(self, kind: Kind, content: Content, call: Call) -> CallState:
-        state = self._enter(call)
-        self._write(partial(self._hand_over, state, kind, content))
-        return state
-
-    def _enter(self, call: Call) -> CallState:
-        """Returns a new entry in the table of calls. Raises `NotBegun` if the process has ended."""
-        if self._over:
-            raise NotBegun(self._owner.lost)
-        number = self._last + 1
-        self._last = number + len(members_of(call) or ())
-        state = self._states[number] = CallState(number, call)
-        return state
+        self._channel.send(Kind.GO_ON if wanted else Kind.STOP, call=state.number)
 
     async def _end(self, state: CallState) -> None:
-        """End the caller's side. If the model still runs, stop it, and wait until it ends or is orphaned."""
+        """Stop a call that its caller leaves, and wait until it ends or, on the loop, is orphaned."""
+        state.since = time.monotonic()
+        self._channel.send(Kind.STOP, call=state.number)
         try:
-            if not state.ended:
-                state.since = time.monotonic()
-                self._write(partial(self._send, Kind.STOP, state.number))
-                await self._wait_for_end(state)
+            if self.on_loop:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(STOP_SECONDS):
+                        await self._drain(state)
+            else:
+                await self._drain(state)
         finally:
-            if not state.ended:
-                state.orphaned = True
-                self.orphaned += 1
-            if state.asks:
-                self._on_loop(_close_callbacks, state)
+            with self._channel.lock:
+                if not state.ended:
+                    state.orphaned = True
+                    self.orphaned += 1
 
     async def _drain(self, state: CallState) -> None:
-        while not state.ended:
+        while not state.ended or state.messages:
             with suppress(Exception):
-                await self._next(state)
+                await self._channel.take(state)
 
-    # --- for subclasses ---
+    def _fields(self, call: Call) -> dict[str, Any]:
+        return call_fields(call, log_ids=self.log_ids)
 
-    @abstractmethod
-    async def _next(self, state: CallState) -> Message:
-        """Returns the call's next message; waits for it. Raises the error that ended the call."""
+    def _one(self, inputs: Inputs, call: Call) -> tuple[bytes, Placed]:
+        text = dumps(self._fields(call)) if self.with_call or self.log_ids else b""
+        return text, self._channel.place(inputs)
 
-    @abstractmethod
-    async def _wait_for_end(self, state: CallState) -> None:
-        """Wait until a stopped call has ended; its outcome is ignored."""
+    def _list(self, inputs: Sequence[Inputs], call: Call) -> tuple[bytes, Placed]:
+        rows = [packed(one) for one in inputs]
+        text = dumps({**self._fields(call), "counts": [len(one) for one in rows]})
+        return text, self._channel.place_all(itertools.chain.from_iterable(rows))
 
-    @abstractmethod
-    def _write(self, work: Callable[[], None]) -> None:
-        """Run `work`, which writes a frame, where frames are written."""
+    # --- received, under the channel's lock ---
 
-    @abstractmethod
-    def _hand(self, work: Callable[..., object], *arguments: object) -> None:
-        """Run `work` where calls are made, on behalf of the reading or writing thread."""
-
-    # --- receive ---
-
-    def _arrived(self, message: Message) -> None:
-        state = self._states.get(message.call)
-        if state is None:
-            if message.kind in KINDS:
-                self._checked(partial(refuse_late, self._post), message)
-            else:
-                self._owner.kill("sent a response to an unknown call; process killed")
-        elif message.kind in KINDS:
-            state.asks = True
-            self._serve(state, message)
-        else:
-            if message.kind in OUTCOMES:
-                self._ended(state)
-            state.answered = True
-            if message.kind is Kind.FAILED:
-                self._checked(self._end_a_lost_one, message)
-            state.put(message)
-
-    def _end_a_lost_one(self, failure: Message) -> None:
-        fields = loads(failure.text)
-        if "lost" in fields:
-            self._owner.kill(fields["lost"])
-
-    def _serve(self, state: CallState, message: Message) -> None:
-        if not self._on_loop(self._call_back, state, message):
-            self._checked(partial(refuse_late, self._post), message)
-
-    def _call_back(self, state: CallState, message: Message) -> None:
-        """Answer a callback. On the event loop."""
-        if state.callbacks is None:
-            state.callbacks = CallbackHandler(self._post, state.call)
-        self._checked(state.callbacks.serve, message)
-
-    def _checked(self, serve: Callable[[Message], object], message: Message) -> None:
+    def _deliver(self, message: Message) -> None:
         try:
-            serve(message)
+            self._handle(message)
         except (LookupError, TypeError, ValueError) as error:
             self._owner.kill(f"sent an invalid frame ({error}); process killed")
+
+    def _handle(self, message: Message) -> None:
+        kind, number = message.kind, message.call
+        state = self._states.get(number)
+        if kind in _QUESTIONS:
+            self._ask(self._own if number == 0 else state, message)
+        elif state is not None:
+            if kind in OUTCOMES:
+                self._ended(state)
+                if kind is Kind.FAILED and "lost" in message.fields:
+                    self._owner.kill(message.fields["lost"])
+            state.answered = True
+            state.put(message)
+        elif kind is Kind.METRICS:
+            try:
+                self._take_metrics(message.fields)
+            except (LookupError, TypeError, ValueError) as error:
+                log.error("%s: cannot count what its model has reported: %s", self._owner.name, error)
+        elif kind is Kind.READY:
+            self._ready[number] = message.fields
+        elif number >= FIRST_QUESTION:
+            self._on_loop(self._go_on_or_stop, kind, number)
+        elif kind is not Kind.BEAT:  # Which is heard by having arrived.
+            self._owner.kill("sent a response to an unknown call; process killed")
 
     def _ended(self, state: CallState) -> None:
         state.ended = True
         self._states.pop(state.number, None)
         self.orphaned -= state.orphaned
+        if state.tasks:
+            self._on_loop(_cancel_all, state.tasks)
 
-    def _failed(self, state: CallState, error: Exception) -> None:
-        """End a call that could not be sent."""
-        self._ended(state)
-        state.put(error)
-
-    def _gone(self) -> None:
+    def _on_gone(self) -> None:
         """End all calls, with `NotBegun` those that were not sent: the process has closed its connection."""
         owner = self._owner
-        self._over = True
-        for state in list(self._states.values()):
-            self._ended(state)
-            text = f"{owner.name}: the {owner.kind} that ran the request {owner.lost}"
-            lost = Unavailable(text) if state.answered else Lost(text)
-            state.put(lost if state.sent else NotBegun(owner.lost))
+        why = owner.why_gone()
+        with self._channel.lock:
+            owner.lost = owner.lost or why
+            self._over = True
+            for state in [*self._states.values(), *([self._own] if self._own else [])]:
+                self._ended(state)
+                text = f"{owner.name}: the {owner.kind} that ran the request {owner.lost}"
+                lost = Unavailable(text) if state.answered else Lost(text)
+                state.put(lost if state.sent else NotBegun(owner.lost))
 
-    # --- send ---
+    # --- the model's questions ---
 
-    def _hand_over(self, state: CallState, kind: Kind, content: Content) -> None:
+    def _ask(self, state: CallState | None, message: Message) -> None:
+        """Have a question answered on the loop, if its call still runs."""
+        question = message.fields["question"]
+        if state is None or not self._on_loop(self._answer_soon, state, question, message):
+            self._refuse(question, Unavailable("the call has ended: it can no longer call other models"))
+
+    def _answer_soon(self, state: CallState, question: int, message: Message) -> None:
+        """Start to answer a question. On the event loop."""
+        box = Mailbox()
+        task = asyncio.get_running_loop().create_task(self._answer(state.call, question, message, box))
+        self._questions[question] = box, task
+        state.tasks.add(task)
+        task.add_done_callback(partial(self._answered, state, question))
+        if state.ended:
+            task.cancel()
+
+    def _go_on_or_stop(self, kind: Kind, question: int) -> None:
+        """Continue with the stream of a question, or cancel the question. On the event loop."""
+        box, task = self._questions.get(question, (None, None))
+        if kind is Kind.STOP:
+            if task is not None:
+                task.cancel()
+        elif box is None:
+            self._refuse(question, Cancelled("the call was cancelled"))
+        else:
+            box.put(None)
+
+    async def _answer(self, call: Call, question: int, message: Message, box: Mailbox) -> None:
         try:
-            text, placed = content()
-            state.sent = True  # Before sending: if the process ends meanwhile, it may have received the call.
-            self._owner.channel.send(kind, call=state.number, text=text, placed=placed)
-        except Gone:
-            state.sent = False
+            fields = message.fields
+            del fields["question"]
+            member, stream = fields.pop("member"), fields.pop("stream", False)
+            if member is not None:
+                call = call.members[member]
+            if message.kind is Kind.METADATA:
+                self._reply(Kind.REPLY, question, dumps(list(call.metadata.items())))
+                return
+            answer = call.reach(call, asked_of(fields, message.tensors or {}, stream=stream))
+            del message
+            if stream:
+                async with aclosing(answer) as answers:
+                    async for answer in answers:
+                        self._reply_with(Kind.ANSWER, question, answer)
+                        del answer
+                        await self._channel.take(box)
+                answer = None
+            else:
+                answer = await answer
+            self._reply_with(Kind.REPLY, question, answer)
+        except asyncio.CancelledError:
             raise
-        except Exception as error:
-            self._hand(self._failed, state, error)
+        except BaseException as error:  # The process needs a reply in any case.
+            self._refuse(question, error)
 
-    def _fields_only(self, call: Call) -> tuple[bytes, Placed]:
-        return dumps(self._fields(call)), Placed(())
+    def _answered(self, state: CallState, question: int, task: asyncio.Task[None]) -> None:
+        self._questions.pop(question, None)
+        state.tasks.discard(task)
+        if task.cancelled():
+            # Perhaps before its first step. A thread of the model's may wait for the reply even after the call.
+            self._refuse(question, Cancelled("the call was cancelled"))
 
-    def _fields(self, call: Call) -> dict[str, Any]:
-        return call_fields(call, log_ids=self._log_ids)
+    def _reply_with(self, kind: Kind, question: int, answer: Any) -> None:
+        """Send an answer: tensors with other fields, the result of a `ModelTask`, or None."""
+        fields = {"said": answer} if isinstance(answer, bool) else non_tensor_fields(answer)
+        placed = self._channel.place(answer) if isinstance(answer, Mapping) else None
+        self._reply(kind, question, dumps(fields) if fields else b"", placed)
 
-    def _one(self, inputs: Inputs, call: Call) -> tuple[bytes, Placed]:
-        text = dumps(self._fields(call)) if self._with_call else b""
-        return text, self._owner.channel.place(inputs)
-
-    def _list(self, inputs: Sequence[Inputs], call: Call) -> tuple[bytes, Placed]:
-        rows = [packed(one) for one in inputs]
-        text = dumps({**self._fields(call), "counts": [len(one) for one in rows]})
-        return text, self._owner.channel.place_all(itertools.chain.from_iterable(rows))
-
-    def _post(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
-        """Queue a frame that begins no call for the writer. On any thread."""
-        self._order(partial(self._send, kind, number, text, answer))
-
-    def _send(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
-        channel = self._owner.channel
+    def _reply(self, kind: Kind, question: int, text: bytes, placed: Placed | None = None) -> None:
         try:
-            text = text or _beside(answer)
-            placed = channel.place(answer) if isinstance(answer, Mapping) else None
-            channel.send(kind, call=number, text=text, placed=placed)
-        except Gone:
-            raise
+            self._channel.send(kind, call=question, text=text, placed=placed)
         except FrameError as error:
-            refuse(self._post, number, Internal(f"the response cannot be sent to the process: {error}"))
-        except Exception as error:
-            refuse(self._post, number, error)
+            raise Internal(f"the response cannot be sent to the process: {error}") from None
 
-    def _order(self, work: Callable[[], None]) -> None:
-        with self._writing:
-            if self._writer is None and not self._closed:
-                name = f"{self._owner.name} writes"
-                self._writer = threading.Thread(target=self._write_all, name=name, daemon=True)
-                self._writer.start()
-        self._orders.put(work)
-
-    def _write_all(self) -> None:
-        while (order := self._orders.get()) is not None:
-            with suppress(Gone):  # The reader detects and reports the loss.
-                order()
-            del order
+    def _refuse(self, question: int, error: BaseException) -> None:
+        self._channel.send(Kind.REFUSAL, call=question, text=dumps(error_fields(_readable(error))))
 
     def _on_loop(self, work: Callable[..., object], *arguments: object) -> bool:
         try:
-            self._loop().call_soon_threadsafe(work, *arguments)
+            self.loop().call_soon_threadsafe(work, *arguments)
         except RuntimeError:  # The loop is closed: the server has stopped.
             return False
         return True
-
-    def close(self) -> None:
-        """End the threads of a process that has ended. Blocks."""
-        with self._writing:
-            self._closed = True
-            writer, self._writer = self._writer, None  # It refers to this object.
-        if writer is not None:
-            self._orders.put(None)
-            writer.join()
 
     # --- state, on any thread ---
 
@@ -406,217 +376,41 @@ class Calls(ABC):
         now = time.monotonic()
         return max([0.0, *(now - state.since for state in list(self._states.values()))])
 
-    def mark_cancelled(self) -> None:
-        """Mark the cancelled calls in the control block, for the model to see."""
+    def report_cancelled(self) -> None:
+        """Report the calls, and members of calls, that were cancelled to the process."""
         for state in list(self._states.values()):
-            state.mark_cancelled(self._owner.control)
+            calls = [state.call, *(members_of(state.call) or ())]
+            cancelled = {number for number, call in enumerate(calls, state.number) if call.cancelled}
+            for number in cancelled - state.cancelled:
+                stops = self.on_loop and number == state.number
+                self._channel.send(Kind.STOP if stops else Kind.CANCEL, call=number)
+            state.cancelled |= cancelled
+
+    def check_ready(self) -> bool:
+        """Returns whether the model's readiness check passes; False if the process ends meanwhile. Blocks."""
+        with self._channel.lock:
+            self._last = number = self._last + 1
+        self._channel.send(Kind.CHECK, call=number)
+        self._channel.wait(lambda: number in self._ready or self._over)
+        return self._ready.pop(number, False)
 
 
-class SerialCalls(Calls):
-    """Calls of plain code, one at a time; the calling thread runs the coroutines with `run_blocking`."""
-
-    async def _next(self, state: CallState) -> Message:
-        while not state.messages:
-            self._read()
-        return _taken(state.messages.popleft())
-
-    def _read(self) -> None:
-        owner = self._owner
-        try:
-            message = owner.channel.receive()
-        except Gone:
-            owner.lost = owner.lost or owner.why_gone()
-            self._gone()
-        else:
-            self._arrived(message)
-
-    async def _wait_for_end(self, state: CallState) -> None:
-        await self._drain(state)
-
-    def _write(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Gone:
-            pass  # The next read detects it.
-
-    def _hand(self, work: Callable[..., object], *arguments: object) -> None:
-        work(*arguments)
+def _no_loop() -> asyncio.AbstractEventLoop:
+    raise RuntimeError("no server runs the model")
 
 
-class ThreadCalls(SerialCalls):
-    """Calls of plain code by several threads; one more thread reads for all of them.
-
-    While one call runs, others wait in the process, which begins them in the order in which they were sent. If it
-    waits for confirmations, it begins none before it knows that the last outcome has arrived here: if it is lost,
-    only the first of those without an outcome has begun.
-    """
-
-    def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], **options: bool) -> None:
-        super().__init__(owner, loop, **options)
-        self._table = threading.Lock()
-        self._sending = threading.Lock()
-        self._sent: dict[int, CallState] = {}
-        """Calls that were sent and have no outcome, by number, in the order in which they were sent."""
-        self._reader = threading.Thread(target=self._read, name=f"{owner.name} reads", daemon=True)
-        self._reader.start()
-
-    def _enter(self, call: Call) -> CallState:
-        with self._table:
-            return super()._enter(call)
-
-    async def _next(self, state: CallState) -> Message:
-        while not state.messages:
-            waiter = state.waiter = Future[None]()
-            if not state.messages:
-                waiter.result()
-        return _taken(state.messages.popleft())
-
-    def _read(self) -> None:
-        owner = self._owner
-        with suppress(Gone):
-            while True:
-                self._arrived(owner.channel.receive())
-        # First make sending impossible: calls that are not sent by then never are, and may run in another process.
-        owner.kill(owner.why_gone())
-        with self._sending:
-            for state in list(self._sent.values())[1:] if self._confirms else ():
-                state.sent = False
-        with self._table:
-            self._gone()
-
-    def _hand_over(self, state: CallState, kind: Kind, content: Content) -> None:
-        with self._sending:
-            self._sent[state.number] = state
-            super()._hand_over(state, kind, content)
-
-    def _arrived(self, message: Message) -> None:
-        if self._confirms and message.kind in OUTCOMES:
-            with suppress(Gone):  # The next `receive` detects it.
-                self._owner.channel.send(Kind.RECEIVED, call=message.call)
-        super()._arrived(message)
-
-    def _ended(self, state: CallState) -> None:
-        self._sent.pop(state.number, None)
-        super()._ended(state)
-
-    def _write(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Gone:
-            self._owner.kill("closed its connection")  # So that the reader detects it, too.
-
-    def close(self) -> None:
-        """See `Calls`."""
-        self._reader.join()
-        super().close()
-
-
-class LoopCalls(Calls):
-    """Calls of `async def` code, any number at a time, on the event loop. May be created on any thread."""
-
-    def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], **options: bool) -> None:
-        super().__init__(owner, loop, **options)
-        self._own: CallbackHandler | None = None
-        self._reader: threading.Thread | None = None
-
-    def _begin(self, kind: Kind, content: Content, call: Call) -> CallState:
-        if self._reader is None and not self._over:
-            self._own = CallbackHandler(self._post, call.apart())
-            self._reader = threading.Thread(target=self._read, name=f"{self._owner.name} reads", daemon=True)
-            self._reader.start()
-        state = super()._begin(kind, content, call)
-        state.on_cancel = partial(self._cancelled, state)
-        call.follow(state.on_cancel)
-        return state
-
-    def _cancelled(self, state: CallState) -> None:
-        """Notify the process that the call, or one of its members, was cancelled."""
-        state.mark_cancelled(self._owner.control)
-        if state.call.cancelled:
-            self._post(Kind.STOP, state.number)
-
-    async def _end(self, state: CallState) -> None:
-        self._unfollow(state)
-        await super()._end(state)
-
-    def _ended(self, state: CallState) -> None:
-        self._unfollow(state)
-        super()._ended(state)
-
-    def _unfollow(self, state: CallState) -> None:
-        if state.on_cancel is not None:
-            state.call.unfollow(state.on_cancel)
-            state.on_cancel = None
-
-    async def _next(self, state: CallState) -> Message:
-        while not state.messages:
-            state.waiter = asyncio.get_running_loop().create_future()
-            await state.waiter
-        return _taken(state.messages.popleft())
-
-    async def _wait_for_end(self, state: CallState) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_SECONDS):
-                await self._drain(state)
-
-    def _arrived(self, message: Message) -> None:
-        if message.call or self._own is None:
-            super()._arrived(message)
-        else:
-            self._checked(self._own.serve, message)
-
-    def _gone(self) -> None:
-        super()._gone()
-        if self._own is not None:
-            self._own.close()
-
-    def _serve(self, state: CallState, message: Message) -> None:
-        self._call_back(state, message)
-
-    # --- threads ---
-
-    def _hand(self, work: Callable[..., object], *arguments: object) -> None:
-        self._on_loop(work, *arguments)
-
-    def _read(self) -> None:
-        owner = self._owner
-        with suppress(Gone):
-            while True:
-                message = owner.channel.receive()
-                self._hand(self._arrived, message)
-                del message
-        owner.lost = owner.lost or owner.why_gone()
-        # Queued behind the frame being sent: a call that the process received must not fail with `NotBegun`.
-        self._orders.put(partial(self._hand, self._gone))
-
-    def _write(self, work: Callable[[], None]) -> None:
-        self._order(work)
-
-    def close(self) -> None:
-        """See `Calls`."""
-        if self._reader is not None:
-            self._reader.join()  # First: it ends with an order to the writer.
-            self._reader = None
-        super().close()
-
-
-def _close_callbacks(state: CallState) -> None:
-    if state.callbacks is not None:
-        state.callbacks.close()
-
-
-def _taken(message: Message | Exception) -> Message:
-    if isinstance(message, Exception):
-        raise message
-    return message
+def _cancel_all(tasks: set[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
 
 
 def _returned(message: Message) -> Message:
     """Returns the message with what the model's code returned. Raises what that raised."""
-    if message.kind is Kind.DONE:
-        return message
-    fields = loads(message.text)
-    raise load_error(fields) if message.kind is Kind.UNLOADABLE else error_from(fields)
+    if message.kind is Kind.FAILED:
+        raise error_from(message.fields)
+    if message.kind is Kind.UNLOADABLE:
+        raise load_error(message.fields)
+    return message
 
 
 def _member(call: Call, message: Message) -> Call:
@@ -625,7 +419,6 @@ def _member(call: Call, message: Message) -> Call:
     return call if fields is None or "member" not in fields else call.members[fields["member"]]
 
 
-def _beside(answer: object) -> bytes:
-    """Returns the JSON of a reply besides its tensors; the reply to a `ModelTask`, a bool, has no tensors."""
-    fields = {"said": answer} if isinstance(answer, bool) else aside(answer)
-    return dumps(fields) if fields else b""
+def _readable(error: BaseException) -> ServingError:
+    """Returns an error of another model as the asking model sees it."""
+    return error if is_serving_error(error) else Internal(f"{type(error).__name__}: {description(error)}")

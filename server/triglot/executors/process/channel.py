@@ -1,30 +1,35 @@
 """One end of the channel between the server and a process: frames over a socket, tensors in shared memory.
 
-Strategy: to wake a sleeping core takes as long as a small call to a process, and costs the waking side time, too.
-So a process whose last frame arrived soon busy-waits a while for the next one before it sleeps. The server does
-not: its threads would hold the interpreter's lock.
+Strategy: of the threads that wait for a frame one at a time reads, for all of them, so that a call needs no thread
+besides its caller's. Sending never blocks: what the socket does not take at once, a thread of its own sends.
+
+To wake a sleeping core takes as long as a small call to a process, and costs the waking side time, too. So a
+process whose last frame arrived soon busy-waits a while for the next one before it sleeps. The server does not:
+its threads would hold the interpreter's lock.
 """
 
 from __future__ import annotations
 
 import array
-import json
+import asyncio
 import os
 import select
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from triglot.core.tensor import Array
-from triglot.executors.process.arena import Arena, Placed, Row, packed
 from triglot.executors.process.frames import Frame, FrameError, FrameReader, Kind, Place, pack
-from triglot.executors.process.mirror import Mirror
-from triglot.executors.process.views import Named
+from triglot.executors.process.shared_memory import Arena, Mirror, Named, Placed, Row, packed
+from triglot.executors.process.values import loads
 
 _CHUNK = 64 * 1024
+_MAX_PARTS = 512
+"""Buffers of one system call; the system allows 1024."""
 _DESCRIPTOR = array.array("i", [0]).itemsize
 _SPACE = socket.CMSG_SPACE(_DESCRIPTOR) if hasattr(socket, "CMSG_SPACE") else 0
 _CLOSE_ON_EXEC: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -34,10 +39,6 @@ SOON = 400e-6
 
 class Gone(Exception):
     """The other side has closed the channel, or has sent invalid bytes."""
-
-
-class NotSent(Gone):
-    """The other side was gone before the whole frame was sent."""
 
 
 class Message(NamedTuple):
@@ -56,25 +57,104 @@ class Message(NamedTuple):
     @property
     def fields(self) -> Any:
         """The value of its JSON text; None without one."""
-        return json.loads(self.text) if self.text else None
+        return loads(self.text) if self.text else None
+
+
+class Mailbox:
+    """What has arrived for one call or question, and was not taken yet: messages, or the error that ends it.
+
+    `sent`: its first frame may have left this side.
+    """
+
+    __slots__ = ("_wake", "messages", "sent")
+
+    def __init__(self) -> None:
+        self.messages: deque[Any] = deque()
+        self.sent = False
+        self._wake: asyncio.Future[None] | None = None
+
+    def put(self, message: object) -> None:
+        """Add a message, and wake who waits for it on an event loop. On any thread."""
+        self.messages.append(message)
+        if (wake := self._wake) is not None:
+            with suppress(RuntimeError):  # The loop is closed.
+                wake.get_loop().call_soon_threadsafe(_resolve, wake)
+
+    async def filled(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until there is a message."""
+        while not self.messages:
+            self._wake = loop.create_future()
+            if not self.messages:
+                await self._wake
+            self._wake = None
+
+
+class _Unsent:
+    """A frame that is being sent: its `parts`, and the file descriptor that accompanies the first of them."""
+
+    __slots__ = ("box", "descriptor", "parts")
+
+    def __init__(self, parts: list[memoryview], descriptor: int | None, box: Mailbox | None) -> None:
+        self.parts = parts
+        self.descriptor = descriptor
+        self.box = box
+
+    def has_sent(self, size: int) -> None:
+        """Note that the next `size` bytes were sent, and with the first of them the descriptor."""
+        self.close()
+        parts = self.parts
+        if size == len(parts[0]) and len(parts) == 1:
+            parts.clear()
+            return
+        self.box = None  # It has received a part of it.
+        while parts and size >= len(parts[0]):
+            size -= len(parts.pop(0))
+        if size:
+            parts[0] = parts[0][size:]
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
 
 class Channel:
-    """One end of the channel. Blocks; any thread may send, one at a time may receive."""
+    """One end of the channel. Any thread may use it.
+
+    `deliver` gets each message, in order, on the thread that has read it, under the channel's lock. `on_gone` is
+    called without the lock, once the other side is gone: it ends what the waiting threads wait for.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
+        self.deliver: Callable[[Message], object] = _drop
+        self.on_gone: Callable[[], object] = _nothing
         self.wakeful = False
         """Whether to busy-wait for a frame that is likely to arrive soon."""
+        self.unattended = False
+        """Whether nobody may be reading while a coroutine waits."""
+        self.heard = 0
+        """Grows with what is received."""
+        self.gone = False
+        """Whether the other side is known to be gone."""
         self.arena = Arena()
+        self.lock = threading.Lock()
         self._mirror = Mirror()
         self._reader = FrameReader()
         self._frames: deque[Frame] = deque()
         self._descriptors: deque[int] = deque()
-        self._sending = threading.Lock()
-        self._poll = select.poll()
+        self._turn = threading.Condition(self.lock)
+        self._waiting = 0
+        self._reading = False
+        self._poll, self._unread = select.poll(), select.poll()
         self._poll.register(end, select.POLLIN)
+        self._unread.register(end, select.POLLIN)
         self._soon = False
+        self._unsent: deque[_Unsent] = deque()
+        self._sending = threading.Lock()
+
+    # --- send ---
 
     def place(self, tensors: Mapping[Any, Any]) -> Placed:
         """Copy the tensors, named by their keys, for `send`. Raises as `packed`, and `OSError`."""
@@ -84,43 +164,150 @@ class Channel:
         """As `place`; several tensors may have the same name. Raises `MemoryError` and `OSError`."""
         return self.arena.place(rows)
 
-    def send(self, kind: Kind, *, call: int = 0, text: bytes = b"", placed: Placed | None = None) -> None:
-        """Send a frame of the call, or question, of this number. `text`: JSON, or nothing.
+    def send(
+        self,
+        kind: Kind,
+        *,
+        call: int = 0,
+        text: bytes = b"",
+        placed: Placed | None = None,
+        box: Mailbox | None = None,
+    ) -> None:
+        """Send a frame of the call, or question, of this number; does nothing once the other side is gone.
 
-        Raises `NotSent` when the other side is gone, and `FrameError` for a frame that is too long.
+        `text`: JSON, or nothing. `box` is marked as sent. Raises `FrameError` for a frame that is too long.
         """
-        descriptor = None if placed is None else placed.descriptor
-        try:
-            with self._sending:
-                self._send(self._packed(kind, call, text, placed), descriptor)
-        except OSError as error:
-            raise NotSent(str(error)) from error
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-
-    def _packed(self, kind: Kind, call: int, text: bytes, placed: Placed | None) -> bytes:
-        places, region, size = None, 0, 0
-        if placed is not None:
-            places, region, size = placed.places, placed.region, placed.region_size
+        placed = placed or _NO_TENSORS
         released = self._mirror.released()
         try:
-            return pack(Frame(kind, call, text, places, region, size, released))
+            data = pack(Frame(kind, call, text, placed.places, placed.region, placed.region_size, released))
         except FrameError:
-            self.arena.forget(region)
-            self._mirror.tell_again(released)
+            self._mirror.requeue_released(released)
+            self.drop(placed)
             raise
+        self._unsent.append(
+            _Unsent([memoryview(data), *(memoryview(part) for part in placed.parts)], placed.descriptor, box)
+        )
+        self._flush()
 
-    def _send(self, data: bytes, descriptor: int | None) -> None:
-        if descriptor is None:
-            self.socket.sendall(data)
+    def drop(self, placed: Placed | None) -> None:
+        """Release tensors that are not sent."""
+        if placed is not None:
+            self.arena.forget(placed.region)
+            if placed.descriptor is not None:
+                os.close(placed.descriptor)
+
+    @property
+    def congested(self) -> bool:
+        """Whether frames wait until the other side has read earlier ones."""
+        return bool(self._unsent)
+
+    def _flush(self) -> None:
+        # Another thread that sends meanwhile takes along what it finds; hence again after each release.
+        while self._unsent and self._sending.acquire(blocking=False):
+            try:
+                self._send_all(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                threading.Thread(target=self._send_rest, name="sends", daemon=True).start()
+                return
+            finally:
+                self._sending.release()
+
+    def _send_rest(self) -> None:
+        while self._unsent:
+            with self._sending:
+                self._send_all(0)
+
+    def _send_all(self, flags: int) -> None:
+        """Send all frames. Raises `BlockingIOError` if that would block, as `flags` may forbid."""
+        while self._unsent:
+            frame = self._unsent[0]
+            if frame.box is not None:
+                frame.box.sent = True  # Before sending: the other side may have received it even if it ends now.
+            try:
+                while frame.parts:
+                    passed = () if frame.descriptor is None else (_rights(frame.descriptor),)
+                    frame.has_sent(self.socket.sendmsg(frame.parts[:_MAX_PARTS], passed, flags))
+            except BlockingIOError:
+                raise
+            except OSError:
+                if frame.box is not None:
+                    frame.box.sent = False
+                with suppress(OSError):  # Also if only one direction is closed: who reads has to notice it.
+                    self.socket.shutdown(socket.SHUT_RDWR)
+                self._drop_unsent()
+            else:
+                self._unsent.popleft()
+
+    def _drop_unsent(self) -> None:
+        while self._unsent:
+            self._unsent.popleft().close()
+
+    # --- receive ---
+
+    async def take(self, box: Mailbox) -> Any:
+        """Returns the box's next message; waits for it, or blocks on a thread without an event loop.
+
+        Raises the error that was put there.
+        """
+        if not box.messages:
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                self.wait(box.messages.__len__)
+            else:
+                if self.unattended:
+                    loop.run_in_executor(None, self.wait, box.messages.__len__)
+                await box.filled(loop)
+        message = box.messages.popleft()
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    def wait(self, done: Callable[[], object]) -> None:
+        """Read, or wait for the thread that reads, until `done` returns true, which is called under the lock."""
+        with self.lock:
+            while not done():
+                if self._reading:
+                    self._waiting += 1
+                    self._turn.wait()
+                    self._waiting -= 1
+                else:
+                    self._read()
+
+    def read_until_gone(self) -> None:
+        """Read until the other side is gone. On a thread of its own."""
+        self.wait(lambda: self.gone)
+
+    def poll(self) -> None:
+        """Deliver what has arrived, unless another thread reads. Does not block."""
+        with self.lock:
+            while not (self._reading or self.gone) and (self._frames or self._poll.poll(0)):
+                self._read()
+
+    def _read(self) -> None:
+        self._reading = True
+        self.lock.release()
+        message = None
+        try:
+            message = self.receive()
+        except Gone:
+            self.on_gone()
+        finally:
+            self.lock.acquire()
+            self._reading = False
+            if self._waiting:
+                self._turn.notify_all()
+        if message is None:
+            self.gone = True
         else:
-            sent = socket.send_fds(self.socket, [data], [descriptor])
-            if sent < len(data):
-                self.socket.sendall(memoryview(data)[sent:])
+            self.deliver(message)
 
     def receive(self) -> Message:
-        """Returns the next message, waiting for it. Raises `Gone`, also for bytes that are not a valid frame."""
+        """Returns the next message, waiting for it. Raises `Gone`, also for bytes that are not a valid frame.
+
+        On one thread at a time.
+        """
         try:
             while not self._frames:
                 self._fill()
@@ -128,7 +315,7 @@ class Channel:
             named = None if frame.places is None else self._tensors(frame, frame.places)
             if frame.released:
                 self.arena.release(frame.released)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, LookupError, OverflowError) as error:
             raise Gone(str(error)) from error
         return Message(frame.kind, frame.call, frame.text, named)
 
@@ -141,19 +328,24 @@ class Channel:
         return self._mirror.tensors(frame.region, places)
 
     def _fill(self) -> None:
-        until = time.monotonic() + SOON
-        if self.wakeful and self._soon:
+        until = time.monotonic() + SOON if self.wakeful else 0.0
+        if self._soon:
             while not self._poll.poll(0) and time.monotonic() < until:
                 os.sched_yield()  # Other threads that are ready to run on this core run first.
         data, ancillary, _, _ = self.socket.recvmsg(_CHUNK, _SPACE, _CLOSE_ON_EXEC)
-        self._soon = time.monotonic() < until
+        self._soon = self.wakeful and time.monotonic() < until
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 whole = len(content) - len(content) % _DESCRIPTOR
                 self._descriptors.extend(array.array("i", content[:whole]))
         if not data:
             raise Gone("the connection was closed")
+        self.heard += 1
         self._frames.extend(self._reader.feed(data))
+
+    def has_unread(self) -> bool:
+        """Returns whether the other side has sent what nobody has read yet. On one thread at a time."""
+        return any(events == select.POLLIN for _, events in self._unread.poll(0))
 
     def trim(self, now: float) -> None:
         """Return unused memory to the system. `now` is in seconds of `time.monotonic`."""
@@ -161,6 +353,29 @@ class Channel:
 
     def close(self) -> None:
         """Close it. No thread may be sending or receiving."""
+        self.gone = True
+        with self._sending:
+            self._drop_unsent()
         self.socket.close()
         while self._descriptors:
             os.close(self._descriptors.popleft())
+
+
+_NO_TENSORS = Placed(None)
+
+
+def _rights(descriptor: int) -> tuple[int, int, array.array[int]]:
+    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor])
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _drop(_: Message) -> None:
+    """Ignore a message, before `deliver` is set."""
+
+
+def _nothing() -> None:
+    """Do nothing, before `on_gone` is set."""

@@ -12,23 +12,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from triglot.executors.process.channel import Channel, Message
-from triglot.executors.process.control_block import ControlBlock
+from triglot.executors.process.channel import Channel
 from triglot.executors.process.failures import load_failure_fields
 from triglot.executors.process.frames import Kind
 from triglot.executors.process.health import BEAT_SECONDS
 from triglot.executors.process.instance_config import InstanceConfig
 from triglot.executors.process.logs import ProcessLog
-from triglot.executors.process.notices import Outbox
-from triglot.executors.process.session import Session
-from triglot.executors.process.values import dumps, loads
-from triglot.executors.process.workers import AsyncWorker, SerialWorker
+from triglot.executors.process.session import CallState, Session, end_at_once
+from triglot.executors.process.values import dumps
+from triglot.executors.process.workers import Worker
 from triglot.executors.work import takes_call
 from triglot.model.model import Model, is_async, is_decoupled
 from triglot.model.scheduling_rules import check_cpus, check_seconds
@@ -41,18 +38,17 @@ _DIE_WITH_PARENT = 1
 
 
 def main() -> None:
-    """Entry point of the process, with the arguments SOCKET CONTROL NOTICES PARENT NAME.
+    """Entry point of the process, with the arguments SOCKET PARENT NAME.
 
-    The first three are file descriptors, PARENT is the server's pid, and NAME shows the model in process listings.
+    SOCKET is a file descriptor, PARENT the server's pid, and NAME shows the model in process listings.
     """
-    end, control, notices, parent = map(int, sys.argv[1:5])
+    end, parent = map(int, sys.argv[1:3])
     del sys.argv[1:]  # The model's code may parse the arguments, as unittest does.
     # Ctrl-C in a terminal is for the server, which lets running calls end first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with(parent)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # It goes to the server's log.
-    child = Child(Session(Channel(socket.socket(fileno=end)), ControlBlock(control)), Outbox(notices))
-    os.close(control)
+    child = Child(Session(Channel(socket.socket(fileno=end))))
     threading.Thread(target=child.beat, args=(parent,), name="heart", daemon=True).start()
     child.run()
 
@@ -62,63 +58,37 @@ def _die_with(parent: int) -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
-        _end_at_once()
-
-
-def _end_at_once() -> NoReturn:
-    """End the process without cleanup, whatever the model still does: there is no server to respond to."""
-    os._exit(1)
+        end_at_once()
 
 
 class Child:
-    """Loads one model, and runs it: `run` on the main thread, or on an actor's, and `beat` on another.
+    """Loads one model, and runs it: `run` on the main thread, or on an actor's, and `beat` on another."""
 
-    `notices` takes the changes of the model's metrics.
-    """
-
-    def __init__(self, session: Session, notices: Outbox) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._notices = notices
         self._log: ProcessLog | None = None
-        self._check: Callable[[], bool] | None = None
-        self._checking = 0
-
-    # --- the heartbeat ---
 
     def beat(self, parent: int) -> None:
         """Send heartbeats, and do periodic work, until the server is gone; then end the process.
 
         On a thread of its own. `parent` is the pid of the process that has started this one.
         """
+        session, channel = self._session, self._session.channel
         poll = select.poll()
-        poll.register(self._session.channel.socket, 0)  # Reports only that the server has closed it.
+        poll.register(channel.socket, 0)  # Reports only that the server has closed it.
         try:
             while not poll.poll(1000 * BEAT_SECONDS) and os.getppid() == parent:
-                self._session.control.beat()
-                self._see_to()
+                if not channel.congested:
+                    session.send(Kind.BEAT)
+                try:
+                    channel.poll()  # What the server has sent while the model runs.
+                    channel.trim(time.monotonic())
+                    if self._log is not None:
+                        self._log.follow(session.log_switches)
+                except Exception:  # The heartbeat must continue, or the server takes the process for hung.
+                    log.exception("%s: the tasks between two calls failed", session.name)
         finally:
-            _end_at_once()
-
-    def _see_to(self) -> None:
-        try:
-            if self._log is not None:
-                self._log.follow(self._session.control.log_switches)
-            self._session.channel.trim(time.monotonic())
-            if self._check is not None and (number := self._session.control.to_check) != self._checking:
-                self._checking = number
-                check = partial(self._run_check, self._check, number)
-                threading.Thread(target=check, name="ready", daemon=True).start()
-        except Exception:  # The heartbeat must continue, or the server takes the process for hung.
-            log.exception("%s: the tasks between two calls failed", self._session.name)
-
-    def _run_check(self, check: Callable[[], bool], number: int) -> None:
-        ready = False
-        try:
-            ready = check()
-        except BaseException:  # Includes SystemExit: a model that calls exit() is not ready.
-            log.exception("%s: the readiness check failed", self._session.name)
-        finally:
-            self._session.control.end_check(number, ready)
+            end_at_once()
 
     # --- the model ---
 
@@ -129,18 +99,19 @@ class Child:
         if loaded is None:
             return
         model, file = loaded
-        self._check = model.check_ready
-        on_loop = is_async(model.infer)
+        session.check_ready = model.check_ready
+        worker = Worker(session, model, file)
         # Not for `async def` code: the thread of its event loop needs the interpreter's lock meanwhile.
-        session.channel.wakeful = not on_loop and _runs_beside_server()
-        worker = (AsyncWorker if on_loop else SerialWorker)(session, model, file)
-        while (message := session.next()).kind is not Kind.END:
-            worker.serve(message)
-            del message
+        session.channel.wakeful = session.serial and _runs_beside_server()
+        while (state := session.next()).kind is not Kind.END:
+            worker.serve(state)
+            del state
         self._close(model)
 
-    def _load(self, message: Message) -> tuple[Model, Path] | None:
-        setup = loads(message.text)
+    def _load(self, state: CallState) -> tuple[Model, Path] | None:
+        assert state.message is not None
+        setup = state.message.fields
+        state.end()
         self._session.name = setup["name"]
         self._log = ProcessLog(setup["log"], f"{setup['name']}: {setup['kind']} {setup['instance']}")
         file: Path = setup["file"]
@@ -155,16 +126,18 @@ class Child:
                 check_seconds("hang_seconds", model.hang_seconds)
             if config.longest_run is None:
                 check_seconds("longest_run", model.longest_run)
-            idempotent = model.idempotent if config.idempotent is None else config.idempotent
-            self._session.confirmed = setup["ahead"] and not idempotent
-            declared = dumps({**_declared(model, config), "confirmed": self._session.confirmed})
+            declared = dumps(_declared(model, config))
         except BaseException as error:
-            self._session.send(Kind.UNLOADABLE, text=dumps(load_failure_fields(error, file)))
+            self._session.send(Kind.UNLOADABLE, state.number, dumps(load_failure_fields(error, file)))
             return None
         if model.own_metrics is not None:
-            model.own_metrics.report_to(self._notices.put)
-        self._session.send(Kind.LOADED, text=declared)
+            model.own_metrics.report_to(self._report)
+        self._session.send(Kind.LOADED, state.number, declared)
         return model, file
+
+    def _report(self, change: Mapping[str, Any]) -> None:
+        """Send a change of the model's metrics."""
+        self._session.send(Kind.METRICS, text=dumps(change))
 
     def _close(self, model: Model) -> None:
         try:

@@ -1,72 +1,81 @@
 """The frames that the server and a process exchange over a socket, and their encoding.
 
-A frame is a length and a head of fixed size, then the numbers of the regions that its sender no longer reads, the
-places of its tensors in a region, and a JSON text. All numbers are little-endian.
+A frame is a head of fixed size, little-endian, then the places of its tensors with the regions that its sender no
+longer reads, and its text. Both are JSON, or nothing.
 """
 
 from __future__ import annotations
 
 import enum
+import json
 import struct
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from triglot.core.tensor import DATATYPES
-
-LENGTH = struct.Struct("<I")
-_HEAD = struct.Struct("<BBHHIQQI")
-_PLACE = struct.Struct("<HBBQQ")
-_NAMES = tuple(DATATYPES)
-_NUMBERS = {name: number for number, name in enumerate(_NAMES)}
-_HAS_TENSORS = 1
+HEAD = struct.Struct("<IIBBQQQ")
 MAX_FRAME = 2**31
 """Limit on the bytes of a frame; a longer one is invalid."""
+FIRST_QUESTION = 2**63
+"""First number of a process's questions, which are numbered apart from the server's calls."""
+_CACHED = 1024
+"""Largest size in bytes of places that are cached: those of most calls are as the last call's."""
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode = json.JSONDecoder().decode
 
 
 class Kind(enum.IntEnum):
-    """The kinds of frames: the server sends those below 16, a process the others.
-
-    Where a model calls another model, the sides are swapped: the server sends ANSWER, and the process GO_ON and
-    STOP.
-    """
+    """The kinds of frames: the server sends those below 16, a process those from 16, and both sides the last."""
 
     LOAD = 1
     """Load this model."""
     CALL = 2
     """Run `infer`, or `infer_batch`, on these inputs."""
-    GO_ON = 3
-    """The response was taken, send the next one."""
-    STOP = 4
-    """No more responses are needed."""
+    START = 3
+    """Run `start_instance`."""
+    CANCEL = 4
+    """The call of this number, which may be a member, was cancelled."""
     REPLY = 5
     """The reply to a question."""
     REFUSAL = 6
     """The error of a question."""
-    END = 7
+    CHECK = 7
+    """Run the model's readiness check."""
+    LOG = 8
+    """Log at these levels from now on."""
+    END = 9
     """Close the model and end."""
-    START = 8
-    """Run `start_instance`."""
-    RECEIVED = 9
-    """The outcome of this call has arrived."""
 
     LOADED = 16
     """The model is loaded; these are its declared attributes."""
     UNLOADABLE = 17
     """The model cannot be loaded, or its instance cannot be started."""
-    ANSWER = 18
-    """One response of a stream; the server replies GO_ON or STOP to each."""
-    FINISHED = 19
+    FINISHED = 18
     """End of the stream; `infer` still runs."""
-    DONE = 20
+    DONE = 19
     """The code has returned this."""
-    FAILED = 21
+    FAILED = 20
     """The code has raised this."""
-    METADATA = 22
+    METADATA = 21
     """Question: the request's metadata."""
-    MODEL = 23
+    MODEL = 22
     """Question: run a `ModelCall` or a `ModelTask`."""
+    READY = 23
+    """Result of the readiness check of this number."""
+    METRICS = 24
+    """A change of the model's own metrics."""
+
+    ANSWER = 32
+    """One response of a stream; the receiver replies GO_ON or STOP to each."""
+    GO_ON = 33
+    """The response was taken, send the next one."""
+    STOP = 34
+    """No more responses are needed."""
+    BEAT = 35
+    """A heartbeat."""
 
 
-OUTCOMES = (Kind.DONE, Kind.FAILED, Kind.UNLOADABLE)
+OUTCOMES = (Kind.LOADED, Kind.UNLOADABLE, Kind.DONE, Kind.FAILED)
 """The last frame of a call."""
 
 
@@ -103,102 +112,82 @@ class Frame(NamedTuple):
     places: tuple[Place, ...] | None = None
     region: int = 0
     region_size: int = 0
-    released: tuple[int, ...] = ()
+    released: Sequence[int] = ()
 
 
 def pack(frame: Frame) -> bytes:
-    """Returns the frame as bytes, its length first. Raises `FrameError` for one that is too long."""
-    places = frame.places or ()
-    parts = [b"", b""]
-    if frame.released:
-        parts.append(struct.pack(f"<{len(frame.released)}I", *frame.released))
-    for place in places:
-        name, dims = place.name.encode(errors="surrogatepass"), len(place.shape)
-        if len(name) > 0xFFFF or dims > 0xFF:
-            raise FrameError(f"a tensor's name of {len(name)} bytes, or {dims} dims, are too many")
-        parts.append(_PLACE.pack(len(name), _NUMBERS[place.datatype], dims, place.offset, place.size))
-        if dims:
-            parts.append(struct.pack(f"<{dims}Q", *place.shape))
-        parts.append(name)
-    parts.append(frame.text)
-    if len(places) > 0xFFFF or len(frame.released) > 0xFFFF:
-        raise FrameError(f"{len(places)} tensors, {len(frame.released)} regions: expected at most 65535")
-    parts[1] = _HEAD.pack(
-        frame.kind,
-        _HAS_TENSORS * (frame.places is not None),
-        len(places),
-        len(frame.released),
-        frame.region,
-        frame.region_size,
-        frame.call,
-        len(frame.text),
+    """Returns the frame as bytes. Raises `FrameError` for one that is too long."""
+    kind, call, text, places, region, region_size, released = frame
+    lists = _packed(places, tuple(released)) if places or released else b""
+    if len(lists) + len(text) > MAX_FRAME:
+        raise FrameError(f"a frame of {len(lists) + len(text)} bytes: expected at most {MAX_FRAME}")
+    has_tensors = places is not None
+    return HEAD.pack(len(lists), len(text), kind, has_tensors, call, region, region_size) + lists + text
+
+
+@lru_cache(64)
+def _packed(places: tuple[Place, ...] | None, released: tuple[int, ...]) -> bytes:
+    return _encode((places or (), released)).encode()
+
+
+def _parsed(lists: bytes) -> tuple[tuple[Place, ...], tuple[int, ...]]:
+    places, released = _decode(lists.decode())
+    return (
+        tuple(Place(name, datatype, tuple(shape), offset, size) for name, datatype, shape, offset, size in places),
+        tuple(released),
     )
-    length = sum(map(len, parts))
-    if length > MAX_FRAME:
-        raise FrameError(f"a frame of {length} bytes: expected at most {MAX_FRAME}")
-    parts[0] = LENGTH.pack(length)
-    return b"".join(parts)
 
 
-def unpack(data: bytes | bytearray | memoryview) -> Frame:
-    """Returns the frame of these bytes, which lack the length. Raises `FrameError` for invalid ones."""
-    try:
-        return _unpack(memoryview(data))
-    except (struct.error, IndexError, ValueError) as error:
-        raise FrameError(f"no frame: {error}") from error
+_parsed_before = lru_cache(64)(_parsed)
 
 
-def _unpack(data: memoryview) -> Frame:
-    kind, flags, places, regions, region, region_size, call, text = _HEAD.unpack_from(data)
-    at = _HEAD.size
-    released = struct.unpack_from(f"<{regions}I", data, at) if regions else ()
-    at += 4 * regions
-    found = []
-    for _ in range(places):
-        place, at = _place(data, at)
-        found.append(place)
-    if len(data) != at + text:
-        raise FrameError(f"expected {at + text} bytes, got {len(data)}")
-    tensors = tuple(found) if flags & _HAS_TENSORS else None
-    if (known := _KINDS.get(kind)) is None:
-        raise FrameError(f"there are no frames of kind {kind}")
-    return Frame(known, call, bytes(data[at:]), tensors, region, region_size, released)
+class Head(NamedTuple):
+    """The head of a frame, with the lengths of what follows it."""
 
+    lists: int
+    text: int
+    kind: int
+    has_tensors: int
+    call: int
+    region: int
+    region_size: int
 
-def _place(data: memoryview, at: int) -> tuple[Place, int]:
-    name, datatype, dims, offset, size = _PLACE.unpack_from(data, at)
-    at += _PLACE.size
-    shape = struct.unpack_from(f"<{dims}Q", data, at) if dims else ()
-    at += 8 * dims
-    if at + name > len(data):
-        raise FrameError("a tensor's name is cut off")
-    text = bytes(data[at : at + name]).decode(errors="surrogatepass")
-    return Place(text, _NAMES[datatype], shape, offset, size), at + name
+    @classmethod
+    def of(cls, data: bytes | bytearray, at: int = 0) -> Head:
+        """Returns the head that stands at this position. Raises `FrameError` for a frame that is too long."""
+        head = cls._make(HEAD.unpack_from(data, at))
+        if head.lists + head.text > MAX_FRAME:
+            raise FrameError(f"a frame of {head.lists + head.text} bytes: expected at most {MAX_FRAME}")
+        return head
+
+    def frame(self, lists: bytes, text: bytes) -> Frame:
+        """Returns the frame of which the rest is this. Raises `FrameError` for an invalid one."""
+        try:
+            places, released = (_parsed_before if len(lists) <= _CACHED else _parsed)(lists) if lists else ((), ())
+            found = places if self.has_tensors else None
+            return Frame(_KINDS[self.kind], self.call, text, found, self.region, self.region_size, released)
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            raise FrameError(f"no frame: {error}") from error
 
 
 class FrameReader:
     """Splits the received bytes into frames."""
 
     def __init__(self) -> None:
-        self._data = bytearray()
+        self._data = b""
 
     def feed(self, data: bytes) -> list[Frame]:
         """Add received bytes; returns the frames that are now complete. Raises `FrameError`."""
-        if data and not self._data and _end(data) == len(data):
-            return [unpack(memoryview(data)[LENGTH.size :])]  # The usual case, without a copy.
-        self._data += data
+        if self._data:
+            data = self._data + data
         frames = []
-        while (end := _end(self._data)) and len(self._data) >= end:
-            frames.append(unpack(bytes(self._data[LENGTH.size : end])))
-            del self._data[:end]
+        at = 0
+        while len(data) - at >= HEAD.size:
+            head = Head.of(data, at)
+            begin, middle = at + HEAD.size, at + HEAD.size + head.lists
+            if len(data) < middle + head.text:
+                break
+            at = middle + head.text
+            frames.append(head.frame(data[begin:middle], data[middle:at]))
+        self._data = data[at:]
         return frames
-
-
-def _end(data: bytes | bytearray) -> int:
-    """Returns the end of the first frame, 0 until its length has arrived. Raises `FrameError` for a long one."""
-    if len(data) < LENGTH.size:
-        return 0
-    (length,) = LENGTH.unpack_from(data)
-    if length > MAX_FRAME:
-        raise FrameError(f"a frame of {length} bytes: expected at most {MAX_FRAME}")
-    return LENGTH.size + int(length)

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from triglot.executors.process.control_block import Control
+from triglot.executors.process.channel import Channel
 
 BEAT_SECONDS = 0.1
 """Seconds between two heartbeats, and between two checks of a process."""
@@ -17,17 +17,17 @@ _RUNS = b"RD"
 
 
 class Heartbeat:
-    """The server's view of one process's heartbeat; `check` is called periodically.
+    """The server's view of one process's heartbeat; `check` is called periodically. Any frame counts as one.
 
     A thread of the process's interpreter beats, so the heartbeat stops with the interpreter: when the process is
     stopped, when it is deadlocked, and while the model's code holds the GIL. Code that does so mostly computes.
     """
 
-    def __init__(self, control: Control, pid: int | None) -> None:
-        self._control = control
+    def __init__(self, channel: Channel, pid: int | None) -> None:
+        self._channel = channel
         self._pid = pid
         """Process id; None for a process on another machine, of which only the heartbeats can be observed."""
-        self._beats = 0
+        self._heard = 0
         self._computed = 0.0 if pid is None else cpu_seconds(pid)
         self._looked = time.monotonic()
         self.silence = 0.0
@@ -39,10 +39,10 @@ class Heartbeat:
         # A long time between checks does not count in full: the whole machine may have been stopped.
         elapsed = min(now - self._looked, 2 * BEAT_SECONDS)
         self._looked = now
-        beats = self._control.beats
-        if beats != self._beats:
-            self._beats, self.silence = beats, 0.0
-        elif self._works(elapsed):
+        heard = self._channel.heard
+        if heard != self._heard:
+            self._heard, self.silence = heard, 0.0
+        elif self._channel.has_unread() or self._works(elapsed):
             self.silence = 0.0
         else:
             self.silence += elapsed

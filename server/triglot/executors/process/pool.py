@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,14 +26,28 @@ from triglot.executors.process.affinity import ThreadAffinity
 from triglot.executors.process.calls import Calls, Lost, NotBegun
 from triglot.executors.process.health import BEAT_SECONDS
 from triglot.executors.process.monitor import DEFAULT_POLICY, ProcessMonitor, RestartPolicy
-from triglot.executors.process.notices import Notice, PoolMetrics
 from triglot.executors.process.process import Process, Program
 from triglot.executors.work import reason_to_skip
+from triglot.model.metrics import Family, ModelMetrics
 
 log = logging.getLogger(__name__)
 
 MAX_TRIES = 3
 """Limit on the instances that an idempotent call is tried on: it may be what ends them."""
+
+
+class PoolMetrics(ModelMetrics):
+    """The metrics that the processes of a model have reported."""
+
+    def __init__(self, processes: Callable[[], Iterable[Process]]) -> None:
+        super().__init__()
+        self._processes = processes
+
+    def collect(self) -> Iterator[Family]:
+        """Returns the families, after all changes that have arrived."""
+        for process in self._processes():
+            process.channel.poll()
+        return super().collect()
 
 
 @dataclass(slots=True, eq=False)
@@ -62,8 +76,8 @@ class Slot:
         return delay
 
 
-Start = Callable[[Program, int, Callable[[Notice], object]], Process]
-"""Starts a process of a program, with the instance's number and a receiver of notices; see `Process.start`."""
+Start = Callable[[Program, int, Callable[[Any], object]], Process]
+"""Starts a process of a program, with the instance's number and a receiver of metrics; see `Process.start`."""
 
 
 class Checkout:
@@ -82,9 +96,7 @@ class Checkout:
         self._call = call
 
     def __enter__(self) -> Calls:
-        calls = self._process.calls
-        assert calls is not None, "a process that is called is not closed"
-        return calls
+        return self._process.calls
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
         self._pool.give_back(self._process)
@@ -124,7 +136,7 @@ class Pool:
         self._closed = False
         self._gone: list[Process] = []
         self.affinity = ThreadAffinity()
-        self.metrics = PoolMetrics(lambda: [process.notices for process in self.there()])
+        self.metrics = PoolMetrics(self.there)
         self._monitor = ProcessMonitor(f"{program.name} processes", self._checks)
 
     # --- start ---
@@ -298,7 +310,10 @@ class Pool:
             process = slot.process
             if process is None or process.lost or slot.goes or mine not in (None, slot.number):
                 continue
-            if process.reserved < process.capacity and (load := max(process.reserved, process.count)) < least:
+            if (
+                process.reserved < process.capacity
+                and (load := max(process.reserved, process.calls.count)) < least
+            ):
                 found, least = process, load
         return found
 

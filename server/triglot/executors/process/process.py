@@ -11,29 +11,25 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from triglot.core.errors import ModelLoadError
-from triglot.executors.process.calls import Calls, LoopCalls, SerialCalls
-from triglot.executors.process.channel import Channel, Gone
-from triglot.executors.process.control_block import Control, ControlBlock
+from triglot.core.errors import ModelLoadError, Unavailable
+from triglot.executors.process.blocking import run_blocking
+from triglot.executors.process.calls import Calls, NotBegun
+from triglot.executors.process.channel import Channel
 from triglot.executors.process.environment import Environment
-from triglot.executors.process.failures import load_error
-from triglot.executors.process.frames import FrameError, Kind
+from triglot.executors.process.frames import Kind
 from triglot.executors.process.health import Heartbeat
 from triglot.executors.process.logs import log_setup, switches
-from triglot.executors.process.notices import Inbox, Notice
-from triglot.executors.process.values import dumps, loads
+from triglot.executors.process.values import dumps
 from triglot.model.config import ModelConfig
 from triglot.model.ray_options import RAY_DEFAULTS, RayOptions
 
 _STATUS_SECONDS = 5.0
 """How long to wait for the exit status of a process that has closed its connection."""
-_LOOK_SECONDS = 0.02
-"""Interval at which the control block is polled for the result of a readiness check."""
 
 
 class Place(Protocol):
@@ -88,23 +84,16 @@ class Process:
     """One process, owned by a `Pool`. It is the `Owner` of its calls. `kill` may be called on any thread.
 
     `kind` is its name in messages; `remote`: it may run on another machine. `number` is the instance's, from 0.
-    `calls` is set once it has loaded the model, until it has ended. `reserved` is the number of calls that it is
+    `reserved` is the number of calls that it is
     reserved for, at most `capacity`. `started`: whether `start_instance` was requested of it. `lost` is the reason
     why it takes no more calls, "" while it does; `hung`: it was killed as hung.
     """
 
     kind: ClassVar[str] = "process"
     remote: ClassVar[bool] = False
-    calls_of_threads: ClassVar[type[SerialCalls]] = SerialCalls
 
     def __init__(
-        self,
-        name: str,
-        number: int,
-        body: Body,
-        channel: Channel,
-        control: Control,
-        notices: Inbox,
+        self, name: str, number: int, body: Body, channel: Channel, take_metrics: Callable[[Any], object]
     ) -> None:
         self.name = name
         self.number = number
@@ -113,32 +102,34 @@ class Process:
         self.capacity: float = 1
         self.started = False
         self.hung = False
-        self.channel = channel
-        self.control = control
-        self.calls: Calls | None = None
-        self.heartbeat = Heartbeat(control, None if self.remote else body.pid)
-        self.notices = notices
         self._body = body
+        self._take_metrics = take_metrics
+        self._use(channel)
+        self._reader: threading.Thread | None = None
+        self._switches = 0
         self._killing = threading.Lock()
 
-    @classmethod
-    def start(cls, program: Program, number: int, take: Callable[[Notice], object]) -> Process:
-        """Returns a new process, which waits for `load`; `take` gets each of its notices, on any thread.
+    def _use(self, channel: Channel) -> None:
+        """Reach the process over this channel."""
+        self.channel = channel
+        self.calls = Calls(self, channel, self._take_metrics)
+        self.heartbeat = Heartbeat(channel, None if self.remote else self._body.pid)
 
-        It ends with the thread that calls this. Raises `OSError`.
+    @classmethod
+    def start(cls, program: Program, number: int, take_metrics: Callable[[Any], object]) -> Process:
+        """Returns a new process, which waits for `load`.
+
+        `take_metrics` gets each change of its model's metrics, on any thread. It ends with the thread that calls
+        this. Raises `OSError`.
         """
-        with ExitStack() as passed, ExitStack() as kept:
-            ours, theirs = socket.socketpair()
-            kept.callback(ours.close)
-            passed.callback(theirs.close)
-            control, memory = ControlBlock.make()
-            passed.callback(os.close, memory)
-            notices, pipe = Inbox.make(take)
-            kept.callback(notices.close)
-            passed.callback(os.close, pipe)
-            popen = _spawned(program, theirs.fileno(), memory, pipe)
-            kept.pop_all()
-            return cls(program.name, number, popen, Channel(ours), control, notices)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                popen = _spawned(program, theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+        return cls(program.name, number, popen, Channel(ours), take_metrics)
 
     @property
     def place(self) -> Mapping[str, str]:
@@ -174,29 +165,23 @@ class Process:
             "config": program.config,
             "cpus": list(program.config.cpus),
             "log": log,
-            "ahead": self._capacity(program) > 1,
         }
+        calls = self.calls
+        calls.loop = loop
         try:
-            self.channel.send(Kind.LOAD, text=dumps(setup))
-            message = self.channel.receive()
-        except Gone:
+            declared: dict[str, Any] = run_blocking(calls.load(setup))
+        except (NotBegun, Unavailable):
             raise ModelLoadError(
-                f"{program.file}: its {self.kind} {self.why_gone()} while it loaded the model; the server's log "
-                "has its output"
+                f"{program.file}: its {self.kind} {self.lost} while it loaded the model; the server's log has its "
+                "output"
             ) from None
-        fields = loads(message.text)
-        if message.kind is Kind.LOADED:
-            on_loop = fields["on_loop"]
-            self.capacity = math.inf if on_loop else self._capacity(program)
-            options = {
-                "with_call": fields["takes_call"],
-                "log_ids": "json" in log,
-                "confirms": fields["confirmed"],
-            }
-            self.calls = (LoopCalls if on_loop else self.calls_of_threads)(self, loop, **options)
-            declared: dict[str, Any] = fields
-            return declared
-        raise load_error(fields)
+        calls.on_loop, calls.with_call, calls.log_ids = declared["on_loop"], declared["takes_call"], "json" in log
+        self.capacity = math.inf if calls.on_loop else self._capacity(program)
+        if calls.on_loop or self.remote:
+            name = f"{self.name} reads"
+            self._reader = threading.Thread(target=self.channel.read_until_gone, name=name, daemon=True)
+            self._reader.start()
+        return declared
 
     def _file(self, program: Program) -> Path:
         """Returns the path of the model's file on the process's machine."""
@@ -209,48 +194,36 @@ class Process:
     # --- calls ---
 
     @property
-    def count(self) -> int:
-        """Number of calls in flight."""
-        calls = self.calls
-        return 0 if calls is None else calls.count
-
-    @property
     def busy(self) -> bool:
         """Whether it runs a call, or is reserved for one."""
-        return self.reserved > 0 or self.count > 0
-
-    @property
-    def run_seconds(self) -> float:
-        """See `Calls.run_seconds`."""
-        calls = self.calls
-        return 0.0 if calls is None else calls.run_seconds
+        return self.reserved > 0 or self.calls.count > 0
 
     # --- checks ---
 
     def check(self, hang_seconds: float, longest_run: float) -> None:
-        """Check a ready process: kill it if it has ended or hangs, and mark the cancelled calls for its model.
+        """Check a ready process: kill it if it has ended or hangs, and report the cancelled calls to its model.
 
         `hang_seconds` limits the time without a heartbeat, `longest_run` the seconds of one call; 0: no limit.
-        Also reads its notices, frees unused shared memory, and updates its log settings. On the monitor's thread.
+        Also reads what it has sent between calls, frees unused shared memory, and updates its log settings. On the
+        monitor's thread.
         """
         if why := self.ended():
             self.kill(why)
             return
+        self.channel.poll()
         self.heartbeat.check()
         if why := self._why_hung(hang_seconds, longest_run):
             self.hung = True
             self.kill(why)
-        if (calls := self.calls) is not None:
-            calls.mark_cancelled()
+        self.calls.report_cancelled()
         self.channel.trim(time.monotonic())
-        self.notices.read()
         self._switch_log()
 
     def _why_hung(self, hang_seconds: float, longest_run: float) -> str:
         """Returns the reason to kill a hung process; "" if it does not hang."""
         if 0 < hang_seconds <= self.heartbeat.silence:
             return f"sent no heartbeat for {self.heartbeat.silence:.1f} s and was killed"
-        if 0 < longest_run < self.run_seconds:
+        if 0 < longest_run < self.calls.run_seconds:
             return f"exceeded longest_run ({longest_run:g} s) and was killed"
         return ""
 
@@ -264,17 +237,18 @@ class Process:
             self._switch_log()
 
     def _switch_log(self) -> None:
-        """Pass the server's log settings to the process; see `ProcessLog`."""
-        self.control.log_switches = switches()
+        """Pass changed log settings of the server to the process; see `ProcessLog`. A remote one hears from it."""
+        if self.remote and not self.channel.congested:
+            self.channel.send(Kind.BEAT)
+        if (now := switches()) != self._switches:
+            self._switches = now
+            self.channel.send(Kind.LOG, text=dumps(now))
 
     # --- end ---
 
     def check_ready(self) -> bool:
         """Returns whether its model's readiness check passes; False if the process ends meanwhile. Blocks."""
-        number = self.control.begin_check()
-        while (ready := self.control.checked(number)) is None and not self.ended():
-            time.sleep(_LOOK_SECONDS)
-        return bool(ready)
+        return self.calls.check_ready()
 
     def why_gone(self) -> str:
         """See `Owner`."""
@@ -312,8 +286,7 @@ class Process:
     def ask_to_end(self) -> None:
         """Ask it to close its model and end; it gets no more calls."""
         self.lost = self.lost or "was shut down"
-        with suppress(Gone, FrameError):
-            self.channel.send(Kind.END)
+        self.channel.send(Kind.END)
 
     def end(self, timeout: float, kill_timeout: float) -> None:
         """Wait until it has ended; it gets SIGTERM after `timeout` seconds, and SIGKILL `kill_timeout` later."""
@@ -331,11 +304,10 @@ class Process:
         # Closing is not enough: child processes of its own may have inherited the socket.
         with suppress(OSError):
             self.channel.socket.shutdown(socket.SHUT_RDWR)
-        calls, self.calls = self.calls, None  # Breaks a reference cycle.
-        if calls is not None:
-            calls.close()
+        if self._reader is not None:
+            self._reader.join()
+        self.channel.poll()  # What it has sent last.
         self.channel.close()
-        self.notices.close()
 
     def forget(self) -> bool:
         """Release its resources if it has ended, and runs no calls; returns False if that is not so yet."""

@@ -14,7 +14,6 @@ from triglot.core.call import BatchCall, Call
 from triglot.core.readings import Reading
 from triglot.executors.hosted import HostedModel, nobody_to_tell, not_at_all
 from triglot.executors.process.blocking import iterate, run_blocking
-from triglot.executors.process.calls import Calls
 from triglot.executors.process.health import BEAT_SECONDS
 from triglot.executors.process.pool import Checkout, Pool
 from triglot.executors.process.process import Process
@@ -116,11 +115,11 @@ class RemoteModel(HostedModel):
         self.warm_up(self._run_on(process))
 
     def _start_on(self, process: Process, call: Call) -> None:
-        self._wait(_calls(process).start(call))
+        self._wait(process.calls.start(call))
 
     def _run_on(self, process: Process) -> Function:
         """Returns a function that runs the model in this process, on a thread that blocks."""
-        calls = _calls(process)
+        calls = process.calls
         if is_decoupled(self.infer):
             return lambda inputs, call: iterate(calls.stream(inputs, call), self._wait)
         return lambda inputs, call: self._wait(calls.run(inputs, call))
@@ -224,7 +223,7 @@ class LoopModel(RemoteModel):
     @property
     def orphaned(self) -> int:
         """See `HostedModel`."""
-        return sum(process.calls.orphaned for process in self._pool.there() if process.calls is not None)
+        return sum(process.calls.orphaned for process in self._pool.there())
 
     async def _pause(self) -> None:
         await asyncio.sleep(BEAT_SECONDS)
@@ -244,9 +243,3 @@ def remote_model(pool: Pool, declared: Mapping[str, Any]) -> RemoteModel:
         methods["start_instance"] = Model.start_instance
     named: type[RemoteModel] = type(declared["class"], (kind,), methods)
     return named(pool, declared)
-
-
-def _calls(process: Process) -> Calls:
-    """Returns the calls of a process that has just loaded the model."""
-    assert process.calls is not None
-    return process.calls

@@ -1,222 +1,150 @@
-"""In the process: its end of the channel to the server, and the state of each call that it runs."""
+"""In the process: its end of the channel to the server, and the calls that it runs, as the model sees them."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from triglot.core.call import ModelCall, ModelTask, Reach, no_models
+from triglot.core.call import Call, ModelCall, ModelTask, Reach, no_models
 from triglot.core.errors import Unavailable
-from triglot.executors.process.answers import answer_of, aside, rows_of, text_of
-from triglot.executors.process.arena import Placed
+from triglot.core.permission import Permission
+from triglot.core.request_scheduling import Scheduling
+from triglot.core.types import NO_INPUT_PARAMETERS
+from triglot.executors.process.answers import answer_of, non_tensor_fields, rows_of, text_of
 from triglot.executors.process.blocking import iterate, run_blocking
 from triglot.executors.process.call_fields import asked_fields, inputs_of, streams
-from triglot.executors.process.channel import Channel, Gone, Message
-from triglot.executors.process.control_block import Control
+from triglot.executors.process.channel import Channel, Mailbox, Message
 from triglot.executors.process.failures import error_of
-from triglot.executors.process.frames import OUTCOMES, Kind
-from triglot.executors.process.values import dumps, loads
+from triglot.executors.process.frames import FIRST_QUESTION, Kind
+from triglot.executors.process.shared_memory import Placed
+from triglot.executors.process.values import dumps
 
-_FIRST_QUESTION = 2**63
-"""First number of the process's questions, which are numbered apart from the server's calls."""
+log = logging.getLogger(__name__)
+
 _NEW = (Kind.LOAD, Kind.CALL, Kind.START, Kind.END)
 
 
-class Reply:
-    """An expected frame. `wake` is called when it arrives, under the session's lock."""
-
-    __slots__ = ("message", "wake")
-
-    def __init__(self) -> None:
-        self.message: Message | None = None
-        self.wake: Callable[[], object] | None = None
-
-    def done(self) -> bool:
-        """Returns whether the frame has arrived."""
-        return self.message is not None
+def end_at_once() -> None:
+    """End the process without cleanup, whatever the model still does: there is no server to respond to."""
+    os._exit(1)
 
 
 class Session:
-    """Reads frames and delivers each to the `Reply` or the call of its number. One per process.
+    """Hands each frame to the call or the question of its number. One per process.
 
-    Strategy: there is no reader thread. Of the threads that wait for a frame one at a time reads, for all of them.
-    So the main thread can run a call itself, and a reply that the call waits for is read on the thread that waits.
-    `serial`: the main thread does not read while a call runs. `confirmed`: the server confirms the outcomes of
-    calls (RECEIVED).
+    `serial`: the main thread does not read while a call runs, so the other threads read what they wait for.
     """
 
-    def __init__(self, channel: Channel, control: Control) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.control = control
         self.name = ""
         self.own: Reach = no_models
         """Runs the model's calls of other models on behalf of no request."""
-        self.serial = False
-        self.confirmed = False
-        self._unconfirmed = 0
-        self._calls: dict[int, CallState] = {}
-        self._replies: dict[int, Reply] = {}
-        self._questions = itertools.count(_FIRST_QUESTION)
-        self._new: deque[Message] = deque()
-        self._lock = threading.Lock()
-        self._turn = threading.Condition(self._lock)
-        self._waiting = 0
-        self._reading = False
+        self.check_ready: Callable[[], bool] | None = None
+        """The model's readiness check."""
+        self.log_switches = 0
+        """The server's log settings; see `ProcessLog`."""
+        self.cancelled: set[int] = set()
+        """The numbers of cancelled calls, and of cancelled members of calls."""
+        self._boxes: dict[int, Mailbox] = {}
+        self._questions = itertools.count(FIRST_QUESTION)
+        self._new: deque[CallState] = deque()
         self._pid = os.getpid()
+        channel.deliver, channel.on_gone = self._deliver, end_at_once
 
-    # --- receiving ---
+    @property
+    def serial(self) -> bool:
+        """See `Session`."""
+        return self.channel.unattended
 
-    def next(self) -> Message:
-        """Returns the next frame of the kinds `_NEW`, waiting for it. On the main thread."""
-        self.wait(self._new.__len__)
+    @serial.setter
+    def serial(self, serial: bool) -> None:
+        self.channel.unattended = serial
+
+    def next(self) -> CallState:
+        """Returns what a frame of the kinds `_NEW` begins, waiting for it. On the main thread."""
+        self.channel.wait(self._new.__len__)
         return self._new.popleft()
 
-    def wait(self, done: Callable[[], object]) -> None:
-        """Read frames, or wait for the thread that reads, until `done` returns true. On any thread.
+    def _deliver(self, message: Message) -> None:
+        kind, number = message.kind, message.call
+        if kind in _NEW:
+            state = self._boxes[number] = CallState(self, message)
+            self._new.append(state)
+        elif kind is Kind.CANCEL:
+            self.cancelled.add(number)
+        elif kind is Kind.LOG:
+            self.log_switches = message.fields
+        elif kind is Kind.CHECK:
+            threading.Thread(target=self._check, args=(number,), name="ready", daemon=True).start()
+        elif (box := self._boxes.get(number)) is not None:
+            box.put(message)
 
-        `done` is called under the lock.
-        """
-        with self._lock:
-            while not done():
-                if self._reading:
-                    self._waiting += 1
-                    self._turn.wait()
-                    self._waiting -= 1
-                    continue
-                self._reading = True
-                self._lock.release()
-                try:
-                    message = self._receive()
-                finally:
-                    self._lock.acquire()
-                    self._reading = False
-                self._dispatch(message)
-                del message
-                if self._waiting:
-                    self._turn.notify_all()
-
-    def _receive(self) -> Message:
+    def _check(self, number: int) -> None:
+        ready = False
         try:
-            return self.channel.receive()
-        except Gone:
-            os._exit(1)  # Whatever the model still does: there is no server to respond to.
-
-    def _dispatch(self, message: Message) -> None:
-        if message.kind in _NEW:
-            self._new.append(message)
-            return
-        if message.kind is Kind.RECEIVED:
-            self._unconfirmed -= 1
-            return
-        if message.kind is Kind.STOP and (call := self._calls.get(message.call)) is not None:
-            call.stop()
-        if (reply := self._replies.pop(message.call, None)) is not None:
-            reply.message = message
-            if reply.wake is not None:
-                reply.wake()
-
-    def wait_confirmed(self) -> None:
-        """Block until the outcomes of all earlier calls have arrived at the server, if it confirms them.
-
-        So if this process is lost, the server knows that of the calls without an outcome only the first had begun.
-        """
-        if self.confirmed:
-            self.wait(lambda: self._unconfirmed <= 0)
-
-    def arrived(self, reply: Reply) -> Message:
-        """Returns the frame, blocking until it has arrived. On any thread."""
-        self.wait(reply.done)
-        assert reply.message is not None
-        return reply.message
-
-    async def arrival(self, reply: Reply) -> Message:
-        """As `arrived`, but on an event loop it awaits the frame instead of blocking."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return self.arrived(reply)
-        future: asyncio.Future[None] = loop.create_future()
-        with self._lock:
-            if reply.message is None:
-                reply.wake = partial(loop.call_soon_threadsafe, _wake, future)
-            else:
-                future.set_result(None)
-        if self.serial:  # The main thread, which would read otherwise, may be the one that runs this loop.
-            loop.run_in_executor(None, self.wait, reply.done)
-        await future
-        assert reply.message is not None
-        return reply.message
-
-    # --- sending ---
+            ready = self.check_ready is None or bool(self.check_ready())
+        except BaseException:  # Includes SystemExit: a model that calls exit() is not ready.
+            log.exception("%s: the readiness check failed", self.name)
+        finally:
+            self.send(Kind.READY, number, dumps(ready))
 
     def send(self, kind: Kind, number: int = 0, text: bytes = b"", placed: Placed | None = None) -> None:
-        """Send a frame; end the process if the server is gone. On any thread.
-
-        Raises `FrameError` for one that is too long.
-        """
+        """Send a frame. On any thread. Raises `FrameError` for one that is too long."""
         if os.getpid() != self._pid:
-            os._exit(1)  # A fork of the model's: only the original process may use the channel.
-        try:
-            self.channel.send(kind, call=number, text=text, placed=placed)
-        except Gone:
-            os._exit(1)
-        if kind in OUTCOMES:
-            with self._lock:
-                self._unconfirmed += 1
+            end_at_once()  # A fork of the model's: only the original process may use the channel.
+        self.channel.send(kind, call=number, text=text, placed=placed)
 
     def ask(
         self, number: int, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Any] | None
-    ) -> tuple[int, Reply]:
-        """Send a question on behalf of the call `number`; returns the question's number and expected reply."""
+    ) -> tuple[int, Mailbox]:
+        """Send a question on behalf of the call `number`; returns the question's number, and its replies."""
         placed = None if tensors is None else self.channel.place(tensors)
         question = next(self._questions)
-        reply = self.expect(question)
+        box = self._boxes[question] = Mailbox()
         try:
             self.send(kind, number, dumps({**fields, "question": question}), placed)
         except BaseException:
-            del self._replies[question]
+            self.forget(question)
             raise
-        return question, reply
+        return question, box
 
-    def expect(self, number: int) -> Reply:
-        """Returns the `Reply` for the next frame with this number, that of a call or of a question."""
-        reply = self._replies[number] = Reply()
-        return reply
-
-    # --- calls ---
-
-    def begin(self, number: int, on_stop: Callable[[], object] | None = None) -> CallState:
-        """Returns the state of a new call; `on_stop` is called, on any thread, when the server stops it."""
-        call = self._calls[number] = CallState(self, number, on_stop)
-        return call
-
-    def end(self, call: CallState) -> None:
-        """Forget a call, of which only the outcome is still to be sent."""
-        call.end()
-        self._calls.pop(call.number, None)
-        self._replies.pop(call.number, None)
+    def forget(self, number: int) -> None:
+        """Drop further frames of a question, or of a call of which only the outcome is still to be sent."""
+        self._boxes.pop(number, None)
+        if not self._boxes:
+            self.cancelled.clear()
 
 
-class CallState:
-    """One call in the process; any of the model's threads may use it.
+class CallState(Mailbox):
+    """One call in the process, begun by `message`; any of the model's threads may use it.
 
     Strategy: the model computes the next response of a stream while the server passes the last one on. Only before
     the next one is sent does it wait for the server's reply to the last one.
     """
 
-    def __init__(self, session: Session, number: int, on_stop: Callable[[], object] | None = None) -> None:
+    __slots__ = ("_lock", "_over", "_owed", "_session", "kind", "message", "number", "on_stop", "since", "stopped")
+
+    def __init__(self, session: Session, message: Message) -> None:
+        super().__init__()
         self._session = session
-        self.number = number
-        self._on_stop = on_stop
+        self.message: Message | None = message
+        self.kind, self.number = message.kind, message.call
+        self.since = time.monotonic()
+        self.on_stop: Callable[[], object] | None = None
+        """Called, on any thread, when the server stops the call."""
         self._lock = threading.RLock()
-        self._owed: Reply | None = None
+        self._owed = False
         self.stopped = False
+        """Whether the server no longer needs its responses."""
         self._over = False
 
     @property
@@ -224,26 +152,23 @@ class CallState:
         """See `Session`."""
         return self._session.own
 
-    def stop(self) -> None:
-        """Note that the server no longer needs its responses."""
-        if not self.stopped:
+    def put(self, message: Any) -> None:
+        """See `Mailbox`."""
+        if message.kind is Kind.STOP and not self.stopped:
             self.stopped = True
-            if self._on_stop is not None:
-                self._on_stop()
+            if self.on_stop is not None:
+                self.on_stop()
+        super().put(message)
 
     def end(self) -> None:
         """Note that it has ended: from now on it cannot call other models, and its responses are dropped."""
         with self._lock:
             self._over = True
-
-    @property
-    def clock_offset(self) -> float:
-        """Seconds by which `time.monotonic` is ahead of the server's."""
-        return self._session.control.clock_offset
+        self._session.forget(self.number)
 
     def is_cancelled(self, number: int) -> bool:
         """Returns whether the server has cancelled this call, or that with this number, which may be a member."""
-        return self.stopped or self._session.control.is_cancelled(number)
+        return self.stopped or number in self._session.cancelled
 
     # --- responses ---
 
@@ -274,34 +199,37 @@ class CallState:
                 self._session.send(Kind.FINISHED, self.number, text)
 
     def _settle(self) -> None:
-        if (owed := self._owed) is not None:
-            self._session.arrived(owed)
-            self._owed = None
+        if self._owed:
+            self._session.channel.wait(self.messages.__len__)
+            self.messages.popleft()
+            self._owed = False
 
     async def send(self, answer: object) -> None:
         """Send one response of a stream, once the server has taken the last one. On the loop."""
-        if self._owed is not None:
-            await self._session.arrival(self._owed)
+        if self._owed:
+            await self._session.channel.take(self)
         self._send(answer, {})
 
     def _send(self, answer: object, fields: dict[str, Any]) -> None:
         session = self._session
-        rows, text = rows_of(answer, session.name), text_of({**aside(answer), **fields}, session.name)
+        rows, text = rows_of(answer, session.name), text_of({**non_tensor_fields(answer), **fields}, session.name)
         placed = session.channel.place_all(rows)
         del answer, rows
-        self._owed = session.expect(self.number)
         session.send(Kind.ANSWER, self.number, text, placed)
+        self._owed = True
 
     # --- questions to the server ---
 
     def metadata(self, member: int | None) -> Iterable[tuple[str, str | bytes]]:
         """Returns the metadata of the request; empty once the call has ended."""
         try:
-            _, reply = self._ask(Kind.METADATA, {"member": member})
+            question, box = self._ask(Kind.METADATA, {"member": member})
         except Unavailable:
             return []
-        message = self._session.arrived(reply)
-        return [(name, value) for name, value in loads(message.text)] if message.kind is Kind.REPLY else []
+        self._session.channel.wait(box.messages.__len__)
+        self._session.forget(question)
+        message = box.messages.popleft()
+        return [(name, value) for name, value in message.fields] if message.kind is Kind.REPLY else []
 
     def model(self, asked: ModelCall | ModelTask, member: int | None) -> Any:
         """Run a `ModelCall` or a `ModelTask` in the server; see `Reach`.
@@ -322,37 +250,39 @@ class CallState:
         return task
 
     async def _one(self, asked: ModelCall | ModelTask, member: int | None) -> Any:
-        question, reply = self._ask(Kind.MODEL, asked_fields(asked, member), inputs_of(asked))
+        question, box = self._ask(Kind.MODEL, asked_fields(asked, member), inputs_of(asked))
         try:
-            return await self._answer(reply)
+            return await self._answer(box)
         except asyncio.CancelledError:
             self._say(Kind.STOP, question)
             raise
+        finally:
+            self._session.forget(question)
 
     async def _stream(self, asked: ModelCall | ModelTask, member: int | None) -> AsyncGenerator[Any, None]:
         """Yields the responses one by one; closing the generator stops the call."""
-        question, reply = self._ask(Kind.MODEL, {**asked_fields(asked, member), "stream": True}, inputs_of(asked))
+        question, box = self._ask(Kind.MODEL, {**asked_fields(asked, member), "stream": True}, inputs_of(asked))
         try:
-            while (answer := await self._answer(reply)) is not None:
+            while (answer := await self._answer(box)) is not None:
                 yield answer
                 del answer
-                reply = self._session.expect(question)
                 if not self._say(Kind.GO_ON, question):
                     raise _ended()
         finally:
             self._say(Kind.STOP, question)
+            self._session.forget(question)
 
     def _ask(
         self, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Any] | None = None
-    ) -> tuple[int, Reply]:
+    ) -> tuple[int, Mailbox]:
         with self._lock:  # The server may read its questions only while the call runs.
             if self._over:
                 raise _ended()
             return self._session.ask(self.number, kind, fields, tensors)
 
-    async def _answer(self, reply: Reply) -> Any:
+    async def _answer(self, box: Mailbox) -> Any:
         """Returns the response once it has arrived; blocks on a thread without a loop. Raises `ServingError`."""
-        message = await self._session.arrival(reply)
+        message = await self._session.channel.take(box)
         if message.kind is Kind.REFUSAL:
             raise error_of(message.fields)
         return answer_of(message)
@@ -361,7 +291,7 @@ class CallState:
         """Ask for the next response (GO_ON), or for no more (STOP); returns False if the call has ended."""
         with self._lock:
             if not self._over:
-                self._session.send(kind, self.number, dumps({"question": question}))
+                self._session.send(kind, question)
             return not self._over
 
 
@@ -369,12 +299,88 @@ def _ended() -> Unavailable:
     return Unavailable("the call has ended: it can no longer call other models")
 
 
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
 def _retrieve(task: asyncio.Task[Any]) -> None:
     """Read the exception of a task that may never be awaited, lest asyncio logs it."""
     if not task.cancelled():
         task.exception()
+
+
+class RemoteCall(Call):
+    """A call in the model's process. `fields` are those of `call_fields`, for the `member` with this index if any.
+
+    Metadata and calls of other models are requested from the server on demand.
+    """
+
+    __slots__ = ("_fields", "_member", "_members", "_number", "_state")
+
+    def __init__(self, state: CallState, fields: Mapping[str, Any], member: int | None = None) -> None:
+        remaining = fields.get("remaining")
+        super().__init__(None if remaining is None else state.since + remaining, partial(state.metadata, member))
+        self._state = state
+        self._fields = fields
+        self._member = member
+        self._number = state.number if member is None else state.number + 1 + member
+        self.request_id = fields.get("id", "")
+        self.signature_name = fields.get("signature", "")
+        self.parameters = fields.get("parameters", {})
+        self.input_parameters = fields.get("input_parameters", NO_INPUT_PARAMETERS)
+        self.model_name, self.model_version = fields.get("model", ""), fields.get("version", 0)
+        self.batch_size = fields.get("batch", 1)
+        self.size = fields.get("size", 0)
+        self.requested_outputs = fields.get("outputs", ())
+        if context := fields.get("context"):
+            self.context = context[0], context[1]
+        if scheduling := fields.get("scheduling"):
+            self.scheduling = Scheduling(*scheduling)
+        if client := fields.get("client"):
+            self.permission = Permission(client)
+        self.outlet = _Outlet(state, member)
+        self.reach = partial(_reach, state, member)  # Does not refer to this object.
+        self._members = tuple(RemoteCall(state, one, index) for index, one in enumerate(fields.get("members", ())))
+
+    @property
+    def log_ids(self) -> tuple[str, str]:
+        """See `Call.log_ids`."""
+        fields = self._fields
+        return (fields.get("log_id", ""), self.traceparent) if "context" in fields else super().log_ids
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the result is no longer needed; see `Call.cancelled`."""
+        return self._state.is_cancelled(self._number) or super().cancelled
+
+    @property
+    def members(self) -> Sequence[Call]:
+        """The calls that are executed together."""
+        return self._members or (self,)
+
+    def apart(self) -> Call:
+        """See `Call.apart`."""
+        call = Call()
+        call.reach = self._state.own
+        call.model_name, call.model_version = self.model_name, self.model_version
+        return call
+
+    def child(self) -> Call:
+        """See `Call.child`."""
+        child = RemoteCall(self._state, self._fields, self._member)
+        child.deadline = self.deadline
+        return child
+
+
+class _Outlet:
+    """Sends the responses of the call, or of one of its members, to the server."""
+
+    def __init__(self, state: CallState, member: int | None) -> None:
+        self._state = state
+        self._member = member
+
+    def respond(self, answer: Any) -> bool:
+        return self._state.respond(answer, at_once=True, member=self._member)
+
+    def finish(self) -> None:
+        self._state.finish(self._member)
+
+
+def _reach(state: CallState, member: int | None, _: Call, asked: ModelCall | ModelTask) -> Any:
+    return state.model(asked, member)

@@ -35,12 +35,12 @@ _CLASSES: Mapping[str, type] = {
 
 def dumps(value: object) -> bytes:
     """Returns the value as JSON. Raises `TypeError`, which names the type, for a value of an unknown type."""
-    return json.dumps(_plain(value), separators=(",", ":")).encode()
+    return _encode(_plain(value)).encode()
 
 
 def loads(data: bytes) -> Any:
     """Returns the value; tuples have become lists. Raises `ValueError` for JSON that `dumps` does not write."""
-    return json.loads(data, object_hook=_made)
+    return (_decode if b'"!":' in data else json.loads)(data.decode())
 
 
 def _plain(value: Any) -> Any:
@@ -104,3 +104,7 @@ def _made(parts: dict[str, Any]) -> Any:
     if kind not in _CLASSES:
         raise ValueError(f"expected a value of a known kind, got {kind!r}")
     return _CLASSES[kind](**parts["of"])
+
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode = json.JSONDecoder(object_hook=_made).decode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -13,16 +14,18 @@ from typing import Any
 import ray
 
 from triglot.executors.process.child import Child
-from triglot.executors.process.session import Session
+from triglot.executors.process.session import Session, end_at_once
 from triglot.executors.process.unpacking import Unpacked
 from triglot.executors.ray.connection import accept, watch
-from triglot.executors.ray.control import ActorControl
 from triglot.executors.ray.remote_channel import RemoteChannel
 from triglot.platform.archives import unpack
 from triglot.version import __version__
 
 CONNECT_SECONDS = 60
 """Seconds to wait for `open`, and then for the server to connect, after which an unused actor ends."""
+
+SILENCE_SECONDS = 60
+"""Seconds after which an actor that has received nothing ends: the server sends ten heartbeats a second."""
 
 
 class Instance:
@@ -51,7 +54,7 @@ class Instance:
 
         def end_unless_used() -> None:
             if not used.wait(CONNECT_SECONDS):
-                _end_at_once()
+                end_at_once()
 
         threading.Thread(target=end_unless_used, daemon=True).start()
 
@@ -80,29 +83,21 @@ class Instance:
         """Accept the server's connections and run its calls until it sends END; end at once if it disconnects."""
         assert self._listener is not None
         with self._listener:
-            frames, beside = accept(self._listener, self._secret, 2 * CONNECT_SECONDS)
+            connection = accept(self._listener, self._secret, 2 * CONNECT_SECONDS)
         self._used.set()
-        watch(beside)
+        watch(connection)
+        seconds = struct.pack("ll", SILENCE_SECONDS, 0)  # Limits only receiving, unlike `settimeout`.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        control = ActorControl(beside, _end_at_once)
-        session = Session(RemoteChannel(frames), control)
-        child = Child(session, control.outbox)
-        for work, arguments in ((child.beat, (os.getppid(),)), (session.wait, (_never,))):
-            # `session.wait` reads frames while a call runs, so that the next call has arrived when that one ends.
-            threading.Thread(target=work, args=arguments, daemon=True).start()
+        session = Session(RemoteChannel(connection))
+        child = Child(session)
+        threading.Thread(target=child.beat, args=(os.getppid(),), daemon=True).start()
+        # Reads frames while a call runs, so that the next call has arrived when that one ends.
+        threading.Thread(target=session.channel.read_until_gone, daemon=True).start()
         child.run()
         if self._files is not None:
             self._files.close()
         ray.actor.exit_actor()
-
-
-def _end_at_once() -> None:
-    """End the process without cleanup, whatever the model still does: there is no server to respond to."""
-    os._exit(1)
-
-
-def _never() -> bool:
-    return False
 
 
 def _unpack(parts: list[Any], folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""The two TCP connections between the server and an actor, mutually authenticated.
+"""The TCP connection between the server and an actor, mutually authenticated.
 
 The server connects. Ray has carried a secret to the actor; each side proves that it knows the secret before any
-frame is sent. Like Ray's own traffic, the connections are not encrypted.
+frame is sent. Like Ray's own traffic, the connection is not encrypted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hmac
 import os
 import socket
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.connection import wait
 
@@ -25,8 +24,6 @@ A server finishes its handshake in one round trip, so it is dropped only if as m
 """
 _DEAD_SECONDS = 10
 """Seconds without an acknowledgement after which a peer counts as gone, such as a machine that lost power."""
-CONNECTIONS = 2
-"""Number of connections: the first carries frames, the second control messages and notices."""
 
 
 class NotOurs(ConnectionError):
@@ -75,26 +72,24 @@ def _proof(secret: bytes, side: bytes, nonce: bytes) -> bytes:
     return hmac.digest(secret, side + nonce, "sha256")
 
 
-def connect(address: tuple[str, int], secret: bytes) -> list[socket.socket]:
-    """Return the server's connections to an actor. Blocks.
+def connect(address: tuple[str, int], secret: bytes) -> socket.socket:
+    """Return the server's connection to an actor. Blocks.
 
     Raises `OSError` when it cannot connect, `NotOurs` when the other side does not know the secret.
     """
-    made: list[socket.socket] = []
+    connection = socket.create_connection(address, HANDSHAKE_SECONDS)
     try:
-        for _ in range(CONNECTIONS):
-            made.append(connection := socket.create_connection(address, HANDSHAKE_SECONDS))
-            handshake = _Handshake(connection, secret, _SERVER, _ACTOR)
-            while not handshake.receive():
-                connection.settimeout(_seconds_until(handshake.until))
+        handshake = _Handshake(connection, secret, _SERVER, _ACTOR)
+        while not handshake.receive():
+            connection.settimeout(_seconds_until(handshake.until))
     except BaseException:
-        _close(made)
+        connection.close()
         raise
-    return made
+    return connection
 
 
-def accept(listener: socket.socket, secret: bytes, timeout: float) -> list[socket.socket]:
-    """Return, in the actor, the connections of its server, in the order in which it made them. Blocks.
+def accept(listener: socket.socket, secret: bytes, timeout: float) -> socket.socket:
+    """Return, in the actor, the connection of its server. Blocks.
 
     Any host in the network can connect, so handshakes run concurrently: none waits for another.
 
@@ -103,9 +98,8 @@ def accept(listener: socket.socket, secret: bytes, timeout: float) -> list[socke
     until = time.monotonic() + timeout
     listener.setblocking(False)
     running: dict[socket.socket, _Handshake] = {}  # The oldest first.
-    finished: list[_Handshake] = []
     try:
-        while len(finished) < CONNECTIONS:
+        while True:
             next_end = min([until, *[one.until for one in running.values()]])
             ready = wait([listener, *running], _seconds_until(next_end))
             if (now := time.monotonic()) >= until:
@@ -113,7 +107,8 @@ def accept(listener: socket.socket, secret: bytes, timeout: float) -> list[socke
             for connection in [one for one in running if one in ready]:
                 try:
                     if running[connection].receive():
-                        finished.append(running.pop(connection))
+                        del running[connection]
+                        return connection
                 except OSError:
                     del running[connection]
                     connection.close()
@@ -123,12 +118,9 @@ def accept(listener: socket.socket, secret: bytes, timeout: float) -> list[socke
                 if handshake.until <= now or len(running) > MAX_HANDSHAKES:
                     del running[connection]
                     connection.close()
-    except BaseException:
-        _close([one.connection for one in finished])
-        raise
     finally:
-        _close(running)
-    return [one.connection for one in sorted(finished, key=lambda one: one.until)]
+        for connection in running:
+            connection.close()
 
 
 def _begin(listener: socket.socket, secret: bytes) -> _Handshake | None:
@@ -155,8 +147,3 @@ def watch(connection: socket.socket) -> None:
     """
     with suppress(OSError, AttributeError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _DEAD_SECONDS)
-
-
-def _close(connections: Iterable[socket.socket]) -> None:
-    for one in connections:
-        one.close()

@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from triglot.core.errors import Code, ModelLoadError
-from triglot.executors.process.calls import ThreadCalls
-from triglot.executors.process.notices import Inbox, Notice
 from triglot.executors.process.process import Process, Program
 from triglot.executors.ray.cluster import ActorBody, Cluster
 from triglot.executors.ray.connection import connect, watch
-from triglot.executors.ray.control import ServerControl
 from triglot.executors.ray.remote_channel import RemoteChannel
 from triglot.model.config import ModelConfig
 from triglot.version import __version__
@@ -37,12 +34,11 @@ class ActorProcess(Process):
     """One actor; see `Process`. It is connected in `load`, once Ray has placed it on a node.
 
     `body` is the actor as Ray reports it, `secret` authenticates the connections, `root` is the folder of the
-    model's files on the server, and `take` receives the actor's notices.
+    model's files on the server, and `take_metrics` gets the changes of its model's metrics.
     """
 
     kind = "actor"
     remote = True
-    calls_of_threads = ThreadCalls
 
     def __init__(
         self,
@@ -51,17 +47,13 @@ class ActorProcess(Process):
         body: ActorBody,
         secret: bytes,
         root: Path,
-        take: Callable[[Notice], object],
+        take_metrics: Callable[[Any], object],
     ) -> None:
-        control = ServerControl(take)
-        super().__init__(
-            program.name, number, body, RemoteChannel(socket.socket()), control, Inbox(None, control.take)
-        )
+        super().__init__(program.name, number, body, RemoteChannel(socket.socket()), take_metrics)
         self.body = body
-        self._server_control = control
         self._secret = secret
         self._root = root
-        body.closed = self._is_closed
+        body.closed = lambda: self.channel.gone
 
     @property
     def place(self) -> Mapping[str, str]:
@@ -93,11 +85,10 @@ class ActorProcess(Process):
 
     def _connect(self) -> None:
         host, port = self.body.placed["address"]
-        frames, beside = connect((host, port), self._secret)
-        watch(beside)
-        unused, self.channel = self.channel, RemoteChannel(frames)
-        unused.close()
-        self.notices.attach(self._server_control.attach(beside))
+        connection = connect((host, port), self._secret)
+        watch(connection)
+        self.channel.close()
+        self._use(RemoteChannel(connection))
         if self.lost:  # Killed while it connected.
             self.kill(self.lost)
 
@@ -114,17 +105,10 @@ class ActorProcess(Process):
     def check(self, hang_seconds: float, longest_run: float) -> None:
         """See `Process`."""
         super().check(max(hang_seconds, MIN_SILENCE) if hang_seconds else 0.0, longest_run)
-        if self.notices.ended and not self.lost:
-            self.kill(self.why_gone())
 
     def check_loading(self, age: float, timeout: float) -> None:
         """See `Process`. The timeout starts once Ray has placed the actor on a node."""
         super().check_loading(time.monotonic() - self.body.placed_at if self.body.placed else 0.0, timeout)
-        self.notices.read()
-
-    def _is_closed(self) -> bool:
-        self.notices.read()
-        return self.notices.ended
 
     def why_gone(self) -> str:
         """See `Process`. Waits up to `REASON_SECONDS` for Ray's reason."""
@@ -138,10 +122,6 @@ class ActorProcess(Process):
             return self.body.why or "was not placed"
         where = f"on node {self.body.node}"
         return f"ended {where}: {self.body.why}" if self.body.why else f"closed its connection {where}"
-
-    def _close(self) -> None:
-        super()._close()
-        self._server_control.close()
 
 
 class RayPlace:
@@ -169,7 +149,7 @@ class RayPlace:
         if cluster is not None:
             cluster.close()
 
-    def start(self, program: Program, number: int, take: Callable[[Notice], object]) -> ActorProcess:
+    def start(self, program: Program, number: int, take_metrics: Callable[[Any], object]) -> ActorProcess:
         """Returns a new actor, which waits for `load`; see `Process.start`.
 
         Raises `OSError` when the driver cannot be reached, or loading was cancelled.
@@ -185,7 +165,7 @@ class RayPlace:
             "files": {"root": str(self._root), "only": self._only} if options.send_files else None,
         }
         title = f"{program.name}: actor {number}"
-        return ActorProcess(program, number, self._cluster.start(title, order), secret, self._root, take)
+        return ActorProcess(program, number, self._cluster.start(title, order), secret, self._root, take_metrics)
 
 
 def _gpus(config: ModelConfig) -> float:

@@ -1,7 +1,9 @@
 """Tensors in shared memory: each side of a channel writes into regions of its own, which the other side reads.
 
-Strategy: a region holds the tensors of one frame at a time. Its owner reuses it once the reader has released it.
-Regions that have not been used for a while return their memory to the system, but stay mapped.
+Strategy: a region holds the tensors of one frame at a time. Its owner (`Arena`) reuses it once the reader
+(`Mirror`) has released it: all arrays over a region refer to one array, their base, whose end releases the region.
+Small tensors are copied at once, so that a model that keeps them keeps no region in use. Regions that have not
+been used for a while return their memory to the system, but stay mapped.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +28,18 @@ import numpy as np
 if sys.platform != "win32":
     import fcntl
 
-from triglot.core.tensor import DATATYPES, Array, bytes_elements, datatype_of, element_count, pack_bytes
+from triglot.core.tensor import (
+    DATATYPES,
+    Array,
+    BytesFramingError,
+    array_over,
+    bytes_elements,
+    datatype_of,
+    element_count,
+    object_array,
+    pack_bytes,
+    unpack_bytes,
+)
 from triglot.executors.joining import Stack
 from triglot.executors.process.frames import FrameError, Place
 
@@ -37,6 +53,13 @@ _LARGE = 1 << 28
 """Bytes from which the available memory is checked."""
 IDLE_SECONDS = 10.0
 """Seconds without use after which a region returns its memory to the system."""
+COPIED = 16 * 1024
+"""Largest size in bytes of a frame's tensors that are copied: it costs less than to keep track of a region."""
+MAX_HELD = 16
+"""Limit on regions in use, each of which has a file descriptor; tensors in further regions are copied."""
+_NOTHING = np.frombuffer(b"", np.uint8)
+Named = list[tuple[str, Array]]
+"""Tensors with their names, which need not be unique."""
 
 
 def shared_memory(size: int) -> int:
@@ -104,12 +127,14 @@ class Placed:
     """Tensors in a region, ready to be sent.
 
     For a region that is new to the reader, `region_size` is its size in bytes, `descriptor` its file descriptor.
+    `parts`: tensors that follow their frame instead, as buffers with padding.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[Place, ...] | None
     region: int = 0
     region_size: int = 0
     descriptor: int | None = None
+    parts: Sequence[Any] = ()
 
 
 Contents = Array | Stack | bytes
@@ -240,3 +265,80 @@ class Arena:
         """Bytes of the regions that have not returned their memory."""
         with self._lock:
             return sum(region.size for region in self._regions.values() if not region.empty)
+
+
+class Mirror:
+    """The regions of the other side. One thread at a time may read them, and any thread may call `released`."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, mmap.mmap] = {}
+        self._held: dict[int, weakref.ref[Array]] = {}
+        self._released: deque[int] = deque()
+
+    def adopt(self, number: int, size: int, descriptor: int) -> None:
+        """Map a new region of `size` bytes, and close its descriptor. Raises `ValueError` and `OSError`."""
+        try:
+            self._memory[number] = mapped(descriptor, size, writable=False)
+        finally:
+            os.close(descriptor)
+
+    def tensors(self, number: int, places: Sequence[Place]) -> Named:
+        """Returns the tensors in the region of this number, as read-only arrays with their names; 0: no region.
+
+        Raises `FrameError` for an unknown region, or places that do not fit it.
+        """
+        base = self._base(number, places) if number else _NOTHING
+        return [(place.name, array_at(base, place)) for place in places]
+
+    def _base(self, number: int, places: Sequence[Place]) -> Array:
+        memory = self._memory.get(number)
+        if memory is None:
+            raise FrameError(f"there is no region {number}")
+        end = max(place.offset + place.size for place in places)
+        if end > len(memory):
+            raise FrameError(f"tensors of {end} bytes do not fit into a region of {len(memory)} bytes")
+        if end <= COPIED or len(self._held) >= MAX_HELD:
+            self._released.append(number)
+            return np.frombuffer(memory[:end], np.uint8)
+        base: Array = np.frombuffer(memory, np.uint8, end)
+        base.flags.writeable = False
+        self._held[number] = weakref.ref(base, partial(self._ended, number))
+        return base
+
+    def _ended(self, number: int, _: object) -> None:
+        del self._held[number]
+        self._released.append(number)
+
+    def released(self) -> list[int]:
+        """Returns the regions that have become free since the last call."""
+        released: list[int] = []
+        with suppress(IndexError):  # Another thread may take the last one.
+            while self._released:
+                released.append(self._released.popleft())
+        return released
+
+    def requeue_released(self, released: Iterable[int]) -> None:
+        """Report these regions with the next frame again: the last one was not sent."""
+        self._released.extend(released)
+
+
+def array_at(base: Array, place: Place) -> Array:
+    """Returns the tensor over the bytes of `base`; a copy for BYTES.
+
+    Raises `FrameError` for a wrong size and for wrongly packed BYTES.
+    """
+    count = element_count(place.shape)
+    if place.datatype == "BYTES":
+        packed = base[place.offset : place.offset + place.size].tobytes()
+        try:
+            array = object_array(unpack_bytes(packed, count), place.shape)
+        except BytesFramingError as error:
+            raise FrameError(f"tensor {place.name!r} of shape {place.shape}: {error}") from error
+        array.flags.writeable = False
+        return array
+    dtype = DATATYPES[place.datatype].dtype
+    if count * dtype.itemsize != place.size:
+        raise FrameError(f"tensor {place.name!r} of shape {place.shape} has {place.size} bytes")
+    if not count:
+        return array_over(b"", dtype, place.shape)
+    return np.ndarray(place.shape, dtype, base, place.offset)
