@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -18,8 +18,9 @@ from stream_requests import asking, sending, value, y
 
 from triglot import Model
 from triglot.core.call import Call
-from triglot.core.duplex import Duplex
+from triglot.core.errors import ServingError
 from triglot.core.response_buffer import STREAM_BUFFER
+from triglot.core.running import Requests, Sink
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.service import KServe
 from triglot.protocols.kserve.stream import MAX_IN_A_ROW, MAX_UNSENT
@@ -103,37 +104,38 @@ async def test_wherever_the_bytes_are_cut_and_whoever_answers_the_order_is_kept(
             assert (one.error_message, value(one)) == ("", 2 * at)
 
 
-class Bursts(Duplex):
-    """Those that are there when somebody begins to listen, and others, which come before the loop's next turn."""
+class Bursts(Requests):
+    """Requests that have arrived when the stream begins, and others that arrive before the loop's next turn."""
 
-    def __init__(self, there: Iterable[bytes], others: Iterable[bytes]) -> None:
-        self._there, self._others = deque(there), deque(others)
+    def __init__(self, arrived: Iterable[bytes], others: Iterable[bytes]) -> None:
+        self._arrived, self._others = deque(arrived), deque(others)
 
     @property
     def ended(self) -> bool:
-        return not self._there and not self._others
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for one in self._there:
-            yield one
-
-    def listen(self, came: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(self._come, came)
-        came()
-
-    def _come(self, came: Callable[[], None]) -> None:
-        self._there += self._others
-        self._others.clear()
-        came()
+        return not self._arrived and not self._others
 
     def take(self) -> bytes | None:
-        return self._there.popleft() if self._there else None
+        return self._arrived.popleft() if self._arrived else None
 
-    def offer(self, answers: deque[bytes]) -> None:
-        pass
+    def arrive(self) -> None:
+        self._arrived += self._others
+        self._others.clear()
 
-    async def close(self) -> None:
-        pass
+
+class Collected(Sink):
+    """Keeps the responses until the end."""
+
+    def __init__(self) -> None:
+        self.responses: list[bytes] = []
+        self.ended = asyncio.Event()
+
+    def send(self, response: bytes, /) -> bool:
+        self.responses.append(response)
+        return True
+
+    def end(self, error: ServingError | None, /) -> None:
+        assert error is None
+        self.ended.set()
 
 
 async def test_no_request_overtakes_another_when_the_stream_begins() -> None:
@@ -146,8 +148,13 @@ async def test_no_request_overtakes_another_when_the_stream_begins() -> None:
     async with live({"noting": Plain(note)}) as door:
         kserve = KServe(door.server.dataplane, "here", Telemetry())
         requests = Bursts([asking("noting", at) for at in range(3)], [asking("noting", at) for at in range(3, 6)])
-        answers = [one async for one in kserve.infer_stream(requests, Call())]
-    values = [value(pb.ModelStreamInferResponse.FromString(one)) for one in answers]
+        sink = Collected()
+        conversation = kserve.converse(requests, Call(), sink)
+        conversation.receive()
+        requests.arrive()
+        conversation.receive()
+        await sink.ended.wait()
+    values = [value(pb.ModelStreamInferResponse.FromString(one)) for one in sink.responses]
     assert values == began == list(range(6))
 
 

@@ -15,7 +15,7 @@ from stream_requests import Inputs, answers, asking, sending
 
 import triglot
 from process import SECONDS
-from triglot.protocols.kserve.stream_requests import _SequenceSink
+from triglot.protocols.kserve.stream_requests import _DecoupledRequest
 from waiting import until
 
 LARGE = 1 << 17
@@ -86,7 +86,7 @@ async def test_nothing_is_kept_of_requests_that_are_over() -> None:
             yield from ()
 
     def kept() -> int:
-        return sum(type(one) is _SequenceSink for one in gc.get_objects())
+        return sum(type(one) is _DecoupledRequest for one in gc.get_objects())
 
     async with live({"echo": Silent()}) as door:
         call = door.stream_infer(timeout=SECONDS)

@@ -32,7 +32,9 @@ PATH = "/t.T/"
 
 def row(name: str, kind: Kind, call: Any) -> Method:
     """A method whose messages are bytes."""
-    return Method(name, kind, Operation.INFER, bytes, call, bytes)
+    if kind is Kind.UNARY:
+        return Method(name, kind, Operation.INFER, bytes, call, bytes)
+    return Method(name, kind, Operation.INFER, bytes, None, bytes, iterate=call)
 
 
 class Rows:
@@ -81,6 +83,7 @@ class Rows:
         while not self.gate.is_set():
             with suppress(asyncio.CancelledError):
                 await self.gate.wait()
+        self.stubborn_calls -= 1
         return bytes(data)
 
     async def count(self, data: Any, _: Call) -> AsyncIterator[bytes]:

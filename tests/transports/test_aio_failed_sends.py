@@ -25,8 +25,7 @@ class Details:
 
 async def failed(error: Exception) -> None:
     """A call's task as grpc.aio runs it: it looks the handler up, and fails when it sends the response."""
-    calls: Any = None
-    rows = _Rows({}, UnsentAnswers(Limits()), calls, 1)
+    rows = _Rows({}, UnsentAnswers(Limits()), 1)
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
 

@@ -56,12 +56,7 @@ class Taker:
 
 @asynccontextmanager
 async def listening(client: Client) -> AsyncIterator[Taker]:
-    async def iterated() -> AsyncIterator[bytes]:
-        while (one := await client.read()) is not END:
-            assert isinstance(one, bytes)
-            yield one
-
-    requests = AioRequests(iterated(), client.read, END)
+    requests = AioRequests(client.read, END)
     taker = Taker(requests)
     requests.listen(taker.came)
     try:
@@ -112,13 +107,3 @@ async def test_who_has_closed_it_hears_no_more() -> None:
             await asyncio.sleep(0)
         assert client.read_so_far == read
     assert taker.got == []
-
-
-async def test_they_can_be_iterated_over() -> None:
-    async def iterated() -> AsyncIterator[bytes]:
-        yield b"1"
-        yield b"2"
-
-    client = Client(iter([]))
-    requests = AioRequests(iterated(), client.read, END)
-    assert [one async for one in requests] == [b"1", b"2"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 
 from triglot.core.call import Call
@@ -14,7 +15,7 @@ from triglot.core.permission import EVERYTHING
 from triglot.core.running import CallCancelled, Defer, Running, Sink
 from triglot.protocols.rows import InferenceHandler, Kind, Method
 from triglot.telemetry.store import Telemetry
-from triglot.transports.aio.unary import answer
+from triglot.transports.aio.calls import answer
 from triglot.transports.grpc_calls import GrpcCalls
 from triglot.transports.request_bytes import RequestBytes
 
@@ -22,7 +23,10 @@ from triglot.transports.request_bytes import RequestBytes
 class Context:
     """Of a call without metadata and deadline; what it was refused with."""
 
-    refused: Code | None = None
+    refused: grpc.StatusCode | None = None
+
+    async def abort(self, code: grpc.StatusCode, *_: object) -> None:
+        self.refused = code
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
@@ -65,17 +69,13 @@ class Scripted(InferenceHandler, Running):
         pass
 
 
-async def _refuse(context: Context, code: Code, *_: object) -> None:
-    context.refused = code
-
-
 @pytest.mark.parametrize("first", ["cancelled", "ended", "alone"])
 @pytest.mark.parametrize("error", [None, Internal("no")])
 async def test_a_cancellation_in_the_same_turn(error: Internal | None, first: str) -> None:
     telemetry, inference, context = Telemetry(), Scripted(), Context()
     method = Method("ModelInfer", Kind.UNARY, Operation.INFER, bytes, None, bytes, inference=inference)
     endpoint = telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True)
-    handler = GrpcCalls(_refuse, RuntimeError, RequestBytes(0)).unary(method, endpoint)
+    handler = GrpcCalls(RequestBytes(0)).row(method, endpoint)
     task = asyncio.ensure_future(answer(handler, b"", context, EVERYTHING))
     await asyncio.sleep(0)
     if first == "ended":

@@ -45,7 +45,7 @@ def living() -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize(("transport", "call"), [("h2", "Rpc"), ("aio", "_AioCall")])
+@pytest.mark.parametrize(("transport", "call"), [("h2", "Rpc"), ("aio", "AioCall")])
 async def test_a_unary_call_is_three_objects(transport: str, call: str) -> None:
     model = Held()
     async with (

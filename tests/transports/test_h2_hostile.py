@@ -238,7 +238,7 @@ async def test_handlers_that_run_on_after_a_reset_are_bounded() -> None:
         assert (refused.stream, refused.code) == (61, ErrorCode.REFUSED_STREAM)
         assert await channel.unary_unary("/t.T/Echo")(b"3", timeout=SECONDS) == b"3"
         here.rows.gate.set()
-        await until(lambda: not here.server.tasks)
+        await until(lambda: not here.rows.stubborn_calls)
         await client.send(client.headers(63, "Echo") + data(63, message(b"4")))
         assert (await client.next(frames.HEADERS)).stream == 63
         await client.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,17 +66,17 @@ def no_work(_: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpStream:
-    """A response in pieces. Closed when the client disconnects.
+class StreamForm:
+    """How the responses of one stream are sent: each as one chunk of a chunked body, at once.
 
-    `encode` turns each of the `answers` into a chunk, which is sent at once, as one chunk of a chunked body; b""
-    is skipped. It may run off the event loop, which `answer_size` decides: an estimate of the bytes of text that
-    it prints. `waits`: the headers are sent with the first chunk, so that an error before it, or a `ServingError`
-    as the first of the answers, has a status.
+    `encode` turns a response into a chunk; b"" is skipped. It may run off the event loop, which `answer_size`
+    decides: an estimate of the bytes of text that it prints. `encode_error` makes the last chunk of a stream that
+    fails. `waits`: the headers are sent with the first chunk, so that an error before it has a status; one before
+    the model is called has a response of its own.
     """
 
-    answers: AsyncGenerator[Any, None]
     content_type: str
-    encode: Callable[[Any], bytes] = bytes
+    encode: Callable[[Any], bytes]
+    encode_error: Callable[[ServingError], bytes]
     answer_size: Callable[[Any], int] = no_work
     waits: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -42,6 +43,13 @@ class Sink(ABC):
         Must not keep the error: its frames may refer to the request.
         """
 
+    def send_all(self, responses: deque[Any], /) -> bool:
+        """Take and remove responses as long as there is room; returns what the last `send` did, else True."""
+        while responses:
+            if not self.send(responses.popleft()):
+                return False
+        return True
+
 
 class Running(ABC):
     """Work that was started with a `Sink`.
@@ -60,6 +68,31 @@ class Running(ABC):
     @abstractmethod
     def resume(self) -> None:
         """Send on: the sink, which has returned False, has room for the next response."""
+
+
+class Requests(ABC):
+    """The requests of a bidirectional stream that have arrived. On the event loop."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether all requests were taken, and no more can arrive."""
+
+    @abstractmethod
+    def take(self) -> Any:
+        """Returns the next request, or None if none has arrived. Raises `ServingError`."""
+
+
+class Conversation(Running):
+    """Work on a bidirectional stream, which takes its `Requests` as it has room for them."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def receive(self) -> None:
+        """Take requests: some have arrived, or the end. Called once for requests that arrive together."""
 
 
 class Watcher(ABC):

@@ -1,20 +1,18 @@
-"""A request bound to a model's signature, its checked response, and a coroutine that answers one request."""
+"""A request bound to a model's signature, and its checked response."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
 from triglot.core.call import Call
-from triglot.core.errors import Internal, ServingError, as_serving_error, without_frames
+from triglot.core.errors import Internal, ServingError, without_frames
 from triglot.core.request_scheduling import scheduling_of
 from triglot.core.response_buffer import NOTHING
-from triglot.core.running import CallCancelled, Running, Sink
 from triglot.core.tensor import LONG_BYTES, Array
 from triglot.core.types import Answer, InferenceRequest, InferenceResponse
 from triglot.executors.work import Receiver, Work
@@ -176,45 +174,3 @@ def _checked(work: Work, answer: Any) -> Any:
     if work.request is None:
         return answer
     return response_of(_servable(work), work.signature, work.request, answer)
-
-
-class CoroutineWork(Running):
-    """A coroutine that answers one request, as `Running`: its result is the one response."""
-
-    __slots__ = ("_sink",)
-
-    def __init__(self, answering: Coroutine[Any, Any, Any], sink: Sink) -> None:
-        self.over = False
-        self._sink: Sink | None = sink
-        task = self.task = asyncio.get_running_loop().create_task(self._run(answering))
-        task.add_done_callback(partial(self._never_began, answering))
-
-    async def _run(self, answering: Coroutine[Any, Any, Any]) -> None:
-        error: ServingError | None = None
-        try:
-            response = await answering
-        except asyncio.CancelledError:
-            error = CallCancelled("the call was cancelled")  # Not raised: see `DataPlane._prepare`.
-        except Exception as failure:
-            error = without_frames(as_serving_error(failure, "the request"))
-        self.over = True
-        sink, self._sink = self._sink, None
-        assert sink is not None
-        if error is None:
-            sink.send(response)
-        sink.end(error)
-
-    def _never_began(self, answering: Coroutine[Any, Any, Any], task: asyncio.Task[None]) -> None:
-        if task.cancelled() and self._sink is not None:
-            self.over = True
-            answering.close()
-            sink, self._sink = self._sink, None
-            sink.end(CallCancelled("the call was cancelled"))
-
-    def cancel(self) -> None:
-        """Cancel the coroutine; the sink gets the end when that has ended."""
-        if not self.over and self.task is not None:
-            self.task.cancel()
-
-    def resume(self) -> None:
-        """See `Running`. Nothing to do: there is one response."""

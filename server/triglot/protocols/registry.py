@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from triglot.config.options import PROTOCOLS, Config
 from triglot.core.call import Call
-from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import ADMINISTRATION
 from triglot.core.permission import Permission
 from triglot.dataplane.dataplane import DataPlane
@@ -253,7 +253,7 @@ def _page_or_liveness(page: Route) -> Route:
     async def call(http: HttpRequest, call: Call) -> Any:
         return await read(page.decode(http), call) if _is_browser(http) else None
 
-    def encode(answer: Any, http: HttpRequest) -> HttpResponse | HttpStream:
+    def encode(answer: Any, http: HttpRequest) -> HttpResponse:
         return page.encode(answer, page.decode(http)) if _is_browser(http) else ALIVE
 
     return replace(page, decode=lambda http: http, call=call, encode=encode, documented=(monitor_api.ROOT,))

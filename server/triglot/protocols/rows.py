@@ -9,16 +9,16 @@ from __future__ import annotations
 import enum
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
-from triglot.core.http import HttpRequest, HttpResponse, HttpStream, no_work
+from triglot.core.http import HttpRequest, HttpResponse, StreamForm, no_work
 from triglot.core.operation import Operation
-from triglot.core.running import Defer, Responses, Running, Sink
+from triglot.core.running import Conversation, Defer, Requests, Responses, Running, Sink
 from triglot.core.scattered import Scattered
 from triglot.model.metadata import ModelMetadata
 from triglot.protocols.openapi.operation import ApiOperation
@@ -75,12 +75,11 @@ def _status_only(_: ServingError) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One RPC: `decode` the request, `call`, `encode` each response.
+    """One RPC: `decode` the request, run it, `encode` each response. A row has one function that runs it:
 
-    UNARY: `call(request, call)` is awaited, or `inference` runs a model's request without a coroutine.
-    SERVER_STREAM: `call` returns an async iterator of responses.
-    BIDI_STREAM: `call` gets an async iterator of requests, a `Duplex` if `decode` is `bytes`, and returns an async
-    iterator of responses.
+    `inference` runs a model's request without a coroutine; `call(request, call)` is awaited, for one response;
+    `iterate` returns an async iterator over the responses of a stream, for one request or an async iterator over
+    those of a bidirectional stream; `converse` runs such a stream on its requests' bytes.
 
     `answer_size` and `decode_size` estimate how many bytes `encode` and `decode` process one by one; if many, the
     codec runs off the event loop. `decode_size` is called for large requests only. `scatter` is `encode` without a
@@ -92,7 +91,7 @@ class Method:
     kind: Kind
     operation: Operation
     decode: Callable[[bytes], Any]
-    call: Callable[[Any, Call], Awaitable[Any] | AsyncIterator[Any]] | None
+    call: Callable[[Any, Call], Coroutine[Any, Any, Any]] | None
     encode: Callable[[Any], bytes]
     answer_size: Callable[[Any], int] = no_work
     decode_size: Callable[[bytes], int] = no_work
@@ -100,6 +99,8 @@ class Method:
     details: Callable[[str], str] = str
     encode_error: Callable[[ServingError], bytes | None] = _status_only
     inference: InferenceHandler | None = None
+    iterate: Callable[[Any, Call], AsyncIterator[Any]] | None = None
+    converse: Callable[[Requests, Call, Sink], Conversation] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,9 @@ class Route:
     """One REST operation. `path` has `{name}` or `{name:regex}` variables; the verb "*" matches any.
 
     `call(request, call)` is awaited, or `inference` runs a model's request without a coroutine. `encode` gets the
-    answer and the decoded request. `text_size` and `answer_size` estimate how many bytes of text `decode` parses
-    and `encode` prints; if many, the codec runs off the event loop.
+    answer and the decoded request. `stream_form` returns the form of the responses to a decoded request that asks
+    for a stream, else None; `inference` sends any number of them. `text_size` and `answer_size` estimate how many
+    bytes of text `decode` parses and `encode` prints; if many, the codec runs off the event loop.
 
     `body_limit` returns the largest body in bytes, compressed or not, for a request with these headers; None: the
     server's limit. `limit_option` names the server's option that sets it, if there is one.
@@ -164,8 +166,8 @@ class Route:
     path: str
     operation: Operation
     decode: Callable[[HttpRequest], Any]
-    call: Callable[[Any, Call], Awaitable[Any]] | None
-    encode: Callable[[Any, Any], HttpResponse | HttpStream]
+    call: Callable[[Any, Call], Coroutine[Any, Any, Any]] | None
+    encode: Callable[[Any, Any], HttpResponse]
     text_size: Callable[[HttpRequest], int] = _body_size
     answer_size: Callable[[Any], int] = no_work
     body_limit: Callable[[Mapping[str, str]], int | None] = _control_size
@@ -181,6 +183,7 @@ class Route:
     name: str = ""
     protocol: str = ""
     inference: InferenceHandler | None = None
+    stream_form: Callable[[Any], StreamForm | None] | None = None
     documented: tuple[ApiOperation, ...] = ()
     of_model: Callable[[ModelMetadata, str], ApiOperation | None] | None = None
 

@@ -1,4 +1,4 @@
-"""A call of a row with one response, over any transport: decode, run, encode, map errors.
+"""A call of a row, over any transport: decode, run, encode, map errors.
 
 `grpc_calls.GrpcCall` and `rest.call.HttpCall` are its subclasses.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from triglot.core.call import Call
@@ -20,23 +21,27 @@ from triglot.transports.off_loop import OFF_LOOP_BYTES
 
 
 class RowCall(Sink):
-    """One call with one response, as a `RunningCall`. On the event loop.
+    """One call, as a `RunningCall`, and the sink of its responses: one, or with `streams` any number.
 
-    A row with an `inference` needs no coroutine. Nothing runs before `_begin`; whatever ends the call calls
-    `_stop`, once.
+    On the event loop. A row with an `inference` needs no coroutine. Nothing runs before `_begin`; whatever ends
+    the call calls `_stop`, once.
     """
 
     __slots__ = (
         "_callbacks",
         "_cancel_count",
+        "_closed",
         "_defer",
+        "_ends_after",
         "_has_ended",
         "_inference",
         "_is_change",
         "_request",
         "_running",
+        "_sending",
         "call",
         "ends_at_deadline",
+        "streams",
     )
     call: Call
 
@@ -54,6 +59,13 @@ class RowCall(Sink):
         self._request: Any = None
         self._running: Cancellable | None = None
         """The task or the work that runs the call."""
+        self.streams = False
+        self._sending: asyncio.Task[None] | None = None
+        """Encodes a response of a stream that takes long; those after it wait."""
+        self._closed = False
+        """Whether no more responses are sent: the call has ended, or does once those that wait are sent."""
+        self._ends_after = False
+        """Whether the stream ends after that response."""
         self._cancel_count = 0
         self._callbacks: list[Callable[[Any], object]] | None = None
 
@@ -70,8 +82,8 @@ class RowCall(Sink):
         """Continue in a coroutine, `_guarded(step, *arguments)`."""
 
     @abstractmethod
-    async def _await_row(self, request: Any) -> Any:
-        """Returns the response of a row without an `inference`."""
+    def _start_coroutine(self, request: Any) -> Running:
+        """Start the request of a row without an `inference`."""
 
     @abstractmethod
     def _answer_size(self, answer: Any) -> int:
@@ -84,6 +96,14 @@ class RowCall(Sink):
     @abstractmethod
     def _send(self, encoded: Any) -> None:
         """Send the encoded response, and end the call."""
+
+    @abstractmethod
+    def _send_next(self, encoded: Any) -> bool:
+        """Send an encoded response of a stream; returns whether there is room for another one."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """End a stream after its responses."""
 
     @abstractmethod
     def _fail(self, error: Exception) -> None:
@@ -120,43 +140,114 @@ class RowCall(Sink):
         if self.call.permission.withdrawn:  # While the body arrived.
             raise Unauthenticated(WITHDRAWN)
         self._request = request
-        if self._inference is None:
+        inference = self._inference
+        if inference is None:
             self._is_change = self.call.operation in ADMINISTRATION
-            self._run(self._await, request)
-            return
-        running: Running = self._inference.start(request, self.call, self, self._defer)
+            self._started(self._start_coroutine(request))
+        else:
+            self._started(inference.start(request, self.call, self, self._defer))
+
+    def _started(self, running: Running) -> None:
+        """Note what runs the call, which may have ended already."""
         if not self._has_ended:
             self._running = running
-            self.ends_at_deadline = running.task is None
+            # A client that does not read its stream keeps that open.
+            self.ends_at_deadline = running.task is None and not self.streams
             if self._cancel_count:
                 running.cancel()
-
-    async def _await(self, request: Any) -> None:
-        answer = await self._await_row(request)
-        self.call.answered()
-        self._respond(answer)
+        elif not running.over:
+            running.cancel()
 
     def send(self, response: Any, /) -> bool:
-        """See `Sink`: the only response, which ends the call."""
-        self.call.answered()
+        """See `Sink`. Without `streams`, the only response, which ends the call."""
+        if self._closed:
+            return False
         inference = self._inference
-        assert inference is not None
         try:
-            self._respond(inference.answer(response, self._request))
+            if not self.streams:
+                self.call.answered()
+            answer = response if inference is None else inference.answer(response, self._request)
+            if self.streams:
+                return self._send_answer(answer)
+            self._respond(answer)
         except Exception as error:
-            self._fail(error)
+            self._break_off(error)
         return True
+
+    def _send_answer(self, answer: Any) -> bool:
+        encoded = None if self._answer_size(answer) > OFF_LOOP_BYTES else self._encode(answer)
+        if encoded is not None and not self._is_slow(encoded):
+            self.call.sent(len(encoded))
+            return self._send_next(encoded)
+        self._sending = task = asyncio.get_running_loop().create_task(self._send_slowly(answer, encoded))
+        task.add_done_callback(self._sent_slowly)
+        return False
+
+    def _is_slow(self, encoded: Any) -> bool:
+        """Returns whether `_prepare` takes long."""
+        return False
+
+    async def _prepare(self, encoded: Any) -> Any:
+        """Returns an encoded response of a stream as it is sent."""
+        return encoded
+
+    async def _send_slowly(self, answer: Any, encoded: Any) -> None:
+        with suppress(asyncio.CancelledError):  # Otherwise the task would keep the error, and its frames.
+            try:
+                if encoded is None:
+                    encoded = await asyncio.to_thread(self._encode, answer)
+                self.call.sent(len(encoded))
+                prepared = await self._prepare(encoded) if self._is_slow(encoded) else encoded
+                self._sending = None
+                if not self._closed and self._send_next(prepared):
+                    asyncio.get_running_loop().call_soon(self.resume)
+            except Exception as error:
+                self._break_off(error)
+
+    def _sent_slowly(self, _: object) -> None:
+        self._sending = None
+        if self._ends_after and not self._closed:
+            if self._cancel_count:
+                self._end_cancelled()
+            else:
+                self._finish()
+
+    def resume(self) -> None:
+        """Ask for the next responses of the stream: there is room."""
+        if self._sending is None and isinstance(self._running, Running):
+            self._running.resume()
+
+    def _break_off(self, error: Exception) -> None:
+        """Fail, and cancel what may still run."""
+        running = self._running
+        if not self._closed:
+            self._fail(error)
+        if running is not None and self.streams:
+            running.cancel()
 
     def end(self, error: ServingError | None, /) -> None:
         """See `Sink`."""
+        if self._closed:
+            return
         if error is None:
+            if not self.streams:
+                return
+            if self._sending is None:
+                self._finish()
+            else:
+                self._ends_after = True
             return
         if isinstance(error, CallCancelled):
             self._end_cancelled()
             return
-        self.call.answered()
-        assert self._inference is not None
-        self._fail(self._inference.map_error(error, self._request, self.call))
+        if not self.streams:
+            self.call.answered()
+        inference = self._inference
+        self._fail_run(error if inference is None else inference.map_error(error, self._request, self.call))
+
+    def _fail_run(self, error: ServingError) -> None:
+        """Send the error of what ran the call, and end it."""
+        self._fail(error)
 
     def _respond(self, answer: Any) -> None:
         if self._answer_size(answer) > OFF_LOOP_BYTES:
@@ -170,7 +261,7 @@ class RowCall(Sink):
     def _stop(self) -> None:
         """Note the end of the call, and run its callbacks."""
         assert not self._has_ended
-        self._has_ended = True
+        self._has_ended = self._closed = True
         self._running = self._request = None
         if self._callbacks is not None:
             callbacks, self._callbacks = self._callbacks, None
@@ -187,6 +278,8 @@ class RowCall(Sink):
         if self._is_change and not self._must_end():
             return
         self._cancel_count += 1
+        if self._sending is not None:
+            self._sending.cancel()
         if self._running is not None:
             self._running.cancel()
 

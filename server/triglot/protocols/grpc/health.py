@@ -73,6 +73,6 @@ class Health:
             (
                 Method("Check", Kind.UNARY, Operation.HEALTH, decode, self.check, serialize),
                 Method("List", Kind.UNARY, Operation.HEALTH, decode_list, self.list, serialize),
-                Method("Watch", Kind.SERVER_STREAM, Operation.HEALTH, decode, self.watch, serialize),
+                Method("Watch", Kind.SERVER_STREAM, Operation.HEALTH, decode, None, serialize, iterate=self.watch),
             ),
         )

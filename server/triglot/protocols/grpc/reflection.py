@@ -34,8 +34,9 @@ def reflection_services(service_names: Sequence[str]) -> list[Service]:
                     Kind.BIDI_STREAM,
                     Operation.METADATA,
                     partial(parse, version.ServerReflectionRequest),
-                    partial(_answer_all, version, names),
+                    None,
                     serialize,
+                    iterate=partial(_answer_all, version, names),
                 ),
             ),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from triglot.core.errors import ServingError
 from triglot.core.http import HttpRequest
 from triglot.core.tensor import array_over
-from triglot.core.types import InputTensor
+from triglot.core.types import Exchange, InputTensor
 from triglot.model.signature import Signature
 from triglot.protocols.grps.message import GrpsTensor, Message
 
@@ -60,7 +60,7 @@ class Request:
 
     The `error` itself is never raised: frames in its traceback would keep the request alive. `layout` is that
     of a small message, whose floats are `values`. `http` is the request of customised HTTP, which has no message
-    (grps 3.6).
+    (grps 3.6). `exchange` is that of a model that takes messages, once it was called.
     """
 
     model: str = ""
@@ -70,3 +70,4 @@ class Request:
     http: HttpRequest | None = None
     layout: RequestLayout | None = None
     values: Sequence[bytes] = ()
+    exchange: Exchange | None = None

@@ -6,17 +6,17 @@ started before they are reported, in its last document.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs
 
 from triglot.core.call import Call
-from triglot.core.errors import InvalidArgument, ServingError, as_serving_error, outcome, own_copy
-from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.errors import InvalidArgument, ServingError, own_copy
+from triglot.core.http import HttpRequest, HttpResponse, StreamForm
 from triglot.core.operation import Operation
-from triglot.core.types import HttpChunk
+from triglot.core.running import Defer, Running, Sink
+from triglot.core.types import HttpChunk, InferenceResponse
 from triglot.model.metadata import ModelMetadata
 from triglot.protocols.grps import openapi
 from triglot.protocols.grps.answers import Answer
@@ -24,13 +24,14 @@ from triglot.protocols.grps.codec import decode_answer
 from triglot.protocols.grps.errors import BadRequest, failure_of
 from triglot.protocols.grps.json_printer import answer_size, print_message, print_ndarray
 from triglot.protocols.grps.json_reader import read_message, read_model_name
+from triglot.protocols.grps.mapping import answer_message
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.request import Request
-from triglot.protocols.grps.service import PROTOCOL, Grps
+from triglot.protocols.grps.service import PROTOCOL, Grps, worded
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.json.text import read_body
 from triglot.protocols.openapi.operation import ALLOW, ApiOperation
-from triglot.protocols.rows import Route
+from triglot.protocols.rows import InferenceHandler, Route
 
 PREFIX = "/grps/v1"
 PREDICT = f"{PREFIX}/infer/predict"
@@ -66,17 +67,8 @@ class DecodedPredict:
     as_ndarray: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer, the answers of a stream or, for customised HTTP, the response that the model made."""
-
-    answer: Answer = None
-    answers: AsyncGenerator[Message | bytes, None] | None = None
-    response: HttpResponse | None = None
-
-
-class Http:
-    """Decodes requests, and encodes answers."""
+class Http(InferenceHandler):
+    """Decodes requests, runs them, and encodes answers."""
 
     def __init__(self, service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LIMITS) -> None:
         self._service = service
@@ -132,38 +124,36 @@ class Http:
         """Returns an example for a model; none for customised HTTP, which a project parses itself."""
         return None if self._rules.customized_body else openapi.predict_of(model)
 
-    async def predict(self, decoded: DecodedPredict, call: Call) -> Reply:
-        """Run a call. Raises `ServingError`."""
-        if decoded.streaming:
-            return Reply(answers=self._answers(decoded, call))
-        answer = await self._service.predict(decoded.request, call)
-        exchange = call.exchange
-        return Reply(answer, response=None if exchange is None else exchange.http_response)
+    def start(self, decoded: DecodedPredict, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
+        return self._service.start(decoded.request, call, sink, defer, streams=decoded.streaming)
 
-    async def _answers(self, decoded: DecodedPredict, call: Call) -> AsyncGenerator[Message | bytes, None]:
-        """Yields the answers of a stream; an error is the last one (grps 3.5, 3.6)."""
-        try:
-            async with aclosing(self._service.predict_stream(decoded.request, call)) as answers:
-                async for answer in answers:
-                    yield answer
-        except Exception as error:
-            call.outcome = outcome(error)
-            yield self._encode_error(error)
+    def answer(self, response: Any, decoded: DecodedPredict) -> Answer:
+        if isinstance(response, InferenceResponse):
+            return answer_message(response, decoded.request.message)
+        return cast("Answer", response)
 
-    def _encode_error(self, error: Exception) -> Message | HttpChunk:
-        """Returns an error as the last answer of a stream."""
-        failure = as_serving_error(error, "a grps call")
+    def map_error(self, error: ServingError, _: DecodedPredict, call: Call) -> ServingError:
+        return worded(error, call)
+
+    def stream_form(self, decoded: DecodedPredict) -> StreamForm | None:
+        """Returns the form of a stream: an error is the last answer (grps 3.5, 3.6)."""
+        if not decoded.streaming:
+            return None
+        return StreamForm(self._rules.streaming_content_type, _chunk, self._last_chunk, _printing_size)
+
+    def _last_chunk(self, error: ServingError) -> bytes:
+        """Returns an error as the last chunk of a stream."""
         if self._rules.customized_body:
-            return HttpChunk(failure.message.encode())
-        return Message(status=failure_of(failure))
+            return error.message.encode()
+        return _chunk(Message(status=failure_of(error)))
 
-    def encode(self, reply: Reply, decoded: DecodedPredict) -> HttpResponse | HttpStream:
+    def encode(self, answer: Answer, decoded: DecodedPredict) -> HttpResponse:
         """Encode an answer in the requested form. Raises `Internal` if it has no ndarray form."""
-        if reply.answers is not None:
-            return HttpStream(reply.answers, self._rules.streaming_content_type, _chunk, _printing_size)
         if self._rules.customized_body:
-            return reply.response or HttpResponse(b"", content_type=TEXT)
-        message = _message(reply.answer)
+            exchange = decoded.request.exchange
+            own = None if exchange is None else exchange.http_response
+            return own or HttpResponse(b"", content_type=TEXT)
+        message = _message(answer)
         message.status = OK
         if decoded.as_ndarray:
             return HttpResponse(print_ndarray(message))
@@ -253,9 +243,11 @@ def _predict_row(http: Http, path: str) -> Callable[[str], Route]:
         path,
         Operation.INFER,
         http.decode,
-        http.predict,
+        None,
         http.encode,
-        answer_size=_answer_size,
+        inference=http,
+        stream_form=http.stream_form,
+        answer_size=_printing_size,
         text_size=_text_size,
         body_limit=http.body_limit,
         limit_option=SIZE_OPTION,
@@ -324,10 +316,6 @@ def _chunk(answer: Message | bytes) -> bytes:
 
 def _encode_message(message: Message, _: Any) -> HttpResponse:
     return HttpResponse(print_message(message))
-
-
-def _answer_size(reply: Reply) -> int:
-    return _printing_size(reply.answer)
 
 
 def _printing_size(answer: Answer) -> int:

@@ -8,9 +8,7 @@ are reported in the message's status: gRPC's own status is OK.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from triglot.core.call import Call
@@ -48,7 +46,7 @@ from triglot.protocols.grps.codec import (
 from triglot.protocols.grps.errors import BadRequest, NoSuchModel, failure_of
 from triglot.protocols.grps.layouts import RequestDecoder
 from triglot.protocols.grps.lookup import find_servable
-from triglot.protocols.grps.mapping import answer_message, bind_message, tensors_of
+from triglot.protocols.grps.mapping import bind_message, tensors_of
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.metadata import model_text
 from triglot.protocols.grps.request import Request
@@ -173,43 +171,25 @@ class Grps:
         try:
             takes_messages = self._takes_messages(request.model)
         except ServingError:
-            return request  # The lookup fails again in `_lease`, which reports it.
+            return request  # The lookup fails again in `start`, which reports it.
         if takes_messages:
             request.encoded, request.message = encode_message(message), None
         return request
 
-    async def predict(self, request: Request, call: Call, convert: Convert = answer_message) -> Any:
-        """Returns the answer; `convert` makes it from a tensor model's outputs. Raises `ServingError`."""
-        return await GrpsInference(self, convert).infer(request, call)
-
-    def start(self, request: Request, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
-        """Run a request with one response: see `InferenceHandler`."""
-        servable = self._lease(request, call)
+    def start(
+        self, request: Request, call: Call, sink: Sink, defer: Defer | None = None, *, streams: bool = False
+    ) -> Running:
+        """Run a request with one response, or with `streams` any number: see `InferenceHandler`."""
+        servable = self._servable(request, call)
         inference: InferenceRequest | None = None
         if servable.model.takes_messages:
-            call.exchange = Exchange(_encoded(request), http=request.http)
+            request.exchange = call.exchange = Exchange(_encoded(request), streams, request.http)
         else:
             inference = _inference(servable, request)
-        return self._dataplane.start(servable, inference, call, sink, defer)
+        return self._dataplane.start(servable, inference, call, sink, defer, streams=streams)
 
-    async def predict_stream(
-        self, request: Request, call: Call, convert: Convert = answer_message
-    ) -> AsyncGenerator[Any, None]:
-        """Run as `predict`, and yield the answers as the model gives them; an `HttpChunk` is not a message."""
-        with self._lease(request, call) as servable:
-            if servable.model.takes_messages:
-                call.exchange = Exchange(_encoded(request), streaming=True, http=request.http)
-                async with aclosing(self._dataplane.infer_stream_on(servable, None, call)) as answers:
-                    async for answer in answers:
-                        yield answer
-                return
-            inference = _inference(servable, request)
-            async with aclosing(self._dataplane.infer_stream_on(servable, inference, call)) as responses:
-                async for response in responses:
-                    yield convert(response, request.message)
-
-    def _lease(self, request: Request, call: Call) -> Servable:
-        """Returns the version for a request, to be leased by `with`, and records its model in the call.
+    def _servable(self, request: Request, call: Call) -> Servable:
+        """Returns the version for a request, and records its model in the call.
 
         Raises `ServingError`, also for errors in the request's content.
         """
@@ -256,12 +236,13 @@ class Grps:
                     Kind.SERVER_STREAM,
                     infer,
                     self.decode,
-                    partial(self.predict_stream, convert=encoded_answer),
+                    None,
                     encode_item,
                     answer_size,
                     decoding_size,
                     scatter_item,
                     encode_error=_encode_error,
+                    inference=GrpsInference(self, encoded_answer, streams=True),
                 ),
                 _control("Online", Operation.GRPS_STATE, self.set_online, _encode_status),
                 _control("Offline", Operation.GRPS_STATE, self.set_offline, _encode_status),
@@ -275,23 +256,32 @@ class Grps:
 
 
 class GrpsInference(InferenceHandler):
-    """The handler of requests with one response; `convert` makes it from a tensor model's outputs."""
+    """The handler of requests with one response, or with `streams` any number.
 
-    def __init__(self, service: Grps, convert: Convert) -> None:
+    `convert` makes an answer from a tensor model's outputs.
+    """
+
+    def __init__(self, service: Grps, convert: Convert, *, streams: bool = False) -> None:
         self._service = service
         self._convert = convert
+        self._streams = streams
 
     def start(self, request: Request, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
-        return self._service.start(request, call, sink, defer)
+        return self._service.start(request, call, sink, defer, streams=self._streams)
 
     def answer(self, response: Any, request: Request) -> Any:
         return self._convert(response, request.message) if isinstance(response, InferenceResponse) else response
 
     def map_error(self, error: ServingError, _: Request, call: Call) -> ServingError:
-        if isinstance(error, Decoupled):
-            name = call.model_name
-            return Unimplemented(f"model '{name}' returns a stream: call PredictStreaming, or request streaming")
-        return error
+        return worded(error, call)
+
+
+def worded(error: ServingError, call: Call) -> ServingError:
+    """Returns an error of the data plane as grps words it."""
+    if isinstance(error, Decoupled):
+        name = call.model_name
+        return Unimplemented(f"model '{name}' returns a stream: call PredictStreaming, or request streaming")
+    return error
 
 
 def _control(name: str, operation: Operation, call: Any, encode: Callable[[Any], bytes]) -> Method:

@@ -7,16 +7,16 @@ to the model.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from triglot.core.call import Call
-from triglot.core.errors import InvalidArgument, ServingError, Unimplemented, as_serving_error, outcome
-from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.errors import InvalidArgument, ServingError, Unimplemented
+from triglot.core.http import HttpRequest, HttpResponse, StreamForm
 from triglot.core.operation import Operation
+from triglot.core.running import Defer, Responses, Running, Sink
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
@@ -34,11 +34,10 @@ from triglot.protocols.kserve.rest import (
     encode_infer,
     json_length,
 )
-from triglot.protocols.rows import Method, Route, content_coding
+from triglot.protocols.rows import InferenceHandler, Method, Route, content_coding
 from triglot.scheduling.servable import Servable
 
 EVENTS = "text/event-stream; charset=utf-8"
-Answers = AsyncGenerator[InferenceResponse, None]
 
 
 class NotOneResponse(Unimplemented):
@@ -97,8 +96,10 @@ class Generate:
             path + "/generate_stream",
             Operation.INFER,
             self._decode,
-            self.stream,
-            lambda answers, _: _stream(answers, encode_generate),
+            None,
+            _no_response,
+            inference=Streaming(self._dataplane, _itself),
+            stream_form=lambda _: _events(encode_generate),
             body_limit=lambda _: self._limits.size,
             limit_option=SIZE_OPTION,
             coding=identity_only,
@@ -113,8 +114,10 @@ class Generate:
             path + "/infer_stream",
             Operation.INFER,
             self._decode_infer,
-            self._stream_infer,
-            lambda answers, rest: _stream(answers, partial(_infer_body, rest)),
+            None,
+            _no_response,
+            inference=Streaming(self._dataplane, _request_of),
+            stream_form=lambda rest: _events(partial(_infer_body, rest)),
             text_size=json_length,
             body_limit=partial(body_limit, self._limits),
             limit_option=SIZE_OPTION,
@@ -139,49 +142,54 @@ class Generate:
 
     async def generate(self, request: InferenceRequest, call: Call) -> InferenceResponse:
         """Returns the only response. Raises `NotOneResponse`, and `ServingError` as `DataPlane.infer`."""
+        handler = Streaming(self._dataplane, _itself)
         only: InferenceResponse | None = None
-        async with aclosing(self._answers(request, call)) as answers:
-            async for response in answers:
-                if only is not None:
-                    raise NotOneResponse
-                only = response
+        try:
+            async with aclosing(Responses(partial(handler.start, request, call))) as responses:
+                async for response in responses:
+                    if only is not None:
+                        raise NotOneResponse
+                    only = response
+        except ServingError as error:
+            raise name_request(error, request.id) from None
         if only is None:
             raise NotOneResponse
         return only
 
-    async def stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[Any, None]:
-        """Returns the response iterator, not started yet; an error during execution is its last item."""
-        return self._responses_then_error(request, call)
 
-    async def _stream_infer(self, rest: RestInfer, call: Call) -> AsyncGenerator[Any, None]:
-        return self._responses_then_error(rest.request, call)
+class Streaming(InferenceHandler):
+    """The handler of requests with any number of responses; `request_of` returns what a route has decoded."""
 
-    async def _responses_then_error(self, request: InferenceRequest, call: Call) -> AsyncGenerator[Any, None]:
-        begun = False
-        try:
-            async with aclosing(self._answers(request, call)) as answers:
-                async for response in answers:
-                    yield response
-                    begun = True
-        except Exception as error:
-            if not (begun or call.queued or call.began):
-                raise
-            call.outcome = outcome(error)
-            yield as_serving_error(error, "generate_stream")
+    def __init__(self, dataplane: DataPlane, request_of: Callable[[Any], InferenceRequest]) -> None:
+        self._dataplane = dataplane
+        self._request_of = request_of
 
-    async def _answers(self, request: InferenceRequest, call: Call) -> Answers:
-        """Yields the responses of the model, decoupled or not."""
+    def start(self, decoded: Any, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
+        request = self._request_of(decoded)
         call.model_name, call.request_id = request.model_name, request.id
         try:
-            with self._dataplane.servable_of(call.permission, request) as servable:
-                if not servable.decoupled:
-                    yield await self._dataplane.infer_on(servable, request, call)
-                    return
-                async with aclosing(self._dataplane.infer_stream_on(servable, request, call)) as responses:
-                    async for response in responses:
-                        yield response
+            servable = self._dataplane.servable_of(call.permission, request)
         except ServingError as error:
             raise name_request(error, request.id) from None
+        return self._dataplane.start(servable, request, call, sink, defer, streams=servable.decoupled)
+
+    def answer(self, response: InferenceResponse, _: Any) -> InferenceResponse:
+        return response
+
+    def map_error(self, error: ServingError, decoded: Any, _: Call) -> ServingError:
+        return name_request(error, self._request_of(decoded).id)
+
+
+def _itself(request: InferenceRequest) -> InferenceRequest:
+    return request
+
+
+def _request_of(rest: RestInfer) -> InferenceRequest:
+    return rest.request
+
+
+def _no_response(*_: object) -> HttpResponse:
+    raise NotImplementedError("a stream has no single response")
 
 
 def _signature(servable: Servable, name: str) -> Signature:
@@ -202,36 +210,30 @@ def identity_only(header: str) -> str:
     return coding
 
 
-@dataclass(slots=True)
-class _Events:
-    """Encodes responses as events; once one was encoded (`begun`), errors become events as well."""
+def _events(encode: Callable[[InferenceResponse], bytes]) -> StreamForm:
+    """Returns the form of a stream of events. Errors are events as well, once there has been one."""
+    begun = False
 
-    encode: Callable[[InferenceResponse], bytes]
-    begun: bool = False
-
-    def __call__(self, answer: InferenceResponse | ServingError) -> bytes:
-        """Returns an event. Raises as `encode` for the first response."""
-        if isinstance(answer, ServingError):
-            return encode_event(encode_error(answer.message))
+    def event(response: InferenceResponse) -> bytes:
+        nonlocal begun
         try:
-            text = self.encode(answer)
+            text = encode(response)
         except ServingError as error:
-            if not self.begun:
+            if not begun:
                 raise
             text = encode_error(error.message)
-        self.begun = True
+        begun = True
         return encode_event(text)
 
+    def last(error: ServingError) -> bytes:
+        return encode_event(encode_error(error.message))
 
-def _stream(answers: AsyncGenerator[Any, None], encode: Callable[[InferenceResponse], bytes]) -> HttpStream:
-    return HttpStream(answers, EVENTS, _Events(encode), _printing_size, waits=True)
+    return StreamForm(EVENTS, event, last, _printing_size, waits=True)
 
 
 def _infer_body(rest: RestInfer, response: InferenceResponse) -> bytes:
     return bytes(encode_infer(response, rest).body)
 
 
-def _printing_size(answer: InferenceResponse | ServingError) -> int:
-    if isinstance(answer, ServingError):
-        return 0
+def _printing_size(answer: InferenceResponse) -> int:
     return sum([output.array.nbytes for output in answer.outputs]) + packing_size(answer)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from triglot.core.call import Call
+from triglot.core.coroutine_work import CoroutineWork
 from triglot.core.errors import ServingError, Unimplemented
 from triglot.core.running import Defer, Running, Sink
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.dataplane import DataPlane, Decoupled
-from triglot.dataplane.inference import CoroutineWork
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.parameters import wants_typed

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from triglot.core.call import Call
-from triglot.core.duplex import Duplex
 from triglot.core.errors import Internal, InvalidArgument, ModelNotFound, Unavailable, Unimplemented
 from triglot.core.operation import Operation
 from triglot.core.permission import Permission
+from triglot.core.running import Conversation, Requests, Sink
 from triglot.core.types import TensorSpec
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
@@ -137,10 +137,10 @@ class KServe:
         """Returns the runner of a route's requests; `endpoint` names the route in a decoupled model's error."""
         return UnaryInference(self._dataplane, self._extended, endpoint, typed=self._typed)
 
-    def infer_stream(self, requests: Duplex, call: Call) -> AsyncGenerator[bytes, None]:
+    def converse(self, requests: Requests, call: Call, sink: Sink) -> Conversation:
         """Run ModelStreamInfer; requests are decoded here, since one that cannot be decoded gets an error in band.
 
-        The responses that it yields are encoded, and counted with their requests.
+        The responses are encoded, and counted with their requests.
         """
         end_on_error = call.metadata.get("triton_grpc_error") == "true"
         handler = StreamRequests(
@@ -152,7 +152,7 @@ class KServe:
             end_on_error=end_on_error,
             typed=self._typed,
         )
-        return InferStream(handler, self._stream_limits).run(requests)
+        return InferStream(handler, self._stream_limits, requests, sink)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
         """Returns all versions of the configured models with their states, and other loadable models (spec 3.9).
@@ -228,8 +228,9 @@ class KServe:
                     Kind.BIDI_STREAM,
                     infer,
                     bytes,
-                    self.infer_stream,
+                    None,
                     bytes,
+                    converse=self.converse,
                 ),
                 _unary("RepositoryIndex", Operation.MODEL_INDEX, pb.RepositoryIndexRequest, self.repository_index),
                 _change("RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load_model, self.max_upload),

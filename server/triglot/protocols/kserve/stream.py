@@ -1,9 +1,9 @@
 """ModelStreamInfer: many requests and their responses on one call (spec 2.8).
 
 Strategy: requests start as they arrive, within `StreamLimits`. Responses of ordinary models are sent in the order
-of the requests; those of decoupled models as they come. What is ready is offered to the transport, for a burst of
-requests all together. What the transport does not take is kept, and applies back-pressure to decoupled models and,
-once it is much, to the requests.
+of the requests; those of decoupled models as they come. What is ready is sent all together for a burst of
+requests. What the transport has no room for is kept, and applies back-pressure to decoupled models and, once it is
+much, to the requests.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from triglot.core.duplex import Duplex
 from triglot.core.errors import ServingError, as_serving_error
 from triglot.core.response_buffer import MAX_UNREAD_BYTES
-from triglot.core.running import Cancellable
+from triglot.core.running import CallCancelled, Cancellable, Conversation, Requests, Sink
 from triglot.protocols.kserve.stream_requests import ResponseSlot, StreamRequests
 from triglot.scheduling.admission import Limits
 
@@ -67,12 +66,19 @@ class _Unsent(deque[bytes]):
         return response
 
 
-class InferStream:
-    """One ModelStreamInfer call: the `StreamOutput` of its `requests`. On the event loop."""
+class InferStream(Conversation):
+    """One ModelStreamInfer call: the `StreamOutput` of its requests, which `handler` runs. On the event loop.
 
-    def __init__(self, requests: StreamRequests, limits: StreamLimits) -> None:
-        self._handler = requests
+    It takes them from `requests`, and sends their encoded responses to `sink`.
+    """
+
+    def __init__(self, handler: StreamRequests, limits: StreamLimits, requests: Requests, sink: Sink) -> None:
+        self.over = False
+        self.task = None
+        self._handler = handler
         self._limits = limits
+        self._requests = requests
+        self._sink = sink
         self._loop = asyncio.get_running_loop()
         self._running: set[Cancellable] = set()
         self._slots: deque[ResponseSlot] = deque()
@@ -83,73 +89,80 @@ class InferStream:
         self._behind_bytes = 0
         """Bytes of the responses that wait for those of earlier requests."""
         self._ready = _Unsent()
-        self._unsent_room = asyncio.Event()
-        """Set while there is room for responses of decoupled models."""
+        self._waiting: deque[Callable[[], None]] = deque()
+        """Ask for responses of decoupled models, when there is room for them."""
         self._deferred: deque[Callable[[], None]] = deque()
         self._failure: ServingError | None = None
         """Error that ends the call, after the responses that are ready."""
-        self._starting = self._full = self._send_scheduled = self._yielded = self._closed = False
-        self._wakeup: asyncio.Future[None] | None = None
-        self._all_ended: asyncio.Future[None] | None = None
+        self._sink_has_room = True
+        self._starting = self._full = self._send_scheduled = self._ending = False
 
-    async def run(self, requests: Duplex) -> AsyncGenerator[bytes, None]:
-        """Yields the encoded responses that `requests` does not take. Closing it cancels all running requests."""
-        self._requests = requests
+    def receive(self) -> None:
+        """See `Conversation`: start the requests that have arrived, as many as may run."""
+        if self._starting or self._ending:
+            return
+        self._starting = True
         try:
-            requests.listen(self._start_requests)
-            while not self._is_over:
-                if self._ready:
-                    self._yielded = True
-                    yield self._ready.popleft()
-                    self._yielded = False
-                    self._send()
-                elif self._failure is not None:
-                    self._raise()
-                else:
-                    self._wakeup = self._loop.create_future()
-                    await self._wakeup
+            for _ in range(MAX_IN_A_ROW):
+                if not self._has_room:
+                    self._send_ready()
+                if self._failure is not None or not self._has_room or (data := self._requests.take()) is None:
+                    break
+                slot = ResponseSlot(len(data))
+                self._slots.append(slot)
+                self._open_bytes += slot.size
+                self._handler.begin(data, slot, self)
+            else:
+                self._loop.call_soon(self.receive)
+        except Exception as error:
+            self._fail(as_serving_error(error, "reading a stream"))
         finally:
-            await self._close()
+            self._starting = False
+            self._full = self._failure is None and not self._has_room
+            while self._deferred:
+                self._deferred.popleft()()
+        self._send()
+
+    def resume(self) -> None:
+        """See `Running`."""
+        self._sink_has_room = True
+        self._send()
+
+    def cancel(self) -> None:
+        """Cancel the call: its running requests are cancelled, and it ends once they have."""
+        if self.over:
+            return
+        if not self._ending:
+            self._failure = CallCancelled("the call was cancelled")
+        self._end()
+
+    def _end(self) -> None:
+        """Cancel the running requests; the call ends when they have."""
+        self._ending = True
+        for one in tuple(self._running):
+            one.cancel()
+        if not self._running:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self.over:
+            return
+        self.over = True
+        for slot in self._slots:
+            slot.answer = None  # An error's frames may refer to the slot.
+        self._waiting.clear()
+        failure, self._failure = self._failure, None
+        self._sink.end(failure)
 
     @property
-    def _is_over(self) -> bool:
+    def _is_complete(self) -> bool:
         """Whether the client has sent all requests, and all are answered (spec 0.12)."""
-        return not (self._slots or self._decoupled or self._ready or self._failure) and self._requests.ended
+        return not (self._slots or self._decoupled) and self._requests.ended
 
-    def _raise(self) -> None:
-        failure, self._failure = self._failure, None
-        assert failure is not None
-        try:
-            raise failure
-        finally:
-            del failure  # Its traceback refers to this frame.
-
-    async def _close(self) -> None:
-        """Cancel the running requests, and wait for their end; if cancelled itself, cancel them again."""
-        self._closed = True
-        self._failure = None
-        cancelled = False
-        try:
-            await self._requests.close()
-        except asyncio.CancelledError:
-            cancelled = True
-        while self._running:
-            for one in tuple(self._running):
-                one.cancel()
-            if not self._running:
-                break
-            self._all_ended = self._loop.create_future()
-            try:
-                await self._all_ended
-            except asyncio.CancelledError:
-                cancelled = True
-        for slot in self._slots:
-            slot.answer = None
-        if cancelled:
-            raise asyncio.CancelledError
+    # --- what runs ---
 
     def defer(self, work: Callable[[], None]) -> None:
-        """Keep `work` until the requests are started, which happens only in `_start_requests`."""
+        """Keep `work` until the requests are started, which happens only in `receive`."""
         self._deferred.append(work)
 
     def start_task(self, work: Coroutine[Any, Any, None], never_began: Callable[[], None]) -> None:
@@ -168,36 +181,8 @@ class InferStream:
 
     def untrack(self, one: Any) -> None:
         self._running.discard(one)
-        if self._all_ended is not None and not self._running and not self._all_ended.done():
-            self._all_ended.set_result(None)
-
-    # --- requests ---
-
-    def _start_requests(self) -> None:
-        """Start the requests that have arrived, as many as may run."""
-        if self._starting or self._closed:
-            return
-        self._starting = True
-        try:
-            for _ in range(MAX_IN_A_ROW):
-                if not self._has_room:
-                    self._offer()
-                if self._failure is not None or not self._has_room or (data := self._requests.take()) is None:
-                    break
-                slot = ResponseSlot(len(data))
-                self._slots.append(slot)
-                self._open_bytes += slot.size
-                self._handler.begin(data, slot, self)
-            else:
-                self._loop.call_soon(self._start_requests)
-        except Exception as error:
-            self._fail(as_serving_error(error, "reading a stream"))
-        finally:
-            self._starting = False
-            self._full = self._failure is None and not self._has_room
-            while self._deferred:
-                self._deferred.popleft()()
-        self._send()
+        if self._ending and not self._running:
+            self._finish()
 
     @property
     def _has_room(self) -> bool:
@@ -209,7 +194,7 @@ class InferStream:
             and self._ready.memory + self._behind_bytes < limits.unread_bytes
         )
 
-    # --- answers ---
+    # --- responses ---
 
     def release_slot(self) -> None:
         self._decoupled += 1
@@ -244,18 +229,19 @@ class InferStream:
         else:
             self._schedule_send()
 
-    async def put(self, answer: bytes | ServingError) -> None:
-        while len(self._ready) >= MAX_UNSENT:
-            self._unsent_room.clear()
-            await self._unsent_room.wait()
+    def put(self, answer: bytes | ServingError, resume: Callable[[], None]) -> bool:
         if not isinstance(answer, bytes):
             self._fail(answer)
         elif self._failure is None:
             self._ready.append(answer)
         self._schedule_send()
+        if len(self._ready) < MAX_UNSENT:
+            return True
+        self._waiting.append(resume)
+        return False
 
     def _fail(self, failure: ServingError) -> None:
-        if self._failure is None and not self._closed:
+        if self._failure is None and not self._ending:
             self._failure = failure
 
     def _schedule_send(self) -> None:
@@ -265,22 +251,18 @@ class InferStream:
             self._loop.call_soon(self._send)
 
     def _send(self) -> None:
-        """Send or yield what is ready; then start more requests if there is room."""
+        """Send what is ready; then start more requests if there is room, or end."""
         self._send_scheduled = False
-        if self._closed:
+        if self._ending:
             return
-        self._offer()
+        self._send_ready()
         if self._full and self._has_room:
-            self._start_requests()
-        elif (
-            self._wakeup is not None
-            and not self._wakeup.done()
-            and (self._ready or self._failure is not None or self._is_over)
-        ):
-            self._wakeup.set_result(None)
+            self.receive()
+        elif not self._ready and (self._failure is not None or self._is_complete):
+            self._end()
 
-    def _offer(self) -> None:
-        if self._ready and not self._yielded:
-            self._requests.offer(self._ready)
-        if len(self._ready) < MAX_UNSENT:
-            self._unsent_room.set()
+    def _send_ready(self) -> None:
+        if self._ready and self._sink_has_room:
+            self._sink_has_room = self._sink.send_all(self._ready)
+        while self._waiting and len(self._ready) < MAX_UNSENT:
+            self._waiting.popleft()()

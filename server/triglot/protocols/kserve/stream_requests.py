@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
 
 from triglot.core.call import Call
+from triglot.core.coroutine_work import CoroutineWork, IteratedWork
 from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome, refusal_of
-from triglot.core.running import CallCancelled, Cancellable, Sink
+from triglot.core.running import CallCancelled, Cancellable, Running, Sink
 from triglot.core.tensor import LONG_BYTES
 from triglot.core.trace_context import TRACEPARENT
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.dataplane import DataPlane
-from triglot.dataplane.inference import CoroutineWork
 from triglot.protocols.kserve.codec import (
     FINAL,
     StreamError,
@@ -45,17 +44,7 @@ class ResponseSlot:
         self.answer: bytes | ServingError | None = None
 
 
-class ResponseSink(Protocol):
-    """Sink for the responses of a request that keep no order with other requests' responses."""
-
-    async def put(self, answer: bytes | ServingError, /) -> None:
-        """Send one response, or the error that ends the call; waits until there is room."""
-
-    def finish(self, size: int, /) -> None:
-        """Note that all responses of the request, of `size` bytes, were sent."""
-
-
-class StreamOutput(ResponseSink, Protocol):
+class StreamOutput(Protocol):
     """Sink for a stream's responses, and owner of what runs for it. On the event loop."""
 
     def defer(self, work: Callable[[], None], /) -> None:
@@ -76,35 +65,14 @@ class StreamOutput(ResponseSink, Protocol):
     def release_slot(self) -> None:
         """Free the newest slot: its request's responses are `put` without an order, until it calls `finish`."""
 
+    def put(self, answer: bytes | ServingError, resume: Callable[[], None], /) -> bool:
+        """Send one response, or the error that ends the call.
 
-class _SequenceSink:
-    """`ResponseSink` for a request of a sequence: its responses follow those of the request before it.
-
-    The spec leaves that order open (spec 2.8). Responses are made in this order, but the tasks that send them may
-    run in another one.
-    """
-
-    def __init__(self, output: StreamOutput, before: _SequenceSink | None) -> None:
-        self._output = output
-        self._before = before
-        self._over = asyncio.Event()
-
-    @property
-    def before(self) -> _SequenceSink | None:
-        """The previous request that is still being answered, skipping those that have ended."""
-        while self._before is not None and self._before._over.is_set():
-            self._before = self._before._before
-        return self._before
-
-    async def put(self, answer: bytes | ServingError, /) -> None:
-        while (before := self.before) is not None:
-            await before._over.wait()
-        await self._output.put(answer)
+        Returns False if the next one has to wait until `resume` is called.
+        """
 
     def finish(self, size: int, /) -> None:
-        self._before = self.before  # Requests that have ended must not be kept by those after them.
-        self._over.set()
-        self._output.finish(size)
+        """Note that all responses of the request, of `size` bytes, were `put`."""
 
 
 class StreamRequests:
@@ -133,7 +101,7 @@ class StreamRequests:
         self._end_on_error = end_on_error
         self.typed = typed
         """Default for outputs as `contents`, for requests without that parameter."""
-        self._sequences: dict[tuple[str, Any], _SequenceSink] = {}
+        self.sequences: dict[tuple[str, Any], _DecoupledRequest] = {}
         """The last request of each sequence that is being answered, by model and sequence id."""
 
     def begin(self, data: bytes, slot: ResponseSlot, output: StreamOutput) -> None:
@@ -151,10 +119,12 @@ class StreamRequests:
             servable = self._dataplane.servable_of(call.permission, request)
             if servable.decoupled:
                 output.release_slot()
-                output.start_task(
-                    self._answer_decoupled(request, output, call, slot.size),
-                    partial(self._never_began, output, call, slot.size),
-                )
+                several = _DecoupledRequest(self, request, output, call, slot.size)
+                if request.options is not None:
+                    answers = partial(self._extended.infer_stream, request, call)
+                    several.started(IteratedWork(answers, several, "ModelStreamInfer"))
+                else:
+                    several.started(self._dataplane.start(servable, request, call, several, streams=True))
                 return
             one = _UnaryRequest(self, request, slot, output, call)
             if request.options is not None:
@@ -163,57 +133,6 @@ class StreamRequests:
                 one.started(self._dataplane.start(servable, request, call, one, output.defer))
         except Exception as error:
             output.set_response(slot, self.failed(error, request or identify(data), call))
-
-    @contextmanager
-    def _sink(self, request: InferenceRequest, output: StreamOutput) -> Iterator[ResponseSink]:
-        """Context manager for the sink of a request's responses."""
-        sequence = request.parameters.get("sequence_id")
-        if not sequence:
-            yield output
-            return
-        key = request.model_name, sequence
-        sequenced = self._sequences[key] = _SequenceSink(output, self._sequences.get(key))
-        try:
-            yield sequenced
-        finally:
-            if self._sequences[key] is sequenced:
-                del self._sequences[key]
-                if sequenced.before is not None:
-                    self._sequences[key] = sequenced.before
-
-    async def _answer_decoupled(
-        self, request: InferenceRequest, output: StreamOutput, call: Call, size: int
-    ) -> None:
-        """Answer a request of `size` bytes to a decoupled model. Raises nothing."""
-        with self._sink(request, output) as sink:
-            try:
-                await self._answer_each(request, sink, call)
-                self._endpoint.end(call, Code.OK)
-            except asyncio.CancelledError as error:
-                self._endpoint.end(call, outcome(error))
-            except Exception as error:
-                with suppress(asyncio.CancelledError):
-                    await sink.put(self.failed(error, request, call))
-            finally:
-                sink.finish(size)
-
-    async def _answer_each(self, request: InferenceRequest, sink: ResponseSink, call: Call) -> None:
-        ended = False
-        plane = self._dataplane if request.options is None else self._extended
-        async with aclosing(plane.infer_stream(request, call)) as responses:
-            async for response in responses:
-                if ended:
-                    raise Internal(f"model '{response.model_name}' sent a response after its final response")
-                ended = response.final
-                response.typed = wants_typed(request, self.typed)
-                await sink.put(await _encoded_sized(response, call, final=ended))
-        if not ended and request.parameters.get(WANTS_EMPTY_FINAL):
-            end = InferenceResponse(request.model_name, request.model_version, request.id, [])
-            await sink.put(_encoded(end, call, final=True))
-
-    def _never_began(self, output: StreamOutput, call: Call, size: int) -> None:
-        self._endpoint.end(call, Code.CANCELLED)
-        output.finish(size)
 
     def end(self, call: Call, code: Code) -> None:
         """Count a request that has ended."""
@@ -234,6 +153,181 @@ class StreamRequests:
         call.encoded(len(encoded))
         self._endpoint.end(call, code, refusal)
         return encoded
+
+
+class _DecoupledRequest(Sink):
+    """A request of `size` bytes with any number of responses.
+
+    Those to a request of a sequence follow those to the request before it. The spec leaves that order open (spec
+    2.8).
+    """
+
+    __slots__ = (
+        "_after",
+        "_before",
+        "_call",
+        "_encoding",
+        "_end",
+        "_finished",
+        "_held",
+        "_is_final",
+        "_key",
+        "_output",
+        "_request",
+        "_requests",
+        "_running",
+        "_size",
+    )
+
+    def __init__(
+        self, requests: StreamRequests, request: InferenceRequest, output: StreamOutput, call: Call, size: int
+    ) -> None:
+        self._requests = requests
+        self._request = request
+        self._output = output
+        self._call = call
+        self._size = size
+        self._running: Running | None = None
+        self._is_final = False
+        """Whether the model has sent its final response."""
+        self._encoding = False
+        """Whether a response is being encoded on a thread."""
+        self._end: tuple[Exception | None] | None = None
+        """How the work has ended: with an error, or None; None if it has not."""
+        self._finished = False
+        self._held: list[bytes | ServingError] = []
+        """Responses that wait for those to the request before it in its sequence."""
+        self._key = request.model_name, request.parameters.get("sequence_id")
+        self._before: _DecoupledRequest | None = None
+        self._after: _DecoupledRequest | None = None
+        if self._key[1]:
+            self._before = before = requests.sequences.get(self._key)
+            if before is not None:
+                before._after = self
+            requests.sequences[self._key] = self
+        output.track(self)
+
+    def started(self, running: Running) -> None:
+        """Note that the request was started; it may already have ended."""
+        if self._end is None:
+            self._running = running
+        elif not running.over:
+            running.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the request; what it waits for is dropped."""
+        self._held.clear()
+        if self._running is not None:
+            self._running.cancel()
+        elif self._end is not None:
+            self._finish()
+
+    def send(self, response: InferenceResponse, /) -> bool:
+        """See `Sink`."""
+        if self._end is not None:
+            return False
+        if self._is_final:
+            name = response.model_name
+            self._break_off(Internal(f"model '{name}' sent a response after its final response"))
+            return False
+        self._is_final = response.final
+        response.typed = wants_typed(self._request, self._requests.typed)
+        if packing_size(response) > LONG_BYTES:
+            self._encoding = True
+            self._output.start_task(self._encode_long(response), self._encoded)
+            return False
+        try:
+            return self._put(_encoded(response, self._call, final=response.final))
+        except Exception as error:
+            self._break_off(error)
+            return False
+
+    async def _encode_long(self, response: InferenceResponse) -> None:
+        try:
+            encoded = await asyncio.to_thread(_encoded, response, self._call, final=response.final)
+        except asyncio.CancelledError:
+            pass  # With the stream, and so with this request.
+        except Exception as error:
+            self._break_off(error)
+        else:
+            if self._put(encoded):
+                self._resume()
+        self._encoded()
+
+    def _encoded(self) -> None:
+        self._encoding = False
+        if self._end is not None:
+            self._conclude(*self._end)
+
+    def _break_off(self, error: Exception) -> None:
+        running = self._running
+        self._conclude(error)
+        if running is not None:
+            running.cancel()
+
+    def end(self, error: ServingError | None, /) -> None:
+        """See `Sink`."""
+        if self._end is None:
+            self._conclude(error)
+
+    def _conclude(self, error: Exception | None) -> None:
+        """Note the end of the work, and send an error or the empty final response."""
+        self._end, self._running = (error,), None
+        if self._encoding:
+            return
+        if isinstance(error, CallCancelled):
+            self._requests.end(self._call, Code.CANCELLED)
+        elif error is not None:
+            self._put(self._requests.failed(error, self._request, self._call))
+        else:
+            request = self._request
+            if not self._is_final and request.parameters.get(WANTS_EMPTY_FINAL):
+                end = InferenceResponse(request.model_name, request.model_version, request.id, [])
+                self._put(_encoded(end, self._call, final=True))
+            self._requests.end(self._call, Code.OK)
+        self._end = (None,)  # An error's frames may refer to this object.
+        if self._before is None or isinstance(error, CallCancelled):
+            self._finish()
+
+    def _put(self, answer: bytes | ServingError) -> bool:
+        if self._before is None:
+            return self._output.put(answer, self._resume)
+        self._held.append(answer)
+        return False
+
+    def _resume(self) -> None:
+        if self._running is not None:
+            self._running.resume()
+
+    def _finish(self) -> None:
+        if self._finished:
+            return
+        self._finished = True
+        before, after, sequences = self._before, self._after, self._requests.sequences
+        self._before = self._after = None
+        if before is not None:
+            before._after = after
+        if after is not None:
+            after._before = before
+        elif sequences.get(self._key) is self:
+            del sequences[self._key]
+            if before is not None:
+                sequences[self._key] = before
+        self._output.finish(self._size)
+        self._output.untrack(self)
+        if after is not None and before is None:
+            after._send_held()
+
+    def _send_held(self) -> None:
+        """Send what waited for the request before it."""
+        held, self._held = self._held, []
+        room = True
+        for answer in held:
+            room = self._output.put(answer, self._resume)
+        if self._end is not None and not self._encoding:
+            self._finish()
+        elif held and room:
+            self._resume()
 
 
 class _UnaryRequest(Sink):

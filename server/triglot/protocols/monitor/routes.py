@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -240,7 +240,7 @@ def _register_reports(telemetry: Telemetry, dataplane: DataPlane, metrics: _Metr
 def _route(
     path: str,
     documented: ApiOperation,
-    call: Callable[[HttpRequest, Call], Awaitable[Any]],
+    call: Callable[[HttpRequest, Call], Coroutine[Any, Any, Any]],
     encode: Callable[[Any, HttpRequest], HttpResponse],
     answer_size: Callable[[Any], int] = no_work,
     operation: Operation = Operation.METRICS,

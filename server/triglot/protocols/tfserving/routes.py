@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from triglot.core.call import Call
+from triglot.core.coroutine_work import CoroutineWork
 from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
@@ -21,7 +22,6 @@ from triglot.core.permission import Permission
 from triglot.core.running import Defer, Running, Sink
 from triglot.core.scattered import Scattered
 from triglot.dataplane.dataplane import DataPlane
-from triglot.dataplane.inference import CoroutineWork
 from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2

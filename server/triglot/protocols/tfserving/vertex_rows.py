@@ -60,10 +60,11 @@ def vertex_service(vertex: Vertex, dataplane: DataPlane) -> Service:
         Kind.SERVER_STREAM,
         Operation.INFER,
         partial(_decode_raw, prediction_service_pb2.StreamRawPredictRequest),
-        partial(_stream, vertex, dataplane),
+        None,
         _encode_raw,
         _answer_size,
         len,
+        iterate=partial(_stream, vertex, dataplane),
     )
     raw = partial(_decode_raw, prediction_service_pb2.RawPredictRequest)
     methods = (row("Predict", _decode, _encode), row("RawPredict", raw, _encode_raw), stream)

@@ -1,13 +1,13 @@
-"""The requests of a stream over grpc.aio, as a `Duplex`."""
+"""The requests of a stream over grpc.aio."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from triglot.core.duplex import Duplex
+from triglot.core.running import Requests
 
 MAX_REQUESTS = 32
 MAX_BYTES = 64 * 1024
@@ -18,19 +18,13 @@ def _no_listener() -> None:
     pass
 
 
-class AioRequests(Duplex):
-    """Reads requests ahead. Responses are written one by one: `offer` sends none.
+class AioRequests(Requests):
+    """Reads requests ahead, from `listen` until `close`.
 
-    `read` returns the next request, or `end` after the last one; `requests` is an iterator over the same requests.
+    `read` returns the next request, or `end` after the last one.
     """
 
-    def __init__(
-        self,
-        requests: AsyncIterable[bytes],
-        read: Callable[[], Awaitable[Any]],
-        end: object,
-    ) -> None:
-        self._requests = requests
+    def __init__(self, read: Callable[[], Awaitable[Any]], end: object) -> None:
         self._read = read
         self._end = end
         self._loop = asyncio.get_running_loop()
@@ -46,10 +40,8 @@ class AioRequests(Duplex):
     def ended(self) -> bool:
         return self._over and not self._queue and self._error is None
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return aiter(self._requests)
-
     def listen(self, on_ready: Callable[[], None]) -> None:
+        """Call `on_ready` when a request has arrived, or the end."""
         self._notify = on_ready
         self._reading = self._loop.create_task(self._read_all())
 
@@ -83,10 +75,8 @@ class AioRequests(Duplex):
                 del error  # Its traceback refers to this frame.
         return None
 
-    def offer(self, answers: deque[bytes]) -> None:
-        """See the base class."""
-
     async def close(self) -> None:
+        """Read no more."""
         self._notify = _no_listener  # The listener refers to this object.
         if self._reading is not None:
             self._reading.cancel()

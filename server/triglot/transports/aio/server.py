@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +21,6 @@ from triglot.config.options import NO_PORT, Config
 from triglot.core.call import Call
 from triglot.core.errors import (
     RETRY_AFTER_SECONDS,
-    Code,
     QueueFull,
     ServingError,
     Unimplemented,
@@ -29,20 +28,12 @@ from triglot.core.errors import (
 from triglot.core.permission import EVERYTHING, Permission
 from triglot.protocols.rows import Kind, Service
 from triglot.telemetry.store import Telemetry
+from triglot.transports.aio.calls import answer, answer_stream, converse, refuse
 from triglot.transports.aio.gathering import Gathering
 from triglot.transports.aio.hang_up import host_of
-from triglot.transports.aio.requests import AioRequests
-from triglot.transports.aio.unary import answer
-from triglot.transports.aio.unsent import StreamContext, UnsentAnswers
+from triglot.transports.aio.unsent import UnsentAnswers
 from triglot.transports.certificates import names_of_context
-from triglot.transports.grpc_calls import (
-    BidiStream,
-    GrpcCalls,
-    GrpcRow,
-    ServerStream,
-    Trailing,
-    UnaryHandler,
-)
+from triglot.transports.grpc_calls import GrpcCalls, GrpcRow
 from triglot.transports.http2.core.limits import DEFAULTS, Limits
 from triglot.transports.listening import IdleConnection, max_sockets
 from triglot.transports.off_loop import OFF_LOOP_BYTES
@@ -54,16 +45,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Unary = Callable[..., Coroutine[Any, Any, bytes]]
-Stream = Callable[..., Coroutine[Any, Any, None]]
-"""A handler; arguments: the request, or an iterator over requests, the context, and the client's permission."""
-
 MAX_MS = MAX_SECONDS = MAX_WAITING = 2**31 - 1
 MAX_OPEN_CALLS = 65_536
 """Limit on open calls without `max_connections`: each takes some 15 KB in grpc.aio, however small."""
 COMPRESSION_LEVELS = {"none": 0, "gzip": 1, "deflate": 3}
 """The first or last coding that the client accepts. (grpc's `compression` argument ignores what it accepts.)"""
-_STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
 class GrpcServer:
@@ -91,19 +77,15 @@ class GrpcServer:
         self._tls = Tls(config) if config.tls_certificate else None
         self._grace = config.grace
         self._server = grpc.aio.server(options=_options(config, limits, shared))
-        self._calls = calls = GrpcCalls(
-            _abort, grpc.aio.InternalError, request_bytes or RequestBytes(config.total_queue_bytes(None))
-        )
+        self._calls = calls = GrpcCalls(request_bytes or RequestBytes(config.total_queue_bytes(None)))
         self._unsent = unsent = UnsentAnswers(limits)
         gathering = Gathering()
         rows = {
-            path: _handler(row, unsent, calls, gathering)
-            if access is None
-            else _checked(row, unsent, calls, gathering, access)
+            path: _handler(row, unsent, gathering) if access is None else _checked(row, unsent, gathering, access)
             for path, row in calls.rows(services, telemetry).items()
         }
         max_calls = config.max_connections or MAX_OPEN_CALLS
-        self._server.add_generic_rpc_handlers((_Rows(rows, unsent, calls, max_calls),))
+        self._server.add_generic_rpc_handlers((_Rows(rows, unsent, max_calls),))
 
     async def start(self) -> int:
         """Bind and serve; returns the port, or 0 without one. Raises `OSError` when an address cannot be bound."""
@@ -137,52 +119,58 @@ class GrpcServer:
         self._unsent.close()
 
 
-def _handler(row: GrpcRow, unsent: UnsentAnswers, calls: GrpcCalls, gathering: Gathering) -> grpc.RpcMethodHandler:
+def _handler(row: GrpcRow, unsent: UnsentAnswers, gathering: Gathering) -> grpc.RpcMethodHandler:
     """Returns the handler of a row without access control: every client may make the call."""
     if row.kind is Kind.UNARY:
-        unary = _unary(row.handler, unsent, calls, gathering)
-        return grpc.unary_unary_rpc_method_handler(partial(unary, permission=EVERYTHING))
+
+        async def unary(data: bytes, context: Any) -> bytes:
+            return await _answer(row, data, context, EVERYTHING, unsent, gathering)
+
+        return grpc.unary_unary_rpc_method_handler(unary)
     if row.kind is Kind.SERVER_STREAM:
-        stream = _count_unsent_stream(row.handler, unsent)
-        return grpc.unary_stream_rpc_method_handler(partial(stream, permission=EVERYTHING))
-    requests_stream = _count_unsent_bidi(row.handler, unsent)
-    return grpc.stream_stream_rpc_method_handler(partial(requests_stream, permission=EVERYTHING))
+
+        async def stream(data: bytes, context: Any) -> None:
+            await answer_stream(row, data, context, EVERYTHING, unsent)
+
+        return grpc.unary_stream_rpc_method_handler(stream)
+
+    async def conversation(_: object, context: Any) -> None:
+        await converse(row, context, EVERYTHING, unsent)
+
+    return grpc.stream_stream_rpc_method_handler(conversation)
 
 
 def _checked(
-    row: GrpcRow, unsent: UnsentAnswers, calls: GrpcCalls, gathering: Gathering, access: AccessControl
+    row: GrpcRow, unsent: UnsentAnswers, gathering: Gathering, access: AccessControl
 ) -> grpc.RpcMethodHandler:
     """Returns the handler of a row with access control, which is checked before the request is read.
 
     All rows are registered as streams, which are the same on the wire: for other calls grpc.aio reads the
     request first.
     """
-    unary = _unary(row.handler, unsent, calls, gathering)
-    stream = _count_unsent_stream(row.handler, unsent)
-    requests_stream = _count_unsent_bidi(row.handler, unsent)
 
-    async def handle(requests: AsyncIterable[bytes], context: Any) -> None:
+    async def handle(_: object, context: Any) -> None:
         call = Call(read_metadata=context.invocation_metadata, peer=host_of(context.peer()))
         try:
             permission = call.permission = _permission(row, context, access)
             limits = permission.enter()
         except ServingError as error:
             row.count_refusal(call, error)
-            await calls.end(context, error)
+            await refuse(context, error)
             return
         try:
             if row.kind is Kind.BIDI_STREAM:
-                await requests_stream(requests, context, permission)
+                await converse(row, context, permission, unsent)
                 return
             data = await context.read()
             if data is grpc.aio.EOF:
-                await calls.end(context, Unimplemented("the method takes one request, got none"))
+                await refuse(context, Unimplemented("the method takes one request, got none"))
             elif row.kind is Kind.UNARY:
-                message = await unary(data, context, permission)
+                message = await _answer(row, data, context, permission, unsent, gathering)
                 if not context.code():  # Otherwise the call has ended with a status.
                     await context.write(message)
             else:
-                await stream(data, context, permission)
+                await answer_stream(row, data, context, permission, unsent)
         finally:
             if limits is not None:
                 limits.leave()
@@ -194,51 +182,28 @@ def _permission(row: GrpcRow, context: Any, access: AccessControl) -> Permission
     """Returns the permission of a call's client. Raises `ServingError` if the client may not make the call."""
     names = access.fields[GRPC]
     fields = [(name, value) for name, value in context.invocation_metadata() if name in names]
-    assert row.operation is not None
-    return access.permission(row.operation, GRPC, fields, partial(names_of_context, context))
+    return access.permission(row.method.operation, GRPC, fields, partial(names_of_context, context))
 
 
-def _unary(handler: UnaryHandler, unsent: UnsentAnswers, calls: GrpcCalls, gathering: Gathering) -> Unary:
-    async def handle(data: bytes, context: Any, permission: Permission) -> bytes:
-        if unsent.bytes and (refused := unsent.backlog(context.peer())) is not None:
-            await calls.end(context, refused)
-            return b""
-        # A large message takes longer than what waiting saves.
-        if len(data) <= OFF_LOOP_BYTES and (turn := gathering.join()) is not None:
-            await turn
-        message = await answer(handler, data, context, permission)
-        if message:
-            peer = context.peer()
-            # Meanwhile more responses to this client may be waiting.
-            if (refused := unsent.backlog(peer)) is not None:
-                await calls.end(context, refused)
-            else:
-                unsent.add_last(peer, len(message))
-        return message
-
-    return handle
-
-
-def _count_unsent_stream(stream: ServerStream, unsent: UnsentAnswers) -> Stream:
-    async def handle(data: bytes, context: Any, permission: Permission) -> None:
-        counted = StreamContext(context, unsent, permission)
-        try:
-            await stream(data, counted)
-        finally:
-            counted.end()
-
-    return handle
-
-
-def _count_unsent_bidi(stream: BidiStream, unsent: UnsentAnswers) -> Stream:
-    async def handle(requests: AsyncIterable[bytes], context: Any, permission: Permission) -> None:
-        counted = StreamContext(context, unsent, permission)
-        try:
-            await stream(AioRequests(requests, context.read, grpc.aio.EOF), counted)
-        finally:
-            counted.end()
-
-    return handle
+async def _answer(
+    row: GrpcRow, data: bytes, context: Any, permission: Permission, unsent: UnsentAnswers, gathering: Gathering
+) -> bytes:
+    """Answer a unary call unless its client has too many unread responses."""
+    if unsent.bytes and (refused := unsent.backlog(context.peer())) is not None:
+        await refuse(context, refused)
+        return b""
+    # A large message takes longer than what waiting saves.
+    if len(data) <= OFF_LOOP_BYTES and (turn := gathering.join()) is not None:
+        await turn
+    message = await answer(row, data, context, permission)
+    if message:
+        peer = context.peer()
+        # Meanwhile more responses to this client may be waiting.
+        if (refused := unsent.backlog(peer)) is not None:
+            await refuse(context, refused)
+        else:
+            unsent.add_last(peer, len(message))
+    return message
 
 
 class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
@@ -248,12 +213,10 @@ class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
         self,
         rows: Mapping[str, grpc.RpcMethodHandler],
         unsent: UnsentAnswers,
-        calls: GrpcCalls,
         max_calls: int,
     ) -> None:
         self._rows = rows
         self._unsent = unsent
-        self._calls = calls
         self._max_calls = max_calls
         self._open = 0
         # A stream, so that the status does not wait for the request.
@@ -283,7 +246,7 @@ class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
 
     async def _refuse(self, _: object, context: Any) -> None:
         full = QueueFull("Concurrent RPC limit exceeded!", retry_after=RETRY_AFTER_SECONDS)
-        await self._calls.end(context, full)
+        await refuse(context, full)
 
 
 def _options(config: Config, limits: Limits, shared: bool) -> list[tuple[str, int]]:
@@ -332,12 +295,3 @@ def _credentials(tls: Tls) -> grpc.ServerCredentials:
 
     mutual = bool(tls.pem().client_ca)
     return grpc.dynamic_ssl_server_credentials(configuration(), renewed, require_client_authentication=mutual)
-
-
-async def _abort(context: Any, code: Code, details: str, trailing: Trailing) -> None:
-    try:
-        await context.abort(_STATUS[code], details, trailing)
-    except grpc.aio.AbortError as aborted:
-        # The context keeps the error, whose frames refer to the context. grpc.aio raises it again when the handler
-        # returns.
-        aborted.__traceback__ = aborted.__context__ = None

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 from triglot.core.errors import RETRY_AFTER_SECONDS, QueueFull
-from triglot.core.permission import Permission
-from triglot.transports.aio.hang_up import hang_up, host_of
+from triglot.core.running import Cancellable
+from triglot.transports.aio.hang_up import hang_up
 from triglot.transports.grpc_calls import SlowReader
 from triglot.transports.http2.core.limits import Limits
 
@@ -55,7 +53,7 @@ class UnsentAnswers:
         self._connections: dict[str, _Connection] = {}
         self._last: dict[asyncio.Task[Any], tuple[_Connection, int]] = {}
         """What the core holds of calls whose handlers have returned, by task."""
-        self.streams: set[StreamContext] = set()
+        self.streams: set[StreamWriter] = set()
         """Streams whose writes are checked."""
         self._timer: asyncio.TimerHandle | None = None
         self.bytes = 0
@@ -148,7 +146,7 @@ class UnsentAnswers:
             if stream.held:
                 stream.idle_seconds += seconds
                 if stream.idle_seconds > self.seconds_for(stream.held):
-                    stream.close_answers()
+                    stream.stall()
         for connection in self._connections.values():
             if connection.bytes:
                 connection.idle_seconds += seconds
@@ -160,50 +158,23 @@ class UnsentAnswers:
                     hang_up(connection.peer, self.port)
 
 
-class StreamContext:
-    """The context of a streaming call; counts its unsent messages, and limits the time of each send."""
+class StreamWriter:
+    """Writes the messages of a streaming call; counts those that are unsent, and limits the time of each send."""
 
-    __slots__ = (
-        "_close_answers",
-        "_closing",
-        "_connection",
-        "_context",
-        "_sent",
-        "_unsent",
-        "abort",
-        "held",
-        "idle_seconds",
-        "invocation_metadata",
-        "permission",
-        "set_trailing_metadata",
-        "time_remaining",
-    )
+    __slots__ = ("_call", "_connection", "_context", "_sent", "_stalled", "_unsent", "held", "idle_seconds")
 
-    def __init__(self, context: Any, unsent: UnsentAnswers, permission: Permission) -> None:
-        self.permission = permission
+    def __init__(self, context: Any, unsent: UnsentAnswers, call: Cancellable) -> None:
+        self._call = call
         self._context = context
         self._unsent = unsent
         self._connection = unsent.use(context.peer())
         self._sent = 0
+        self._stalled = False
         self.held = 0
         """Bytes of the message that is being sent."""
         self.idle_seconds = 0.0
         """Seconds for which it has been waiting, as of the last check."""
-        self._close_answers: Callable[[], Awaitable[None]] | None = None
-        self._closing: asyncio.Future[None] | None = None
-        self.abort = context.abort
-        self.invocation_metadata = context.invocation_metadata
-        self.set_trailing_metadata = context.set_trailing_metadata
-        self.time_remaining = context.time_remaining
         unsent.streams.add(self)
-
-    def remote(self) -> str:
-        """See `Context`."""
-        return host_of(self._context.peer())
-
-    def on_stall(self, close_answers: Callable[[], Awaitable[None]]) -> None:
-        """See `Context`."""
-        self._close_answers = close_answers
 
     async def write(self, message: bytes) -> None:
         """Send one message. Raises `SlowReader` if the client did not read it, or those before it, in time."""
@@ -217,22 +188,19 @@ class StreamContext:
         self.idle_seconds = 0.0
         self._sent += size
         unsent.remove(connection, size)
-        if self._closing is not None:
-            with suppress(Exception):  # The stream ends anyway.
-                await self._closing
+        if self._stalled:
             seconds = unsent.seconds_for(size)
             raise SlowReader(f"the client read nothing of a response of {size} bytes for {seconds:.0f} s")
 
-    def close_answers(self) -> None:
-        """Close the responses, which ends the model; the core continues to send."""
-        if self._close_answers is not None:
-            self._closing = asyncio.ensure_future(self._close_answers())
-            self._close_answers = None
+    def stall(self) -> None:
+        """Cancel the call, whose client does not read; the core continues to send."""
+        if not self._stalled:
+            self._stalled = True
+            self._call.cancel()
 
     def end(self) -> None:
         """Note that nothing more is written; what the core holds counts until the call has ended."""
         unsent, connection = self._unsent, self._connection
-        self._close_answers = None
         unsent.streams.discard(self)
         unsent.remove(connection, self.held)
         if last := self.held + min(self._sent, BUFFERED):

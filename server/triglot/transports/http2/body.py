@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
-from triglot.core.duplex import Duplex
-from triglot.core.errors import Unimplemented
+from triglot.core.errors import ServingError, Unimplemented, without_frames
+from triglot.core.running import Requests
 from triglot.protocols.rows import Kind
 from triglot.transports.http2.messages import (
     PREFIX_BYTES,
@@ -33,10 +33,6 @@ MESSAGE_BYTES = 64
 """Memory of a waiting message besides its bytes."""
 
 
-class StreamGone(Exception):
-    """The client no longer reads the responses."""
-
-
 class Body:
     """Receives the requests of one call. On the event loop."""
 
@@ -44,8 +40,8 @@ class Body:
         "_held",
         "_inbox",
         "_listener",
-        "_reading",
         "_received",
+        "_requests",
         "_rpc",
         "_total",
         "_unopened",
@@ -63,8 +59,8 @@ class Body:
         self._total = server.request_bytes
         self._inbox: deque[Message] = deque()
         self._held = self._unread = self._unopened = self._received = 0
-        self._reading: asyncio.Future[None] | None = None
         self._listener: Callable[[], None] | None = None
+        self._requests: StreamedRequests | None = None
 
     def feed(self, parts: Sequence[memoryview]) -> None:
         """Read parts of the body. Raises `ServingError`."""
@@ -100,6 +96,7 @@ class Body:
     def _open_window(self) -> None:
         if self._unopened and self._unread <= MAX_UNREAD_BYTES:
             self._rpc.protocol.connection.consumed(self._rpc.number, self._unopened)
+            self._rpc.protocol.schedule_write()
             self._unopened = 0
 
     def take(self) -> Message | None:
@@ -115,41 +112,21 @@ class Body:
             self._open_window()
         return message
 
-    def requests(self) -> Requests | AsyncIterator[bytes | memoryview]:
-        """As `iterate`; requests without compression can also be taken without waiting."""
-        return Requests(self, self._rpc) if self._rpc.head.encoding == "identity" else self.iterate()
+    def stream(self) -> StreamedRequests:
+        """Returns the requests of a bidirectional stream."""
+        self._requests = StreamedRequests(self, self._rpc)
+        return self._requests
 
-    def listen(self, on_ready: Callable[[], None] | None) -> None:
-        """Call `received` after each burst that brings something for `take`, or the end; None: call nothing."""
+    def listen(self, on_ready: Callable[[], None]) -> None:
+        """Call `on_ready` after each burst that brings something for `take`, or the end."""
         self._listener = on_ready
-        if on_ready is not None and (self._inbox or self.ended):
+        if self._inbox or self.ended:
             on_ready()
 
     @property
     def all_taken(self) -> bool:
         """Whether the client has ended its request, and all of it has been taken."""
         return self.ended and not self._inbox
-
-    async def iterate(self) -> AsyncIterator[bytes | memoryview]:
-        """Yield the requests of a stream until the client has ended it or the call is over.
-
-        Raises `ServingError`.
-        """
-        server = self._rpc.protocol.server
-        while not self._rpc.over:  # Once it is, the handler is cancelled, which may read in another task.
-            message = self.take()
-            if message is not None:
-                self._rpc.protocol.schedule_write()
-                # It is reserved anew, because it may wait again, and be much larger once decompressed.
-                with self._total.reserve(MAX_UNREAD_BYTES) as reserved:
-                    if not isinstance(message, CompressedMessage):
-                        reserved.grow(len(message))
-                    yield await decompressed(message, self._rpc.head.encoding, server.max_message_size, reserved)
-            elif self.ended:
-                return
-            else:
-                self._reading = self._rpc.protocol.loop.create_future()
-                await self._reading
 
     def mark_ended(self) -> None:
         """Note that the client has ended its request."""
@@ -167,41 +144,76 @@ class Body:
         self._inbox.clear()
         self._total.add(-self._held)
         self._held = self._unread = 0
-        self.wake()
+        self._listener = None  # It refers to the call.
+        if self._requests is not None:
+            self._requests.close()
+            self._requests = None
 
     def wake(self) -> None:
-        """Wake the reader or the listener."""
+        """Wake the listener."""
         if self._listener is not None:
             self._rpc.protocol.defer(self._listener)
-        elif self._reading is not None and not self._reading.done():
-            self._reading.set_result(None)
 
 
-class Requests(Duplex):
-    """The uncompressed requests of a stream, and a way to send small responses, as a `Duplex`."""
+class StreamedRequests(Requests):
+    """The requests of a bidirectional stream. A compressed one is decompressed before the next one is taken."""
+
+    __slots__ = ("_body", "_decompressed", "_error", "_reserved", "_rpc", "_task")
 
     def __init__(self, body: Body, rpc: OpenCall) -> None:
         self._body = body
         self._rpc = rpc
+        self._task: asyncio.Task[None] | None = None
+        self._decompressed: bytes | memoryview | None = None
+        self._error: ServingError | None = None
+        self._reserved = ExitStack()
+        """Holds the memory of a decompressed request until the next one is asked for."""
 
     @property
     def ended(self) -> bool:
-        return self._body.all_taken
+        return self._body.all_taken and self._task is None and self._decompressed is None and self._error is None
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return cast("AsyncIterator[bytes]", self._body.iterate())
-
-    def listen(self, on_ready: Callable[[], None]) -> None:
-        self._body.listen(on_ready)
-
-    def take(self) -> bytes | None:
+    def take(self) -> bytes | memoryview | None:
+        """See `Requests`."""
+        if self._task is not None:
+            return None
+        if self._decompressed is not None:
+            request, self._decompressed = self._decompressed, None
+            return request
+        self._reserved.close()
+        if self._error is not None:
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error  # Its traceback refers to this frame.
         message = self._body.take()
-        if type(message) is CompressedMessage:
-            window_bits_of("identity")  # Raises: the stream's encoding is identity.
-        return cast("bytes | None", message)
+        if not isinstance(message, CompressedMessage):
+            return message
+        window_bits_of(self._rpc.head.encoding)  # Raises if there is none.
+        self._task = self._rpc.protocol.loop.create_task(self._decompress(message))
+        self._task.add_done_callback(self._decompression_ended)
+        return None
 
-    def offer(self, answers: deque[bytes]) -> None:
-        self._rpc.offer(answers)
+    async def _decompress(self, message: CompressedMessage) -> None:
+        server = self._rpc.protocol.server
+        # It is reserved anew, because it may wait again, and be much larger.
+        reserved = self._reserved.enter_context(server.request_bytes.reserve(MAX_UNREAD_BYTES))
+        try:
+            self._decompressed = await decompressed(
+                message, self._rpc.head.encoding, server.max_message_size, reserved
+            )
+        except asyncio.CancelledError:
+            return  # If raised, the task would keep it: a cycle of task, frames and call.
+        except ServingError as error:
+            self._error = without_frames(error)
 
-    async def close(self) -> None:
-        self._body.listen(None)
+    def _decompression_ended(self, _: object) -> None:
+        self._task = None
+        self._body.wake()
+
+    def close(self) -> None:
+        """Discard a request that was not taken."""
+        if self._task is not None:
+            self._task.cancel()
+        self._reserved.close()

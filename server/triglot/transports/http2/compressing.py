@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
 
+from triglot.core.running import Sink
 from triglot.core.scattered import Scattered
-from triglot.protocols.rows import Kind
 from triglot.transports.deflate import DEFLATED_WORK, WINDOW_BITS, Accepted, deflate
-from triglot.transports.grpc_calls import Trailing
+from triglot.transports.grpc_calls import GrpcRow, Trailing
 from triglot.transports.http2.core.requests import RpcHead, compressed_head, response_head
 from triglot.transports.http2.messages import CompressedMessage
 from triglot.transports.http2.roles import Connected
@@ -25,8 +24,8 @@ class CompressingRpc(Rpc):
 
     __slots__ = ("_coding", "response_head")
 
-    def __init__(self, protocol: Connected, number: int, head: RpcHead, kind: Kind | None, handler: Any) -> None:
-        super().__init__(protocol, number, head, kind, handler)
+    def __init__(self, protocol: Connected, number: int, head: RpcHead, row: GrpcRow | None) -> None:
+        super().__init__(protocol, number, head, row)
         preferred = protocol.server.compression
         accepted = [name.strip() for name in head.accepts.split(",")]
         self._coding = next((name for name in (preferred, *WINDOW_BITS) if name in accepted), "")
@@ -62,14 +61,17 @@ class CompressingRpc(Rpc):
             self.response_head = response_head()
             super().respond(message, trailing)
 
-    def offer(self, answers: deque[bytes]) -> None:
-        """See the base class. Messages to compress remain for `write`, because that may take a while."""
-        if not self._coding:
-            super().offer(answers)
+    def _is_slow(self, encoded: bytes | Scattered) -> bool:
+        return bool(self._coding) and len(encoded) >= COMPRESSED_FROM
 
-    async def write(self, message: bytes | Scattered, /, *, compressed: bool = False) -> None:
-        made = await self._compress(message)
-        if isinstance(made, CompressedMessage):
-            await super().write(bytes(made.data), compressed=True)
-        else:
-            await super().write(made)
+    async def _prepare(self, encoded: bytes | Scattered) -> bytes | Scattered | CompressedMessage:
+        return await self._compress(encoded)
+
+    def _send_next(self, encoded: bytes | Scattered | CompressedMessage) -> bool:
+        if isinstance(encoded, CompressedMessage):
+            return self.write(bytes(encoded.data), compressed=True)
+        return self.write(encoded)
+
+    def send_all(self, responses: deque[bytes], /) -> bool:
+        """See `Sink`. Messages that may be compressed are sent one by one."""
+        return Sink.send_all(self, responses) if self._coding else super().send_all(responses)

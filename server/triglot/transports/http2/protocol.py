@@ -18,7 +18,6 @@ from triglot.core.errors import (
 from triglot.core.running import RunningCall
 from triglot.protocols.rows import Kind
 from triglot.transports.certificates import names_of
-from triglot.transports.grpc_calls import NO_ROW
 from triglot.transports.http2.body import Body
 from triglot.transports.http2.connection_timers import ConnectionTimers
 from triglot.transports.http2.core.connection import Connection
@@ -311,10 +310,10 @@ class H2Protocol(asyncio.BufferedProtocol):
         if head.status:
             begin_rest(self, event, self._transport)
             return
-        row = self.server.rows.get(head.path, NO_ROW)
-        rpc = self.server.make_rpc(self, number, head, row.kind, row.handler)
-        refusal = self._refusal(rpc) or rpc.admit(row)
-        may_still_write = row.kind in (None, Kind.BIDI_STREAM) and not event.ended
+        server = self.server
+        rpc = server.make_rpc(self, number, head, server.rows.get(head.path))
+        refusal = self._refusal(rpc) or (None if server.access is None else rpc.admit(server.access))
+        may_still_write = rpc.kind in (None, Kind.BIDI_STREAM) and not event.ended
         if refusal is not None and may_still_write and len(self._refused) < MAX_REFUSED_STREAMS:
             self._refused[number] = rpc, refusal
             self.loop.call_later(REFUSED_STREAM_SECONDS, self._refuse, number)
@@ -326,8 +325,8 @@ class H2Protocol(asyncio.BufferedProtocol):
             return
         body = rpc.body = Body(rpc)
         self.connection.receive_into(number, body.reader)
-        if row.kind is Kind.BIDI_STREAM:
-            rpc.start_stream(body.requests())
+        if rpc.kind is Kind.BIDI_STREAM:
+            rpc.start_conversation(body)
         if event.ended:
             self.request_ended(rpc)
 
@@ -340,7 +339,7 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def _refusal(self, rpc: Rpc) -> ServingError | None:
         """Returns why a call is rejected, or None."""
-        if rpc.handler is None:
+        if rpc.row is None:
             return Unimplemented("Method not found!")
         if rpc.head.problem:
             return (PayloadTooLarge if rpc.head.too_large else Internal)(rpc.head.problem)
@@ -380,10 +379,11 @@ class H2Protocol(asyncio.BufferedProtocol):
             return  # See `_begin`.
         head, body = event.headers, event.body
         size = len(body) - PREFIX_BYTES
-        row = self.server.rows.get(head.path, NO_ROW)
         server = self.server
+        row = server.rows.get(head.path)
         if (
-            row.kind is Kind.UNARY
+            row is not None
+            and row.kind is not Kind.BIDI_STREAM
             and not head.status
             and not head.problem
             and (head.length is None or head.length == len(body))
@@ -394,8 +394,8 @@ class H2Protocol(asyncio.BufferedProtocol):
             and self.connection.out.unsent <= server.limits.fair_unsent
             and server.open_bytes <= server.limits.max_open_in_all
         ):
-            rpc = server.make_rpc(self, event.stream, head, row.kind, row.handler)
-            refusal = None if server.access is None else rpc.admit(row)
+            rpc = server.make_rpc(self, event.stream, head, row)
+            refusal = None if server.access is None else rpc.admit(server.access)
             self.add_call(rpc)
             if refusal is not None:
                 rpc.fail(refusal)
@@ -439,10 +439,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         message = body.take()
         if message is None:
             rpc.fail(Unimplemented("the method takes one request, got none"))
-        elif rpc.kind is Kind.UNARY:
-            rpc.start_unary(message)
         else:
-            rpc.start_stream(message)
+            rpc.start_message(message)
 
     def reset(self, number: int, code: ErrorCode) -> None:
         """Reset a stream, and cancel its call."""

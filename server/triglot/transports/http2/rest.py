@@ -56,7 +56,7 @@ _LINE_END = 4
 class RestCall(Rpc):
     """One REST request and its response. On the event loop."""
 
-    __slots__ = ("_calls", "_pieces")
+    __slots__ = ("_calls", "_pieces", "_writing")
 
     def __init__(
         self,
@@ -68,10 +68,12 @@ class RestCall(Rpc):
         ended: bool,
     ) -> None:
         """`ended`: the request has no body."""
-        super().__init__(protocol, number, head, Kind.BIDI_STREAM, None)
+        super().__init__(protocol, number, head, None)
+        self.kind = Kind.BIDI_STREAM  # Its body is read as it arrives.
         self.body = RestBody(self, 0 if ended else head.length)
         self._calls = calls
         self._pieces = 0
+        self._writing: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
         """Start the call, unless the request is invalid."""
@@ -108,11 +110,21 @@ class RestCall(Rpc):
         self._pieces += 1
         if not self._pieces % MAX_IN_A_ROW:
             await asyncio.sleep(0)
-        while self._is_blocked():
+        while not self.over and self.protocol.connection.out.is_blocked(self.number):
             self._writing = self.protocol.loop.create_future()
             await self._writing
         if self.over:
             raise ConnectionResetError
+
+    def drained(self) -> None:
+        """Resume `send_piece`: all data has been sent, or the call has ended."""
+        if self._writing is not None and not self._writing.done():
+            self._writing.set_result(None)
+
+    def release(self) -> None:
+        """See the base class."""
+        super().release()
+        self.drained()
 
     def end_response(self) -> None:
         """End the response."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -78,9 +77,6 @@ class OpenCall(Protocol):
     @property
     def over(self) -> bool:
         """True once nothing more is sent."""
-
-    def offer(self, answers: deque[bytes]) -> None:
-        """Send small messages of a stream that can be sent at once."""
 
 
 class Connected(Protocol):

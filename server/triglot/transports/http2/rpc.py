@@ -1,13 +1,13 @@
-"""One gRPC call on an HTTP/2 connection, and the `Context` of the handler of a stream."""
+"""One gRPC call on an HTTP/2 connection."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Coroutine
 from time import monotonic
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from triglot.access import GRPC
 from triglot.core.call import Call
@@ -16,7 +16,6 @@ from triglot.core.permission import EVERYTHING, ClientLimits, Permission
 from triglot.core.running import RunningCall
 from triglot.core.scattered import Scattered
 from triglot.core.trace_context import NO_CONTEXT
-from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import (
     LAST_MESSAGE_SECONDS,
     GrpcCall,
@@ -25,10 +24,10 @@ from triglot.transports.grpc_calls import (
     retry_metadata,
     truncated,
 )
-from triglot.transports.http2.body import MAX_UNREAD_BYTES, Body, StreamGone
+from triglot.transports.http2.body import MAX_UNREAD_BYTES, Body
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.requests import OK_TRAILERS, RpcHead, response_head, trailers, trailers_only
-from triglot.transports.http2.core.sending import JOIN_BYTES
+from triglot.transports.http2.core.sending import JOIN_BYTES, Sender
 from triglot.transports.http2.messages import (
     PREFIX,
     PREFIX_BYTES,
@@ -39,6 +38,9 @@ from triglot.transports.http2.messages import (
 )
 from triglot.transports.http2.roles import Connected
 from triglot.transports.shutdown import SHUTTING_DOWN
+
+if TYPE_CHECKING:
+    from triglot.access.control import AccessControl
 
 log = logging.getLogger(__name__)
 
@@ -51,42 +53,40 @@ LARGE_BYTES = JOIN_BYTES // 2
 class Rpc(GrpcCall):
     """One gRPC call. On the event loop; owned by its connection until it ends.
 
-    `kind` and `handler` are those of its row, None for an unknown path.
+    `row` and its kind are None for an unknown path.
     """
 
     __slots__ = (
         "_begun",
         "_expires",
         "_limits",
-        "_trailing",
-        "_writing",
         "_written",
         "body",
         "deadline",
-        "handler",
         "head",
         "kind",
         "number",
         "over",
         "permission",
         "protocol",
+        "row",
         "task",
     )
 
     response_head = response_head()
     """Header block before the first response."""
 
-    def __init__(self, protocol: Connected, number: int, head: RpcHead, kind: Kind | None, handler: Any) -> None:
+    def __init__(self, protocol: Connected, number: int, head: RpcHead, row: GrpcRow | None) -> None:
         super().__init__()
         self.protocol = protocol
         self.number = number
         self.head = head
-        self.kind = kind
-        self.handler = handler
+        self.row = row
+        self.kind = None if row is None else row.kind
         self.body: Body | None = None
         """Receives the request's body, unless that arrived as a whole."""
         self.task: RunningCall | None = None
-        """The task that runs a stream, or what comes before or after the row of a unary call."""
+        """The task that runs what comes before or after the row."""
         self.over = False
         """True once nothing more is sent."""
         self.permission: Permission = EVERYTHING
@@ -94,44 +94,20 @@ class Rpc(GrpcCall):
         self._limits: ClientLimits | None = None
         """Limits of the client that count this call, if any."""
         self._begun = False
-        self._trailing: Trailing = ()
         self._written = 0
-        self._writing: asyncio.Future[None] | None = None
         self.deadline: float | None = None
         """Deadline set by the client, in seconds of `time.monotonic`; None without one."""
         self._expires = 0
         if head.timeout is not None:
             self.deadline = monotonic() + head.timeout
 
-    # --- the context ---
+    # --- the messages of a stream ---
 
-    def time_remaining(self) -> float | None:
-        """See `Context`."""
-        return None if self.deadline is None else max(0.0, self.deadline - monotonic())
-
-    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
-        """See `Context`."""
-        return self.head.read_metadata()
-
-    def remote(self) -> str:
-        """See `Context`."""
-        return self.protocol.remote
-
-    def set_trailing_metadata(self, metadata: Trailing, /) -> None:
-        """See `Context`."""
-        self._trailing = metadata
-
-    def on_stall(self, close_answers: Callable[[], Awaitable[None]], /) -> None:
-        """See `Context`. Does nothing: `ConnectionTimers` resets such a stream."""
-
-    async def write(self, message: bytes | Scattered, /, *, compressed: bool = False) -> None:
-        """Send one message of a stream; waits while the client does not read. Raises `StreamGone`."""
+    def write(self, message: bytes | Scattered, /, *, compressed: bool = False) -> bool:
+        """See `GrpcCall`."""
         if self.over:
-            raise StreamGone
-        out = self.protocol.connection.out
-        if not self._begun:
-            self._begun = True
-            out.headers(self.number, self.response_head)
+            return False
+        out = self._begin_response()
         head = prefix(len(message), compressed)
         if not isinstance(message, bytes):
             out.data(self.number, (head, *message.pieces))
@@ -141,58 +117,62 @@ class Rpc(GrpcCall):
             out.data(self.number, (head, message))
         self.protocol.schedule_write()
         self._written += 1
-        if not self._written % MAX_IN_A_ROW:
-            await asyncio.sleep(0)
-        while self._is_blocked():
-            self._writing = self.protocol.loop.create_future()
-            await self._writing
-        if self.over:
-            raise StreamGone
+        if out.is_blocked(self.number):
+            return False
+        if self._written % MAX_IN_A_ROW:
+            return True
+        self.protocol.loop.call_soon(self.resume)
+        return False
 
-    def offer(self, answers: deque[bytes]) -> None:
-        """Send small messages of a stream that can be sent at once, several in one DATA frame.
-
-        Large ones remain for `write`, which may have to wait.
-        """
-        out = self.protocol.connection.out
-        while answers and len(answers[0]) < LARGE_BYTES and not self.over and not out.is_blocked(self.number):
-            if not self._begun:
-                self._begun = True
-                out.headers(self.number, self.response_head)
+    def send_all(self, responses: deque[bytes], /) -> bool:
+        """See `Sink`. Sends small messages of a bidirectional stream several in one DATA frame."""
+        while responses and not self.over:
+            if len(responses[0]) >= LARGE_BYTES:
+                if not self.write(responses.popleft()):
+                    return False
+                continue
             pieces: list[bytes] = []
             size = 0
-            while answers and size + len(answers[0]) < JOIN_BYTES:
-                answer = answers.popleft()
-                size += PREFIX_BYTES + len(answer)
-                pieces += prefix(len(answer)), answer
+            while responses and size + len(responses[0]) < JOIN_BYTES:
+                message = responses.popleft()
+                size += PREFIX_BYTES + len(message)
+                pieces += prefix(len(message)), message
+            out = self._begin_response()
             out.data(self.number, (b"".join(pieces),))
             self.protocol.schedule_write()
+            if out.is_blocked(self.number):
+                return False
+        return not self.over
 
-    def _is_blocked(self) -> bool:
-        return not self.over and self.protocol.connection.out.is_blocked(self.number)
+    def _begin_response(self) -> Sender:
+        out = self.protocol.connection.out
+        if not self._begun:
+            self._begun = True
+            out.headers(self.number, self.response_head)
+        return out
 
     def drained(self) -> None:
-        """Resume `write`: all data has been sent, or the call has ended."""
-        if self._writing is not None and not self._writing.done():
-            self._writing.set_result(None)
+        """Ask for more messages: all of their data has been sent."""
+        self.resume()
+
+    def end_stream(self, trailing: Trailing = (), /) -> None:
+        """See `GrpcCall`."""
+        self.finish(0, "", trailing)
 
     # --- the handler ---
 
-    def admit(self, row: GrpcRow) -> ServingError | None:
+    def admit(self, access: AccessControl) -> ServingError | None:
         """Check permission and limits by the request's headers; returns the error of a rejected call."""
-        access = self.protocol.server.access
-        if access is None or row.operation is None:
-            return None
+        row = self.row
+        assert row is not None
         names, certificate_names = access.fields[GRPC], self.protocol.certificate_names
         fields = [one for one in self.head.credentials if one[0] in names]
         try:
-            self.permission = permission = access.permission(row.operation, GRPC, fields, certificate_names)
+            self.permission = permission = access.permission(row.method.operation, GRPC, fields, certificate_names)
             if permission.limits is not None:
                 self._limits = permission.enter()
         except ServingError as error:
-            call = self._call()
-            call.permission = self.permission
-            row.count_refusal(call, error)
+            row.count_refusal(self._call(), error)
             return error
         return None
 
@@ -204,21 +184,21 @@ class Rpc(GrpcCall):
             self._expires = self.protocol.server.timers.add(self, self.deadline + LAST_MESSAGE_SECONDS)
 
     def start(self, message: bytes | memoryview) -> None:
-        """Run a unary call; it may have ended when this returns."""
+        """Run a call with one request; it may have ended when this returns."""
         self.task = None
-        call = self._call()
-        call.permission = self.permission
+        assert self.row is not None
         # Decoders read a memoryview as they read bytes.
-        self.start_row(self.handler, cast("bytes", message), call, self.protocol.defer)
+        self.start_row(self.row, cast("bytes", message), self._call(), self.protocol.defer)
 
     def _call(self) -> Call:
         """Returns the `Call` that user code sees."""
         call = Call(self.deadline, self.head.read_metadata, self.protocol.remote)
+        call.permission = self.permission
         head = self.head
         call.context = (head.traceparent, head.tracestate) if head.traceparent else NO_CONTEXT
         return call
 
-    def start_unary(self, message: Message) -> None:
+    def start_message(self, message: Message) -> None:
         """As `start`, for a message that may be compressed."""
         if not isinstance(message, CompressedMessage):
             self.start(message)
@@ -235,25 +215,12 @@ class Rpc(GrpcCall):
         except Exception as error:
             self.failed(error)
 
-    def start_stream(self, requests: Any) -> None:
-        """Run a streaming call in a task. `requests`: the only message, or an iterator over all."""
-        tasks = self.protocol.server.tasks
-        task = self.task = self.protocol.loop.create_task(self._stream(requests))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    async def _stream(self, requests: Any) -> None:
-        try:
-            if self.kind is Kind.SERVER_STREAM:
-                requests = await self._decompressed(requests)
-            await self.handler(requests, self)
-            self.finish()
-        except StreamGone:
-            return
-        except asyncio.CancelledError:
-            self.cancelled()
-        except Exception as error:
-            self.failed(error)
+    def start_conversation(self, body: Body) -> None:
+        """Run a bidirectional call, which takes its requests from the body."""
+        assert self.row is not None
+        conversation = self.converse(self.row, body.stream(), self._call())
+        if conversation is not None:
+            body.listen(conversation.receive)
 
     async def _decompressed(self, message: Message) -> bytes | memoryview:
         """Returns the decompressed message. Raises `ServingError`."""
@@ -314,7 +281,7 @@ class Rpc(GrpcCall):
         """Send the status, after all messages."""
         if self.over:
             return
-        metadata = self._trailing if trailing is None else trailing
+        metadata = trailing or ()
         out = self.protocol.connection.out
         if self._begun:
             out.trailers(self.number, trailers(code, details, metadata))
@@ -362,8 +329,6 @@ class Rpc(GrpcCall):
         if self.body is not None:
             self.body.drop()
             self.body = None  # It refers to this call.
-        if self._writing is not None:
-            self.drained()
 
     def end_grace(self) -> None:
         """Cancel the call at the end of the server's grace period."""

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triglot.config.options import NO_PORT, Config
-from triglot.core.errors import Code
 from triglot.core.timer_wheel import TimerWheel
 from triglot.protocols.rows import Service
 from triglot.telemetry.store import Telemetry
-from triglot.transports.grpc_calls import GrpcCalls, Trailing
-from triglot.transports.http2.body import StreamGone
+from triglot.transports.grpc_calls import GrpcCalls
 from triglot.transports.http2.buffers import BufferPool
 from triglot.transports.http2.busy_poll import BusyPoll
 from triglot.transports.http2.compressing import CompressingRpc
@@ -93,7 +91,7 @@ class H2Server:
         self._config = config
         self.compression = config.grpc_compression
         self.make_rpc = Rpc if self.compression == "none" else CompressingRpc
-        self._calls = calls = GrpcCalls(_abort, StreamGone, self.request_bytes, scatters=True)
+        self._calls = calls = GrpcCalls(self.request_bytes, scatters=True)
         self.rows = calls.rows(services, telemetry)
         self.access = access
         self.rest = rest
@@ -212,7 +210,3 @@ class H2Server:
 
     def _open(self) -> list[H2Protocol | ProtocolSniffer]:
         return [*self.connections, *self.sniffers]
-
-
-async def _abort(context: Rpc, code: Code, details: str, trailing: Trailing) -> None:
-    context.finish(int(code), details, trailing)

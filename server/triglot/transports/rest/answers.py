@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Mapping
-from contextlib import aclosing
 from dataclasses import replace
 from functools import lru_cache
 from http import HTTPStatus
 from typing import TypeVar
 
 from triglot.core.call import Call
-from triglot.core.errors import Cancelled, ServingError, as_serving_error, retry_hint
-from triglot.core.http import HttpResponse, HttpStream
+from triglot.core.errors import ServingError, as_serving_error, retry_hint
+from triglot.core.http import HttpResponse
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Route
 from triglot.transports.deflate import DEFLATED_WORK, accepted, deflate
@@ -119,36 +118,6 @@ async def compressed(http: Exchange, response: HttpResponse) -> HttpResponse:
     if body is None:
         return response
     return _with_field(response, body, "Content-Encoding", preference.coding)
-
-
-async def send_stream(http: Exchange, stream: HttpStream, fields: Fields, call: Call) -> None:
-    """Send each chunk as soon as the model yields it; a slow client delays the next one."""
-    try:
-        async with aclosing(stream.answers) as answers:
-            if not stream.waits:
-                await http.begin(200, fields)
-            async for answer in answers:
-                chunk = await run_sized(stream.answer_size(answer), stream.encode, answer)
-                if not http.begun:
-                    # An error comes first if the stream reports errors itself, and fails before its first
-                    # response.
-                    failed = isinstance(answer, ServingError)
-                    await http.begin(default_error(answer).status if failed else 200, fields)
-                if chunk:
-                    # The model ends at the deadline, and may send a last chunk after it.
-                    await in_time(
-                        call, http.write(chunk), LAST_MESSAGE_SECONDS, "while the client read the response"
-                    )
-                    call.sent(len(chunk))
-            if not http.begun:
-                await http.begin(200, fields)
-            await http.finish()
-    except ConnectionError:
-        raise Cancelled("the client disconnected during the response") from None
-    except BaseException:
-        if http.begun:
-            http.abort()  # So that the client sees that the response is incomplete.
-        raise
 
 
 async def in_time(call: Call, work: Awaitable[T], spare: float, when: str) -> T:

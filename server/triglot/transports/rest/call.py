@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
 from triglot.access import REST
 from triglot.core.call import Call
-from triglot.core.errors import Code, ServingError, Unauthenticated, Unavailable, outcome, refusal_of
-from triglot.core.http import HttpResponse, HttpStream
-from triglot.core.permission import WITHDRAWN, ClientLimits, OperationDenied
+from triglot.core.coroutine_work import CoroutineWork
+from triglot.core.errors import Code, ServingError, Unavailable, as_serving_error, outcome, refusal_of
+from triglot.core.http import HttpResponse, StreamForm
+from triglot.core.permission import ClientLimits, OperationDenied
+from triglot.core.running import Running
 from triglot.core.timer_wheel import TimerWheel
 from triglot.core.trace_context import NO_CONTEXT, TRACEPARENT, TRACESTATE
 from triglot.transports.rest.answers import (
+    LAST_MESSAGE_SECONDS,
     check_fields,
     compressed,
     error_response,
     failure_response,
     fields_of,
+    in_time,
     refusal_response,
-    send_stream,
 )
 from triglot.transports.rest.decoding import HttpDecoder
+from triglot.transports.rest.errors import default_error
 from triglot.transports.rest.exchange import Exchange
 from triglot.transports.rest.fields import Fields
 from triglot.transports.rest.origins import Origins
@@ -40,6 +46,9 @@ MODEL_VARIABLE = "model"
 """Variable of a route's path with the model's name, which is known before the request is decoded."""
 LATE_SECONDS = 0.02
 """Delay after the deadline before a call is ended that has not ended on its own with a more specific error."""
+MAX_UNWRITTEN = 16
+MAX_UNWRITTEN_BYTES = 64 * 1024
+"""Chunks of a stream that wait until the client has read those before them."""
 STREAM_HEADERS = {"X-Accel-Buffering": "no"}
 """Headers of streams: a proxy that buffers responses would defeat the purpose."""
 
@@ -70,7 +79,20 @@ class HttpCall(RowCall):
     `ended` is called once, when the response has been sent, or the exchange aborted.
     """
 
-    __slots__ = ("_calls", "_ended", "_expires", "_found", "_http", "_is_late", "_limits")
+    __slots__ = (
+        "_calls",
+        "_changed",
+        "_chunks",
+        "_ended",
+        "_expires",
+        "_form",
+        "_found",
+        "_http",
+        "_is_late",
+        "_limits",
+        "_unwritten",
+        "_writer",
+    )
 
     def __init__(self, calls: OpenCalls, found: Found, http: Exchange, ended: Callable[[Any], object]) -> None:
         call = Call(read_metadata=http.headers.items, peer=http.remote)
@@ -95,6 +117,10 @@ class HttpCall(RowCall):
         self._ended = ended
         self._expires = 0
         self._is_late = False
+        self._form: StreamForm | None = None
+        """The form of a stream's responses."""
+        self._writer: asyncio.Task[None] | None = None
+        """Sends the chunks of a stream."""
         self._limits: ClientLimits | None = None
         """Limits of the client that count this call, if any."""
 
@@ -147,20 +173,30 @@ class HttpCall(RowCall):
     async def _decode_and_submit(self, http: Exchange) -> None:
         self._submit(await self._calls.decoder.decode(self._found, http, self.call))
 
-    async def _await_row(self, request: Any) -> Any:
-        assert self._found.route.call is not None  # True for rows without `inference`.
-        return await self._found.route.call(request, self.call)
+    def _start_coroutine(self, request: Any) -> Running:
+        route = self._found.route
+        assert route.call is not None
+        return CoroutineWork(route.call(request, self.call), self, self._name)
+
+    def _submit(self, request: Any) -> None:
+        route = self._found.route
+        if route.stream_form is not None and (form := route.stream_form(request)) is not None:
+            self._begin_stream(form)
+        super()._submit(request)
+
+    @property
+    def _name(self) -> str:
+        return f"{self._found.route.verb} {self._found.route.method}"
 
     def _answer_size(self, answer: Any) -> int:
-        return self._found.route.answer_size(answer)
+        return (self._form or self._found.route).answer_size(answer)
 
-    def _encode(self, answer: Any) -> HttpResponse | HttpStream:
+    def _encode(self, answer: Any) -> Any:
+        if self._form is not None:
+            return self._form.encode(answer)
         return self._found.route.encode(answer, self._request)
 
-    def _send(self, encoded: HttpResponse | HttpStream) -> None:
-        if isinstance(encoded, HttpStream):
-            self._run(self._stream, self._exchange, encoded)
-            return
+    def _send(self, encoded: HttpResponse) -> None:
         worth = self._found.route.compress_from
         if worth is not None and len(encoded.body) >= worth and "accept-encoding" in self._exchange.headers:
             self._run(self._compress, self._exchange, encoded)
@@ -170,21 +206,97 @@ class HttpCall(RowCall):
     async def _compress(self, http: Exchange, response: HttpResponse) -> None:
         self._send_whole(await compressed(http, response))
 
-    async def _stream(self, http: Exchange, stream: HttpStream) -> None:
-        call = self.call
-        if call.permission.withdrawn:  # While the model was called.
-            raise Unauthenticated(WITHDRAWN)
-        call.permission.follow(self.cancel)
+    # --- streams ---
+
+    def _begin_stream(self, form: StreamForm) -> None:
+        self.streams = True
+        self._form = form
+        self._chunks: deque[bytes] = deque()
+        self._unwritten = 0
+        self._changed = asyncio.Event()
+        self.call.permission.follow(self.cancel)
         self._stop_timer()  # From here on the stream checks its deadline, and reports how it ends.
-        head = HttpResponse(b"", 200, stream.content_type, STREAM_HEADERS)
-        if call.span is not None:
-            call.span.end_http(head.status)
+        if not form.waits:
+            self._begin_response(HTTPStatus.OK)
+
+    def _begin_response(self, status: int) -> None:
+        assert self._form is not None
+        http = self._exchange
+        head = HttpResponse(b"", status, self._form.content_type, STREAM_HEADERS)
+        if self.call.span is not None:
+            self.call.span.end_http(status)
+        self._writer = self._calls.loop.create_task(self._write(http, status, self._fields(head, http)))
+
+    def _send_next(self, encoded: bytes) -> bool:
+        if self._writer is None:
+            self._begin_response(HTTPStatus.OK)
+        if encoded:
+            self._chunks.append(encoded)
+            self._unwritten += len(encoded)
+            self._changed.set()
+        return len(self._chunks) < MAX_UNWRITTEN and self._unwritten < MAX_UNWRITTEN_BYTES
+
+    def _finish(self) -> None:
+        self._closed = True
+        if self._writer is None:
+            self._begin_response(HTTPStatus.OK)
+        self._changed.set()
+
+    async def _write(self, http: Exchange, status: int, fields: Fields) -> None:
+        """Send the chunks as the client reads them."""
         try:
-            await send_stream(http, stream, self._fields(head, http), call)
-        finally:
-            call.permission.unfollow(self.cancel)
-        self._end(Code.OK)
+            await http.begin(status, fields)
+            while self._chunks or not self._closed:
+                if not self._chunks:
+                    self._changed.clear()
+                    self.resume()
+                    await self._changed.wait()
+                    continue
+                chunk = self._chunks.popleft()
+                self._unwritten -= len(chunk)
+                # The model ends at the deadline, and may send a last chunk after it.
+                await in_time(
+                    self.call, http.write(chunk), LAST_MESSAGE_SECONDS, "while the client read the response"
+                )
+            await http.finish()
+        except asyncio.CancelledError:
+            return  # The call has ended. If raised, the task would keep it, and its frames.
+        except Exception as error:
+            self._broken(error)
+        else:
+            self._end(Code.OK)
+            self._ended(self)
+
+    def _broken(self, error: Exception) -> None:
+        """End a stream of which no more can be sent."""
+        running = self._running
+        code = Code.CANCELLED if isinstance(error, ConnectionError) else outcome(error)
+        self._end(code).abort()
         self._ended(self)
+        if running is not None:
+            running.cancel()
+
+    def _fail_stream(self, form: StreamForm, failure: ServingError) -> None:
+        """End a stream with an error as its last chunk."""
+        self.call.outcome = failure.code
+        if self._writer is None:
+            self._begin_response(default_error(failure).status)
+        chunk = form.encode_error(failure)
+        self.call.sent(len(chunk))
+        self._send_next(chunk)
+        self._finish()
+
+    def _fail_run(self, error: ServingError) -> None:
+        call = self.call
+        if self._form is not None and (call.queued or call.began):
+            self._fail_stream(self._form, error)
+        else:
+            self._fail(error)
+
+    def cancel(self) -> None:
+        super().cancel()
+        if self._closed and not self.done():  # The client has not read what is left of a stream.
+            self._end_cancelled()
 
     def _send_whole(self, response: HttpResponse) -> None:
         check_fields(response)
@@ -194,6 +306,9 @@ class HttpCall(RowCall):
     # --- ends ---
 
     def _fail(self, error: Exception) -> None:
+        if self._form is not None and self._writer is not None:
+            self._fail_stream(self._form, as_serving_error(error, self._name))
+            return
         response = error_response(self._found.route, error, self._exchange.headers, self.call)
         self._answer(outcome(error), response, refusal_of(error))
 
@@ -218,12 +333,14 @@ class HttpCall(RowCall):
             span.end_http(response.status)
         # Counted before it is sent, so that a client that has its response finds it in the metrics.
         http = self._end(code, refusal)
-        if not http.begun:  # Otherwise it was a stream, which has ended without an error message.
-            try:
+        try:
+            if http.begun:
+                http.abort()  # A stream: so that the client sees that it is incomplete.
+            else:
                 http.respond(response.status, self._fields(response, http), response.body)
-            except Exception:
-                log.exception("%s %s: cannot send the response", http.verb, http.target)
-                http.abort()
+        except Exception:
+            log.exception("%s %s: cannot send the response", http.verb, http.target)
+            http.abort()
         self._ended(self)
 
     def _fields(self, response: HttpResponse, http: Exchange) -> Fields:
@@ -236,6 +353,10 @@ class HttpCall(RowCall):
     def _end(self, code: Code, refusal: str = "") -> Exchange:
         """End and count the call; returns its exchange."""
         self._stop_timer()
+        if self.streams:
+            self.call.permission.unfollow(self.cancel)
+            if self._writer is not None:
+                self._writer.cancel()
         self._calls.discard(self)
         if self._limits is not None:
             self._limits.leave()
