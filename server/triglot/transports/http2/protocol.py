@@ -18,7 +18,6 @@ from triglot.core.errors import (
 from triglot.core.running import RunningCall
 from triglot.protocols.rows import Kind
 from triglot.transports.certificates import names_of
-from triglot.transports.http2.body import Body
 from triglot.transports.http2.connection_timers import ConnectionTimers
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.events import (
@@ -36,8 +35,7 @@ from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.requests import RpcHead, read_head
 from triglot.transports.http2.messages import PREFIX, PREFIX_BYTES
 from triglot.transports.http2.rest import begin_rest
-from triglot.transports.http2.roles import Serving
-from triglot.transports.http2.rpc import Rpc
+from triglot.transports.http2.roles import OpenCall, Serving
 from triglot.transports.writing import write_pieces
 
 log = logging.getLogger(__name__)
@@ -63,8 +61,8 @@ class H2Protocol(asyncio.BufferedProtocol):
     def __init__(self, server: Serving, remote: str) -> None:
         self.loop = asyncio.get_running_loop()
         self.connection: Connection[RpcHead] = Connection(read_head, server.limits, buffer=server.read_buffer)
-        self.rpcs: dict[int, Rpc] = {}
-        self._refused: dict[int, tuple[Rpc, ServingError]] = {}
+        self.rpcs: dict[int, OpenCall] = {}
+        self._refused: dict[int, tuple[OpenCall, ServingError]] = {}
         """Rejected streams, by number, until their status is sent."""
         self.server = server
         self.closed = self.loop.create_future()
@@ -323,10 +321,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         if refusal is not None:
             rpc.fail(refusal)
             return
-        body = rpc.body = Body(rpc)
-        self.connection.receive_into(number, body.reader)
-        if rpc.kind is Kind.BIDI_STREAM:
-            rpc.start_conversation(body)
+        rpc.receive_body()
         if event.ended:
             self.request_ended(rpc)
 
@@ -337,7 +332,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             rpc, error = refused
             rpc.fail(error)
 
-    def _refusal(self, rpc: Rpc) -> ServingError | None:
+    def _refusal(self, rpc: OpenCall) -> ServingError | None:
         """Returns why a call is rejected, or None."""
         if rpc.row is None:
             return Unimplemented("Method not found!")
@@ -407,7 +402,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             self._begin(RequestReceived(event.stream, head, ended=False))
             self._act(DataReceived(event.stream, [memoryview(body)], ended=True))
 
-    def _data(self, rpc: Rpc, parts: Sequence[memoryview], placed: int, ended: bool) -> None:
+    def _data(self, rpc: OpenCall, parts: Sequence[memoryview], placed: int, ended: bool) -> None:
         body = rpc.body
         if body is None:
             return  # The call has ended.
@@ -422,7 +417,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             if ended:
                 self.request_ended(rpc)
 
-    def request_ended(self, rpc: Rpc) -> None:
+    def request_ended(self, rpc: OpenCall) -> None:
         """Note that the client has ended its request; unary and server-streaming calls start now."""
         body = rpc.body
         if body is None:
@@ -448,7 +443,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         self._was_reset(number)
         self.schedule_write()
 
-    def add_call(self, rpc: Rpc) -> None:
+    def add_call(self, rpc: OpenCall) -> None:
         """Register an open call."""
         server, size = self.server, rpc.head.call_bytes
         self.rpcs[rpc.number] = rpc

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from triglot.core.errors import ServingError
 from triglot.core.running import RunningCall
@@ -17,11 +17,16 @@ from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.core.requests import RpcHead
+from triglot.transports.http2.messages import Message, MessageReader
+from triglot.transports.listening import IdleConnection
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.server import HttpServer
 
 if TYPE_CHECKING:
     from triglot.access.control import AccessControl
+
+
+MakeRpc: TypeAlias = "Callable[[Connected, int, RpcHead, GrpcRow | None], OpenCall]"
 
 
 class Serving(Protocol):
@@ -38,11 +43,11 @@ class Serving(Protocol):
     max_calls: int
     busy_poll: BusyPoll
     stopping: bool
-    connections: set[Any]
-    sniffers: set[Any]
-    tasks: set[Any]
+    connections: set[Connected]
+    sniffers: set[Undecided]
+    tasks: set[asyncio.Task[None]]
     compression: str
-    make_rpc: Any
+    make_rpc: MakeRpc
     rest: HttpServer | None
     access: AccessControl | None
 
@@ -55,8 +60,12 @@ class Serving(Protocol):
         """Bytes of responses that clients have not received."""
 
 
-class OpenCall(Protocol):
+class OpenCall(RunningCall, Protocol):
     """A call, as its connection and its body see it; see `Rpc`."""
+
+    @property
+    def body(self) -> RequestBody | None:
+        """Receives the request's body, unless that arrived as a whole."""
 
     @property
     def protocol(self) -> Connected:
@@ -65,6 +74,10 @@ class OpenCall(Protocol):
     @property
     def number(self) -> int:
         """The number of its stream."""
+
+    @property
+    def row(self) -> GrpcRow | None:
+        """Its row; None for an unknown path."""
 
     @property
     def kind(self) -> Kind | None:
@@ -78,13 +91,63 @@ class OpenCall(Protocol):
     def over(self) -> bool:
         """True once nothing more is sent."""
 
+    def admit(self, access: AccessControl) -> ServingError | None:
+        """Check permission and limits by the request's headers; returns the error of a rejected call."""
 
-class Connected(Protocol):
+    def receive_body(self) -> None:
+        """Start to receive the request's body; a bidirectional call starts now."""
+
+    def watch_deadline(self) -> None:
+        """Set a timer that ends the call shortly after its deadline, unless its row does so itself."""
+
+    def start(self, message: bytes | memoryview) -> None:
+        """Run a call with one request; it may have ended when this returns."""
+
+    def start_message(self, message: Message) -> None:
+        """As `start`, for a message that may be compressed."""
+
+    def drained(self) -> None:
+        """Note that all data of the call has been sent."""
+
+    def fail(self, error: ServingError) -> None:
+        """End the call because of an error in what was received."""
+
+    def release(self) -> None:
+        """Note that nothing more can be sent, and release what the call holds."""
+
+    def end_grace(self) -> None:
+        """Cancel the call at the end of the server's grace period."""
+
+
+class RequestBody(Protocol):
+    """The body of a call, as its connection sees it; see `Body`."""
+
+    reader: MessageReader
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the body has the length that its content-length declared."""
+
+    def feed(self, parts: Sequence[memoryview]) -> None:
+        """Read parts of the body. Raises `ServingError`."""
+
+    def received(self, count: int) -> None:
+        """Note that `count` bytes of the body are in the reader. Raises `ServingError`."""
+
+    def mark_ended(self) -> None:
+        """Note that the client has ended its request."""
+
+    def take(self) -> Message | None:
+        """Returns the next request, or None."""
+
+
+class Connected(IdleConnection, Protocol):
     """A connection, as its calls see it; see `H2Protocol`."""
 
     loop: asyncio.AbstractEventLoop
     connection: Connection[RpcHead]
     server: Serving
+    closed: asyncio.Future[None]
     remote: str
     draining: bool
     reading_paused: bool
@@ -98,10 +161,10 @@ class Connected(Protocol):
     def defer(self, work: Callable[[], None]) -> None:
         """Run `work` after all events of a burst have been handled."""
 
-    def add_call(self, call: Any) -> None:
+    def add_call(self, call: OpenCall) -> None:
         """Register an open call."""
 
-    def request_ended(self, call: Any) -> None:
+    def request_ended(self, call: OpenCall) -> None:
         """Note that the client has ended its request."""
 
     def remove_call(self, number: int) -> None:
@@ -124,3 +187,26 @@ class Connected(Protocol):
 
     def abort(self) -> None:
         """Close the socket; unsent data is lost."""
+
+    def cancel_calls(self) -> None:
+        """Cancel the open calls at the end of the server's grace period."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a call."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of responses that the client has not received."""
+
+
+class Undecided(IdleConnection, Protocol):
+    """A connection whose protocol is not known yet; see `ProtocolSniffer`."""
+
+    closed: asyncio.Future[None]
+
+    def shorten_wait(self) -> None:
+        """Shorten the wait for the first bytes, because the server stops."""
+
+    def abort(self) -> None:
+        """Close the socket."""

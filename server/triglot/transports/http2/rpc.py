@@ -16,6 +16,7 @@ from triglot.core.permission import EVERYTHING, ClientLimits, Permission
 from triglot.core.running import RunningCall
 from triglot.core.scattered import Scattered
 from triglot.core.trace_context import NO_CONTEXT
+from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import (
     LAST_MESSAGE_SECONDS,
     GrpcCall,
@@ -215,9 +216,12 @@ class Rpc(GrpcCall):
         except Exception as error:
             self.failed(error)
 
-    def start_conversation(self, body: Body) -> None:
-        """Run a bidirectional call, which takes its requests from the body."""
-        assert self.row is not None
+    def receive_body(self) -> None:
+        """Start to receive the request's body; a bidirectional call starts now."""
+        body = self.body = Body(self)
+        self.protocol.connection.receive_into(self.number, body.reader)
+        if self.row is None or self.kind is not Kind.BIDI_STREAM:
+            return
         conversation = self.converse(self.row, body.stream(), self._call())
         if conversation is not None:
             body.listen(conversation.receive)

@@ -7,7 +7,7 @@ import math
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from triglot.config.options import NO_PORT, Config
 from triglot.core.timer_wheel import TimerWheel
@@ -19,8 +19,8 @@ from triglot.transports.http2.busy_poll import BusyPoll
 from triglot.transports.http2.compressing import CompressingRpc
 from triglot.transports.http2.core.connection import read_buffer
 from triglot.transports.http2.core.limits import DEFAULTS, MAX_FIELDS_BYTES, MAX_HEADER_BYTES, Limits
-from triglot.transports.http2.protocol import H2Protocol
 from triglot.transports.http2.protocol_sniffer import HTTP1, HTTP2, ProtocolSniffer
+from triglot.transports.http2.roles import Connected, MakeRpc, Undecided
 from triglot.transports.http2.rpc import Rpc
 from triglot.transports.listening import IdleConnection, Listener, bind, bind_file, listen_on, max_sockets
 from triglot.transports.request_bytes import RequestBytes
@@ -84,13 +84,13 @@ class H2Server:
         """Limit on open calls."""
         self.busy_poll = BusyPoll(asyncio.get_running_loop(), config.busy_poll)
         self.stopping = False
-        self.connections: set[H2Protocol] = set()
-        self.sniffers: set[ProtocolSniffer] = set()
+        self.connections: set[Connected] = set()
+        self.sniffers: set[Undecided] = set()
         """Connections whose protocol is not known yet."""
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         self._config = config
         self.compression = config.grpc_compression
-        self.make_rpc = Rpc if self.compression == "none" else CompressingRpc
+        self.make_rpc: MakeRpc = Rpc if self.compression == "none" else CompressingRpc
         self._calls = calls = GrpcCalls(self.request_bytes, scatters=True)
         self.rows = calls.rows(services, telemetry)
         self.access = access
@@ -208,5 +208,5 @@ class H2Server:
         while (connections := self._open()) and (left := end - loop.time()) > 0:
             await asyncio.wait([connection.closed for connection in connections], timeout=left)
 
-    def _open(self) -> list[H2Protocol | ProtocolSniffer]:
+    def _open(self) -> list[Connected | Undecided]:
         return [*self.connections, *self.sniffers]
