@@ -68,7 +68,7 @@ class Gated:
             drain_seconds=3600,
             load_lock_timeout=3600,
         )
-        self.reconciler.registry.on_change = self._check
+        self.reconciler.registry.changes.subscribe(lambda _: self._check())
         self.outcomes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.begun: list[Path] = []
         self.servables: list[Servable] = []

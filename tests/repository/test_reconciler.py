@@ -293,13 +293,13 @@ async def test_a_look_that_changes_nothing_wakes_nobody(tmp_path: Path, load: Lo
     bad, good = files(tmp_path, "bad", 1, "no disk"), files(tmp_path, "good", 1)
     changes = 0
 
-    def count() -> None:
+    def count(_: str | None) -> None:
         nonlocal changes
         changes += 1
 
     async with reconciling(load) as reconciler:
         await settled(reconciler, bad, good)
-        reconciler.registry.on_change = count
+        reconciler.registry.changes.subscribe(count)
         await settled(reconciler, bad, good)
         assert changes == 0
         reconciler.want(wanted(good))

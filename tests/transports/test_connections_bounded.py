@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from contextlib import suppress
+from typing import cast
 
 import grpc.aio
 import pytest
@@ -15,6 +16,7 @@ from test_h2_rest import BODY, INFER, ONE, fields
 from served_models import Gated, serving
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.protocol import H2Protocol
 from waiting import until
 
 both = pytest.mark.parametrize("transport", ["aio", "h2"])
@@ -262,7 +264,7 @@ async def test_ages_are_spread() -> None:
         clients = [await greeted(here) for _ in range(20)]
         for client in clients:
             assert await is_served(client)
-        ages = [connection._timers._age for connection in here.server.connections]
+        ages = [cast("H2Protocol", connection)._timers._age for connection in here.server.connections]
         assert len(set(ages)) == len(clients)
         assert 900 <= min(ages) < max(ages) <= 1100
         for client in clients:

@@ -24,6 +24,7 @@ from triglot.transports.http2.core.limits import DEFAULTS, MAX_FIELDS_BYTES, MAX
 from triglot.transports.http2.core.requests import CALL_BYTES, read_head, response_head, trailers
 from triglot.transports.http2.core.sending import Sender
 from triglot.transports.http2.messages import prefix
+from triglot.transports.http2.protocol import H2Protocol
 from triglot.transports.http2.server import H2Server
 from waiting import until
 
@@ -157,6 +158,7 @@ async def test_who_reads_nothing_is_not_read_from() -> None:
         client = await greeted(here)
         await client.is_heard()
         (connection,) = here.server.connections
+        assert isinstance(connection, H2Protocol)
         transport: Any = client.writer.transport
         transport.pause_reading()
         assert connection._transport is not None

@@ -76,7 +76,7 @@ class DataPlane:
         self._loop = asyncio.get_running_loop()
         self._stopped = asyncio.Event()
         self._changed = asyncio.Event()
-        self._registry.on_change = self._announce
+        self._registry.changes.subscribe(self._announce)
         self.control.register_action(LOAD_MODEL, self._load)
         self.control.register_action(UNLOAD_MODEL, self._unload)
         self.control.register_action(RELOAD, self._reload)
@@ -480,7 +480,7 @@ class DataPlane:
         """Wait up to `at_most` seconds until no sequence is open; a stopping server starts no new ones."""
         await self._sequences.ended(at_most)
 
-    def _announce(self) -> None:
+    def _announce(self, _: str | None = None) -> None:
         """Wake all waiters of `readiness_changed`."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

@@ -188,11 +188,13 @@ class Dependents:
         woken, self._woken = self._woken, asyncio.Event()
         woken.set()
 
-    def changed(self, name: str) -> None:
+    def changed(self, name: str | None) -> None:
         """Checks the ensembles that contain this model, a version of which may have started or stopped serving.
 
         Checks the model itself, too: its parts may have changed during its warm-up.
         """
+        if name is None:
+            return
         self.wake()
         self._changed.append(name)
         if len(self._changed) > 1:
@@ -256,19 +258,6 @@ class Dependents:
     def needed_by(self, name: str) -> set[str]:
         """Returns the wanted ensembles that contain this model."""
         return {one for one in self._names if self._registry.is_wanted(one) and name in self.parts_of(one)}
-
-    def are_ready(self, servable: Servable) -> bool:
-        """Whether the models of all steps are ready, recursively; True for a model without steps."""
-        parts, seen = [servable], {servable}
-        while parts:
-            model = parts.pop().model
-            for one in self._served(model.steps) if isinstance(model, Ensemble) else ():
-                if one is None or one.servable is None or not one.servable.alive:
-                    return False
-                if one.servable not in seen:
-                    seen.add(one.servable)
-                    parts.append(one.servable)
-        return True
 
     def is_waiting(self, name: str) -> bool:
         """Whether an ensemble that is being loaded is waiting for its parts."""

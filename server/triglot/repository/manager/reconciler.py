@@ -89,8 +89,9 @@ class Reconciler:
         adapt: Adapt | None = None,
     ) -> None:
         self.registry = registry
+        changed = registry.changes.announce
         self._loader = Loader(
-            load, warm, max_queue_size, self._notify_changed, adapt, ray_address, max_unread_bytes, op_libraries
+            load, warm, max_queue_size, changed, adapt, ray_address, max_unread_bytes, op_libraries
         )
         self._skip_missing_dependencies = skip_missing_dependencies
         self.load_timeout = load_timeout
@@ -122,11 +123,7 @@ class Reconciler:
                 reconcile=self._start,
             ),
         )
-        registry.on_update = self.dependents.changed
-        registry.parts_ready = self.dependents.are_ready
-
-    def _notify_changed(self) -> None:
-        self.registry.on_change()  # Looked up now, as the callback may be set later.
+        registry.changes.subscribe(self.dependents.changed)
 
     def want(self, wanted: Wanted) -> None:
         """Sets what is wanted, see `Registry.want`, and starts the work; once closing, nothing is wanted."""
@@ -230,7 +227,7 @@ class Reconciler:
             version.retries = 0
         if version.state is not State.READY:
             version.state = State.LOADING
-            self.registry.on_change()
+            self.registry.changes.announce()
         log.log(self.log_level, "loading %s (%s)", files, files.backend)
         started = time.monotonic()
         try:
@@ -425,7 +422,7 @@ class Reconciler:
             log.info("%s", done)
         if version is not None:
             version.state, version.servable = State.UNAVAILABLE, None
-        self.registry.on_change()
+        self.registry.changes.announce()
         by_python_code = servable.platform == Model.platform
         del servable
         if by_python_code and not self.closing.is_set():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, Unavailable
+from triglot.model.ensemble import Ensemble
 from triglot.repository.config.settings import NAME, ModelSettings
 from triglot.repository.config.version_names import VersionNames
 from triglot.repository.manager.plan import State, Version, needs_load
@@ -20,6 +21,25 @@ class UnknownLabel(InvalidArgument):
     """Raised when the model has no such version label."""
 
 
+class Changes:
+    """Announces that the readiness of a model or of the server may have changed. On the event loop."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[str | None], object]] = []
+
+    def subscribe(self, listener: Callable[[str | None], object]) -> None:
+        """Call `listener` after each change, with the name of the model whose versions' state may have changed.
+
+        None: the change is none of a version's state.
+        """
+        self._listeners.append(listener)
+
+    def announce(self, name: str | None = None) -> None:
+        """Call the listeners."""
+        for listener in self._listeners:
+            listener(name)
+
+
 class Registry:
     """Every model version that was ever wanted, and the labels. Used on the event loop; nothing here blocks.
 
@@ -28,12 +48,7 @@ class Registry:
     """
 
     def __init__(self, *, labels_before_load: bool, may_be_empty: bool) -> None:
-        self.on_change: Callable[[], object] = lambda: None
-        """Called when the readiness of a model or of the server may have changed."""
-        self.on_update: Callable[[str], object] = lambda _: None
-        """Called with the model's name when the state of a version may have changed."""
-        self.parts_ready: Callable[[Servable], bool] = lambda _: True
-        """Returns whether the parts of an ensemble are ready."""
+        self.changes = Changes()
         self._labels_before_load = labels_before_load
         self._may_be_empty = may_be_empty
         self.wanted: Wanted = {}
@@ -239,7 +254,21 @@ class Registry:
         else:
             self._known(name)
             servable = self._default.get(name)
-        return servable is not None and servable.alive and self.parts_ready(servable)
+        return servable is not None and servable.alive and self._parts_ready(servable)
+
+    def _parts_ready(self, servable: Servable) -> bool:
+        """Whether the models of all steps are ready, recursively; True for a model without steps."""
+        parts, seen = [servable], {servable}
+        while parts:
+            model = parts.pop().model
+            for step in model.steps if isinstance(model, Ensemble) else ():
+                part = self.serving(step.model, step.version)
+                if part is None or part.servable is None or not part.servable.alive:
+                    return False
+                if part.servable not in seen:
+                    seen.add(part.servable)
+                    parts.append(part.servable)
+        return True
 
     def all_ready(self) -> bool:
         """Whether everything wanted was ready once, something serves, and all that serves is alive.
@@ -274,7 +303,7 @@ class Registry:
         if names != self._names_of(name):
             self._names[name] = names
             self._choose_default(name)
-            self.on_change()
+            self.changes.announce()
 
     def _names_of(self, name: str) -> VersionNames:
         return self._names.get(name, VersionNames())
@@ -309,7 +338,7 @@ class Registry:
         complete = self._complete or all(map(self._is_complete, wanted))
         if before != wanted or complete is not self._complete:
             self._complete = complete
-            self.on_change()
+            self.changes.announce()
 
     def retry(self, name: str) -> None:
         """Marks the failed versions of a model for a retry at the next `want`."""
@@ -321,8 +350,7 @@ class Registry:
         self._choose_default(name)
         if not self._complete and name in self.wanted and self._is_complete(name):
             self._complete = all(map(self._is_complete, self.wanted))
-        self.on_change()
-        self.on_update(name)
+        self.changes.announce(name)
 
     def _choose_default(self, name: str) -> None:
         known = self.entries.get(name, {}) if name in self.wanted else {}
