@@ -41,6 +41,8 @@ MAX_DETAILS_BYTES = 4096
 CANCEL_AGAIN_SECONDS = 1.0
 LAST_MESSAGE_SECONDS = 1.0
 """Seconds after its deadline in which a stream may still send its last message."""
+READ_SECONDS = LAST_MESSAGE_SECONDS + 0.1
+"""Seconds after its deadline in which the client may still read it."""
 Trailing = tuple[tuple[str, str], ...]
 
 

@@ -19,7 +19,7 @@ from triglot.transports.aio.hang_up import host_of
 from triglot.transports.aio.requests import AioRequests
 from triglot.transports.aio.unsent import StreamWriter, UnsentAnswers
 from triglot.transports.grpc_calls import (
-    LAST_MESSAGE_SECONDS,
+    READ_SECONDS,
     GrpcCall,
     GrpcRow,
     SlowReader,
@@ -30,8 +30,6 @@ from triglot.transports.grpc_calls import (
 from triglot.transports.shutdown import SHUTTING_DOWN
 from triglot.transports.until_ended import cancel
 
-READ_SECONDS = LAST_MESSAGE_SECONDS + 0.1
-"""Seconds after the deadline for the client to read a message: the model ends at it, and may send one after it."""
 MAX_UNWRITTEN = 16
 MAX_UNWRITTEN_BYTES = 64 * 1024
 """Messages of a stream that wait for the one that is being written."""

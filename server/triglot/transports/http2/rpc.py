@@ -19,8 +19,10 @@ from triglot.core.trace_context import NO_CONTEXT
 from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import (
     LAST_MESSAGE_SECONDS,
+    READ_SECONDS,
     GrpcCall,
     GrpcRow,
+    SlowReader,
     Trailing,
     retry_metadata,
     truncated,
@@ -119,6 +121,7 @@ class Rpc(GrpcCall):
         self.protocol.schedule_write()
         self._written += 1
         if out.is_blocked(self.number):
+            self._watch_reader()
             return False
         if self._written % MAX_IN_A_ROW:
             return True
@@ -301,10 +304,20 @@ class Rpc(GrpcCall):
         self.finish(int(error.code), truncated(error.message), retry_metadata(error))
         self.cancel()
 
+    def _watch_reader(self) -> None:
+        """Set a timer for a client that does not read a stream by the server's own deadline."""
+        if not self._expires and self.call.deadline is not None:
+            self._expires = self.protocol.server.timers.add(self, self.call.deadline + READ_SECONDS)
+
     def expire(self) -> None:
         """End the call, whose deadline has passed without its handler having ended it."""
         connection = self.protocol.connection
-        if connection.out.is_blocked(self.number):
+        is_blocked = connection.out.is_blocked(self.number)
+        if self.deadline is None:
+            if is_blocked and not self.done():
+                self._break_off(SlowReader(self.call.overdue("while the client read the response").message))
+            return
+        if is_blocked:
             # The status would wait behind a message that the client does not read.
             connection.reset(self.number, ErrorCode.CANCEL)
             self.release()
