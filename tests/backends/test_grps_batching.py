@@ -33,6 +33,7 @@ from triglot.core.call import Call
 from triglot.core.current_calls import CURRENT_CALLS
 from triglot.core.errors import Cancelled, DeadlineExceeded, Internal
 from triglot.pb.grps.grps_pb2 import GrpsMessage
+from triglot.scheduling import thread_queue
 
 
 def texts_of(model: Any, *texts: str) -> list[tuple[GrpsCall, Any]]:
@@ -160,7 +161,7 @@ def test_when_nothing_can_be_decided_the_others_go_on(tmp_path: Path, monkeypatc
         monkeypatch.undo()
         raise MemoryError("none left")
 
-    monkeypatch.setattr(batching, "form", fail)
+    monkeypatch.setattr(thread_queue, "form", fail)
     with one(tmp_path, SIZES, 2) as model:
         outcomes = told(texts_of(model, *"abc"))
         assert sorted("none left" in outcome for outcome in outcomes) == [False, False, True]

@@ -11,8 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Collection, Hashable, Sequence, Sized
+from collections.abc import AsyncGenerator, Sequence, Sized
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -30,6 +29,8 @@ from triglot.core.response_buffer import MAX_UNREAD_BYTES, NOTHING, ResponseBuff
 from triglot.core.types import Answer
 from triglot.model.config import ModelConfig
 from triglot.model.model import kind_in_lists
+from triglot.scheduling.forming import Rules, Waiting
+from triglot.scheduling.thread_queue import ThreadQueue
 
 log = logging.getLogger(__name__)
 
@@ -67,74 +68,13 @@ class _Responses:
 
 
 class _QueuedRequest:
-    """A queued request; `rows` is its batch size, and only requests of the same `kind` are passed together."""
+    __slots__ = ("call", "inputs", "queued", "responses")
 
-    __slots__ = ("call", "inputs", "kind", "queued", "responses", "rows")
-
-    def __init__(self, inputs: Inputs, call: Call, responses: _Responses, rows: int, kind: Hashable) -> None:
+    def __init__(self, inputs: Inputs, call: Call, responses: _Responses) -> None:
         self.inputs = inputs
         self.call = call
         self.responses = responses
-        self.rows = rows
-        self.kind = kind
         self.queued = time.perf_counter()
-
-
-class _RequestQueue:
-    """The queue of the instances. At most `max_rows` rows are passed together; 0: one request at a time."""
-
-    def __init__(self, max_rows: int) -> None:
-        self._max_rows = max_rows
-        self._requests: deque[_QueuedRequest] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._ending: set[Instance] = set()
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def put(self, work: _QueuedRequest, limit: int) -> None:
-        """Queues a request. Raises `QueueFull` if `limit` are queued; 0: no limit."""
-        with self._changed:
-            if limit and len(self._requests) >= limit:
-                raise queue_full(f"{limit} requests are queued, the most that max_queue_size allows")
-            self._requests.append(work)
-            self._changed.notify()
-
-    def discard(self, work: _QueuedRequest) -> None:
-        with self._changed:
-            if work in self._requests:
-                self._requests.remove(work)
-
-    def take(self, instance: Instance) -> list[_QueuedRequest]:
-        """Returns the next requests for this instance; an empty list once it has to end."""
-        with self._changed:
-            while not self._requests and not self._closed and instance not in self._ending:
-                self._changed.wait()
-            works: list[_QueuedRequest] = []
-            if instance in self._ending:
-                self._ending.remove(instance)
-                self._changed.notify()  # This thread may have been woken for a request.
-                return works
-            rows = 0
-            while self._requests and (not works or self._fits(self._requests[0], works[0].kind, rows)):
-                works.append(self._requests.popleft())
-                rows += works[-1].rows
-            return works
-
-    def _fits(self, work: _QueuedRequest, kind: Hashable, rows: int) -> bool:
-        return self._max_rows > 0 and rows + work.rows <= self._max_rows and work.kind == kind
-
-    def end(self, instances: Collection[Instance]) -> None:
-        """Makes these instances end."""
-        with self._changed:
-            self._ending.update(instances)
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
 
 
 class DecoupledModel(TritonModel):
@@ -153,7 +93,10 @@ class DecoupledModel(TritonModel):
     ) -> None:
         super().__init__(instances, modules, context)
         self._max_unread_bytes = max_unread_bytes
-        self._queue = _RequestQueue(max_rows)
+        self._max_rows = max_rows
+        self._queue = ThreadQueue(Rules(max_rows))
+        self._closed = False
+        self._leaving: set[Instance] = set()
         self._threads: dict[Instance, threading.Thread] = {}
         self._start_lock = threading.Lock()
 
@@ -194,7 +137,8 @@ class DecoupledModel(TritonModel):
         return 0, 0
 
     def _end(self, instances: Sequence[Instance]) -> None:
-        self._queue.end(instances)
+        self._leaving.update(instances)
+        self._queue.wake()
         for instance in instances:
             self._threads.pop(instance).join()
 
@@ -206,9 +150,12 @@ class DecoupledModel(TritonModel):
         buffer = ResponseBuffer(call, self._max_unread_bytes, asyncio.get_running_loop(), arrived.set)
         responses = _Responses(buffer, self._queue)
         rows = min([array.shape[0] if array.ndim else 1 for array in inputs.values()], default=1)
-        work = _QueuedRequest(inputs, call, responses, rows, kind_in_lists(self.equal_shapes, inputs))
-        batching = self.dynamic_batching
-        self._queue.put(work, 0 if batching is None else batching.policy.max_queue_size)
+        kind = kind_in_lists(self.equal_shapes, inputs) if self._max_rows else None
+        place = Waiting(_QueuedRequest(inputs, call, responses), rows, kind, time.monotonic())
+        limit = 0 if self.dynamic_batching is None else self.dynamic_batching.policy.max_queue_size
+        if limit and len(self._queue) >= limit:
+            raise queue_full(f"{limit} requests are queued, the most that max_queue_size allows")
+        self._queue.put(place)
         del inputs
         try:
             while True:
@@ -225,7 +172,7 @@ class DecoupledModel(TritonModel):
                     del item  # Its traceback refers to this frame.
         finally:
             buffer.abandon()
-            self._queue.discard(work)
+            self._queue.discard(place)
 
     # --- on an instance's thread ---
 
@@ -237,10 +184,17 @@ class DecoupledModel(TritonModel):
             started.set_exception(error)
             return
         started.set_result(None)
-        while works := self._queue.take(instance):
+        while batch := self._queue.take(lambda: self._ends(instance)):
+            works = [one.work for one in batch.members]
+            del batch
             self._execute(instance, works)
             works.clear()  # Released while this thread waits.
+        self._leaving.discard(instance)
         instance.finalize()
+
+    def _ends(self, instance: Instance) -> bool:
+        """Whether the instance takes no more requests; a closed model's take those that are queued."""
+        return instance in self._leaving or (self._closed and not self._queue)
 
     def _execute(self, instance: Instance, works: list[_QueuedRequest]) -> None:
         works[:] = [work for work in works if not work.call.cancelled]
@@ -272,7 +226,8 @@ class DecoupledModel(TritonModel):
 
     def close(self) -> None:
         """Lets each instance's thread call `finalize`, and removes the model's modules."""
-        self._queue.close()
+        self._closed = True
+        self._queue.wake()
         for thread in self._threads.values():
             thread.join()
         super().close()
