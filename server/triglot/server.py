@@ -27,7 +27,7 @@ from triglot.dataplane.model_calls import ModelCalls
 from triglot.dataplane.recorder import Recorder
 from triglot.model.metadata import ModelMetadata
 from triglot.platform.cpus import cpu_count
-from triglot.platform.memory import give_back_at_rest
+from triglot.platform.memory import trim_when_idle
 from triglot.platform.memory_limit import memory_bound
 from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.registry import rows
@@ -364,7 +364,7 @@ class Server:
         if self._access is not None:
             self._access_renewed = asyncio.create_task(self._access.run())
         if self.config.malloc == "keep":
-            self._resting = asyncio.create_task(give_back_at_rest())
+            self._resting = asyncio.create_task(trim_when_idle())
         listeners = []
         # gRPC's port may serve REST too.
         methods = {f"/{service.name}/{method.name}" for service in services for method in service.methods}

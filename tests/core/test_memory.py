@@ -25,7 +25,7 @@ SIZE = 8 * 1024 * 1024
 PAGE = 4096
 PROGRAM = f"""
 import json, os, resource
-from triglot.platform.memory import give_back, keep_memory
+from triglot.platform.memory import trim, keep_memory
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -42,14 +42,14 @@ full = resident()
 wall = b"x" * 1024  # So that they do not end the heap.
 del blocks
 free = resident()
-give_back()
+trim()
 print(json.dumps([kept, faults, full, free, resident()]))
 """
 
 
 REST = f"""
 import asyncio, os
-from triglot.platform.memory import give_back_at_rest, keep_memory
+from triglot.platform.memory import trim_when_idle, keep_memory
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -57,7 +57,7 @@ def resident():
 
 async def run():
     assert keep_memory(os.environ)
-    resting = asyncio.create_task(give_back_at_rest(0.2))
+    resting = asyncio.create_task(trim_when_idle(0.2))
     for _ in range(2):  # Each time that it has worked.
         blocks = [b"x" * {SIZE} for _ in range(8)]
         blocks.append(blocks)  # Only the garbage collector finds them.
@@ -74,7 +74,7 @@ asyncio.run(run())
 
 THREADS = """
 import json, os, threading
-from triglot.platform.memory import give_back, keep_memory
+from triglot.platform.memory import trim, keep_memory
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -89,7 +89,7 @@ thread = threading.Thread(target=work)
 thread.start()
 thread.join()
 sizes.append(resident())
-give_back()
+trim()
 print(json.dumps([*sizes, resident()]))
 """
 

@@ -205,7 +205,7 @@ def counts(stats: Stats) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-def went_well(requests: int, inferences: int = 0, executions: int = 0, **more: int) -> dict[str, int]:
+def succeeded(requests: int, inferences: int = 0, executions: int = 0, **more: int) -> dict[str, int]:
     """Returns the expected `counts` of successful requests, by default with one inference and execution each."""
     return {
         "success": requests,

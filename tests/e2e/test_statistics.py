@@ -13,7 +13,7 @@ import aiohttp
 import grpc.aio
 import numpy as np
 import pytest
-from counted import Counted, Gate, batches, counting, counts, failing, message, ns, went_well
+from counted import Counted, Gate, batches, counting, counts, failing, message, ns, succeeded
 from grpc_transport import transport_options
 from live import live
 from scripted_models import Scripted
@@ -45,7 +45,7 @@ async def test_calls_of_every_protocol_count(door: Door) -> None:
         assert (await door(server, 3)).value == 6
         await until(lambda: server.server.dataplane.servable(EVERYTHING, MODEL).statistics.success.count)
         stats = await counted.stats(MODEL)
-        assert counts(stats) == went_well(1)
+        assert counts(stats) == succeeded(1)
         assert batches(stats) == {1: 1}
         assert before <= stats["last_inference"] <= int(time.time() * 1000) + 1
         assert (stats["name"], stats["version"], stats["response_stats"]) == (MODEL, "1", {})
@@ -58,7 +58,7 @@ async def test_the_parts_of_a_request_are_no_more_than_the_whole(infer: Any) -> 
             assert await served.code("m", 1, 2) is Code.OK
         stats = await served.stats("m")
         # It has no batch dim: two numbers are one inference.
-        assert (counts(stats), batches(stats)) == (went_well(3), {1: 3})
+        assert (counts(stats), batches(stats)) == (succeeded(3), {1: 3})
         times = ns(stats)
         parts = [times[name] for name in ("queue", "compute_input", "compute_infer", "compute_output")]
         assert all(parts)
@@ -73,7 +73,7 @@ async def test_a_batch_of_one_request() -> None:
     async with counting({"m": Function(twice, max_batch_size=4)}) as served:
         assert await served.code("m", 1, 2, 3) is Code.OK
         stats = await served.stats("m")
-        assert (counts(stats), batches(stats)) == (went_well(1, 3), {3: 1})
+        assert (counts(stats), batches(stats)) == (succeeded(1, 3), {3: 1})
 
 
 async def test_who_fails_and_who_is_refused() -> None:
@@ -82,7 +82,7 @@ async def test_who_fails_and_who_is_refused() -> None:
         assert await served.code("m", -1) is Code.INTERNAL
         stats = await served.stats("m")
         # The model was executed for both.
-        assert counts(stats) == went_well(1, executions=2, fail=1)
+        assert counts(stats) == succeeded(1, executions=2, fail=1)
         assert ns(stats)["fail"] > 0
         # These say something that cannot be: nobody has failed.
         with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
@@ -106,7 +106,7 @@ async def test_a_full_queue_is_no_failure() -> None:
         assert await served.failures("m") == {"REJECTED": 1}
         gate.opened.set()
         assert set(await asyncio.gather(first, second)) == {Code.OK}
-        assert counts(await served.stats("m")) == went_well(2)
+        assert counts(await served.stats("m")) == succeeded(2)
 
 
 async def test_who_waits_for_too_long_has_failed() -> None:
@@ -121,7 +121,7 @@ async def test_who_waits_for_too_long_has_failed() -> None:
         assert await served.failures("m") == {"REJECTED": 1}
         gate.opened.set()
         assert await first is Code.OK
-        assert counts(await served.stats("m")) == went_well(1, fail=1)
+        assert counts(await served.stats("m")) == succeeded(1, fail=1)
 
 
 @both
@@ -205,9 +205,9 @@ async def test_the_steps_of_an_ensemble_count_in_their_models() -> None:
     async with counting(models) as served:
         assert await served.code("both", 1) is Code.OK
         assert await served.code("both", -1) is Code.INTERNAL
-        assert counts(await served.stats("one")) == went_well(2)
+        assert counts(await served.stats("one")) == succeeded(2)
         for name in ("both", "two"):
-            assert counts(await served.stats(name)) == went_well(1, executions=2, fail=1)
+            assert counts(await served.stats(name)) == succeeded(1, executions=2, fail=1)
         assert (await served.failures("two"), await served.failures("both")) == ({"BACKEND": 1}, {"OTHER": 1})
 
 
@@ -222,8 +222,8 @@ async def test_what_models_ask_of_others_counts_in_these(on_loop: bool) -> None:
     models = {"caller": Function(loop if on_loop else thread), "called": Function(twice, max_batch_size=4)}
     async with counting(models) as served:
         assert await served.code("caller", 1, 2) is Code.OK
-        assert counts(await served.stats("caller")) == went_well(1)
-        assert counts(await served.stats("called")) == went_well(1, 2)
+        assert counts(await served.stats("caller")) == succeeded(1)
+        assert counts(await served.stats("called")) == succeeded(1, 2)
 
 
 # --- from the load on ---
@@ -278,9 +278,9 @@ async def test_a_version_that_is_loaded_again_begins_at_zero(tmp_path: Path) -> 
         await dataplane.load_model(EVERYTHING, "m")
         stats = await served.stats("m")
         assert (counts(stats), stats["batch_stats"], stats["last_inference"]) == (NOTHING, [], 0)
-        assert counts(await served.stats("n")) == went_well(1)
+        assert counts(await served.stats("n")) == succeeded(1)
         assert await served.code("m", 1) is Code.OK
-        assert counts(await served.stats("m")) == went_well(1)
+        assert counts(await served.stats("m")) == succeeded(1)
         # What was unloaded is not listed.
         await dataplane.unload_model(EVERYTHING, "m")
         assert [stats["name"] for stats in await served.all_stats()] == ["n"]
@@ -297,4 +297,4 @@ async def test_instances_that_are_processes(tmp_path: Path) -> None:
         assert counts(await served.stats("m")) == NOTHING
         for _ in range(2):
             assert await served.code("m", 1, 2) is Code.OK
-        assert counts(await served.stats("m")) == went_well(2)
+        assert counts(await served.stats("m")) == succeeded(2)

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from counted import Counted, Gate, batches, counting, counts, ns, went_well
+from counted import Counted, Gate, batches, counting, counts, ns, succeeded
 from sequence_models import DIRECT
 
 import triglot
@@ -39,7 +39,7 @@ async def test_each_member_of_a_batch_has_the_whole_of_its_time() -> None:
         gate.opened.set()
         assert await asyncio.gather(*tasks) == [Code.OK] * 4
         stats = await served.stats("m")
-        assert (counts(stats), batches(stats)) == (went_well(4, 7, 2), {1: 1, 6: 1})
+        assert (counts(stats), batches(stats)) == (succeeded(4, 7, 2), {1: 1, 6: 1})
         alone, together = stats["batch_stats"]
         times = ns(stats)
         rounding = 10
@@ -55,7 +55,7 @@ async def test_a_batch_that_fails() -> None:
         gate.opened.set()
         assert await asyncio.gather(*tasks) == [Code.OK, Code.INTERNAL, Code.INTERNAL]
         stats = await served.stats("m")
-        assert counts(stats) == went_well(1, executions=2, fail=2)
+        assert counts(stats) == succeeded(1, executions=2, fail=2)
         assert batches(stats) == {1: 1, 3: 1}
         assert await served.failures("m") == {"BACKEND": 2}
 
@@ -74,7 +74,7 @@ async def test_members_that_leave_before_there_is_a_batch(leaving: int) -> None:
         stats = await served.stats("m")
         expected = {1: 1, 2: 1} if leaving == 1 else {1: 1}
         inferences = sum(expected)
-        assert counts(stats) == went_well(3 - leaving, inferences, len(expected), fail=leaving)
+        assert counts(stats) == succeeded(3 - leaving, inferences, len(expected), fail=leaving)
         assert batches(stats) == expected
         assert await served.failures("m") == {"CANCELED": leaving}
 
@@ -93,7 +93,7 @@ async def test_members_that_leave_while_the_batch_runs(leaving: int) -> None:
         gate.opened.set()
         await asyncio.gather(*tasks, return_exceptions=True)
         stats = await served.executed("m", 1)
-        good = went_well(1, 2) if leaving == 1 else {}
+        good = succeeded(1, 2) if leaving == 1 else {}
         assert (counts(stats), batches(stats)) == (good | {"fail": leaving, "executions": 1}, {3: 1})
         assert await served.failures("m") == {"CANCELED": leaving}
 
@@ -103,7 +103,7 @@ async def test_batches_on_the_loop() -> None:
     async with counting({"m": Function(twice_on_loop, max_batch_size=4, dynamic_batching=full)}) as served:
         assert set(await asyncio.gather(served.code("m", 1), served.code("m", 2, 3, 4))) == {Code.OK}
         stats = await served.stats("m")
-        assert (counts(stats), batches(stats)) == (went_well(2, 4, 1), {4: 1})
+        assert (counts(stats), batches(stats)) == (succeeded(2, 4, 1), {4: 1})
 
 
 async def test_batches_that_come_as_lists() -> None:
@@ -116,7 +116,7 @@ async def test_batches_that_come_as_lists() -> None:
         bad, good = await asyncio.gather(served.code("m", -1), served.code("m", 2, 3, 4))
         assert (bad, good) == (Code.INTERNAL, Code.OK)
         stats = await served.stats("m")
-        assert (counts(stats), batches(stats)) == (went_well(1, 3, fail=1), {4: 1})
+        assert (counts(stats), batches(stats)) == (succeeded(1, 3, fail=1), {4: 1})
 
 
 async def test_a_request_that_is_executed_in_parts() -> None:
@@ -124,7 +124,7 @@ async def test_a_request_that_is_executed_in_parts() -> None:
     async with counting({"m": Function(twice, max_batch_size=8, dynamic_batching=parts)}) as served:
         assert await served.code("m", 1, 2, 3, 4, 5) is Code.OK
         stats = await served.stats("m")
-        assert (counts(stats), batches(stats)) == (went_well(1, 5, 3), {1: 1, 2: 2})
+        assert (counts(stats), batches(stats)) == (succeeded(1, 5, 3), {1: 1, 2: 2})
 
 
 class Sums(triglot.Model):
@@ -160,4 +160,4 @@ async def test_sequences() -> None:
         assert await served.code("m", 3, sequence_id=2, **end) is Code.OK
         assert await served.code("m", 3, sequence_id=9) is Code.INVALID_ARGUMENT
         stats = await served.stats("m")
-        assert (counts(stats), batches(stats)) == (went_well(4, executions=3), {1: 2, 2: 1})
+        assert (counts(stats), batches(stats)) == (succeeded(4, executions=3), {1: 2, 2: 1})

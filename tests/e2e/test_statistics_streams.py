@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from counted import batches, counting, counts, responses, went_well
+from counted import batches, counting, counts, responses, succeeded
 
 from process import SECONDS
 from served_models import Arrays, Function, both
@@ -35,7 +35,7 @@ async def test_the_answers_of_a_stream(infer: Any) -> None:
         assert await served.streamed("m", 2) == ["", ""]
         assert await served.streamed("m", 3) == [""] * 3
         stats = await served.stats("m")
-        assert (counts(stats), batches(stats)) == (went_well(2), {1: 2})
+        assert (counts(stats), batches(stats)) == (succeeded(2), {1: 2})
         end = {"empty_response": 1}
         expected = {"0": {"success": 2}, "1": {"success": 2}, "2": {"success": 1} | end, "3": end}
         assert responses(stats) == expected
@@ -47,7 +47,7 @@ async def test_the_answers_of_a_stream(infer: Any) -> None:
         *good, bad = await served.streamed("m", 4)
         assert (good, bool(bad)) == ([""] * 3, True)
         stats = await served.executed("m", 3)
-        assert counts(stats) == went_well(2, executions=3, fail=1)
+        assert counts(stats) == succeeded(2, executions=3, fail=1)
         assert responses(stats) == {
             "0": {"success": 3},
             "1": {"success": 3},

@@ -113,8 +113,8 @@ def test_regions_come_and_go_without_end() -> None:
 
 def test_a_change_says_whether_it_went_well_and_travels_as_json() -> None:
     record = Record()
-    record.note(RELOAD, {"models": []}, went_well=False)
+    record.note(RELOAD, {"models": []}, succeeded=False)
     (change,) = record.after(0)
     assert Change(*change.fields()) == change
-    assert not change.went_well
+    assert not change.succeeded
     assert record.after(change.revision) == []

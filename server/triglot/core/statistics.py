@@ -137,7 +137,7 @@ class Statistics:
             times.rows += rows
             self.executed(rows, seconds)
 
-    def ended(self, times: CallTimes, code: Code, seconds: float, now: float, span: Span | None = None) -> None:
+    def on_end(self, times: CallTimes, code: Code, seconds: float, now: float, span: Span | None = None) -> None:
         """Count a request that ended at `now`, in seconds since the epoch; `span` is its own, if it has one."""
         if code is not Code.OK:
             self._failed(times, code, seconds, now, span)

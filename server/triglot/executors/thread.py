@@ -233,13 +233,13 @@ class ThreadExecutor:
         try:
             begin(self._function)
         except BaseException as error:
-            self._tell(began, error)
+            self._resolve_on_loop(began, error)
         else:
-            self._tell(began, None)
+            self._resolve_on_loop(began, None)
             del begin, began
             self._run()
 
-    def _tell(self, future: asyncio.Future[Any], result: BaseException | None) -> None:
+    def _resolve_on_loop(self, future: asyncio.Future[Any], result: BaseException | None) -> None:
         with suppress(RuntimeError):  # The loop is closed: the server has stopped.
             self._loop.call_soon_threadsafe(_set, future, result)
 
@@ -271,7 +271,7 @@ class ThreadExecutor:
         while True:
             closed = self._closed  # Read first: once closed, nothing is added to the queue.
             removals = self._removals
-            if self._leaving and self._goes():
+            if self._leaving and self._should_exit():
                 return None
             try:
                 return self._waiting.popleft()
@@ -283,12 +283,12 @@ class ThreadExecutor:
     def _has_news(self, removals: int) -> bool:
         return bool(self._waiting) or self._closed or removals != self._removals
 
-    def _goes(self) -> bool:
+    def _should_exit(self) -> bool:
         """Whether this thread is to end because threads are being removed."""
         if not self._leave():
             return False
         try:
-            self._tell(self._leaving.popleft(), None)
+            self._resolve_on_loop(self._leaving.popleft(), None)
         except IndexError:
             return False  # Enough other threads have ended.
         return True

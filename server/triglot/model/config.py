@@ -189,7 +189,7 @@ class ModelConfig:
         folder = file.parent
         return self.name or (folder.parent if folder.name.isdecimal() else folder).absolute().name
 
-    def says_other_instances(self, before: ModelConfig) -> bool:
+    def differs_only_in_instances(self, before: ModelConfig) -> bool:
         """Whether only the instance groups differ from those of the configuration `before`."""
         of_before = replace(self, instance_groups=before.instance_groups, groups_sign=before.groups_sign)
         return self != before and of_before == before

@@ -69,7 +69,7 @@ def keep_memory(environment: Mapping[str, str]) -> bool:
     )
 
 
-def give_back() -> None:
+def trim() -> None:
     """Returns free pages to the kernel. Callable on any thread, concurrently with others."""
     library = _glibc()
     if library is not None:
@@ -101,8 +101,8 @@ def _used(library: ctypes.CDLL) -> int:
     return used
 
 
-async def give_back_at_rest(seconds: float = REST_SECONDS) -> None:
-    """Until cancelled, calls `give_back` whenever the process has worked and then been idle for so long."""
+async def trim_when_idle(seconds: float = REST_SECONDS) -> None:
+    """Until cancelled, calls `trim` whenever the process has worked and then been idle for so long."""
     worked, before = True, time.process_time()
     while True:
         await asyncio.sleep(seconds)
@@ -110,5 +110,5 @@ async def give_back_at_rest(seconds: float = REST_SECONDS) -> None:
         rests, before = now - before < RESTING_SHARE * seconds, now
         if rests and worked:
             gc.collect()  # Unreachable objects may hold much: TLS buffers, tensors of failed calls.
-            await asyncio.to_thread(give_back)
+            await asyncio.to_thread(trim)
         worked = not rests

@@ -21,7 +21,7 @@ from triglot.model.model import Model
 from triglot.scheduling.batch_queue import BatchQueue, NextWork, expired
 from triglot.scheduling.forming import Wait, Waiting
 from triglot.scheduling.ordering import ArrivalOrder
-from triglot.scheduling.parts import Part, Whole
+from triglot.scheduling.parts import Part, UnsplitRequest
 from triglot.scheduling.schedule import Later, Timer
 
 EXPIRY_SECONDS = 0.01
@@ -97,7 +97,7 @@ class Batcher:
         self._queue = BatchQueue(model, batching, limit)
         self._joining = Joining(batching.allowed_sizes, infer_batch, isinstance(model, HostedModel))
         self._order = ArrivalOrder() if batching.preserve_ordering else None
-        self._split_requests: dict[Work, Whole] = {}
+        self._split_requests: dict[Work, UnsplitRequest] = {}
         self._pending_batch: PendingBatch | None = None
         self._wait_over = False
         self._timer: Timer | None = None
@@ -116,7 +116,7 @@ class Batcher:
         whole = None
         pieces: Sequence[tuple[Work, int]] = ((work, rows),)
         if rows > self._queue.keys.max_rows and key is not None:
-            whole = Whole(work, rows, self._queue.keys.max_rows, self._deliver_whole)
+            whole = UnsplitRequest(work, rows, self._queue.keys.max_rows, self._deliver_whole)
             pieces = whole.pieces
         added = self._queue.put(pieces, key)
         if whole is not None:
@@ -221,7 +221,7 @@ class Batcher:
         else:
             work.deliver()
 
-    def _deliver_whole(self, whole: Whole) -> None:
+    def _deliver_whole(self, whole: UnsplitRequest) -> None:
         if self._split_requests.pop(whole.execution, None) is not None:
             for part in whole.parts:  # If one has failed, others may still be queued.
                 self._queue.discard(part)

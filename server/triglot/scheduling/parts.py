@@ -18,7 +18,7 @@ class Part(Work):
 
     __slots__ = ("_whole",)
 
-    def __init__(self, whole: Whole, inputs: Inputs, execution: Work) -> None:
+    def __init__(self, whole: UnsplitRequest, inputs: Inputs, execution: Work) -> None:
         super().__init__(inputs, execution.call, execution.sink)
         self._whole = whole
 
@@ -34,18 +34,18 @@ class Part(Work):
         self._whole.ended()
 
     def settle(self) -> None:
-        """Report to the `Whole`."""
+        """Report to the `UnsplitRequest`."""
         self._whole.delivered(self)
 
 
-class Whole:
+class UnsplitRequest:
     """The parts of `execution`, of `size` rows each, which run in any order and on any instances.
 
     The parts end on threads, where the last one joins their outputs; the first failed part fails the request.
     `deliver` is called once, on the event loop, when all parts are delivered or one has failed.
     """
 
-    def __init__(self, execution: Work, rows: int, size: int, deliver: Callable[[Whole], object]) -> None:
+    def __init__(self, execution: Work, rows: int, size: int, deliver: Callable[[UnsplitRequest], object]) -> None:
         self.execution = execution
         self.parts: Sequence[Part] = [
             Part(self, {name: array[at : at + size] for name, array in execution.inputs.items()}, execution)

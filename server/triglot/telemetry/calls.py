@@ -384,7 +384,7 @@ class Endpoint:
         self._latencies.append(seconds)
         model.latencies.append(seconds)
         if (statistics := call.statistics) is not None:
-            statistics.ended(call, code, seconds, now, span)
+            statistics.on_end(call, code, seconds, now, span)
         if stats.codec is not None:
             stats.codec.add(call.codec_seconds * 1e6)
         if code is not Code.OK:

@@ -66,7 +66,7 @@ class Trace(Watcher):
         "_tensors",
         "_tracer",
         "begun",
-        "ended",
+        "has_ended",
         "head",
         "level",
         "root",
@@ -85,7 +85,7 @@ class Trace(Watcher):
         """Steps that have ended."""
         self.begun = 0
         """Number of steps that have begun."""
-        self.ended = False
+        self.has_ended = False
         self._tracer = tracer
         self._call: Call | None = call
         self._tensors: list[tuple[str, Snapshot]] = []
@@ -127,8 +127,8 @@ class Trace(Watcher):
         end = self._tracer.clock()
         self._stamps += _phases(call, self._stamps[0][1], end)
         self._stamps.append(("REQUEST_END", end))
-        self.ended = True
-        self._tracer.ended(self)
+        self.has_ended = True
+        self._tracer.on_end(self)
 
     def records(self) -> Records:
         """Yields the records of this trace and its steps."""
@@ -211,7 +211,7 @@ class Tracer:
             scope.running += 1
         else:
             level = before.level
-            if before.root.ended or before.root.begun >= MAX_STEPS:
+            if before.root.has_ended or before.root.begun >= MAX_STEPS:
                 return None
             before.root.begun += 1
         head: dict[str, Any] = {"id": next(self._ids), "model_name": model, "model_version": version}
@@ -225,10 +225,10 @@ class Tracer:
             trace.record_inputs(request)
         return trace
 
-    def ended(self, trace: Trace) -> None:
+    def on_end(self, trace: Trace) -> None:
         """Buffers a trace that has ended, and writes the buffer if it is due."""
         if trace.scope is None:
-            if not trace.root.ended:
+            if not trace.root.has_ended:
                 trace.root.steps.append(trace)
             return
         buffer = trace.scope

@@ -91,7 +91,7 @@ class Changes:
             return
         if not done:
             if name == RELOAD:
-                self.record.note(name, arguments, went_well=False)
+                self.record.note(name, arguments, succeeded=False)
             raise next(iter(failed.values()))
         await self._settle(name, arguments, failed, done)
 

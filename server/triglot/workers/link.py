@@ -101,7 +101,7 @@ class Link(Control):
         self._missed = [change for change in self._missed if change.name != RELOAD]
         if not lists:
             return Wanted(None, models_fail=False)
-        return Wanted(list(lists[-1].arguments["models"]), models_fail=not lists[-1].went_well)
+        return Wanted(list(lists[-1].arguments["models"]), models_fail=not lists[-1].succeeded)
 
     async def _changes(self, what: str) -> list[Change]:
         """Returns the changes since the last call.
@@ -130,7 +130,7 @@ class Link(Control):
         try:
             await self.actions[change.name](change.arguments)
         except ServingError as error:
-            if not change.went_well:
+            if not change.succeeded:
                 return
             text = (
                 f"worker {self.number} cannot make a change that the other workers made: {change.name}: "
@@ -164,7 +164,7 @@ class Link(Control):
     async def closing(self) -> None:
         last = {name: await self.report_of[name]({}) for name in LAST_REPORTS if name in self.report_of}
         with suppress(ChannelClosed):
-            await self._channel.ask("last words", last)
+            await self._channel.ask("final_counters", last)
 
     def close(self) -> None:
         """Close the channel."""

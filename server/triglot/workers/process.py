@@ -41,7 +41,7 @@ class Worker:
         self.served = 0.0
         """When it began to serve, in the loop's time; 0.0: not yet."""
         self.serving = asyncio.Event()
-        self.ended = asyncio.Event()
+        self.has_ended = asyncio.Event()
         self.retiring = False
         self.counted = False
         """Whether its counters have been added to those of ended workers."""
@@ -97,7 +97,7 @@ class Worker:
         self.status = await self._process.wait()
         # Its last messages are still handled, its last reports above all.
         await taking
-        self.ended.set()
+        self.has_ended.set()
 
     async def ask(self, what: str, argument: Any = None) -> Any:
         """See `Channel.ask`."""

@@ -24,16 +24,16 @@ MAX_UNREGISTERED = 512
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change. `revision` numbers changes; `went_well`: whether the call that made it succeeded."""
+    """A change. `revision` numbers changes; `succeeded`: whether the call that made it succeeded."""
 
     revision: int
     name: str
     arguments: Arguments
-    went_well: bool = True
+    succeeded: bool = True
 
     def fields(self) -> list[Any]:
         """Returns the change as JSON values."""
-        return [self.revision, self.name, dict(self.arguments), self.went_well]
+        return [self.revision, self.name, dict(self.arguments), self.succeeded]
 
 
 def key_of(name: str, arguments: Arguments) -> Key:
@@ -52,7 +52,7 @@ class Record:
         self.revision = 0
         self._kept: dict[Key, Change] = {}
 
-    def note(self, name: str, arguments: Arguments, *, went_well: bool = True) -> None:
+    def note(self, name: str, arguments: Arguments, *, succeeded: bool = True) -> None:
         """Record a change that was made."""
         key = key_of(name, arguments)
         before = self._kept.pop(key, None)
@@ -61,7 +61,7 @@ class Record:
         if before is not None:
             arguments = _merged(name, before.arguments, arguments)
         self.revision += 1
-        self._kept[key] = Change(self.revision, name, arguments, went_well)
+        self._kept[key] = Change(self.revision, name, arguments, succeeded)
 
     def _forget_regions(self, *, every: bool) -> None:
         """Make room for one more unregistered region.

@@ -128,7 +128,7 @@ class Supervisor:
                     await asyncio.sleep(slot.delay)
                 worker = slot.worker = await self._start(slot)
                 while True:
-                    await worker.ended.wait()
+                    await worker.has_ended.wait()
                     async with slot.replacing:  # It may be being replaced.
                         if slot.worker is worker:
                             break
@@ -162,7 +162,7 @@ class Supervisor:
 
     async def _watch(self, worker: Worker, run: int) -> None:
         """Wait for the end of a worker, replaced or not; keep its counters, and drop what it held of clients."""
-        await worker.ended.wait()
+        await worker.has_ended.wait()
         self._workers.remove(worker)
         self._changes.leave(worker)
         self._take_counts(worker, worker.snapshots)
@@ -218,7 +218,7 @@ class Supervisor:
             await self._changes.make(worker, *argument)
         elif what == "reports":
             return await self._reports(*argument)
-        elif what == "last words":
+        elif what == "final_counters":
             self._take_counts(worker, argument)
         return None
 
@@ -291,13 +291,13 @@ class Supervisor:
             old = slot.worker
             successor = await self._start(slot)
             serving = asyncio.create_task(successor.serving.wait())
-            ended = asyncio.create_task(successor.ended.wait())
+            ended = asyncio.create_task(successor.has_ended.wait())
             await asyncio.wait([serving, ended], return_when=asyncio.FIRST_COMPLETED)
             serving.cancel()
             ended.cancel()
             if self._over.is_set():
                 return False
-            if not successor.serving.is_set() or successor.ended.is_set():
+            if not successor.serving.is_set() or successor.has_ended.is_set():
                 log.error("%s, the replacement of %s, %s", successor, old, successor.exit_reason())
                 return False
             slot.worker = successor
@@ -344,12 +344,12 @@ class Supervisor:
 
     async def _ended(self, workers: Sequence[Worker], seconds: float) -> None:
         """Wait for workers to end; kill those that take longer."""
-        ends = [asyncio.create_task(worker.ended.wait()) for worker in workers]
+        ends = [asyncio.create_task(worker.has_ended.wait()) for worker in workers]
         if not ends:
             return
         await asyncio.wait(ends, timeout=seconds)
         for worker in workers:
-            if not worker.ended.is_set():
+            if not worker.has_ended.is_set():
                 log.error("%s did not exit within %.0f s; killing it", worker, seconds)
                 worker.kill()
         await asyncio.wait(ends)

@@ -71,19 +71,19 @@ def completed(loaded: Loaded) -> pb.ModelConfig:
     return message
 
 
-def says_other_instances(files: ModelFiles, loaded: Loaded) -> bool:
+def differs_only_in_instances(files: ModelFiles, loaded: Loaded) -> bool:
     """Whether a configuration is the complete one of a serving version, except for its instances.
 
     This is what clients send that read the configuration and change the instance count.
     """
     if not files.config.text or replace(files, config=loaded.files.config) != loaded.files:
         return False
-    said = json_format.Parse(files.config.text, pb.ModelConfig())
+    configured = json_format.Parse(files.config.text, pb.ModelConfig())
     complete = completed(loaded)
-    for message in (said, complete):
+    for message in (configured, complete):
         for name in ("name", "version_policy", "instance_group"):
             message.ClearField(name)
-    return said == complete
+    return configured == complete
 
 
 def _complete_kind(message: pb.ModelConfig, servable: Servable, files: ModelFiles) -> None:
@@ -103,16 +103,16 @@ def _complete_kind(message: pb.ModelConfig, servable: Servable, files: ModelFile
 
 
 def _complete_policy(message: pb.ModelConfig, policy: VersionPolicy) -> None:
-    said = message.version_policy
-    if said.WhichOneof("policy_choice") is None:
+    configured = message.version_policy
+    if configured.WhichOneof("policy_choice") is None:
         if policy.specific is not None:
-            said.specific.versions.extend(sorted(policy.specific))
+            configured.specific.versions.extend(sorted(policy.specific))
         elif policy.latest is not None:
-            said.latest.num_versions = policy.latest
+            configured.latest.num_versions = policy.latest
         else:
-            said.all.SetInParent()
-    elif said.HasField("latest"):
-        said.latest.num_versions = said.latest.num_versions or 1
+            configured.all.SetInParent()
+    elif configured.HasField("latest"):
+        configured.latest.num_versions = configured.latest.num_versions or 1
 
 
 def _max_batch_size(servable: Servable) -> int:
@@ -128,17 +128,17 @@ def _complete_tensors(
     messages: Any, specs: Sequence[TensorSpec], kind: Callable[..., Any], *, batch: bool
 ) -> None:
     """Completes the model's tensors, in its order, followed by other configured ones."""
-    said = {tensor.name: tensor for tensor in messages}
+    configured = {tensor.name: tensor for tensor in messages}
     tensors = []
     for spec in specs:
-        tensor = said.pop(spec.name, None) or kind(name=spec.name)
+        tensor = configured.pop(spec.name, None) or kind(name=spec.name)
         tensor.data_type = data_type_of(spec.datatype)
         if not tensor.dims:
             # As in the metadata: empty dims would be a scalar's, and pytriton 0.7 refuses them.
             shape = ANY_RANK if spec.shape is None else spec.shape[1:] if batch else spec.shape
             tensor.dims.extend(shape)
         tensors.append(tensor)
-    tensors += said.values()
+    tensors += configured.values()
     del messages[:]
     messages.extend(tensors)
 
@@ -168,13 +168,13 @@ def _is_active(dynamic: DynamicBatching, message: pb.ModelConfig) -> bool:
     return bool(message.max_batch_size or orders)
 
 
-def _complete_sequences(said: pb.ModelSequenceBatching, message: pb.ModelConfig) -> None:
-    if not said.max_sequence_idle_microseconds:
-        said.max_sequence_idle_microseconds = DEFAULT_IDLE
-    if said.HasField("oldest"):
-        _prefer_largest(said.oldest.preferred_batch_size, message)
-    elif not said.HasField("direct"):
-        said.direct.SetInParent()
+def _complete_sequences(configured: pb.ModelSequenceBatching, message: pb.ModelConfig) -> None:
+    if not configured.max_sequence_idle_microseconds:
+        configured.max_sequence_idle_microseconds = DEFAULT_IDLE
+    if configured.HasField("oldest"):
+        _prefer_largest(configured.oldest.preferred_batch_size, message)
+    elif not configured.HasField("direct"):
+        configured.direct.SetInParent()
 
 
 def _prefer_largest(sizes: Any, message: pb.ModelConfig) -> None:

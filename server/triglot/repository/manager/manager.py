@@ -221,15 +221,15 @@ class Manager:
     async def _first_scan(self) -> Scan:
         """Scans the disk; if configured so, repeatedly until there is a model at every path."""
         scan = await self._scan(self._roots, lambda _: True, requested=self._explicit or ())
-        said: set[str] = set()
+        warned: set[str] = set()
         while self._wait_for_models and (missing := not_yet(scan)):
             for text in missing:
-                if text not in said:
+                if text not in warned:
                     log.warning("%s; waiting for it", text)
-            said.update(missing)
+            warned.update(missing)
             await asyncio.sleep(self._poll_interval)
             scan = await self._scan(self._roots, lambda _: False, settle=True)
-        while said and scan.unsettled:
+        while warned and scan.unsettled:
             await asyncio.sleep(self._settle_seconds)
             scan = await self._scan(self._roots, lambda _: False, settle=True)
         return scan

@@ -22,7 +22,7 @@ from triglot.core.response_buffer import MAX_UNREAD_BYTES
 from triglot.executors.loading import ANY_CLUSTER
 from triglot.model.config import ALL
 from triglot.model.model import Model
-from triglot.repository.config.completed import Loaded, says_other_instances
+from triglot.repository.config.completed import Loaded, differs_only_in_instances
 from triglot.repository.manager.dependents import Actions, Dependents
 from triglot.repository.manager.garbage import GarbageCollector
 from triglot.repository.manager.instances import apply_instances
@@ -284,8 +284,8 @@ class Reconciler:
         version = self.registry.serving(files.name, files.version)
         if version is not None and version.servable is not None and version.served is not None:
             servable, before = version.servable, version.served
-            compare = partial(says_other_instances, files, Loaded(servable, before, ALL))
-            differs = files.says_other_instances(before) or await in_thread(compare)
+            compare = partial(differs_only_in_instances, files, Loaded(servable, before, ALL))
+            differs = files.differs_only_in_instances(before) or await in_thread(compare)
             if differs and await apply_instances(servable, files.named_config, before.named_config):
                 return servable
         return await self._loader.open(files, complete)

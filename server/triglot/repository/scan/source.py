@@ -76,10 +76,10 @@ class ModelFiles:
         """The configuration to load the model with, which has its name."""
         return replace(self.config, name=self.name)
 
-    def says_other_instances(self, before: ModelFiles) -> bool:
+    def differs_only_in_instances(self, before: ModelFiles) -> bool:
         """Whether only the configured instances differ from those of `before`."""
         same_files = replace(self, config=before.config) == before
-        return same_files and self.config.says_other_instances(before.config)
+        return same_files and self.config.differs_only_in_instances(before.config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ def strategy_of(model: Model, key: Key, *, alone: bool) -> Strategy:
     rows = max(1, model.max_batch_size)
     if isinstance(batching.strategy, OldestStrategy):
         candidates = batching.strategy.max_candidate_sequences or rows
-        return Alone(candidates) if alone else Oldest(batching.strategy, key, rows, candidates)
-    return Alone(rows) if alone else Direct(batching.strategy, key, rows)
+        return Unbatched(candidates) if alone else Oldest(batching.strategy, key, rows, candidates)
+    return Unbatched(rows) if alone else Direct(batching.strategy, key, rows)
 
 
 def _with_equal_keys(heads: Sequence[SequenceRequest], key: Key) -> list[SequenceRequest]:
@@ -59,7 +59,7 @@ def _with_equal_keys(heads: Sequence[SequenceRequest], key: Key) -> list[Sequenc
     return [head for head in heads if key(head) == first]
 
 
-class Alone:
+class Unbatched:
     """Executes one request at a time."""
 
     def __init__(self, rows: int) -> None:
