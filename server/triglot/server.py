@@ -26,9 +26,9 @@ from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_calls import ModelCalls
 from triglot.dataplane.recorder import Recorder
 from triglot.model.metadata import ModelMetadata
+from triglot.platform.cgroups import memory_bound
 from triglot.platform.cpus import cpu_count
 from triglot.platform.memory import trim_when_idle
-from triglot.platform.memory_limit import memory_bound
 from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.registry import rows
 from triglot.protocols.rows import Service

@@ -19,7 +19,7 @@ import pytest
 import triglot
 from served_models import SECONDS, Served
 from triglot.cli import tfserving as tfserving_cli
-from triglot.cli.tfserving_batching import read_parameters
+from triglot.cli.tfserving import read_parameters
 from triglot.core.errors import ModelLoadError
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
 from triglot.protocols.tfserving.batching import PER_MODEL_FILE

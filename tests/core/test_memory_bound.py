@@ -9,7 +9,7 @@ import pytest
 
 from cgroups import V1, V2, cgroup_files
 from triglot.config.options import GIB, LARGEST_TOTAL, Config
-from triglot.platform.memory_limit import memory_bound
+from triglot.platform.cgroups import memory_bound
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 MIB = 2**20

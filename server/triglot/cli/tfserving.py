@@ -19,7 +19,6 @@ from typing import Any
 
 from triglot import backends
 from triglot.cli.run import Apply, Start
-from triglot.cli.tfserving_batching import Batching, read_parameters
 from triglot.config.options import (
     ANY_HOST,
     MODELS,
@@ -31,17 +30,18 @@ from triglot.config.options import (
     check_option,
 )
 from triglot.config.sources import load_config
-from triglot.core.errors import FailedPrecondition, InvalidArgument, ServingError
+from triglot.core.errors import Code, FailedPrecondition, InvalidArgument, ModelLoadError, ServingError
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.pb.tfserving import option_files_pb2
 from triglot.pb.tfserving.option_files_pb2 import BatchingParameters
-from triglot.protocols.tfserving.batching import parameters_of
+from triglot.protocols.tfserving.batching import PER_MODEL_FILE, Parameters, batch, parameters_of
 from triglot.protocols.tfserving.model_config import TENSORFLOW, model_settings
 from triglot.repository.config.proto_text import parse_text
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.manager.loader import Load
+from triglot.repository.scan.source import ModelFiles
 from triglot.version import __version__
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,44 @@ NAME_VARIABLE, PATH_VARIABLE, CONTAINER_REST_PORT = "MODEL_NAME", "MODEL_BASE_PA
 GRAPH_TAG, SERVE = "TF_GRAPH_TAG", "serve"
 """The TensorFlow backend's parameter for tags, and its default."""
 MONITORING_PATH = "/monitoring/prometheus/metrics"
+
+
+def read_parameters(file: Path) -> Parameters:
+    """Returns the parameters in a file. Raises `InvalidArgument`, which names the file, and `OSError`."""
+    message = parse_text(file.read_bytes(), str(file), BatchingParameters)
+    if message.HasField("thread_pool_name"):
+        log.warning("%s: thread_pool_name: not supported, ignored", file)
+    return parameters_of(message, str(file))
+
+
+class Batching:
+    """Configures a model's batching with the `common` parameters, before it serves. An `Adapt` of the loader.
+
+    `per_model`: uses those in the version's own folder, with the common number of threads; a version without any
+    is not batched.
+    """
+
+    def __init__(self, common: Parameters, *, per_model: bool) -> None:
+        self._common = common
+        self._per_model = per_model
+
+    def __call__(self, model: Model, files: ModelFiles) -> None:
+        """Configures a model. Raises `ModelLoadError` for invalid parameters of its own."""
+        folder = files.folder or files.file.parent
+        parameters = self._own(folder / PER_MODEL_FILE) if self._per_model else self._common
+        if parameters is not None:
+            for note in batch(model, parameters):
+                log.warning("%s: requests run one by one: %s", files, note)
+
+    def _own(self, file: Path) -> Parameters | None:
+        try:
+            return replace(read_parameters(file), threads=self._common.threads)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ModelLoadError(f"{file}: {error.strerror}") from None
+        except InvalidArgument as error:
+            raise ModelLoadError(error.message, Code.INVALID_ARGUMENT) from None
 
 
 class TfservingConfig(Config):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code, DeadlineExceeded
 from triglot.core.operation import Operation
-from triglot.core.outlet import CLOSED
 from triglot.core.permission import EVERYTHING, Permission
 from triglot.core.request_scheduling import PLAIN, own_parameters
 from triglot.core.statistics import Statistics
@@ -23,6 +22,28 @@ REQUEST_ID = "x-request-id"
 """Header with the id of a request whose body has none."""
 MAX_MODEL_CALLS = 16
 """Longest chain of models that call each other; an ensemble calls the models of its steps."""
+
+
+class Outlet(Protocol):
+    """Sink for the responses of one call; may be used on any thread."""
+
+    def respond(self, answer: Any) -> bool:
+        """Send one response; returns False once the stream is closed. See `Call.respond`."""
+
+    def finish(self) -> None:
+        """End the stream: no more responses follow."""
+
+
+class _Closed:
+    def respond(self, _: Any) -> bool:
+        return False
+
+    def finish(self) -> None:
+        pass
+
+
+CLOSED: Outlet = _Closed()
+"""Outlet of a call that takes no pushed responses, or no longer takes them."""
 
 
 def _no_metadata() -> Metadata:

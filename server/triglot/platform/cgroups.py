@@ -1,9 +1,13 @@
-"""The Linux control groups (cgroups) of this process, of either version."""
+"""The Linux control groups (cgroups) of this process, of either version, and their limit on memory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+
+_MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")
+"""Of cgroups of version 2, and 1."""
 
 
 def group_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
@@ -29,6 +33,24 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
         if kind in paths and (kind == "cgroup2" or controller in more.split(",")):
             for group in _up_from(PurePosixPath(paths[kind]), PurePosixPath(shown)):
                 yield root / at.lstrip("/") / group
+
+
+def memory_bound(root: Path = Path("/")) -> int | None:
+    """Return the lowest known limit on memory in bytes, the machine's included; None if none is known.
+
+    `root` is the folder that contains proc.
+    """
+    bounds = []
+    for file in [folder / name for folder in group_folders("memory", root) for name in _MEMORY_FILES]:
+        try:
+            bounds.append(int(file.read_text()))
+        except (OSError, ValueError):
+            pass  # A group may have no limit, as the root group, or "max".
+    try:
+        bounds.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):  # Not available on every platform.
+        pass
+    return min(bounds, default=None)
 
 
 def _up_from(path: PurePosixPath, shown: PurePosixPath) -> list[PurePosixPath]:

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from triglot.core.batch_counts import BatchCounts
 from triglot.core.errors import RETRY_AFTER_SECONDS, ServingError, Unavailable, queue_full
-from triglot.core.readings import Reading
+from triglot.core.readings import BatchCounts, Reading
 from triglot.executors.work import Work
 from triglot.model.model import Model
 from triglot.model.scheduling import DynamicBatching, QueuePolicy

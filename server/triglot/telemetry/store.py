@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,6 @@ from triglot.telemetry.calls import (
     Traffic,
 )
 from triglot.telemetry.monitor import Monitor
-from triglot.telemetry.monitor_log import MonitorLog
 from triglot.telemetry.points import points_of
 from triglot.telemetry.process import ProcessUsage
 from triglot.telemetry.record_files import RecordCounts
@@ -46,6 +46,31 @@ MAX_MISSED_SECONDS = HISTORY_SECONDS
 """Limit on seconds without a tick that are filled in as empty; more means that the clock jumped."""
 MAX_PATHS = 1000
 """Limit on model paths whose loads are counted."""
+
+
+class MonitorLog:
+    """Writes the monitor log, a file with the metrics' values of the last second (grps 7).
+
+    A failure is logged once until a write succeeds again.
+    """
+
+    def __init__(self) -> None:
+        self._failing = False
+
+    def write(self, file: Path, text: str) -> None:
+        """Replaces the file atomically: a reader always sees all lines of one second."""
+        new = file.with_name(file.name + ".new")
+        try:
+            new.write_text(text, encoding="utf-8", errors="replace")
+            new.replace(file)
+        except OSError as error:
+            with suppress(OSError):
+                new.unlink()
+            if not self._failing:
+                log.warning("cannot write metrics to %s: %s", file, error)
+            self._failing = True
+        else:
+            self._failing = False
 
 
 @dataclass(slots=True)

@@ -15,9 +15,9 @@ from triglot.backends.grps.context import GrpsContext
 from triglot.backends.grps.settings import Batching
 from triglot.backends.grps.tensor_converter import TensorConverter
 from triglot.backends.grps.tensor_inferer import Declared, TensorInferer
-from triglot.core.batch_counts import BatchCounts
 from triglot.core.call import Call
 from triglot.core.errors import Internal, ServingError
+from triglot.core.readings import BatchCounts
 from triglot.telemetry.monitor import Monitor
 
 log = logging.getLogger(__name__)

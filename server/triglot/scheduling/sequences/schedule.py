@@ -13,9 +13,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
-from triglot.core.batch_counts import BatchCounts
 from triglot.core.errors import InvalidArgument, Unavailable, queue_full
-from triglot.core.readings import Reading
+from triglot.core.readings import BatchCounts, Reading
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.running import Defer
 from triglot.executors.declarations import looks_at_call
