@@ -6,14 +6,15 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-_IS_WRITELINES_SAFE = sys.version_info >= (3, 14, 10)
+_IS_WRITELINES_SAFE = sys.version_info >= (3, 14, 8)
 
 
 def write_pieces(transport: asyncio.WriteTransport, pieces: Sequence[bytes | memoryview]) -> None:
     """Write the pieces, in order; nothing is written once the transport is closing.
 
-    In CPython 3.12.1 and 3.13.0 asyncio's `writelines` raises `TypeError` on a closing transport (gh-136234), and
-    never pauses the protocol; in 3.14.10 it does as `write`. Before that, the pieces are joined, as in 3.11.
+    asyncio's own `writelines`, new in CPython 3.12, began with faults of which the last is fixed in 3.14.8: it did
+    not pause the protocol (gh-127655, CVE-2024-12254), raised `TypeError` on a closing transport (gh-136234), and hung
+    after an empty piece (gh-155888). Before that, the pieces are joined, as in 3.11.
     """
     # uvloop's transports are no subclass of asyncio's.
     if _IS_WRITELINES_SAFE or not isinstance(transport, asyncio.Transport):
