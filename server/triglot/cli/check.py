@@ -17,7 +17,7 @@ from triglot.repository.manager.summary import VersionSummary, table
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command and its flags."""
+    """Add the command and its flags."""
     parser = commands.add_parser(
         "check",
         help="load and warm up models, and say what would be served",
@@ -32,7 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
-    """Returns the start configuration. Raises `ConfigError`."""
+    """Return the start configuration. Raise `ConfigError`."""
     serving = serve.start(flags, others, environment)
     # Reports every error once, without retries or waiting.
     config = replace(serving.config, exit_on_load_error=False, wait_for_models=False, load_retries=0, workers=1)
@@ -40,7 +40,7 @@ def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[
 
 
 def report(summaries: Sequence[VersionSummary], errors: Sequence[ModelLoadError], *, as_json: bool) -> None:
-    """Prints each version, and the errors."""
+    """Print each version, and the errors."""
     known = {one.error for one in summaries}
     others = [text for text in map(str, errors) if text not in known]
     if as_json:

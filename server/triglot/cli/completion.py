@@ -11,7 +11,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command and its argument."""
+    """Add the command and its argument."""
     parser = commands.add_parser(
         "completion",
         help="print a script for shell completion",
@@ -24,7 +24,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def write_script(parser: argparse.ArgumentParser, shell: str) -> int:
-    """Prints the script and returns the exit status. Raises `ConfigError` if shtab is not installed."""
+    """Print the script and return the exit status. Raise `ConfigError` if shtab is not installed."""
     try:
         import shtab  # noqa: PLC0415 - only needed by this command.
     except ModuleNotFoundError:
@@ -35,7 +35,7 @@ def write_script(parser: argparse.ArgumentParser, shell: str) -> int:
 
 
 def _add_values(parser: argparse.ArgumentParser, files: Any) -> None:
-    """Sets the possible values of each argument: choices, or files and folders."""
+    """Set the possible values of each argument: choices, or files and folders."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for named in action._choices_actions:

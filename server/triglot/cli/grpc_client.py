@@ -32,7 +32,7 @@ class NoServer(CallError):
 
 
 def add_connection(parser: argparse.ArgumentParser, address: str, what: str) -> None:
-    """Adds the flags for the server, with `address` as the first, and for its calls, described by `what`."""
+    """Add the flags for the server, with `address` as the first, and for its calls, described by `what`."""
     add = parser.add_argument
     add(
         address,
@@ -62,14 +62,14 @@ def add_connection(parser: argparse.ArgumentParser, address: str, what: str) -> 
 
 @contextmanager
 def connected(flags: Mapping[str, Any], service: str, protocol: str) -> Iterator[Client]:
-    """Connects a client of a `protocol`'s service, with the flags of `add_connection`. Raises `ConfigError`."""
+    """Connect a client of a `protocol`'s service, with the flags of `add_connection`. Raise `ConfigError`."""
     token = _token(flags["token_file"])
     with _channel(flags) as channel:
         yield Client(channel, service, protocol, flags, token)
 
 
 def _token(file: Path | None) -> str:
-    """Returns the token or "". It is not a flag: other users of the machine can read a process's arguments."""
+    """Return the token or "". It is not a flag: other users of the machine can read a process's arguments."""
     if file is None:
         source, text = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "")
     else:
@@ -130,7 +130,7 @@ class Client:
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
 
     def call(self, method: str, request: Any, response: Any) -> Any:
-        """Calls a unary method and returns its response, a message of class `response`."""
+        """Call a unary method and return its response, a message of class `response`."""
         rpc = self._channel.unary_unary(
             f"/{self._service}/{method}", type(request).SerializeToString, response.FromString
         )
@@ -138,7 +138,7 @@ class Client:
             return rpc(request, timeout=self._timeout, metadata=self._metadata)
 
     def stream(self, method: str, request: Any, response: Any) -> Iterator[Any]:
-        """Yields the responses to one request, messages of class `response`."""
+        """Yield the responses to one request, messages of class `response`."""
         rpc = self._channel.stream_stream(
             f"/{self._service}/{method}", type(request).SerializeToString, response.FromString
         )

@@ -46,7 +46,7 @@ _PIECES = re.compile(r"[0-9]+|[^0-9.]+")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command and its flags."""
+    """Add the command and its flags."""
     parser = commands.add_parser(
         "grps",
         help="serve a grps project",
@@ -80,7 +80,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
-    """Returns the start of `triglot grps`. Raises `ConfigError` and `ModelLoadError`."""
+    """Return the start of `triglot grps`. Raise `ConfigError` and `ModelLoadError`."""
     telemetry = Telemetry()
     settings, log_root = read(flags, others)
     project = project_of(settings, telemetry)
@@ -100,10 +100,10 @@ def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[
 
 
 def read(flags: Mapping[str, Any], others: Iterable[str]) -> tuple[ProjectSettings, Path]:
-    """Returns the settings of the project in the flags and positional arguments, and the folder for its log_dir.
+    """Return the settings of the project in the flags and positional arguments, and the folder for its log_dir.
 
     That is the project's folder, or the current one for an archive, which is unpacked temporarily.
-    Raises `ConfigError` for more than one project, and `ModelLoadError` for an invalid one, which is logged to the
+    Raise `ConfigError` for more than one project, and `ModelLoadError` for an invalid one, which is logged to the
     project's log, too.
     """
     paths = [*([flags["project"]] if flags["project"] else []), *map(Path, others)]
@@ -121,7 +121,7 @@ def read(flags: Mapping[str, Any], others: Iterable[str]) -> tuple[ProjectSettin
 
 
 def _unpacked(archive: Path) -> Path:
-    """Unpacks a project's archive to a folder that is removed when the process ends (grps 8)."""
+    """Unpack a project's archive to a folder that is removed when the process ends (grps 8)."""
     folder = Path(tempfile.mkdtemp(prefix="triglot-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
@@ -132,7 +132,7 @@ def _unpacked(archive: Path) -> Path:
 
 
 def _log_failure(folder: Path, log_root: Path, server_file: Path, error: ModelLoadError) -> None:
-    """Logs the error to the project's log, if that is known: start scripts search it for CRITICAL (grps 5.2)."""
+    """Log the error to the project's log, if that is known: start scripts search it for CRITICAL (grps 5.2)."""
     try:
         settings = read_server(folder, server_file, [])[2]
         with log_files(log_root, settings):
@@ -144,7 +144,7 @@ def _log_failure(folder: Path, log_root: Path, server_file: Path, error: ModelLo
 def configuration(
     settings: ServerSettings, default_model: str, flags: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Config:
-    """Returns the options for a project; `default_model` serves requests that name none. Raises `ConfigError`."""
+    """Return the options for a project; `default_model` serves requests that name none. Raise `ConfigError`."""
     defaults: dict[str, Any] = {
         "host": settings.host,
         "rest_port": settings.http_port,
@@ -167,17 +167,17 @@ def configuration(
 
 
 def metadata(settings: ProjectSettings) -> str:
-    """Returns the server's description for grps clients: the two files (grps 3.7)."""
+    """Return the server's description for grps clients: the two files (grps 3.7)."""
     return f"{settings.inference_text}\n{settings.server_text}"
 
 
 def project_of(settings: ProjectSettings, telemetry: Telemetry) -> GrpsProject:
-    """Returns the project, not loaded yet; its code's metrics go to the telemetry."""
+    """Return the project, not loaded yet; its code's metrics go to the telemetry."""
     return GrpsProject(settings, telemetry.monitor)
 
 
 def project_models(project: GrpsProject) -> tuple[list[ModelFiles], str]:
-    """Returns the project's models, with the DAG as the last one, and the DAG's name. Nothing is loaded yet.
+    """Return the project's models, with the DAG as the last one, and the DAG's name. Nothing is loaded yet.
 
     A version's text becomes a label, as other protocols use numbers, see `version_numbers`.
     """
@@ -203,7 +203,7 @@ def project_models(project: GrpsProject) -> tuple[list[ModelFiles], str]:
 
 
 def version_numbers(versions: Sequence[str]) -> dict[str, int]:
-    """Returns a number for each of a model's versions, as far as possible in ascending order.
+    """Return a number for each of a model's versions, as far as possible in ascending order.
 
     A positive integer keeps its value. Any other version gets the lowest free number above that of its
     predecessor, in an order in which 1.9.0 comes before 1.10.
@@ -224,13 +224,13 @@ def _is_number(version: str) -> bool:
 
 
 def _order(version: str) -> list[tuple[int, int, str]]:
-    """Returns a sort key: the numbers in a version, and texts between them."""
+    """Return a sort key: the numbers in a version, and texts between them."""
     pieces = _PIECES.findall(version)
     return [(1, int(piece), "") if piece.isdecimal() else (0, 0, piece) for piece in pieces]
 
 
 def _free_name(dag: str, taken: Iterable[str]) -> str:
-    """Returns the DAG's name, changed as little as other protocols' rules and the models' names require."""
+    """Return the DAG's name, changed as little as other protocols' rules and the models' names require."""
     others = set(taken)
     if NAME.fullmatch(dag) and dag not in others:
         return dag
@@ -244,7 +244,7 @@ def _free_name(dag: str, taken: Iterable[str]) -> str:
 
 
 def load(project: GrpsProject) -> None:
-    """Loads the project's models on the main thread, as its code may expect. Raises `ModelLoadError`.
+    """Load the project's models on the main thread, as its code may expect. Raise `ModelLoadError`.
 
     Logs the traceback of an exception in the project's code.
     """
@@ -260,7 +260,7 @@ def load(project: GrpsProject) -> None:
 def surroundings(settings: ProjectSettings, log_root: Path, telemetry: Telemetry, worker: int) -> Iterator[None]:
     """The environment of a project: its folder as the current one, its log files, and GPU metrics.
 
-    `log_dir` is relative to `log_root`. Raises `ModelLoadError` if the logs cannot be written.
+    `log_dir` is relative to `log_root`. Raise `ModelLoadError` if the logs cannot be written.
     """
     with ExitStack() as stack:
         logs = stack.enter_context(log_files(log_root, settings.server, worker))
@@ -273,5 +273,5 @@ def surroundings(settings: ProjectSettings, log_root: Path, telemetry: Telemetry
 
 
 def passes(settings: ProjectSettings, test: str) -> bool:
-    """Runs a test of the project's own (grps 6.1) and returns whether it passed. Raises `ModelLoadError`."""
+    """Run a test of the project's own (grps 6.1) and return whether it passed. Raise `ModelLoadError`."""
     return run_unittest(settings, test)

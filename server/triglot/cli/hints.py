@@ -14,7 +14,7 @@ TOKEN = f'-H "authorization: Bearer ${TOKEN_VARIABLE}" '
 
 
 def hint_lines(models: list[ModelMetadata], config: Config, grpc_port: int, rest_port: int) -> list[str]:
-    """Returns example commands for the first model whose inputs fit on a line; empty without such a model.
+    """Return example commands for the first model whose inputs fit on a line; empty without such a model.
 
     curl for each protocol, and Python and grpcurl for the first one, if their ports are open. With TLS they accept
     any certificate, as the server's public name is unknown; if clients need certificates there are none. With an

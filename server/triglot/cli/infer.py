@@ -30,7 +30,7 @@ WITHOUT_CONFIG = ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command and its flags."""
+    """Add the command and its flags."""
     parser = commands.add_parser(
         "infer",
         help="call a model of a running server",
@@ -64,7 +64,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(flags: Mapping[str, Any], others: Iterable[str]) -> int:
-    """Calls the model and returns the exit status. Raises `ConfigError`."""
+    """Call the model and return the exit status. Raise `ConfigError`."""
     as_json = not sys.stdout.isatty() if flags["json"] is None else flags["json"]
     parameters = dict(_pair(text, "--parameter") for text in flags["parameter"])
     try:
@@ -118,7 +118,7 @@ class _Call:
         return f"{unknown(self._model, versions, 'model')}; models of the server: {names}"
 
     def request(self, values: Mapping[str, str], parameters: Mapping[str, str]) -> Any:
-        """Returns a ModelInferRequest. Raises `ConfigError` for inputs that are not the model's."""
+        """Return a ModelInferRequest. Raise `ConfigError` for inputs that are not the model's."""
         inputs = {one.name: one for one in self._metadata.inputs}
         for name in values:
             if name not in inputs:
@@ -141,7 +141,7 @@ class _Call:
         return f"model '{self._model}' takes {', '.join(inputs) or 'no inputs'}"
 
     def _example(self) -> dict[str, Array]:
-        """Returns a generated input for each of the model's. Raises `ConfigError` if that is impossible."""
+        """Return a generated input for each of the model's. Raise `ConfigError` if that is impossible."""
         try:
             specs = [TensorSpec(one.name, one.datatype, list(one.shape)) for one in self._metadata.inputs]
             samples = samples_of(specs, LARGEST_SAMPLE)
@@ -158,7 +158,7 @@ class _Call:
         return {one.name: array_of(texts[one.name], one.name, one.datatype, one.shape) for one in samples}
 
     def answers(self, request: Any) -> Iterator[Any]:
-        """Yields ModelInferResponses."""
+        """Yield ModelInferResponses."""
         if self._is_decoupled():
             for answer in self._client.stream("ModelStreamInfer", request, pb.ModelStreamInferResponse):
                 if answer.error_message:
@@ -196,7 +196,7 @@ def _outputs(answer: Any) -> Sequence[tuple[Any, Array]]:
 
 
 def _json_line(answer: Any) -> str:
-    """Returns the response as in KServe V2's REST."""
+    """Return the response as in KServe V2's REST."""
     outputs = (
         f"{_open_object({'name': one.name, 'datatype': one.datatype, 'shape': list(one.shape)})}"
         f'"data":{json_text(one.datatype, array)}}}'
@@ -207,7 +207,7 @@ def _json_line(answer: Any) -> str:
 
 
 def _open_object(values: dict[str, Any]) -> str:
-    """Returns a JSON object without its closing brace, to append more."""
+    """Return a JSON object without its closing brace, to append more."""
     return json.dumps(values, separators=(",", ":"))[:-1] + ","
 
 

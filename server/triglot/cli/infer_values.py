@@ -35,10 +35,10 @@ _WIDER = {"FP16": "FP32", "BF16": "FP32"}
 
 
 def array_of(text: str, name: str, datatype: str, dims: Sequence[int]) -> Array:
-    """Returns the input in `name=text` on a command line; `dims` are those of the metadata.
+    """Return the input in `name=text` on a command line; `dims` are those of the metadata.
 
     The text is JSON, or "@FILE" ("@-" is standard input); for BYTES it may be the one element itself. A value with
-    fewer dims than the model's gets leading dims of 1. Raises `ConfigError` with the input's name.
+    fewer dims than the model's gets leading dims of 1. Raise `ConfigError` with the input's name.
     """
     if datatype not in DATATYPES or datatype in TFSERVING_DATATYPES:
         raise ConfigError(f"input '{name}': {datatype} cannot be written on a command line")
@@ -112,7 +112,7 @@ def _shape_of(values: Any, name: str) -> tuple[int, ...]:
 
 
 def array_of_output(tensor: Any, raw: bytes | None) -> Array:
-    """Returns the elements of an InferOutputTensor, from `raw` or its typed contents."""
+    """Return the elements of an InferOutputTensor, from `raw` or its typed contents."""
     dtype, shape = DATATYPES[tensor.datatype].dtype, tuple(tensor.shape)
     if raw is not None:
         if tensor.datatype == "BYTES":
@@ -126,7 +126,7 @@ def array_of_output(tensor: Any, raw: bytes | None) -> Array:
 
 
 def json_text(datatype: str, array: Array) -> str:
-    """Returns the elements as a flat JSON array."""
+    """Return the elements as a flat JSON array."""
     if datatype == "BYTES":
         return json.dumps(_texts(array), ensure_ascii=False)
     if datatype in TFSERVING_DATATYPES:
@@ -137,7 +137,7 @@ def json_text(datatype: str, array: Array) -> str:
 
 
 def plain_text(datatype: str, array: Array) -> str:
-    """Returns the elements as text for people."""
+    """Return the elements as text for people."""
     if datatype == "BYTES":
         texts = _texts(array)
         more = f", … ({len(texts)} elements)" if len(texts) > IN_FULL else ""

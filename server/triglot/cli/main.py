@@ -46,7 +46,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def command_line(command: str = "") -> argparse.ArgumentParser:
-    """Returns the parser of one command; if there is no such command, of all of them."""
+    """Return the parser of one command; if there is no such command, of all of them."""
     parser: argparse.ArgumentParser = _Parser(
         prog="triglot",
         description="An inference server for KServe V2, TensorFlow Serving and grps clients.",
@@ -67,7 +67,7 @@ def _module(command: str) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
-    """Runs the command, or a worker of it with the `WorkerSpec` in `spec`; returns the process's exit status."""
+    """Run the command, or a worker of it with the `WorkerSpec` in `spec`; return the process's exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = command_line(*arguments[:1])
     known, others = parser.parse_known_args(arguments)
@@ -117,9 +117,9 @@ def _end_at_hangup() -> None:
 
 
 def _set_up_logging(config: Config, worker: int) -> logging.Handler:
-    """Returns the log handler of the server, or of one of several workers; see `formatter`.
+    """Return the log handler of the server, or of one of several workers; see `formatter`.
 
-    Raises `ConfigError` for a log_file that cannot be written.
+    Raise `ConfigError` for a log_file that cannot be written.
     """
     try:
         handler = log_handler(config.log_file)

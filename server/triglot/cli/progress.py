@@ -22,7 +22,7 @@ CLEAR = "\r\x1b[K"
 
 @contextmanager
 def load_progress(handler: logging.Handler, registry: Registry) -> Iterator[None]:
-    """Shows which versions of the registry are loading, during the block, if the log goes to a terminal."""
+    """Show which versions of the registry are loading, during the block, if the log goes to a terminal."""
     if not (isinstance(handler, LogStream) and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"):
         yield
         return
@@ -67,10 +67,10 @@ class _Line:
         self.text = ""
 
     def write(self, lines: str) -> int:
-        """Writes lines above the text."""
+        """Write lines above the text."""
         self.stream.write(f"{CLEAR}{lines}{self.text}")
         return len(lines)
 
     def flush(self) -> None:
-        """Flushes the stream."""
+        """Flush the stream."""
         self.stream.flush()

@@ -60,7 +60,7 @@ class Results:
     differences: list[Difference] = field(default_factory=list)
 
     def add(self, difference: Difference | None) -> None:
-        """Counts a record; None: its response is equal."""
+        """Count a record; None: its response is equal."""
         self.records += 1
         if difference is None:
             self.equal += 1
@@ -74,7 +74,7 @@ class Results:
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command and its flags."""
+    """Add the command and its flags."""
     parser = commands.add_parser(
         "replay",
         help="send recorded requests to a running server, and compare the answers",
@@ -105,7 +105,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(flags: Mapping[str, Any], _: Iterable[str]) -> int:
-    """Sends and compares the records; returns the exit status. Raises `ConfigError`."""
+    """Send and compare the records; return the exit status. Raise `ConfigError`."""
     if not 0 <= flags["tolerance"] < math.inf:
         raise ConfigError(f"--tolerance: expected a number from 0, got {flags['tolerance']:g}")
     results = Results()
@@ -125,7 +125,7 @@ def run(flags: Mapping[str, Any], _: Iterable[str]) -> int:
 
 
 def _logs(file: Path) -> Iterator[Any]:
-    """Yields the messages of a file. Raises `ConfigError`."""
+    """Yield the messages of a file. Raise `ConfigError`."""
     try:
         for record in read_records(file.read_bytes()):
             yield parse(prediction_log_pb2.PredictionLog, record)
@@ -136,9 +136,9 @@ def _logs(file: Path) -> Iterator[Any]:
 
 
 def _difference(client: Client, log: Any, flags: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Returns a differing output with its expected and actual value; "" if the call failed; None if all are equal.
+    """Return a differing output with its expected and actual value; "" if the call failed; None if all are equal.
 
-    Raises `NoServer`, as the other records would fail, too.
+    Raise `NoServer`, as the other records would fail, too.
     """
     kind = log.WhichOneof("log_type")
     if kind not in METHODS:
@@ -214,7 +214,7 @@ METHODS: Mapping[str, tuple[str, Any, Callable[[Any], Values]]] = {
 
 
 def _compare(expected: Values, got: Values, tolerance: float) -> tuple[str, str, str] | None:
-    """Returns the first differing output with its expected and actual value; None if all are equal."""
+    """Return the first differing output with its expected and actual value; None if all are equal."""
     for name in [*expected, *(name for name in got if name not in expected)]:
         if name not in expected or name not in got:
             return name, _kind(expected.get(name)), _kind(got.get(name))
@@ -231,7 +231,7 @@ def _compare(expected: Values, got: Values, tolerance: float) -> tuple[str, str,
 
 
 def _equal(expected: Array, got: Array, tolerance: float) -> Array:
-    """Returns where elements are equal; NaN counts as equal to NaN."""
+    """Return where elements are equal; NaN counts as equal to NaN."""
     if expected.dtype.kind in "biuO" or expected.dtype.names:
         return np.asarray(expected == got)
     if expected.dtype.kind == "V":  # BF16

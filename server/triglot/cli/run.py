@@ -62,7 +62,7 @@ Report = Callable[[list[VersionSummary], list[ModelLoadError]], object]
 
 
 def print_error(text: str) -> None:
-    """Prints an error to standard error."""
+    """Print an error to standard error."""
     print(f"triglot: {text}", file=sys.stderr)
 
 
@@ -105,7 +105,7 @@ class Start:
 
 
 def supervised(start: Start, arguments: Sequence[str]) -> int:
-    """Runs several workers and returns the exit status."""
+    """Run several workers and return the exit status."""
     from triglot.workers.supervisor import supervise  # noqa: PLC0415 - only several workers have one.
 
     try:
@@ -116,7 +116,7 @@ def supervised(start: Start, arguments: Sequence[str]) -> int:
 
 
 def run(start: Start, handler: logging.Handler, spec: WorkerSpec | None) -> int:
-    """Runs a single server, or the worker of `spec`; returns the exit status. Raises `ConfigError`."""
+    """Run a single server, or the worker of `spec`; return the exit status. Raise `ConfigError`."""
     loop_factory = _loop_factory(start.config)
     service_manager = ServiceManager.take(os.environ)
     for warning in start.warnings:
@@ -137,7 +137,7 @@ def run(start: Start, handler: logging.Handler, spec: WorkerSpec | None) -> int:
 
 
 def _loop_factory(config: Config) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Returns the factory of the event loop; None for Python's own. Raises `ConfigError` if uvloop is missing."""
+    """Return the factory of the event loop; None for Python's own. Raise `ConfigError` if uvloop is missing."""
     if config.event_loop == "asyncio":
         return None
     try:
@@ -218,7 +218,7 @@ async def _serve(
 
 
 async def _load(server: Server, errors: list[ModelLoadError]) -> None:
-    """Loads the models without opening a port. Raises as `Server.load` does."""
+    """Load the models without opening a port. Raise as `Server.load` does."""
     try:
         errors += await server.load()
     except BaseException:
@@ -227,7 +227,7 @@ async def _load(server: Server, errors: list[ModelLoadError]) -> None:
 
 
 def _configured(start: Start, spec: WorkerSpec, wanted: Wanted) -> Start:
-    """Returns the start for one worker, with the current list of models."""
+    """Return the start for one worker, with the current list of models."""
     config = spec.configured(start.config)
     if wanted.models_fail:
         config = replace(config, exit_on_load_error=False)
@@ -237,7 +237,7 @@ def _configured(start: Start, spec: WorkerSpec, wanted: Wanted) -> Start:
 
 @contextmanager
 def _follow_models(start: Start, server: Server) -> Iterator[None]:
-    """Applies changes of the list of models, if these are to be followed, during the block."""
+    """Apply changes of the list of models, if these are to be followed, during the block."""
     if start.follow is None:
         yield
         return
@@ -249,7 +249,7 @@ def _follow_models(start: Start, server: Server) -> Iterator[None]:
 
 
 def _listen_for_signals(config: Config) -> asyncio.Queue[signal.Signals]:
-    """Returns a queue of received SIGTERM and SIGINT; called before anything is loaded."""
+    """Return a queue of received SIGTERM and SIGINT; called before anything is loaded."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
@@ -260,7 +260,7 @@ def _listen_for_signals(config: Config) -> asyncio.Queue[signal.Signals]:
 
 
 async def _run_unless_signalled(work: Coroutine[Any, Any, None], signals: asyncio.Queue[signal.Signals]) -> bool:
-    """Runs the work; returns False if a signal arrives first. Raises the exceptions of the work."""
+    """Run the work; return False if a signal arrives first. Raise the exceptions of the work."""
     working = asyncio.ensure_future(work)
     signalled = asyncio.ensure_future(signals.get())
     await asyncio.wait([working, signalled], return_when=asyncio.FIRST_COMPLETED)
@@ -281,7 +281,7 @@ async def _stop(server: Server, delay: float) -> None:
 
 
 async def _end_tasks() -> bool:
-    """Cancels all other tasks; returns whether one still runs after the timeout."""
+    """Cancel all other tasks; return whether one still runs after the timeout."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -289,7 +289,7 @@ async def _end_tasks() -> bool:
 
 
 def _exit(text: str, status: int = FAILED) -> NoReturn:
-    """Ends the process without waiting for threads that load or run a model."""
+    """End the process without waiting for threads that load or run a model."""
     log.warning(text)
     logging.shutdown()
     os._exit(status)

@@ -43,7 +43,7 @@ class _Joined(argparse.Action):
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command, its paths and its options."""
+    """Add the command, its paths and its options."""
     parser = commands.add_parser(
         "serve",
         help="serve models",
@@ -56,7 +56,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def add_arguments(parser: argparse.ArgumentParser, shown: Iterable[str]) -> None:
-    """Adds the paths and all options; help lists those of the groups that are `shown`."""
+    """Add the paths and all options; help lists those of the groups that are `shown`."""
     parser.add_argument(
         "paths",
         nargs="*",
@@ -96,7 +96,7 @@ def _add_option(group: argparse._ArgumentGroup, name: str, *, shown: bool) -> No
 
 
 def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
-    """Returns the start of `triglot serve`. Raises `ConfigError`."""
+    """Return the start of `triglot serve`. Raise `ConfigError`."""
     options = {name: value for name, value in flags.items() if name in OPTIONS}
     for name, (_, meant) in WATCHING.items():
         if flags[name]:
@@ -114,9 +114,9 @@ def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[
 
 
 def _path(text: str) -> Path | NamedPath:
-    """Returns the path in `PATH` or `NAME=PATH`; a path with "=" in its first part must be ./PATH.
+    """Return the path in `PATH` or `NAME=PATH`; a path with "=" in its first part must be ./PATH.
 
-    Raises `ConfigError`.
+    Raise `ConfigError`.
     """
     name, equals, path = text.partition("=")
     if not equals or "/" in name:

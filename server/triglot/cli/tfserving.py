@@ -67,7 +67,7 @@ MONITORING_PATH = "/monitoring/prometheus/metrics"
 
 
 def read_parameters(file: Path) -> Parameters:
-    """Returns the parameters in a file. Raises `InvalidArgument`, which names the file, and `OSError`."""
+    """Return the parameters in a file. Raise `InvalidArgument`, which names the file, and `OSError`."""
     message = parse_text(file.read_bytes(), str(file), BatchingParameters)
     if message.HasField("thread_pool_name"):
         log.warning("%s: thread_pool_name: not supported, ignored", file)
@@ -86,7 +86,7 @@ class Batching:
         self._per_model = per_model
 
     def __call__(self, model: Model, files: ModelFiles) -> None:
-        """Configures a model. Raises `ModelLoadError` for invalid parameters of its own."""
+        """Configure a model. Raise `ModelLoadError` for invalid parameters of its own."""
         folder = files.folder or files.file.parent
         parameters = self._own(folder / PER_MODEL_FILE) if self._per_model else self._common
         if parameters is not None:
@@ -114,7 +114,7 @@ class TfservingConfig(Config):
 
 
 def boolean(text: str) -> bool:
-    """Returns a boolean. Raises `ValueError`."""
+    """Return a boolean. Raise `ValueError`."""
     if text.lower() not in ("true", "false"):
         raise ValueError(f"expected true or false, got {text!r}")
     return text.lower() == "true"
@@ -149,7 +149,7 @@ def _port(number: int) -> int:
 
 
 def _monitoring_path(file: str) -> str:
-    """Returns the metrics path in a MonitoringConfig file; "" for none. Raises `ConfigError`."""
+    """Return the metrics path in a MonitoringConfig file; "" for none. Raise `ConfigError`."""
     if not file:
         return ""
     try:
@@ -293,7 +293,7 @@ REFUSED = {
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command and its flags, with TensorFlow Serving's names."""
+    """Add the command and its flags, with TensorFlow Serving's names."""
     parser = commands.add_parser(
         "tfserving",
         help="serve models under TensorFlow Serving's flags",
@@ -323,7 +323,7 @@ def _add(parser: argparse._ActionsContainer, name: str, kind: Kind, text: str, v
 
 
 def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
-    """Returns the start of `triglot tfserving`. Raises `ConfigError`."""
+    """Return the start of `triglot tfserving`. Raise `ConfigError`."""
     for other in others:
         raise ConfigError(f"expected flags only, got {other!r}")
     flags = with_variables(flags, environment)
@@ -341,7 +341,7 @@ def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[
 
 
 def configuration(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Config:
-    """Returns the options for these flags. Raises `ConfigError`, also for flags that contradict each other."""
+    """Return the options for these flags. Raise `ConfigError`, also for flags that contradict each other."""
     for name, refused in REFUSED.items():
         if flags.get(name, refused.harmless) != refused.harmless:
             raise ConfigError(f"--{name}: {refused.reason}")
@@ -371,7 +371,7 @@ def _by_flags(text: str) -> str:
 
 
 def with_variables(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Mapping[str, Any]:
-    """Returns the flags, with those that the entry point of TensorFlow Serving's image derives from variables."""
+    """Return the flags, with those that the entry point of TensorFlow Serving's image derives from variables."""
     if not _has_variables(environment):
         return flags
     name = environment.get(NAME_VARIABLE) or "model"
@@ -384,7 +384,7 @@ def _has_variables(environment: Mapping[str, str]) -> bool:
 
 
 def opened(host: str, grpc_port: int, rest_port: int) -> Iterable[str]:
-    """Yields the lines that TensorFlow Serving logs when its ports are open; scripts wait for them."""
+    """Yield the lines that TensorFlow Serving logs when its ports are open; scripts wait for them."""
     if grpc_port:
         yield f"Running gRPC ModelServer at {host}:{grpc_port} ..."
     if rest_port:
@@ -392,18 +392,18 @@ def opened(host: str, grpc_port: int, rest_port: int) -> Iterable[str]:
 
 
 def config_file(flags: Mapping[str, Any]) -> Path | None:
-    """Returns the configuration file, if given; it alone then determines the models (tfs 6.2)."""
+    """Return the configuration file, if given; it alone then determines the models (tfs 6.2)."""
     return Path(flags["model_config_file"]) if flags.get("model_config_file") else None
 
 
 def poll_seconds(flags: Mapping[str, Any]) -> float:
-    """Returns the seconds between reads of the configuration file; 0: it is read once."""
+    """Return the seconds between reads of the configuration file; 0: it is read once."""
     seconds: float = flags.get("model_config_file_poll_wait_seconds", 0.0)
     return seconds
 
 
 def loading(flags: Mapping[str, Any]) -> Load:
-    """Returns the function that loads models."""
+    """Return the function that loads models."""
     tags = flags.get("saved_model_tags", SERVE)
     if tags == SERVE:
         return backends.load
@@ -417,7 +417,7 @@ def loading(flags: Mapping[str, Any]) -> Load:
 
 
 def batching(flags: Mapping[str, Any]) -> Batching | None:
-    """Returns the batching of the models, None without. Raises `ConfigError`."""
+    """Return the batching of the models, None without. Raise `ConfigError`."""
     if not flags.get("enable_batching"):
         return None
     parameters = parameters_of(BatchingParameters(), "")
@@ -432,7 +432,7 @@ def batching(flags: Mapping[str, Any]) -> Batching | None:
 
 
 def models(flags: Mapping[str, Any]) -> list[ModelSettings]:
-    """Returns the models in the flags. Raises `ConfigError`."""
+    """Return the models in the flags. Raise `ConfigError`."""
     if file := config_file(flags):
         return read_models(file)
     if not flags.get("model_base_path"):
@@ -447,7 +447,7 @@ def models(flags: Mapping[str, Any]) -> list[ModelSettings]:
 
 
 def read_models(file: Path) -> list[ModelSettings]:
-    """Returns the models in a configuration file. Raises `ConfigError`."""
+    """Return the models in a configuration file. Raise `ConfigError`."""
     try:
         config = parse_text(file.read_bytes(), str(file), pb.ModelServerConfig)
     except OSError as error:
@@ -464,7 +464,7 @@ def read_models(file: Path) -> list[ModelSettings]:
 
 
 def warnings(flags: Mapping[str, Any]) -> list[str]:
-    """Returns warnings about flags without effect."""
+    """Return warnings about flags without effect."""
     texts = []
     if without_effect := [f"--{name}" for name in TUNING if name in flags]:
         texts.append(f"not supported, ignored: {', '.join(without_effect)}")
@@ -474,7 +474,7 @@ def warnings(flags: Mapping[str, Any]) -> list[str]:
 
 
 async def follow(file: Path, seconds: float, reload: Apply) -> None:
-    """Applies the configuration file every `seconds`, forever; a rejected one changes nothing.
+    """Apply the configuration file every `seconds`, forever; a rejected one changes nothing.
 
     An unchanged file is applied, too: a label may be waiting for its version (tfs 6.2, 6.3).
     """

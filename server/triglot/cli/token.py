@@ -18,7 +18,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command and its arguments."""
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "token",
         help="make a token for a client",
@@ -41,7 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(flags: Mapping[str, Any], others: Sequence[str]) -> int:
-    """Prints both and returns the exit status. Raises `ConfigError` for values that an access file rejects."""
+    """Print both and return the exit status. Raise `ConfigError` for values that an access file rejects."""
     if others:
         raise ConfigError(f"token: expected one NAME, got {others[0]!r}, too")
     name, token = flags["name"], new_token()

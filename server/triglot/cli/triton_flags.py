@@ -106,6 +106,6 @@ REPLACEMENTS: Mapping[str, str] = MappingProxyType(
 
 
 def replacement_of(flag: str) -> str:
-    """Returns the end of the error for an unknown flag; "" if it is not one of Triton's."""
+    """Return the end of the error for an unknown flag; "" if it is not one of Triton's."""
     ours = REPLACEMENTS.get(flag)
     return f" of Triton's; here: {ours}" if ours else ""

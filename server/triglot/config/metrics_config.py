@@ -23,9 +23,9 @@ class MetricsConfig:
 
 
 def read_metrics_config(text: str) -> MetricsConfig:
-    """Reads comma-separated settings such as `summary_latencies=true`.
+    """Read comma-separated settings such as `summary_latencies=true`.
 
-    A value may contain commas: a part without `=` continues the previous one. Raises `ValueError`.
+    A value may contain commas: a part without `=` continues the previous one. Raise `ValueError`.
     """
     settings: dict[str, str] = {}
     name = ""
@@ -59,7 +59,7 @@ def _switch(settings: dict[str, str], name: str, default: bool) -> bool:
 
 
 def _quantiles(text: str) -> tuple[float, ...]:
-    """Returns the quantiles of pairs of a quantile and its error; the error has no effect on our accuracy."""
+    """Return the quantiles of pairs of a quantile and its error; the error has no effect on our accuracy."""
     quantiles = []
     for pair in text.split(","):
         found = _QUANTILE.fullmatch(pair)

@@ -23,7 +23,7 @@ def option(
     choices: tuple[str, ...] = (),
     start: str = "",
 ) -> Any:
-    """Returns the dataclass field of an option.
+    """Return the dataclass field of an option.
 
     `group`: its heading in help and docs. `value`: the placeholder for its value there, see `value_name`. Numbers
     must be from `least` to `most`, texts one of the `choices` and, unless empty, begin with `start`.
@@ -33,12 +33,12 @@ def option(
 
 
 def option_type(one: Field[Any]) -> type:
-    """Returns the type of an option's values."""
+    """Return the type of an option's values."""
     return _TYPES[str(one.type)]
 
 
 def groups(options: Iterable[Field[Any]]) -> dict[str, list[str]]:
-    """Returns the names of the options by group."""
+    """Return the names of the options by group."""
     found: dict[str, list[str]] = {}
     for one in options:
         found.setdefault(one.metadata["group"], []).append(one.name)
@@ -46,7 +46,7 @@ def groups(options: Iterable[Field[Any]]) -> dict[str, list[str]]:
 
 
 def value_name(one: Field[Any]) -> str:
-    """Returns the placeholder for an option's value: its choices, or its kind or unit; "" for a switch."""
+    """Return the placeholder for an option's value: its choices, or its kind or unit; "" for a switch."""
     if one.metadata["choices"]:
         return f"{{{','.join(one.metadata['choices'])}}}"
     # All floats are durations.
@@ -54,19 +54,19 @@ def value_name(one: Field[Any]) -> str:
 
 
 def default_text(one: Field[Any]) -> str:
-    """Returns an option's default as in TOML, but without quotes; "" for an empty text."""
+    """Return an option's default as in TOML, but without quotes; "" for an empty text."""
     if isinstance(one.default, bool):
         return str(one.default).lower()
     return f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
 
 
 def flag_of(name: str) -> str:
-    """Returns an option's flag."""
+    """Return an option's flag."""
     return f"--{name.replace('_', '-')}"
 
 
 def problem_of(one: Field[Any], value: object) -> str:
-    """Returns what is wrong with an option's value; "" if it is valid."""
+    """Return what is wrong with an option's value; "" if it is valid."""
     expected, limits = option_type(one), one.metadata
     if type(value) is not expected and not (expected is float and type(value) is int):
         return f"expected {expected.__name__}, got {value!r}"
@@ -90,6 +90,6 @@ def is_loopback(host: str) -> bool:
 
 
 def unknown(name: str, known: Iterable[str], kind: str = "option") -> str:
-    """Returns the error for an unknown name of an option, or of another `kind`, with the most similar one."""
+    """Return the error for an unknown name of an option, or of another `kind`, with the most similar one."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"unknown {kind} {name!r}" + (f", did you mean {near[0]!r}?" if near else "")

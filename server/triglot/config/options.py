@@ -71,7 +71,7 @@ _HOST_NAME = re.compile(r"\*|[^*:/\s]+")
 
 
 def _items(text: str) -> list[str]:
-    """Returns the items of a comma-separated list."""
+    """Return the items of a comma-separated list."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
@@ -777,17 +777,17 @@ class Config:
         return self.protocols.partition(",")[0].strip()
 
     def total_queue_bytes(self, memory: int | None) -> int:
-        """Returns the limit in bytes; -1 becomes a share of `memory`, which is None if unknown."""
+        """Return the limit in bytes; -1 becomes a share of `memory`, which is None if unknown."""
         if self.max_total_queue_bytes != AUTOMATIC:
             return self.max_total_queue_bytes
         return LARGEST_TOTAL if memory is None else min(memory // MEMORY_SHARE // self.workers, LARGEST_TOTAL)
 
     def address(self, port: int) -> str:
-        """Returns `host:port`, with an IPv6 host in brackets."""
+        """Return `host:port`, with an IPv6 host in brackets."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     def local_address(self, port: int) -> str:
-        """Returns the address for local clients: `address`, or loopback if the server listens everywhere."""
+        """Return the address for local clients: `address`, or loopback if the server listens everywhere."""
         return f"127.0.0.1:{port}" if self.host in (ANY_HOST, "::") else self.address(port)
 
 
@@ -796,6 +796,6 @@ OPTIONS = {one.name: one for one in fields(Config)}
 
 
 def check_option(name: str, value: Any, source: str) -> None:
-    """Raises `ConfigError`, beginning with `source`, for a value that the option cannot have."""
+    """Raise `ConfigError`, beginning with `source`, for a value that the option cannot have."""
     if problem := problem_of(OPTIONS[name], value):
         raise ConfigError(f"{source}: {problem}")

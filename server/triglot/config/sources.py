@@ -36,9 +36,9 @@ def load_config(
     defaults: Mapping[str, Any] | None = None,
     kind: type[Config] = Config,
 ) -> Config:
-    """Returns the options from all sources, as a `kind`; `defaults` override the built-in ones.
+    """Return the options from all sources, as a `kind`; `defaults` override the built-in ones.
 
-    Raises `ConfigError`, which names the source.
+    Raise `ConfigError`, which names the source.
     """
     values: dict[str, Any] = dict(defaults or {})
     if file is not None:
@@ -80,7 +80,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _set_by(variables: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the options that a platform's own variables set."""
+    """Return the options that a platform's own variables set."""
     values: dict[str, Any] = {}
     for variable, name in variables.items():
         if text := environment.get(variable):
@@ -90,9 +90,9 @@ def _set_by(variables: Mapping[str, str], environment: Mapping[str, str]) -> dic
 
 
 def vertex_model(environment: Mapping[str, str]) -> Path | None:
-    """Returns the folder in Vertex AI's AIP_STORAGE_URI, if Vertex AI set one.
+    """Return the folder in Vertex AI's AIP_STORAGE_URI, if Vertex AI set one.
 
-    Raises `ConfigError` unless it is a local folder.
+    Raise `ConfigError` unless it is a local folder.
     """
     uri = environment.get("AIP_STORAGE_URI")
     if not uri or not any(environment.get(variable) for variable in VERTEX):

@@ -24,7 +24,7 @@ KEYS = ("mode", "level", "file", "url", "resource", *_LEAST)
 
 
 def least_of(key: str, mode: str) -> int:
-    """Returns the least value of a number; only OpenTelemetry has a rate of 0: what clients trace."""
+    """Return the least value of a number; only OpenTelemetry has a rate of 0: what clients trace."""
     return 1 if key == "rate" and mode == TRITON else _LEAST[key]
 
 
@@ -48,7 +48,7 @@ class TraceConfig:
     batching: Mapping[str, int] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raises `ValueError` for options that contradict each other."""
+        """Raise `ValueError` for options that contradict each other."""
         for name in self.level:
             if name not in LEVELS:
                 raise ValueError(f"trace_level: expected OFF, or of {', '.join(LEVELS)}, got {name!r}")
@@ -61,14 +61,14 @@ class TraceConfig:
 
 
 def levels_of(text: str) -> tuple[str, ...]:
-    """Returns the parts of a level, in their order."""
+    """Return the parts of a level, in their order."""
     return () if text == OFF else tuple(name.strip() for name in text.split(","))
 
 
 def with_triton_config(config: TraceConfig, text: str) -> TraceConfig:
-    """Returns the options overridden by Triton's flag: comma-separated `KEY=VALUE` or `MODE,KEY=VALUE`.
+    """Return the options overridden by Triton's flag: comma-separated `KEY=VALUE` or `MODE,KEY=VALUE`.
 
-    Raises `ValueError`.
+    Raise `ValueError`.
     """
     values: dict[str, Any] = {}
     levels: list[str] = []

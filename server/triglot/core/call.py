@@ -28,7 +28,7 @@ class Outlet(Protocol):
     """Sink for the responses of one call; may be used on any thread."""
 
     def respond(self, answer: Any) -> bool:
-        """Send one response; returns False once the stream is closed. See `Call.respond`."""
+        """Send one response; return False once the stream is closed. See `Call.respond`."""
 
     def finish(self) -> None:
         """End the stream: no more responses follow."""
@@ -80,7 +80,7 @@ Reach = Callable[["Call", Any], Any]
 
 
 def no_models(_: Call, __: object) -> Any:
-    """The `Reach` of a call that no server has admitted. Raises `RuntimeError`."""
+    """The `Reach` of a call that no server has admitted. Raise `RuntimeError`."""
     raise RuntimeError("cannot call other models: this call does not run in a server")
 
 
@@ -236,7 +236,7 @@ class Call(CallTimes):
         return (self,)
 
     def respond(self, answer: Any) -> bool:
-        """Send one response of a streaming call, from any thread; returns False once the stream is closed.
+        """Send one response of a streaming call, from any thread; return False once the stream is closed.
 
         On the thread that runs the model for this call alone, it blocks while the reader is slow and no other
         request is queued. Otherwise responses are kept up to the server's `max_unread_bytes`; one that exceeds it
@@ -258,10 +258,10 @@ class Call(CallTimes):
         signature_name: str = "",
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> Any:
-        """Returns the outputs of another model of this server as arrays by name; no `outputs` means all.
+        """Return the outputs of another model of this server as arrays by name; no `outputs` means all.
 
         `async def` code awaits the result; other code blocks until it is there. The nested call has this call's
-        deadline, is cancelled with it and, without `parameters`, has its parameters. Raises `ServingError` as a
+        deadline, is cancelled with it and, without `parameters`, has its parameters. Raise `ServingError` as a
         client would receive it.
         """
         return self.reach(self, ModelCall(model, inputs, version, outputs, signature_name, parameters))
@@ -274,7 +274,7 @@ class Call(CallTimes):
         return self.reach(self, ModelCall(model, inputs, stream=True, **options))
 
     def child(self) -> Call:
-        """Returns a new call for one of several requests that arrived on this call."""
+        """Return a new call for one of several requests that arrived on this call."""
         child = Call(self.deadline, self._read_metadata, self.peer)
         child._limited_by = self._limited_by
         child.operation, child.permission = self.operation, self.permission
@@ -282,7 +282,7 @@ class Call(CallTimes):
         return child
 
     def apart(self) -> Call:
-        """Returns a call for the model's work outside any request, which may call models; nothing cancels it."""
+        """Return a call for the model's work outside any request, which may call models; nothing cancels it."""
         call = Call()
         call.reach = getattr(self.reach, "apart", self.reach)
         call.model_name, call.model_version = self.model_name, self.model_version
@@ -295,7 +295,7 @@ class Call(CallTimes):
             self.deadline, self._limited_by = deadline, source
 
     def overdue(self, when: str) -> DeadlineExceeded:
-        """Returns the error for a deadline that passed; `when` completes the text."""
+        """Return the error for a deadline that passed; `when` completes the text."""
         return DeadlineExceeded(f"{self._limited_by or 'the deadline'} passed {when}")
 
     def mark_cancelled(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def expected(field: str, what: str, value: object) -> ValueError:
-    """Returns the error for a field: what was expected, and the value given."""
+    """Return the error for a field: what was expected, and the value given."""
     return ValueError(f"{field}: expected {what}, got {value!r}")
 
 
@@ -63,14 +63,14 @@ def kind(field: str, value: object, *classes: type) -> None:
 
 
 def items(field: str, value: Any, what: str) -> tuple[Any, ...]:
-    """Returns the elements of a list (any iterable but strings, bytes and mappings) as a tuple."""
+    """Return the elements of a list (any iterable but strings, bytes and mappings) as a tuple."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise expected(field, f"a list of {what}", value)
     return tuple(value)
 
 
 def sizes(field: str, value: Any) -> tuple[int, ...]:
-    """Returns the integers of a list, each at least 1, sorted and without duplicates."""
+    """Return the integers of a list, each at least 1, sorted and without duplicates."""
     found = items(field, value, "integers")
     for at, size in enumerate(found):
         count(f"{field}[{at}]", size, 1)
@@ -78,7 +78,7 @@ def sizes(field: str, value: Any) -> tuple[int, ...]:
 
 
 def dims(field: str, value: Any, *, any_size: bool) -> tuple[int, ...]:
-    """Returns the dims of a list, each at least 1, or -1 with `any_size`."""
+    """Return the dims of a list, each at least 1, or -1 with `any_size`."""
     found = items(field, value, "dims")
     for at, dim in enumerate(found):
         if not any_size or type(dim) is not int or dim != -1:

@@ -19,7 +19,7 @@ _LOST = re.compile(
 
 
 def cuda_loss(error: BaseException | None) -> str:
-    """Returns the CUDA error by which the process lost its GPUs, from an error or its causes; "" if it did not."""
+    """Return the CUDA error by which the process lost its GPUs, from an error or its causes; "" if it did not."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if found := _LOST.search(text_of(error)):

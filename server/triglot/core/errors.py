@@ -122,7 +122,7 @@ class UnreadResponses(ServingError):
 
 
 def queue_full(what: str) -> QueueFull:
-    """Returns the error for a request beyond a limit; `what` describes the requests that fill it."""
+    """Return the error for a request beyond a limit; `what` describes the requests that fill it."""
     return QueueFull(f"Exceeds maximum queue size: {what}", retry_after=RETRY_AFTER_SECONDS)
 
 
@@ -187,7 +187,7 @@ class MissingDependency(ModelLoadError):
 
 
 def own_copy(error: ServingError) -> ServingError:
-    """Returns an equal error without a traceback.
+    """Return an equal error without a traceback.
 
     An exception belongs to one call: it collects the frames that it passes, and its text is completed on the way.
     """
@@ -204,7 +204,7 @@ def without_frames(error: E) -> E:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns `str(error)`, or a substitute if the class's own `__str__` raises."""
+    """Return `str(error)`, or a substitute if the class's own `__str__` raises."""
     try:
         return str(error)
     except BaseException as failure:
@@ -228,7 +228,7 @@ def _is_finite(value: object) -> bool:
 
 
 def retry_hint(error: ServingError, per_second: int) -> int | None:
-    """Returns after how long a retry may succeed, rounded up; None for an error without a hint.
+    """Return after how long a retry may succeed, rounded up; None for an error without a hint.
 
     `per_second`: how many of its units are a second. Never 0: on "0" gRPC's C core gives up in place of a retry.
     """
@@ -238,19 +238,19 @@ def retry_hint(error: ServingError, per_second: int) -> int | None:
 
 
 def outcome(error: BaseException) -> Code:
-    """Returns the status code that a client gets for an exception."""
+    """Return the status code that a client gets for an exception."""
     if is_serving_error(error):
         return error.code
     return Code.INTERNAL if isinstance(error, Exception) else Code.CANCELLED
 
 
 def refusal_of(error: BaseException) -> str:
-    """Returns the text of a refusal (`is_refusal`), "" for other errors."""
+    """Return the text of a refusal (`is_refusal`), "" for other errors."""
     return error.message if isinstance(error, ServingError) and error.is_refusal else ""
 
 
 def as_serving_error(error: BaseException, what: str) -> ServingError:
-    """Returns what a client gets for an exception: a `ServingError` as it is, any other as INTERNAL with an id.
+    """Return what a client gets for an exception: a `ServingError` as it is, any other as INTERNAL with an id.
 
     The traceback of the latter is logged with that id and never sent.
     """

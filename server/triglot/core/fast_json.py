@@ -40,7 +40,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 def loads(text: bytes | str) -> Any:
     """Return the value of a text of strict JSON in UTF-8; an integer beyond 64 bits becomes a float.
 
-    Raises `ValueError`, also for NaN, Infinity, numbers beyond FP64, lone surrogates and a byte order mark.
+    Raise `ValueError`, also for NaN, Infinity, numbers beyond FP64, lone surrogates and a byte order mark.
     """
     if HAS_ORJSON:
         return orjson.loads(text)
@@ -59,7 +59,7 @@ def loads(text: bytes | str) -> Any:
 
 
 def check_depth(text: bytes) -> None:
-    """Raises `RecursionError` for lists and objects that are nested deeper than orjson reads.
+    """Raise `RecursionError` for lists and objects that are nested deeper than orjson reads.
 
     The standard library's own limit depends on the Python: 994 levels in 3.11.2, 1,497 in 3.12.1, 9,998 in 3.13.0,
     65,200 in 3.14.10.
@@ -73,7 +73,7 @@ def check_depth(text: bytes) -> None:
 def dumps(value: object, default: Default | None = None) -> bytes:
     """Return a value as compact JSON, NaN and infinities as null; `default` converts values of other types.
 
-    Raises `TypeError` for a value that has no JSON form.
+    Raise `TypeError` for a value that has no JSON form.
     """
     if HAS_ORJSON:
         return orjson.dumps(value, default, _ONLY_JSON)
@@ -97,7 +97,7 @@ def dumps_array(values: Array) -> bytes:
 
 
 def _check(value: object) -> None:
-    """Raises `TypeError` for what the standard library writes, but orjson does not."""
+    """Raise `TypeError` for what the standard library writes, but orjson does not."""
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise TypeError("keys must be strings")

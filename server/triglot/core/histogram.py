@@ -59,10 +59,10 @@ class Histogram:
 
 
 def latest(exemplars: Iterable[Exemplar | None]) -> Exemplar | None:
-    """Returns the latest exemplar, or None if there is none."""
+    """Return the latest exemplar, or None if there is none."""
     return max((one for one in exemplars if one is not None), key=lambda one: one[0], default=None)
 
 
 def rank(ordered: Sequence[float], share: int) -> float:
-    """Returns the quantile `share`, in ten-thousandths, of ascending values, of which there is at least one."""
+    """Return the quantile `share`, in ten-thousandths, of ascending values, of which there is at least one."""
     return ordered[max(0, -(-len(ordered) * share // 10_000) - 1)]

@@ -43,7 +43,7 @@ class Summary:
         self._slots[-1][1].add(value)
 
     def quantiles(self, shares: Sequence[float], now: float) -> list[float]:
-        """Returns the quantiles of the window for these shares, within 1 % or a microsecond.
+        """Return the quantiles of the window for these shares, within 1 % or a microsecond.
 
         NaN if the window is empty. May be called on any thread.
         """
@@ -57,7 +57,7 @@ class Summary:
 
 
 def _middle(bucket: int) -> float:
-    """Returns the middle of a bucket of `SUMMARY_LIMITS`; NaN beyond the last."""
+    """Return the middle of a bucket of `SUMMARY_LIMITS`; NaN beyond the last."""
     if bucket > len(SUMMARY_LIMITS):
         return nan
     if bucket == len(SUMMARY_LIMITS):

@@ -22,7 +22,7 @@ class ClientLimits(Protocol):
     """Limits on a client's calls, shared by all of its credentials."""
 
     def enter(self) -> None:
-        """Count a call that begins. Raises `QueueFull` with the time after which to retry."""
+        """Count a call that begins. Raise `QueueFull` with the time after which to retry."""
 
     def count(self) -> None:
         """Count one more request of an open call as `enter` does, without a `leave` to follow."""
@@ -71,27 +71,27 @@ class Permission:
         return covered
 
     def covered(self, of_models: Mapping[str, Value]) -> dict[str, Value]:
-        """Returns the items of the covered models; the keys are model names."""
+        """Return the items of the covered models; the keys are model names."""
         return {model: value for model, value in of_models.items() if self.covers(model)}
 
     def check_model(self, model: str) -> None:
-        """Raises `PermissionDenied` if the model is not covered, whether it exists or not."""
+        """Raise `PermissionDenied` if the model is not covered, whether it exists or not."""
         if not (self.covers_all or self.covers(model)):
             raise PermissionDenied(f"{self.who} may not use model '{model}'")
 
     def check_all_models(self) -> None:
-        """Raises `PermissionDenied` unless all models are covered."""
+        """Raise `PermissionDenied` unless all models are covered."""
         if not self.covers_all:
             raise PermissionDenied(f"{self.who} may use some models only, and this is about all of them")
 
     def enter(self) -> ClientLimits | None:
-        """Count a call that begins; returns the limits on which to call `leave` at its end. Raises `QueueFull`."""
+        """Count a call that begins; return the limits on which to call `leave` at its end. Raise `QueueFull`."""
         if self.limits is not None:
             self.limits.enter()
         return self.limits
 
     def count(self) -> None:
-        """Count one more request of an open call. Raises `QueueFull`."""
+        """Count one more request of an open call. Raise `QueueFull`."""
         if self.limits is not None:
             self.limits.count()
 

@@ -41,7 +41,7 @@ class BatchCounts:
         self._rows += rows
 
     def readings(self, labels: Mapping[str, str] = NO_LABELS) -> Iterator[Reading]:
-        """Yields the counts of batches by the reason for closing them, and of requests, with these labels."""
+        """Yield the counts of batches by the reason for closing them, and of requests, with these labels."""
         for reason, count in list(self._closed.items()):
             text = "Batches, by the reason why they were closed."
             yield Reading("batches_closed", text, count, {**labels, "reason": reason}, counter=True)

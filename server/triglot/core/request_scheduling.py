@@ -35,9 +35,9 @@ _SERVER_PARAMETERS = frozenset(
 
 
 def scheduling_of(parameters: Mapping[str, object], otherwise: Scheduling = PLAIN) -> Scheduling:
-    """Returns the scheduling that a request's parameters ask for, or `otherwise` (spec 2.5).
+    """Return the scheduling that a request's parameters ask for, or `otherwise` (spec 2.5).
 
-    The parameter `timeout` is in microseconds. Raises `InvalidArgument` for a parameter of the wrong type, or out
+    The parameter `timeout` is in microseconds. Raise `InvalidArgument` for a parameter of the wrong type, or out
     of range.
     """
     if not any(name in parameters for name in _SCHEDULING):
@@ -52,7 +52,7 @@ def scheduling_of(parameters: Mapping[str, object], otherwise: Scheduling = PLAI
 
 
 def own_parameters(parameters: Mapping[str, T]) -> dict[str, T]:
-    """Returns the parameters that are passed to the model: those that the server does not interpret."""
+    """Return the parameters that are passed to the model: those that the server does not interpret."""
     return {name: value for name, value in parameters.items() if name not in _SERVER_PARAMETERS}
 
 

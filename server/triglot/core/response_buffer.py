@@ -89,7 +89,7 @@ class ResponseBuffer:
         self._woken = False
 
     def put(self, response: Any, waits: Callable[[], bool] = _never) -> bool:
-        """Add a response; returns False if it is no longer wanted. On any thread.
+        """Add a response; return False if it is no longer wanted. On any thread.
 
         `waits` returns whether nobody else needs the thread. Then it blocks while `STREAM_BUFFER` responses are
         buffered, or `limit` bytes.
@@ -150,7 +150,7 @@ class ResponseBuffer:
     # --- on the event loop ---
 
     def take(self) -> Any:
-        """Returns the next response, a `StreamEnd`, or `NOTHING`."""
+        """Return the next response, a `StreamEnd`, or `NOTHING`."""
         with self._lock:
             if not self._items:
                 self._woken = False
@@ -177,7 +177,7 @@ def _nobody() -> None:
 
 
 def memory_of(response: object) -> int:
-    """Estimates the bytes of memory that a response takes: a message, or outputs by name."""
+    """Estimate the bytes of memory that a response takes: a message, or outputs by name."""
     if not isinstance(response, dict):
         return RESPONSE_BYTES + _memory_of(response)
     size = RESPONSE_BYTES

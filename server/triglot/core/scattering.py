@@ -68,7 +68,7 @@ def _answer_references(response: InferenceResponse) -> int:
 
 
 def _unshared() -> tuple[int, int, int]:
-    """Returns the reference counts of what a model made and did not keep: an answer, an array, the memory's owner.
+    """Return the reference counts of what a model made and did not keep: an answer, an array, the memory's owner.
 
     Measured, since interpreters differ in how many references the call itself adds.
     """

@@ -113,7 +113,7 @@ class Statistics:
         return self.success.count - self.hit.count
 
     def rows(self, inputs: Mapping[str, Array]) -> int:
-        """Returns how many inferences an execution with these inputs is."""
+        """Return how many inferences an execution with these inputs is."""
         if self._batched:
             for array in inputs.values():
                 return array.shape[0] if array.ndim else 1
@@ -178,7 +178,7 @@ class Statistics:
         return OTHER if self._composed else BACKEND
 
     def response(self, index: int) -> Responses:
-        """Returns the counters of the responses with this index."""
+        """Return the counters of the responses with this index."""
         index = min(index, MAX_RESPONSES)
         responses = self.responses.get(index)
         if responses is None:

@@ -83,9 +83,9 @@ class Typed(Protocol):
 
 
 def datatype_of(array: Typed) -> str:
-    """Returns the datatype name for an array's dtype; text, bytes and object arrays are BYTES.
+    """Return the datatype name for an array's dtype; text, bytes and object arrays are BYTES.
 
-    Raises `TypeError` for a dtype that no protocol has a name for (dates, structures).
+    Raise `TypeError` for a dtype that no protocol has a name for (dates, structures).
     """
     if array.dtype.kind in "OSUT":
         return "BYTES"
@@ -96,7 +96,7 @@ def datatype_of(array: Typed) -> str:
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """Returns the product of the dims, 1 for a scalar. The dims are already known to be >= 0."""
+    """Return the product of the dims, 1 for a scalar. The dims are already known to be >= 0."""
     return math.prod(shape)
 
 
@@ -106,7 +106,7 @@ def is_addressable(shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
 
 
 def array_over(data: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
-    """Returns a read-only view of little-endian `data`, whose length already matches `shape`."""
+    """Return a read-only view of little-endian `data`, whose length already matches `shape`."""
     array: Array = np.ndarray(shape, dtype, data)
     if array.flags.writeable:
         array.flags.writeable = False
@@ -118,9 +118,9 @@ class BytesFramingError(InvalidArgument):
 
 
 def unpack_bytes(data: Buffer, count: int) -> list[bytes]:
-    """Returns the elements of a raw BYTES tensor: each a uint32 little-endian length, then its bytes (spec 2.1).
+    """Return the elements of a raw BYTES tensor: each a uint32 little-endian length, then its bytes (spec 2.1).
 
-    Raises `BytesFramingError` unless there are exactly `count` elements.
+    Raise `BytesFramingError` unless there are exactly `count` elements.
     """
     size = len(data)
     if count > size // 4:
@@ -144,7 +144,7 @@ def unpack_bytes(data: Buffer, count: int) -> list[bytes]:
 
 
 def bytes_elements(array: Array) -> list[bytes]:
-    """Returns the elements of a BYTES array in row-major order; text becomes UTF-8, other objects their `str`."""
+    """Return the elements of a BYTES array in row-major order; text becomes UTF-8, other objects their `str`."""
     return [
         item if type(item) is bytes else item.encode() if type(item) is str else _bytes_of(item)
         for item in array.ravel().tolist()
@@ -158,7 +158,7 @@ def _bytes_of(item: object) -> bytes:
 
 
 def pack_bytes(elements: Iterable[bytes]) -> bytes:
-    """Returns the raw form of a BYTES tensor: the inverse of `unpack_bytes`."""
+    """Return the raw form of a BYTES tensor: the inverse of `unpack_bytes`."""
     parts: list[bytes] = []
     for element in elements:
         parts.append(len(element).to_bytes(4, "little"))
@@ -167,26 +167,26 @@ def pack_bytes(elements: Iterable[bytes]) -> bytes:
 
 
 def object_array(elements: list[bytes], shape: Sequence[int]) -> Array:
-    """Returns `elements` as an object array of `shape`, without letting numpy convert them."""
+    """Return `elements` as an object array of `shape`, without letting numpy convert them."""
     array = np.empty(len(elements), dtype=object)
     array[:] = elements
     return array.reshape(shape)
 
 
 def numbers_of(array: Array) -> Array:
-    """Returns the integers of a quantized array, which is a structure, or the array itself."""
+    """Return the integers of a quantized array, which is a structure, or the array itself."""
     return array.view(array.dtype[0]) if array.dtype.names else array
 
 
 def native(array: Array) -> Array:
-    """Returns the array in row-major layout and native byte order: itself if it already is."""
+    """Return the array in row-major layout and native byte order: itself if it already is."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def raw_buffer(array: Array) -> Buffer | Array:
-    """Returns an array's little-endian, row-major bytes: its own memory if it already has that layout."""
+    """Return an array's little-endian, row-major bytes: its own memory if it already has that layout."""
     kind = array.dtype.kind
     if kind in "OSUT":
         return pack_bytes(bytes_elements(array))
@@ -196,5 +196,5 @@ def raw_buffer(array: Array) -> Buffer | Array:
 
 
 def byte_length(buffer: Buffer | Array) -> int:
-    """Returns the length in bytes of what `raw_buffer` returns."""
+    """Return the length in bytes of what `raw_buffer` returns."""
     return buffer.nbytes if isinstance(buffer, np.ndarray | memoryview) else len(buffer)

@@ -62,7 +62,7 @@ class Span(Protocol):
         """Record the response's HTTP status."""
 
     def begin_batch(self, spans: Any, /) -> Any:
-        """Returns the `Batch` of the calls with these spans, this one the first. May run on any thread."""
+        """Return the `Batch` of the calls with these spans, this one the first. May run on any thread."""
 
 
 def is_valid(traceparent: str) -> bool:
@@ -83,7 +83,7 @@ def is_sampled(traceparent: str) -> bool:
 
 
 def received_context(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[str, str]:
-    """Returns `traceparent` (the last one sent) and `tracestate` as received; both "" without a `traceparent`."""
+    """Return `traceparent` (the last one sent) and `tracestate` as received; both "" without a `traceparent`."""
     parent = ""
     states: list[str] = []
     for name, value in metadata:
@@ -96,7 +96,7 @@ def received_context(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[str, 
 
 
 def checked(context: tuple[str, str]) -> tuple[str, str]:
-    """Returns what may be passed on: nothing without a valid `traceparent`, no `tracestate` that is too long."""
+    """Return what may be passed on: nothing without a valid `traceparent`, no `tracestate` that is too long."""
     parent, state = context
     if not parent or not is_valid(parent):
         return NO_CONTEXT

@@ -51,7 +51,7 @@ class TensorSpec:
 
 
 def is_unicode(value: object) -> bool:
-    """Returns whether this is a text that UTF-8 can encode, which excludes lone surrogates."""
+    """Return whether this is a text that UTF-8 can encode, which excludes lone surrogates."""
     if not isinstance(value, str):
         return False
     try:

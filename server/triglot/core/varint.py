@@ -2,7 +2,7 @@
 
 
 def varint(value: int) -> bytes:
-    """Returns the varint encoding of a number >= 0."""
+    """Return the varint encoding of a number >= 0."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

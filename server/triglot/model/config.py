@@ -31,14 +31,14 @@ class VersionPolicy:
             raise ValueError("expected the latest versions or specific ones, got both")
 
     def wanted(self, found: Collection[int]) -> list[int]:
-        """Returns the selected ones of the `found` versions, in ascending order."""
+        """Return the selected ones of the `found` versions, in ascending order."""
         versions = sorted(found)
         if self.specific is not None:
             return [version for version in versions if version in self.specific]
         return versions if self.latest is None else versions[-self.latest :]
 
     def missing(self, found: Collection[int]) -> list[int]:
-        """Returns the `specific` versions that are not in `found`, in ascending order."""
+        """Return the `specific` versions that are not in `found`, in ascending order."""
         return sorted((self.specific or frozenset()).difference(found))
 
 
@@ -185,7 +185,7 @@ class ModelConfig:
     """Whether the model is loaded in a process that is its instance's alone."""
 
     def name_for(self, file: Path) -> str:
-        """Returns the name that the model's code sees: the served one, or else that of its file's folder."""
+        """Return the name that the model's code sees: the served one, or else that of its file's folder."""
         folder = file.parent
         return self.name or (folder.parent if folder.name.isdecimal() else folder).absolute().name
 
@@ -195,9 +195,9 @@ class ModelConfig:
         return self != before and of_before == before
 
     def devices(self, gpu_count: Callable[[], int]) -> list[Device]:
-        """Returns the device of each instance; empty without instance groups. `gpu_count` counts usable GPUs.
+        """Return the device of each instance; empty without instance groups. `gpu_count` counts usable GPUs.
 
-        Raises `ValueError`, which names the key, for a GPU that does not exist.
+        Raise `ValueError`, which names the key, for a GPU that does not exist.
         """
         devices: list[Device] = []
         for number, group in enumerate(self.instance_groups):

@@ -18,9 +18,9 @@ ANY_RANK = (-1,)
 
 
 def configure(model: Model, config: ModelConfig) -> None:
-    """Completes a loaded model with its configuration, before it serves.
+    """Complete a loaded model with its configuration, before it serves.
 
-    Raises `ValueError`, which names the key, where the configuration contradicts the model.
+    Raise `ValueError`, which names the key, where the configuration contradicts the model.
     """
     _check_decoupled(model, config)
     if config.max_batch_size and model.max_batch_size not in (0, config.max_batch_size):
@@ -38,7 +38,7 @@ def configure(model: Model, config: ModelConfig) -> None:
 
 
 def _set_scheduling(model: Model, config: ModelConfig) -> None:
-    """Overrides the model's scheduling attributes with the configured ones and checks the result."""
+    """Override the model's scheduling attributes with the configured ones and check the result."""
     if config.dynamic_batching is not None or config.sequence_batching is not None:
         model.dynamic_batching, model.sequence_batching = config.dynamic_batching, config.sequence_batching
     if config.response_cache:
@@ -76,9 +76,9 @@ def _set_instances(model: Model, config: ModelConfig) -> None:
 
 
 def configured_instances(model: Model, config: ModelConfig) -> int:
-    """Returns how many instances the groups give a model that does not place them itself.
+    """Return how many instances the groups give a model that does not place them itself.
 
-    Raises `ValueError` as `configure` does.
+    Raise `ValueError` as `configure` does.
     """
     # Whether a Python model runs on a GPU is up to its own code.
     on_gpu = "python" in (model.platform, config.backend)
@@ -91,9 +91,9 @@ def configured_instances(model: Model, config: ModelConfig) -> int:
 
 
 def change_instances(model: Model, config: ModelConfig) -> tuple[int, int] | None:
-    """Applies changed instance groups to any loaded model and returns what `Model.change_instances` returns.
+    """Apply changed instance groups to any loaded model and return what `Model.change_instances` returns.
 
-    Raises `ValueError` as `configure` does, and the errors of starting an instance.
+    Raise `ValueError` as `configure` does, and the errors of starting an instance.
     """
     if not config.instance_groups:
         return None  # The model decides.
@@ -111,7 +111,7 @@ def _shape(dims: Sequence[int], config: ModelConfig) -> tuple[int, ...]:
 
 
 def _declare(model: Model, config: ModelConfig) -> None:
-    """Gives a model without declared inputs and outputs the configured ones."""
+    """Give a model without declared inputs and outputs the configured ones."""
     if not config.inputs and not config.outputs:
         return
     if model.any_tensors and not (config.inputs and config.outputs):
@@ -132,7 +132,7 @@ def _declared(key: str, tensor: TensorConfig, config: ModelConfig) -> TensorSpec
 
 
 def _narrow(model: Model, config: ModelConfig) -> None:
-    """Sets the configured shapes in the default signature; other signatures stay unchanged."""
+    """Set the configured shapes in the default signature; other signatures stay unchanged."""
     signatures = signatures_of(model)
     name = default_of(signatures)
     if config.max_batch_size:
@@ -148,7 +148,7 @@ def _narrow(model: Model, config: ModelConfig) -> None:
 
 
 def _check_optional(signature: Signature, model: Model, config: ModelConfig) -> None:
-    """Checks that the model can run without each optional input; not for Python models, whose code decides."""
+    """Check that the model can run without each optional input; not for Python models, whose code decides."""
     if "python" in (model.platform, config.backend):
         return
     for at, tensor in enumerate(config.inputs):
@@ -178,7 +178,7 @@ def _check_batch_dims(signatures: Mapping[str, Signature], default: str, config:
 def _narrowed(
     kind: str, specs: Sequence[TensorSpec], tensors: Sequence[TensorConfig], model: Model, config: ModelConfig
 ) -> tuple[TensorSpec, ...]:
-    """Returns the model's tensors, with the configured shapes where a tensor is configured."""
+    """Return the model's tensors, with the configured shapes where a tensor is configured."""
     narrowed = {spec.name: spec for spec in specs}
     for at, tensor in enumerate(tensors):
         key = f"{kind}[{at}]"

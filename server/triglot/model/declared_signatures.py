@@ -10,10 +10,10 @@ from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 
 
 def signatures_of(model: Model) -> dict[str, Signature]:
-    """Returns a model's signatures by name; `inputs` and `outputs` are included as `DEFAULT_SIGNATURE`.
+    """Return a model's signatures by name; `inputs` and `outputs` are included as `DEFAULT_SIGNATURE`.
 
     Sequence controls and implicit states are excluded: no client sends or receives them.
-    Raises `ValueError` as `Signature` does, and when the default signature is declared twice.
+    Raise `ValueError` as `Signature` does, and when the default signature is declared twice.
     """
     declared = dict(model.signatures)
     for name, signature in declared.items():
@@ -42,7 +42,7 @@ def signatures_of(model: Model) -> dict[str, Signature]:
 
 
 def _without_own(signature: Signature, sequences: object) -> Signature:
-    """Returns the signature without sequence controls and implicit states (spec 5.2)."""
+    """Return the signature without sequence controls and implicit states (spec 5.2)."""
     if not isinstance(sequences, SequenceBatching):
         return signature
     inputs = {control.name for control in sequences.controls} | {state.input_name for state in sequences.states}

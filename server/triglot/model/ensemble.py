@@ -54,9 +54,9 @@ class Ensemble(Model):
     any_output_shapes = True
 
     def connect(self, signature: Signature, parts: Sequence[Part], keys: Keys) -> None:
-        """Plans the steps. Called once the models of the steps are loaded, and again when one is replaced.
+        """Plan the steps. Called once the models of the steps are loaded, and again when one is replaced.
 
-        Raises `ValueError` as `check_fit` does; the previous plan then stays in place.
+        Raise `ValueError` as `check_fit` does; the previous plan then stays in place.
         """
         inside = signature if self.reshaping is None else self.reshaping.inside(signature)
         check_fit(self.steps, inside, parts, keys)
@@ -64,7 +64,7 @@ class Ensemble(Model):
         self._graphs = {}
 
     async def infer(self, inputs: Inputs, call: Call) -> dict[str, Array]:
-        """Returns the requested outputs once every step that they need has run.
+        """Return the requested outputs once every step that they need has run.
 
         Outputs that a step omitted are missing.
         """
@@ -88,7 +88,7 @@ class Ensemble(Model):
         return _Run(self._graph(call.requested_outputs), given, call, set(), call.parameters)
 
     def _graph(self, requested: Sequence[str]) -> _Graph:
-        """Returns the steps that the requested outputs need: all steps if all outputs or none are named."""
+        """Return the steps that the requested outputs need: all steps if all outputs or none are named."""
         outputs = frozenset(requested)
         graph = self._graphs.get(outputs)
         if graph is None:
@@ -112,7 +112,7 @@ class Ensemble(Model):
 
 @contextmanager
 def _add_ensemble_name(call: Call) -> Iterator[None]:
-    """Adds the name of the ensemble to the text of a `ServingError`."""
+    """Add the name of the ensemble to the text of a `ServingError`."""
     try:
         yield
     except ServingError as error:
@@ -167,7 +167,7 @@ class _Plan:
 def _rebatches(
     taken: Mapping[str, str], batched: Mapping[str, bool], taking: Signature, rules: Mapping[str, TensorRule]
 ) -> dict[str, Rebatch]:
-    """Returns the batch dim changes of the `taken` tensors, by the input names of the model that takes them."""
+    """Return the batch dim changes of the `taken` tensors, by the input names of the model that takes them."""
     return {
         name: Rebatch(dims, taking.batched)
         for name, tensor in taken.items()
@@ -228,7 +228,7 @@ class _Graph:
 
 
 def _needed(steps: Sequence[Step], outputs: Iterable[str]) -> list[int]:
-    """Returns the steps that the `outputs` depend on, in declaration order."""
+    """Return the steps that the `outputs` depend on, in declaration order."""
     producers = {tensor: at for at, step in enumerate(steps) for tensor in step.outputs.values()}
     needed: set[int] = set()
     wanted = list(outputs)
@@ -272,7 +272,7 @@ class _Run:
         self._output_stream: _Prefetch[_Prefetch[dict[str, Array]]] | None = None
 
     async def responses(self) -> AsyncGenerator[dict[str, Array], None]:
-        """Yields the response, or with an output stream all responses of its subgraph, in their order."""
+        """Yield the response, or with an output stream all responses of its subgraph, in their order."""
         response = await self.response()
         if self._output_stream is None:
             yield response
@@ -282,7 +282,7 @@ class _Run:
                 yield response
 
     async def response(self) -> dict[str, Array]:
-        """Returns the available outputs once every step that is not decoupled has run."""
+        """Return the available outputs once every step that is not decoupled has run."""
         running = self._running
         try:
             self._start_first_steps()
@@ -320,12 +320,12 @@ class _Run:
             self._resolve(absent)
 
     def _add(self, tensors: Inputs) -> None:
-        """Stores tensors that are still needed and starts the steps that were waiting for them."""
+        """Store tensors that are still needed and start the steps that were waiting for them."""
         self._available |= {name: tensor for name, tensor in tensors.items() if self._uses[name]}
         self._resolve(tensors)
 
     def _resolve(self, names: Iterable[str]) -> None:
-        """Marks these tensors, now available or absent, as resolved and starts the steps that become ready."""
+        """Mark these tensors, now available or absent, as resolved and start the steps that become ready."""
         graph = self._graph
         for name in names:
             for at in graph.consumers.get(name, ()):
@@ -371,7 +371,7 @@ class _Run:
             return await self._infer(at, inputs)
 
     async def _stream(self, at: int, inputs: Inputs) -> AsyncGenerator[_Prefetch[dict[str, Array]], None]:
-        """Yields, per response of a decoupled step, the responses of the subgraph run for it."""
+        """Yield, per response of a decoupled step, the responses of the subgraph run for it."""
         graph = self._graph
         step, limit = graph.steps[at], graph.limits[at] if graph.limits else nullcontext()
         stream = self._call.infer_stream(
@@ -445,7 +445,7 @@ class _Prefetch(Generic[T]):
 
 
 def _sequence_parameters(parameters: Parameters) -> dict[str, ParameterValue]:
-    """Returns the sequence parameters of the response to a request of a sequence, as in Triton."""
+    """Return the sequence parameters of the response to a request of a sequence, as in Triton."""
     found = parameters.get("sequence_id")
     if not found:
         return {}
@@ -456,7 +456,7 @@ def _sequence_parameters(parameters: Parameters) -> dict[str, ParameterValue]:
 
 
 def _stream_parameters(parameters: Parameters, response: Mapping[str, Any]) -> Parameters:
-    """Returns the parameters for the steps after a decoupled one: the sequence of its response, if it has one."""
+    """Return the parameters for the steps after a decoupled one: the sequence of its response, if it has one."""
     said = response.parameters if isinstance(response, Answer) else {}
     if not any(name in said for name in SEQUENCE):
         return parameters
@@ -465,7 +465,7 @@ def _stream_parameters(parameters: Parameters, response: Mapping[str, Any]) -> P
 
 
 async def _drain(responses: _Prefetch[_Prefetch[dict[str, Array]]]) -> dict[str, Array]:
-    """Consumes a decoupled step that no output depends on; returns no tensors."""
+    """Consume a decoupled step that no output depends on; return no tensors."""
     async for run in responses:
         async for _ in run:
             pass
@@ -473,6 +473,6 @@ async def _drain(responses: _Prefetch[_Prefetch[dict[str, Array]]]) -> dict[str,
 
 
 def _retrieve_exception(task: asyncio.Future[Any]) -> None:
-    """Retrieves the exception of a cancelled task, so that asyncio does not log it as never retrieved."""
+    """Retrieve the exception of a cancelled task, so that asyncio does not log it as never retrieved."""
     if not task.cancelled():
         task.exception()

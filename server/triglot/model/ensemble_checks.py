@@ -46,7 +46,7 @@ class _Source:
 
 
 def check_steps(steps: Sequence[Step], signature: Signature, keys: Keys) -> None:
-    """Checks that tensors are produced once, that all inputs are used and outputs produced, without a cycle."""
+    """Check that tensors are produced once, that all inputs are used and outputs produced, without a cycle."""
     if not steps:
         raise ValueError(f"{keys.step}: expected at least one step, got none")
     given = {spec.name: f"input '{spec.name}' of the ensemble" for spec in signature.inputs}
@@ -97,7 +97,7 @@ def _check_order(steps: Sequence[Step], signature: Signature, keys: Keys) -> Non
 
 
 def check_fit(steps: Sequence[Step], signature: Signature, parts: Sequence[Part], keys: Keys) -> None:
-    """Checks that the models of the steps, `parts`, accept the tensors that they are given."""
+    """Check that the models of the steps, `parts`, accept the tensors that they are given."""
     sources = {
         spec.name: _Source(f"input '{spec.name}' of the ensemble", spec, signature) for spec in signature.inputs
     }
@@ -121,7 +121,7 @@ def check_fit(steps: Sequence[Step], signature: Signature, parts: Sequence[Part]
 
 
 def streams_of(steps: Sequence[Step], parts: Sequence[Part]) -> dict[str, int | None]:
-    """Returns, per tensor, the decoupled step that produces one per response; None: one per request."""
+    """Return, per tensor, the decoupled step that produces one per response; None: one per request."""
     producers = {tensor: at for at, step in enumerate(steps) for tensor in step.outputs.values()}
 
     def stream_of(tensor: str) -> int | None:
@@ -134,7 +134,7 @@ def streams_of(steps: Sequence[Step], parts: Sequence[Part]) -> dict[str, int | 
 
 
 def _check_streams(steps: Sequence[Step], signature: Signature, parts: Sequence[Part], keys: Keys) -> None:
-    """Checks that the tensors that are taken together belong to the same responses."""
+    """Check that the tensors that are taken together belong to the same responses."""
     streams = streams_of(steps, parts)
     taken = [(f"{keys.step}[{at}].{keys.inputs}", list(step.inputs.values())) for at, step in enumerate(steps)]
     taken.append(("output", [spec.name for spec in signature.outputs]))
@@ -168,7 +168,7 @@ def _check_names(where: str, step: Step, signature: Signature, keys: Keys) -> No
 
 
 def _check_needs(where: str, step: Step, taking: Signature, ensemble: Signature, keys: Keys) -> None:
-    """Checks that a step can run without the inputs that a request may omit."""
+    """Check that a step can run without the inputs that a request may omit."""
     for name, tensor in step.inputs.items():
         rule = ensemble.input_rules.get(tensor)
         if rule is not None and rule.spec.optional and name not in taking.may_lack and not taking.any_tensors:
@@ -182,7 +182,7 @@ def _check_needs(where: str, step: Step, taking: Signature, ensemble: Signature,
 def _taken_tensors(
     steps: Sequence[Step], signature: Signature, parts: Sequence[Part], keys: Keys
 ) -> Iterator[tuple[str, str, TensorSpec, Signature]]:
-    """Yields where each tensor is taken, its name, its expected spec, and the signature that this is from."""
+    """Yield where each tensor is taken, its name, its expected spec, and the signature that this is from."""
     for at, (step, part) in enumerate(zip(steps, parts, strict=True)):
         for name, tensor in step.inputs.items():
             if (rule := part.signature.input_rules.get(name)) is not None:
@@ -192,7 +192,7 @@ def _taken_tensors(
 
 
 def _check_tensor(where: str, source: _Source, taken: TensorSpec, taking: Signature) -> None:
-    """Checks datatype and shape; if a model batches, the shapes may differ by its batch dim."""
+    """Check datatype and shape; if a model batches, the shapes may differ by its batch dim."""
     given = source.spec
     if given is None:
         return

@@ -60,9 +60,9 @@ class ModelMetrics:
         self._report: ReportChange | None = None
 
     def family(self, name: str, description: str, kind: Kind) -> Family:
-        """Returns the family of this name, creating it if needed.
+        """Return the family of this name, creating it if needed.
 
-        Raises `ValueError` for an invalid name, or if the family exists with another kind.
+        Raise `ValueError` for an invalid name, or if the family exists with another kind.
         """
         if not _NAME.match(name):
             raise ValueError(f"metric family {name!r}: expected a name of letters, digits, '_' and ':'")
@@ -78,9 +78,9 @@ class ModelMetrics:
             return family
 
     def metric(self, family: Family, labels: Mapping[str, str], buckets: Sequence[float]) -> Metric:
-        """Returns the metric with these labels, creating it if needed.
+        """Return the metric with these labels, creating it if needed.
 
-        Raises `ValueError` for invalid labels, or for `buckets` that are invalid or not those of the metric.
+        Raise `ValueError` for invalid labels, or for `buckets` that are invalid or not those of the metric.
         """
         for label in labels:
             if not _LABEL.match(label) or (label == "le" and family.kind == "histogram"):
@@ -103,7 +103,7 @@ class ModelMetrics:
             return metric
 
     def do(self, family: Family, metric: Metric, operation: Operation, value: float) -> None:
-        """Applies an operation to a metric."""
+        """Apply an operation to a metric."""
         with self._lock:
             if operation == "set":
                 metric.value = value
@@ -118,7 +118,7 @@ class ModelMetrics:
             self._report(_fields_of(family, metric) | {"operation": operation, "value": value})
 
     def report_to(self, report: ReportChange) -> None:
-        """Reports the current state to `report`, and each change from now on. `report` must not raise."""
+        """Report the current state to `report`, and each change from now on. `report` must not raise."""
         with self._lock:
             self._report = report
             for family in self._families.values():
@@ -126,7 +126,7 @@ class ModelMetrics:
                     self._notify(family, metric, "state", metric.value)
 
     def apply(self, change: Mapping[str, Any]) -> None:
-        """In the server: applies a change that a process reported. Raises as `family` and `metric` do."""
+        """In the server: apply a change that a process reported. Raise as `family` and `metric` do."""
         family = self.family(change["name"], change["description"], change["kind"])
         metric = self.metric(family, change["labels"], change["buckets"])
         operation = change["operation"]
@@ -138,7 +138,7 @@ class ModelMetrics:
             self.do(family, metric, operation, change["value"])
 
     def collect(self) -> Iterator[Family]:
-        """Yields copies of the families that have metrics."""
+        """Yield copies of the families that have metrics."""
         with self._lock:
             families = [
                 Family(

@@ -32,7 +32,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """Returns the signature of a function or class of the user's, without evaluating its annotations.
+    """Return the signature of a function or class of the user's, without evaluating its annotations.
 
     Their names may exist for type checkers only, which Python allows without quotes since 3.14 (PEP 649). Raises
     as `inspect.signature`.
@@ -45,7 +45,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def kind_in_lists(equal_shapes: Sequence[str], inputs: Mapping[str, Array]) -> Hashable:
-    """Returns a key that is equal for requests that may share a list: the input names, and the shapes of some."""
+    """Return a key that is equal for requests that may share a list: the input names, and the shapes of some."""
     return frozenset((name, array.shape[1:] if name in equal_shapes else ()) for name, array in inputs.items())
 
 
@@ -184,16 +184,16 @@ class Model:
         loop, once on any thread. `call` can call other models. An exception makes the version fail to load."""
 
     def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
-        """Applies a configuration that differs only in its instances, without a reload. Blocks.
+        """Apply a configuration that differs only in its instances, without a reload. Blocks.
 
-        Returns how many threads to add and how many to remove; None if the model has to be reloaded for that.
+        Return how many threads to add and how many to remove; None if the model has to be reloaded for that.
         """
         return None
 
     def end_instance(self) -> bool:
         """Called on a thread that calls `infer`, while instances are removed.
 
-        Returns whether this thread is to end, and if so ends its instance.
+        Return whether this thread is to end, and if so ends its instance.
         """
         return True
 

@@ -67,7 +67,7 @@ class RayOptions:
             checks.number("max_wait", self.max_wait, 0.001, MAX_WAIT_SECONDS, "seconds")
 
     def of_actor(self, gpus: float) -> dict[str, Any]:
-        """Returns Ray's options for an actor; `gpus` is the default of `num_gpus`."""
+        """Return Ray's options for an actor; `gpus` is the default of `num_gpus`."""
         options: dict[str, Any] = {
             "num_cpus": self.num_cpus,
             "num_gpus": gpus if self.num_gpus is None else self.num_gpus,

@@ -34,7 +34,7 @@ class Reshape:
     batch: bool
 
     def __call__(self, array: Array) -> Array:
-        """Returns the reshaped array; one that does not fit `source` unchanged, for a later check to reject."""
+        """Return the reshaped array; one that does not fit `source` unchanged, for a later check to reject."""
         own = array.shape[1:] if self.batch else array.shape
         if len(own) != len(self.source) or (self.batch and not array.shape):
             return array
@@ -51,15 +51,15 @@ class Reshaping:
     outputs: Mapping[str, Reshape]
 
     def given(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Returns the model's inputs for a client's."""
+        """Return the model's inputs for a client's."""
         return apply_changes(self.inputs, inputs)
 
     def made(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the client's outputs for a model's."""
+        """Return the client's outputs for a model's."""
         return apply_changes(self.outputs, outputs)
 
     def inside(self, signature: Signature) -> Signature:
-        """Returns the model's signature for the client's."""
+        """Return the model's signature for the client's."""
         inputs = {name: (*(-1,) * one.batch, *one.target) for name, one in self.inputs.items()}
         outputs = {name: (*(-1,) * one.batch, *one.source) for name, one in self.outputs.items()}
         return replace(
@@ -82,7 +82,7 @@ class Rebatch:
     batched: bool
 
     def __call__(self, array: Array) -> Array:
-        """Returns the elements as a batch of one, or those of a batch of one; any other array unchanged."""
+        """Return the elements as a batch of one, or those of a batch of one; any other array unchanged."""
         shape, fits = array.shape, may_be_same(array.shape, self.dims)
         if self.batched and fits:
             return array.reshape(1, *shape)
@@ -97,16 +97,16 @@ def may_be_same(shape: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def apply_changes(changes: Mapping[str, Reshape | Rebatch], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns the arrays, with the changes applied to those that have one."""
+    """Return the arrays, with the changes applied to those that have one."""
     return {name: changes[name](array) if name in changes else array for name, array in arrays.items()}
 
 
 def reshaped(
     file: Path, config: ModelConfig, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> tuple[list[TensorSpec], list[TensorSpec], Reshaping | None]:
-    """Returns the inputs and outputs that clients see of a model's, and the reshaping; None without any `reshape`.
+    """Return the inputs and outputs that clients see of a model's, and the reshaping; None without any `reshape`.
 
-    Raises `ModelLoadError`, which names the key, for a shape that does not fit the model's.
+    Raise `ModelLoadError`, which names the key, for a shape that does not fit the model's.
     """
     if not any(_configured(config)):
         return list(inputs), list(outputs), None
@@ -146,7 +146,7 @@ def _client_spec(key: str, tensor: TensorConfig, spec: TensorSpec, config: Model
 
 
 def warn_of_reshapes(file: Path, config: ModelConfig) -> None:
-    """Logs a warning for each `reshape` that the model's backend does not support."""
+    """Log a warning for each `reshape` that the model's backend does not support."""
     for key in _configured(config):
         log.warning("%s: %s: not supported by this backend, ignored", config.source or file, key)
 

@@ -48,31 +48,31 @@ class Sample:
         return element_count(self.shape)
 
     def flat(self) -> list[Any]:
-        """Returns the elements in row-major order."""
+        """Return the elements in row-major order."""
         return [self.value] * self.count
 
     def nested(self) -> Any:
-        """Returns the elements as nested lists."""
+        """Return the elements as nested lists."""
         nested: Any = self.value
         for dim in reversed(self.shape):
             nested = [nested] * dim
         return nested
 
     def message_elements(self) -> list[Any]:
-        """Returns the elements as protobuf's JSON has them: bytes in base64."""
+        """Return the elements as protobuf's JSON has them: bytes in base64."""
         value = self.value
         return [base64.b64encode(value.encode()).decode() if isinstance(value, str) else value] * self.count
 
 
 def sample_of(spec: TensorSpec) -> Sample | None:
-    """Returns a sample of an input, each free dim 1; None if its rank is free or its datatype has no sample."""
+    """Return a sample of an input, each free dim 1; None if its rank is free or its datatype has no sample."""
     if spec.shape is None or spec.datatype not in SAMPLE_VALUES:
         return None
     return Sample(spec.name, spec.datatype, [1 if dim == -1 else dim for dim in spec.shape])
 
 
 def samples_of(inputs: Sequence[TensorSpec], largest: int) -> list[Sample] | None:
-    """Returns a sample of each input; None if one has none, or has more than `largest` elements."""
+    """Return a sample of each input; None if one has none, or has more than `largest` elements."""
     samples = [sample_of(spec) for spec in inputs]
     found = [sample for sample in samples if sample is not None and sample.count <= largest]
     return found if len(found) == len(samples) else None

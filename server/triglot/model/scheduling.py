@@ -124,13 +124,13 @@ class DynamicBatching:
                 raise ValueError(f"{name}.delay_expired: expected False with preserve_ordering, got True")
 
     def level(self, priority: int) -> int:
-        """Returns the level of a request with this `priority`; 0 stands for none."""
+        """Return the level of a request with this `priority`; 0 stands for none."""
         if not self.priority_levels:
             return 0
         return priority if 1 <= priority <= self.priority_levels else self.default_priority_level
 
     def policy_of(self, level: int) -> QueuePolicy:
-        """Returns the policy of a level."""
+        """Return the policy of a level."""
         return self.policies.get(level, self.policy)
 
 

@@ -30,7 +30,7 @@ CONFIG_KEYS: Mapping[str, str] = MappingProxyType(
 
 
 def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Raises `ValueError` for an invalid attribute; the text has its name, or the one that `keys` has for it."""
+    """Raise `ValueError` for an invalid attribute; the text has its name, or the one that `keys` has for it."""
     named: Callable[[str], str] = lambda name: keys.get(name, name)  # noqa: E731
     dynamic, sequences = model.dynamic_batching, model.sequence_batching
     if dynamic is not None:
@@ -63,7 +63,7 @@ def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({}
 
 
 def check_ray(model_class: type[Model]) -> None:
-    """Raises `ValueError` for invalid options of a class whose instances are actors."""
+    """Raise `ValueError` for invalid options of a class whose instances are actors."""
     checks.kind("ray", model_class.ray, RayOptions)
     instances, most = model_class.instances, model_class.ray.max_instances
     if (instances == AUTO) != bool(most):
@@ -72,19 +72,19 @@ def check_ray(model_class: type[Model]) -> None:
 
 
 def check_cpus(key: str, cpus: object) -> None:
-    """Raises `ValueError` for anything but a list of CPU numbers."""
+    """Raise `ValueError` for anything but a list of CPU numbers."""
     for at, cpu in enumerate(checks.items(key, cpus, "CPU numbers")):
         checks.count(f"{key}[{at}]", cpu)
 
 
 def check_seconds(key: str, seconds: object) -> None:
-    """Raises `ValueError` for anything but a finite number of seconds, 0 for no limit."""
+    """Raise `ValueError` for anything but a finite number of seconds, 0 for no limit."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < inf:
         raise checks.expected(key, "a number of seconds, 0 for no limit", seconds)
 
 
 def _check_sizes(key: str, sizes: Sequence[int], largest: int, what: str) -> None:
-    """Checks that no size exceeds `largest`; without batching (0) no size is allowed."""
+    """Check that no size exceeds `largest`; without batching (0) no size is allowed."""
     if sizes and not largest:
         raise ValueError(f"{key}: expected none without a max_batch_size, got {list(sizes)}")
     if sizes and max(sizes) > largest:
@@ -121,7 +121,7 @@ def _check_sequences(model: Model, batching: SequenceBatching, named: Callable[[
 
 
 def _check_declared(model: Model, batching: SequenceBatching) -> None:
-    """Checks that controls and states have the datatypes that the model declares for them.
+    """Check that controls and states have the datatypes that the model declares for them.
 
     Python code need not declare them; a model file must have them as inputs and outputs.
     """

@@ -20,7 +20,7 @@ MAX_KNOWN_SHAPES, MAX_KNOWN_DIMS = 256, 32
 
 
 def shape_text(shape: Sequence[int] | None) -> str:
-    """Returns a shape as messages show it; "any" for any rank."""
+    """Return a shape as messages show it; "any" for any rank."""
     return "any" if shape is None else f"[{','.join(str(dim) for dim in shape)}]"
 
 
@@ -51,7 +51,7 @@ class TensorRule:
         )
 
     def remember(self, shape: tuple[int, ...]) -> int:
-        """Caches a checked shape, unless it is very long; returns its size in bytes, 0 for BYTES."""
+        """Cache a checked shape, unless it is very long; return its size in bytes, 0 for BYTES."""
         size = self.byte_size(shape)
         if len(shape) <= MAX_KNOWN_DIMS:
             if len(self.known_shapes) >= MAX_KNOWN_SHAPES:
@@ -60,7 +60,7 @@ class TensorRule:
         return size
 
     def byte_size(self, shape: tuple[int, ...]) -> int:
-        """Returns the size in bytes of a tensor of this shape; 0 for BYTES."""
+        """Return the size in bytes of a tensor of this shape; 0 for BYTES."""
         return element_count(shape) * DATATYPES[self.spec.datatype].itemsize
 
 
@@ -124,7 +124,7 @@ class Signature:
         return self.max_batch_size > 0
 
     def dims(self, spec: TensorSpec) -> Sequence[int] | None:
-        """Returns the shape of one of its tensors without the batch dim; None for any rank."""
+        """Return the shape of one of its tensors without the batch dim; None for any rank."""
         return spec.shape[1:] if spec.shape is not None and self.batched else spec.shape
 
 
@@ -147,7 +147,7 @@ def _rules(kind: str, specs: Sequence[TensorSpec], max_batch_size: int) -> dict[
 
 
 def _checked_default(name: str, value: Any, rule: TensorRule | None) -> Array:
-    """Returns a read-only copy of the default, so that no call of the model can change it."""
+    """Return a read-only copy of the default, so that no call of the model can change it."""
     if rule is None:
         raise ValueError(f"defaults: no input is named {name!r}")
     if not isinstance(value, np.ndarray) or datatype_of(value) != rule.spec.datatype:
@@ -158,5 +158,5 @@ def _checked_default(name: str, value: Any, rule: TensorRule | None) -> Array:
 
 
 def default_of(signatures: Mapping[str, Signature]) -> str:
-    """Returns the name of the signature to use when none is named: `DEFAULT_SIGNATURE`, or else the first."""
+    """Return the name of the signature to use when none is named: `DEFAULT_SIGNATURE`, or else the first."""
     return DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in signatures else next(iter(signatures))

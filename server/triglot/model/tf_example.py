@@ -24,11 +24,11 @@ _TYPE_OF_KIND = dict(_KINDS.values())
 
 
 def parse_examples(examples: Iterable[bytes], features: Sequence[TensorSpec]) -> dict[str, Array]:
-    """Returns the `features` of serialized Examples, each an array of shape [number of examples, *feature shape].
+    """Return the `features` of serialized Examples, each an array of shape [number of examples, *feature shape].
 
     A feature is FP32, INT64 or BYTES, and its shape has no -1. Every example must have it.
 
-    Raises `InvalidArgument` with TensorFlow's text for an example that does not fit (tfs 3.3), and `ValueError`
+    Raise `InvalidArgument` with TensorFlow's text for an example that does not fit (tfs 3.3), and `ValueError`
     for a feature with another datatype or an open shape.
     """
     for spec in features:

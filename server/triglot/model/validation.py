@@ -34,9 +34,9 @@ class InvalidRequest(InvalidArgument):
 
 
 def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
-    """Returns the request's inputs as arrays by name; numeric ones share memory with the request.
+    """Return the request's inputs as arrays by name; numeric ones share memory with the request.
 
-    Raises `InvalidRequest` for the first mismatch.
+    Raise `InvalidRequest` for the first mismatch.
     """
     rules = signature.input_rules
     tensors = request.inputs
@@ -74,14 +74,14 @@ def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Ar
 
 
 def _bind_other_count(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
-    """Returns more or fewer inputs than are declared, for a model that accepts any."""
+    """Return more or fewer inputs than are declared, for a model that accepts any."""
     if not (signature.any_tensors or signature.any_inputs):
         _reject_input_count(signature, request)
     return _bind_undeclared(request, signature.max_batch_size)
 
 
 def _bind_undeclared(request: InferenceRequest, max_batch_size: int) -> dict[str, Array]:
-    """Returns the inputs with the datatypes and shapes of the request, for a model that accepts any inputs."""
+    """Return the inputs with the datatypes and shapes of the request, for a model that accepts any inputs."""
     arrays: dict[str, Array] = {}
     batch = -1
     for tensor in request.inputs:
@@ -94,7 +94,7 @@ def _bind_undeclared(request: InferenceRequest, max_batch_size: int) -> dict[str
 
 
 def bind_undeclared(tensor: InputTensor, model: str) -> Array:
-    """Returns one such input as an array. Raises `InvalidRequest`."""
+    """Return one such input as an array. Raise `InvalidRequest`."""
     if any(dim < 0 for dim in tensor.shape):
         raise InvalidRequest(f"input '{tensor.name}' has a dim below 0: {shape_text(tensor.shape)}")
     datatype = DATATYPES.get(tensor.datatype)
@@ -108,7 +108,7 @@ def bind_undeclared(tensor: InputTensor, model: str) -> Array:
 
 
 def _complete(arrays: dict[str, Array], signature: Signature, request: InferenceRequest) -> None:
-    """Adds the defaults of omitted inputs; optional inputs stay absent."""
+    """Add the defaults of omitted inputs; optional inputs stay absent."""
     for name in signature.input_rules:
         if name not in arrays:
             if name not in signature.may_lack:
@@ -118,7 +118,7 @@ def _complete(arrays: dict[str, Array], signature: Signature, request: Inference
 
 
 def check_shapes(signature: Signature, request: InferenceRequest) -> None:
-    """Raises `InvalidRequest` for the first input whose shape differs from the declared one."""
+    """Raise `InvalidRequest` for the first input whose shape differs from the declared one."""
     for tensor in request.inputs:
         rule = signature.input_rules.get(tensor.name)
         if rule is not None and not rule.fits(tensor.shape):
@@ -154,7 +154,7 @@ def _reject_input_count(signature: Signature, request: InferenceRequest) -> NoRe
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Lists names as Triton does."""
+    """List names as Triton does."""
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
@@ -186,7 +186,7 @@ def _check_batch(tensor: InputTensor, batch: int, max_batch_size: int, model: st
 
 
 def _check_shape(tensor: InputTensor, rule: TensorRule, max_batch_size: int, request: InferenceRequest) -> int:
-    """Returns the number of bytes that the tensor must have."""
+    """Return the number of bytes that the tensor must have."""
     shape = tensor.shape
     if shape == (1,) and rule.spec.shape == () and not request.lenient_shapes:
         shape = tensor.shape = ()  # Triton has no rank 0: there such an input has the dims [1].
@@ -213,7 +213,7 @@ def _shape_error(tensor: InputTensor, rule: TensorRule, max_batch_size: int, mod
 
 
 def _bind(tensor: InputTensor, dtype: np.dtype[Any], model: str) -> Array:
-    """Returns the array of a tensor whose bytes, or elements, have to be checked."""
+    """Return the array of a tensor whose bytes, or elements, have to be checked."""
     count = element_count(tensor.shape)
     data = tensor.data
     if isinstance(data, np.ndarray):
@@ -256,7 +256,7 @@ def _byte_size_error(tensor: InputTensor, expected: int, got: int, model: str) -
 
 
 def check_requested_outputs(signature: Signature, request: InferenceRequest) -> None:
-    """Raises `InvalidRequest` when an output is requested twice, unknown, or cannot be returned.
+    """Raise `InvalidRequest` when an output is requested twice, unknown, or cannot be returned.
 
     No names ask for all outputs that can be, of which there must be one if there are others.
     """
@@ -277,9 +277,9 @@ def check_requested_outputs(signature: Signature, request: InferenceRequest) -> 
 def bind_outputs(
     signature: Signature, answer: object, requested: Sequence[str], model: str, *, lenient_shapes: bool = False
 ) -> list[OutputTensor]:
-    """Returns the requested outputs (all if none is named), checked against the signature.
+    """Return the requested outputs (all if none is named), checked against the signature.
 
-    Raises `Internal` with a text for the model's author when an output is missing or has another datatype or
+    Raise `Internal` with a text for the model's author when an output is missing or has another datatype or
     shape than declared.
     """
     # `isinstance` with an abstract class is slow, so the common type is checked first.
@@ -305,7 +305,7 @@ def bind_outputs(
 
 
 def repeated_output(names: Sequence[str]) -> Internal:
-    """Returns, and logs, the error for a model's response with several tensors of one name."""
+    """Return, and log, the error for a model's response with several tensors of one name."""
     name = next(name for name in names if names.count(name) > 1)
     error = Internal(f"output '{name}': expected one tensor in the model's response, got {names.count(name)}")
     log.error("%s", error.message)
@@ -313,7 +313,7 @@ def repeated_output(names: Sequence[str]) -> Internal:
 
 
 def check_parameters(values: Mapping[Any, Any], model: str) -> dict[str, ParameterValue]:
-    """Returns the parameters of a model's response. Raises `Internal` for a value that no protocol can carry."""
+    """Return the parameters of a model's response. Raise `Internal` for a value that no protocol can carry."""
     for name, value in values.items():
         if not isinstance(name, str) or not name:
             raise Internal(f"model '{model}' returned a parameter named {name!r}, expected a string")

@@ -38,10 +38,10 @@ RANDOM_TEXT_LENGTH = 8
 def configured_inputs(
     request: WarmUpRequest, model: str, signature: Signature, max_batch_size: int
 ) -> list[InputTensor]:
-    """Returns the tensors of a configured request, with the batch dim if the model has one.
+    """Return the tensors of a configured request, with the batch dim if the model has one.
 
     A file holds the elements of one row, which are repeated, or those of the whole batch.
-    Raises `InvalidArgument`, before any allocation, for a shape that does not fit the declared one.
+    Raise `InvalidArgument`, before any allocation, for a shape that does not fit the declared one.
     """
     batch, limit = max(1, request.batch_size), max(1, max_batch_size)
     if batch > limit:
@@ -87,7 +87,7 @@ def _data(tensor: InputTensor, wanted: WarmUpInput, batch: int, random: np.rando
 
 
 def _random(random: np.random.Generator, dtype: np.dtype[Any], count: int) -> Array:
-    """Returns `count` values: floats from 0 to 1, integers below `RANDOM_BELOW`, or printable ASCII texts."""
+    """Return `count` values: floats from 0 to 1, integers below `RANDOM_BELOW`, or printable ASCII texts."""
     if dtype.hasobject:
         text = random.integers(ord("!"), ord("~") + 1, (count, RANDOM_TEXT_LENGTH), np.uint8).tobytes()
         ends = range(RANDOM_TEXT_LENGTH, len(text) + 1, RANDOM_TEXT_LENGTH)
@@ -99,9 +99,9 @@ def _random(random: np.random.Generator, dtype: np.dtype[Any], count: int) -> Ar
 
 
 def _from_file(file: Path, datatype: DataType, count: int, batch: int) -> Buffer | Array:
-    """Returns `count` elements, `batch` times.
+    """Return `count` elements, `batch` times.
 
-    Raises `InvalidArgument` when the file has more or fewer, and `OSError`.
+    Raise `InvalidArgument` when the file has more or fewer, and `OSError`.
     """
     with file.open("rb") as stream:
         if datatype.dtype.hasobject:
@@ -128,9 +128,9 @@ def _elements(data: bytes, count: int, batch: int) -> list[bytes]:
 
 
 def example_inputs(example: Mapping[str, Any], signature: Signature) -> list[InputTensor]:
-    """Converts arrays, nested lists, numbers and texts to tensors of the declared datatypes, or else of their own.
+    """Convert arrays, nested lists, numbers and texts to tensors of the declared datatypes, or else of their own.
 
-    Floats may be rounded. Raises `InvalidArgument` where a conversion would lose anything else.
+    Floats may be rounded. Raise `InvalidArgument` where a conversion would lose anything else.
     """
     rules = signature.input_rules
     tensors = []
@@ -147,7 +147,7 @@ def example_inputs(example: Mapping[str, Any], signature: Signature) -> list[Inp
 
 
 def _array(value: Any, datatype: str) -> Array:
-    """Returns the value as an array of `datatype`, or of its own datatype if none is declared."""
+    """Return the value as an array of `datatype`, or of its own datatype if none is declared."""
     # No text arrays of numpy's own types: those drop trailing zero bytes.
     array = value if isinstance(value, np.ndarray) else np.asarray(value, object if datatype == "BYTES" else None)
     found = datatype_of(array)
@@ -170,7 +170,7 @@ def _text(array: Array) -> Array:
 
 
 def _converted(array: Array, datatype: str) -> Array:
-    """Converts the numbers to `datatype`; floats may be rounded, and nothing else may be lost."""
+    """Convert the numbers to `datatype`; floats may be rounded, and nothing else may be lost."""
     dtype = DATATYPES[datatype].dtype
     if dtype.names:
         return _converted(array, datatype.removeprefix("Q")).view(dtype)

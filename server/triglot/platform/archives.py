@@ -41,7 +41,7 @@ class _Room:
         self._bytes = self._entries = 0
 
     def take(self, size: int, entries: int = 1) -> None:
-        """Count an entry of `size` bytes. Raises `ArchiveTooLarge`."""
+        """Count an entry of `size` bytes. Raise `ArchiveTooLarge`."""
         self._bytes += size
         self._entries += entries
         if self._entries > MAX_ENTRIES:
@@ -62,7 +62,7 @@ def unpack(
 ) -> None:
     """Unpack a tar archive into `folder`; `mode` and `keep` are `tarfile.open`'s mode and `extractall`'s filter.
 
-    Raises `OSError` and `TarError`, also for a wrong checksum of the compressed data, and `ArchiveTooLarge`.
+    Raise `OSError` and `TarError`, also for a wrong checksum of the compressed data, and `ArchiveTooLarge`.
     """
     room = _Room(archive)
 
@@ -81,7 +81,7 @@ def unpack(
 
 
 def check_zip(archive: Path, packed: zipfile.ZipFile) -> None:
-    """Raises `ArchiveTooLarge` for a zip archive, opened as `packed`, with too much to read or to unpack."""
+    """Raise `ArchiveTooLarge` for a zip archive, opened as `packed`, with too much to read or to unpack."""
     room = _Room(archive)
     for entry in packed.infolist():
         room.take(entry.file_size)  # No more than this is read of an entry.
@@ -90,7 +90,7 @@ def check_zip(archive: Path, packed: zipfile.ZipFile) -> None:
 def unpack_zip(archive: Path, folder: Path) -> None:
     """Unpack a zip archive into `folder`.
 
-    Raises `OSError` and `TarError`, also for paths that lead out of the folder, and `ArchiveTooLarge`.
+    Raise `OSError` and `TarError`, also for paths that lead out of the folder, and `ArchiveTooLarge`.
     """
     try:
         with zipfile.ZipFile(archive) as packed:

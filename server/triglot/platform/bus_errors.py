@@ -67,7 +67,7 @@ class Guarded:
         self.lost = False
 
     def replace(self, at: int) -> None:
-        """Maps zeros from the page of address `at`; pages before it still belong to the file."""
+        """Map zeros from the page of address `at`; pages before it still belong to the file."""
         self.lost = True
         first = at - at % mmap.PAGESIZE
         map_nothing(first, min(self.address + self.size - first, _MAX_REPLACED))
@@ -107,13 +107,13 @@ class BusErrors:
         return bool(self._current.handler == self._address)
 
     def guard(self, address: int, size: int) -> Guarded:
-        """Guards this memory against SIGBUS until `forget`."""
+        """Guard this memory against SIGBUS until `forget`."""
         guarded = Guarded(address, size)
         self._guarded[address] = guarded
         return guarded
 
     def forget(self, guarded: Guarded) -> None:
-        """Stops guarding memory that is about to be unmapped."""
+        """Stop guarding memory that is about to be unmapped."""
         del self._guarded[guarded.address]
 
     def _handle(self, _: int, info: ctypes._Pointer[_Info], __: int | None) -> None:
@@ -140,5 +140,5 @@ class BusErrors:
 
 @cache
 def bus_errors() -> BusErrors:
-    """Returns the handler of this process, as a signal has one handler per process. Raises as `BusErrors` does."""
+    """Return the handler of this process, as a signal has one handler per process. Raise as `BusErrors` does."""
     return BusErrors()

@@ -24,17 +24,17 @@ def _libc() -> Any:
 
 
 def map_file(descriptor: int, size: int) -> int:
-    """Returns the address of the file's first `size` bytes, mapped as shared. Raises `OSError`."""
+    """Return the address of the file's first `size` bytes, mapped as shared. Raise `OSError`."""
     return _map(None, size, mmap.MAP_SHARED, descriptor)
 
 
 def map_nothing(address: int, size: int) -> None:
-    """Replaces the mapping at `address` with private memory of zeros. Raises `OSError`."""
+    """Replace the mapping at `address` with private memory of zeros. Raise `OSError`."""
     _map(address, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED, -1)
 
 
 def unmap(address: int, size: int) -> None:
-    """Unmaps memory."""
+    """Unmap memory."""
     _libc().munmap(address, size)
 
 

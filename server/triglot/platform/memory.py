@@ -47,7 +47,7 @@ class _Info(ctypes.Structure):
 
 
 def keep_memory(environment: Mapping[str, str]) -> bool:
-    """Configures glibc to keep large free blocks; returns whether it does so.
+    """Configure glibc to keep large free blocks; return whether it does so.
 
     Does nothing if variables in `environment` configure glibc, or if another allocator is used.
     """
@@ -70,14 +70,14 @@ def keep_memory(environment: Mapping[str, str]) -> bool:
 
 
 def trim() -> None:
-    """Returns free pages to the kernel. Callable on any thread, concurrently with others."""
+    """Return free pages to the kernel. Callable on any thread, concurrently with others."""
     library = _glibc()
     if library is not None:
         library.malloc_trim(0)
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """Returns the C library if it is glibc, and `malloc` is its own."""
+    """Return the C library if it is glibc, and `malloc` is its own."""
     try:
         if not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
             return None

@@ -32,7 +32,7 @@ class ServiceManager:
 
     @classmethod
     def take(cls, environment: MutableMapping[str, str]) -> ServiceManager:
-        """Returns the one that has started this process, and removes its variables.
+        """Return the one that has started this process, and removes its variables.
 
         Otherwise processes of models, which inherit the environment, would notify it, too.
         """

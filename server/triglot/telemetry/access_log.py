@@ -51,7 +51,7 @@ class AccessLine:
         return f"{self.protocol or '-'} {self.entrypoint} {self.method}"
 
     def fields(self) -> dict[str, Any]:
-        """Returns the fields of the line as a JSON object, besides those of the call itself."""
+        """Return the fields of the line as a JSON object, besides those of the call itself."""
         span = self.call.span
         return {
             # The call's own span, not that of the model execution.
@@ -76,12 +76,12 @@ class AccessLog:
         self.on = self.probes = False
 
     def line(self, line: AccessLine) -> None:
-        """Logs a call that ended."""
+        """Log a call that ended."""
         if self.probes or line.call.operation not in PROBES or line.code is not Code.OK:
             log.info(line)
 
 
 def _printable(name: str) -> str:
-    """Returns a client's text, shortened and escaped so that it cannot break the line."""
+    """Return a client's text, shortened and escaped so that it cannot break the line."""
     cut = name[:MAX_NAME]
     return cut if cut.isprintable() and " " not in cut else ascii(cut)

@@ -59,19 +59,19 @@ class AuditLog:
         return len(self._lines)
 
     def open(self, path: Path) -> None:
-        """Starts writing to this file. Raises `OSError` if it cannot be written."""
+        """Start writing to this file. Raise `OSError` if it cannot be written."""
         _append(path, b"")
         self._writer = FileWriter("lines of the audit log", path)
         self.on = True
 
     def close(self) -> None:
-        """Waits until everything is written, see `FileWriter.close`."""
+        """Wait until everything is written, see `FileWriter.close`."""
         if self.on:
             self.on = False
             self._writer.close()
 
     def line(self, protocol: str, entrypoint: str, method: str, call: Call, code: Code, refusal: str) -> None:
-        """Writes a call that ended; `refusal` is the error text if access control rejected it."""
+        """Write a call that ended; `refusal` is the error text if access control rejected it."""
         if refusal and self._is_over_limit():
             self._omitted += 1
             self.lost["limit"] += 1
@@ -90,14 +90,14 @@ class AuditLog:
             self._writer.put(self._write)
 
     def _is_over_limit(self) -> bool:
-        """Count a refusal; returns whether it gets no line."""
+        """Count a refusal; return whether it gets no line."""
         if (now := self._clock()) >= self._until:
             self._until, self._refusals = now + WINDOW_SECONDS, 0
         self._refusals += 1
         return self._refusals > MAX_REFUSALS or len(self._lines) >= MAX_WAITING_REFUSALS
 
     async def begin(self, protocol: str, entrypoint: str, method: str, call: Call) -> None:
-        """Writes an administrative call that is about to begin. Raises `Unavailable` if that fails."""
+        """Write an administrative call that is about to begin. Raise `Unavailable` if that fails."""
         loop = asyncio.get_running_loop()
         line = (json_line(_fields(protocol, entrypoint, method, call, BEGUN)) + "\n").encode()
         written = loop.create_future()

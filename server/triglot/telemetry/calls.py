@@ -91,7 +91,7 @@ class CallStats:
         self.shares += compute_seconds * 1e6 / size
 
     def merge(self, other: CallStats) -> None:
-        """Adds the statistics of `other`, of the same endpoint."""
+        """Add the statistics of `other`, of the same endpoint."""
         self.latency.merge(other.latency)
         if self.codec is not None and other.codec is not None:
             self.codec.merge(other.codec)
@@ -118,11 +118,11 @@ class Traffic:
         self.executions = 0.0
 
     def sums(self) -> tuple[int, int, int, float]:
-        """Returns requests, failures, executed, executions."""
+        """Return requests, failures, executed, executions."""
         return self.requests, self.failures, self.executed, self.executions
 
     def merge(self, other: Traffic) -> None:
-        """Adds the totals of `other`."""
+        """Add the totals of `other`."""
         self.requests += other.requests
         self.failures += other.failures
         self.executed += other.executed
@@ -142,11 +142,11 @@ class ModelStats(Traffic):
         self._ends = deque([self.sums()], RECENT_SECONDS + 1)
 
     def end_second(self) -> None:
-        """Marks the end of a second."""
+        """Mark the end of a second."""
         self._ends.append(self.sums())
 
     def merge(self, other: Traffic) -> None:
-        """Adds the totals of `other`, none of them as recent calls."""
+        """Add the totals of `other`, none of them as recent calls."""
         super().merge(other)
         self._ends = deque([self.sums()], RECENT_SECONDS + 1)
 
@@ -169,7 +169,7 @@ class ModelStats(Traffic):
         return executed / executions if executions > 0 else None
 
     def recent_latencies(self) -> list[float]:
-        """Returns the latencies of the recent calls, in seconds, ascending."""
+        """Return the latencies of the recent calls, in seconds, ascending."""
         recent = self.requests - self._ends[0][0]
         return sorted(list(self.latencies)[-recent:]) if recent else []
 
@@ -217,7 +217,7 @@ class Kinds:
         self._unknown_names: set[str] = set()
 
     def kind(self, model: str, version: int, code: Code) -> Kind:
-        """Returns the kind that a call is counted under; without a version, a client may have made up the name."""
+        """Return the kind that a call is counted under; without a version, a client may have made up the name."""
         if not version and code in REFUSALS:
             model = ""
         elif not version and model not in self._unknown_names:
@@ -227,11 +227,11 @@ class Kinds:
         return Kind(model, version, code)
 
     def model(self, name: str, version: int) -> ModelStats:
-        """Returns the totals of a version."""
+        """Return the totals of a version."""
         return self.models.setdefault((name, version) if version else ("", 0), ModelStats())
 
     def make_room(self) -> None:
-        """Counts a new kind; above the limit, drops the least recently used ones."""
+        """Count a new kind; above the limit, drop the least recently used ones."""
         self.count += 1
         if self.count <= MAX_KINDS:
             return
@@ -248,7 +248,7 @@ class Kinds:
         self.count -= len(doomed)
 
     def fold(self, loaded: Collection[tuple[str, int]]) -> None:
-        """Merges each model's unloaded versions into `ENDED`, except for the most recently called ones."""
+        """Merge each model's unloaded versions into `ENDED`, except for the most recently called ones."""
         ended: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
         for (name, version), model in self.models.items():
             if version > 0 and (name, version) not in loaded:
@@ -332,7 +332,7 @@ class Endpoint:
             self.spans.begin(call, internal=self.internal)
 
     def continue_trace(self, call: Call, parameters: Mapping[str, object]) -> None:
-        """Replaces the trace context of the call by that in its request's parameters."""
+        """Replace the trace context of the call by that in its request's parameters."""
         traceparent, tracestate = parameters.get(TRACEPARENT), parameters.get(TRACESTATE, "")
         call.context = str(traceparent), str(tracestate)
         call.span = None
@@ -340,7 +340,7 @@ class Endpoint:
             self.spans.begin(call)
 
     def end(self, call: Call, code: Code, refusal: str = "") -> None:
-        """Ends and counts a call; with `Code.OK`, `Call.outcome` is used. `refusal`: see `refusal_of`."""
+        """End and count a call; with `Code.OK`, `Call.outcome` is used. `refusal`: see `refusal_of`."""
         if code is Code.CANCELLED and (remaining := call.remaining) is not None and remaining < DEADLINE_SLACK:
             # gRPC reports a cancellation and a deadline in the same way; the client sees DEADLINE_EXCEEDED.
             code = Code.DEADLINE_EXCEEDED
@@ -365,7 +365,7 @@ class Endpoint:
             self.audit_log.line(self.protocol, self.entrypoint, self.method, call, code, refusal)
 
     def record(self, call: Call, code: Code, seconds: float) -> None:
-        """Counts a call that ended after `seconds`."""
+        """Count a call that ended after `seconds`."""
         stats = self._calls.get((call.model_name, call.model_version, code))
         if stats is None:
             stats = self._stats(call, code)
@@ -408,7 +408,7 @@ class Endpoint:
         return stats
 
     def calls(self) -> list[tuple[Kind, CallStats]]:
-        """Returns the statistics of each kind of call."""
+        """Return the statistics of each kind of call."""
         return [(Kind(*kind), stats) for kind, stats in list(self._calls.items())]
 
     def forget(self, kind: Kind) -> None:
@@ -416,7 +416,7 @@ class Endpoint:
         del self._calls[kind]
 
     def fold(self, versions: Collection[tuple[str, int]]) -> int:
-        """Merges the calls of these versions into their models' `ENDED` ones; returns by how many kinds fewer."""
+        """Merge the calls of these versions into their models' `ENDED` ones; return by how many kinds fewer."""
         doomed = [kind for kind in self._calls if kind[:2] in versions]
         if not doomed:
             return 0

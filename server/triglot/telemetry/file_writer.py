@@ -34,7 +34,7 @@ class FileWriter:
         self._thread: threading.Thread | None = None
 
     def put(self, write: Callable[[], None], count: int = 1) -> bool:
-        """Queues `write`, which writes `count` items, without waiting. Returns False if the queue is full."""
+        """Queue `write`, which writes `count` items, without waiting. Return False if the queue is full."""
         with self._lock:
             full = self._queued + count > self._max_queued
             self._queued += 0 if full else count
@@ -57,7 +57,7 @@ class FileWriter:
         return True
 
     def close(self) -> None:
-        """Waits until everything is written, at most `CLOSE_TIMEOUT_SECONDS`, as a disk may hang."""
+        """Wait until everything is written, at most `CLOSE_TIMEOUT_SECONDS`, as a disk may hang."""
         if self._thread is None:
             return
         self._work.put(None)
@@ -67,7 +67,7 @@ class FileWriter:
         self._thread = None
 
     def lose(self, why: object) -> None:
-        """Logs that items were dropped."""
+        """Log that items were dropped."""
         if not self._failing:
             log.warning("%s are lost: cannot write %s: %s", self._what, self.path, why)
         self._failing = True

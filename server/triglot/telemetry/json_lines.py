@@ -15,12 +15,12 @@ from triglot.telemetry.log_handlers import OWN_LOGGER, message_of, stack_of, tra
 
 
 def utc_time(seconds: float) -> str:
-    """Returns the time in RFC 3339, in UTC with microseconds. `seconds` are since the epoch."""
+    """Return the time in RFC 3339, in UTC with microseconds. `seconds` are since the epoch."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def json_line(fields: Mapping[str, Any]) -> str:
-    """Returns the object as one line without its end; unprintable characters, line separators too, are escaped."""
+    """Return the object as one line without its end; unprintable characters, line separators too, are escaped."""
     line = json.dumps(fields, ensure_ascii=False)
     return line if line.isprintable() else "".join([one if one.isprintable() else _escaped(one) for one in line])
 

@@ -14,7 +14,7 @@ MAX_TEXT = 256
 
 
 def call_fields(calls: Sequence[Call]) -> dict[str, Any]:
-    """Returns the ids of the requests, and their client, model and version, as far as they are known.
+    """Return the ids of the requests, and their client, model and version, as far as they are known.
 
     One request has `request_id`, `trace_id` and `span_id`; several that are executed together have `batch_size`,
     and the lists `request_ids` and `trace_ids` of at most `MAX_IDS` each.

@@ -45,7 +45,7 @@ SAMPLE_LENGTH = 200
 
 
 def escaped(text: str) -> str:
-    """Returns the text with unprintable characters escaped as in `repr`."""
+    """Return the text with unprintable characters escaped as in `repr`."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
@@ -68,13 +68,13 @@ class LineFormatter(logging.Formatter):
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Returns the record's message, truncated."""
+    """Return the record's message, truncated."""
     message = record.getMessage()
     return message if len(message) <= MAX_LINE else f"{message[:MAX_LINE]}... ({len(message)} characters)"
 
 
 def traceback_of(formatter: logging.Formatter, exc_info: Any) -> str:
-    """Returns the traceback as the formatter writes it, truncated."""
+    """Return the traceback as the formatter writes it, truncated."""
     try:
         return stack_of(formatter.formatException(exc_info))
     except BaseException as error:  # The exception's class may run code of its own for its causes.
@@ -82,7 +82,7 @@ def traceback_of(formatter: logging.Formatter, exc_info: Any) -> str:
 
 
 def stack_of(text: str) -> str:
-    """Returns a traceback or stack, truncated in the middle: its start and its end stay."""
+    """Return a traceback or stack, truncated in the middle: its start and its end stay."""
     if len(text) <= MAX_TRACE:
         return text
     omitted = f"\n... ({len(text) - MAX_TRACE} characters omitted)\n"
@@ -114,7 +114,7 @@ class RepeatLimiter:
         self._until = 0.0
 
     def limit(self, record: logging.LogRecord) -> list[logging.LogRecord]:
-        """Returns the records to log now: this one, perhaps without its traceback, and counts of omitted ones."""
+        """Return the records to log now: this one, perhaps without its traceback, and counts of omitted ones."""
         now = self._clock()
         records = self.counts() if now >= self._until else []
         key = _key(record)
@@ -139,7 +139,7 @@ class RepeatLimiter:
         return [*records, record]
 
     def counts(self) -> list[logging.LogRecord]:
-        """Returns records with the numbers of omitted lines since the last call, one per kind."""
+        """Return records with the numbers of omitted lines since the last call, one per kind."""
         kinds, self._kinds = self._kinds, {}
         return [_count(kind) for kind in kinds.values() if kind.omitted or kind.omitted_traces]
 
@@ -152,7 +152,7 @@ def _count(kind: _Kind) -> logging.LogRecord:
 
 
 def _key(record: logging.LogRecord) -> object:
-    """Returns the kind of a record; None if it is not limited."""
+    """Return the kind of a record; None if it is not limited."""
     call = record.name, record.pathname, record.lineno
     error = _error(record)
     if error is None:
@@ -254,7 +254,7 @@ class _LimitedHandler(logging.StreamHandler[TextIO]):
         super().close()
 
     def _open(self) -> Any:
-        """Opens the file of a file handler."""
+        """Open the file of a file handler."""
         file = cast("logging.FileHandler", self).baseFilename
         return _Unbuffered(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666))
 
@@ -286,5 +286,5 @@ class DailyLogFile(_LimitedHandler, TimedRotatingFileHandler):
 
 
 def log_handler(file: str) -> logging.Handler:
-    """Returns the handler for the file, or for standard error if it is "". Raises `OSError`."""
+    """Return the handler for the file, or for standard error if it is "". Raise `OSError`."""
     return LogFile(file) if file else LogStream()

@@ -30,7 +30,7 @@ Value = bool | int | str
 
 
 def formatter(name: str, worker: int = 0) -> logging.Formatter:
-    """Returns the formatter of a `log_format`. With several workers each line has its `worker`; 0: only one."""
+    """Return the formatter of a `log_format`. With several workers each line has its `worker`; 0: only one."""
     if name == JSON:
         return JsonFormatter({"worker": worker} if worker else {})
     source = f"worker {worker}: " if worker else ""
@@ -74,14 +74,14 @@ class LogSettings:
             self._apply()
 
     def settings(self) -> dict[str, Value]:
-        """Returns every setting."""
+        """Return every setting."""
         values: dict[str, Value] = {**self._values, **self._on}
         return {key: values[key] for key in KEYS}
 
     def update(self, changes: Mapping[str, Value | None]) -> None:
-        """Changes settings, all of them or, when it raises, none; None leaves one unchanged.
+        """Change settings, all of them or, when it raises, none; None leaves one unchanged.
 
-        Raises `InvalidArgument` for an unknown key or an invalid value, and `Unimplemented` for a setting that
+        Raise `InvalidArgument` for an unknown key or an invalid value, and `Unimplemented` for a setting that
         cannot be changed over the network.
         """
         values = {key: self._checked(key, value) for key, value in changes.items() if value is not None}
@@ -99,7 +99,7 @@ class LogSettings:
         self._apply()
 
     def close(self) -> None:
-        """Restores the levels and filters of the loggers."""
+        """Restore the levels and filters of the loggers."""
         for filtered in self._filtered:
             filtered.removeFilter(self._passes)
         self._filtered = []
@@ -131,7 +131,7 @@ class LogSettings:
         return value
 
     def _apply(self) -> None:
-        """Applies the settings to the loggers."""
+        """Apply the settings to the loggers."""
         verbose = bool(self._values[VERBOSE])
         self._access.on, self._access.probes = verbose or self._access_lines, verbose
         self._access_logger.setLevel(logging.INFO if self._access.on else self._access_level)

@@ -60,7 +60,7 @@ MAXIMUM = frozenset(
 
 
 def values_by_key(parts: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Returns the values of each key, in the order in which the keys first appear."""
+    """Return the values of each key, in the order in which the keys first appear."""
     values: dict[str, list[Any]] = {}
     for part in parts:
         for key, value in part.items():
@@ -69,7 +69,7 @@ def values_by_key(parts: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def merged(parts: Sequence[Any], rules: Mapping[str, Rule]) -> Any:
-    """Merges numbers, or mappings of them by key, however nested; `rules`: of keys that are not summed."""
+    """Merge numbers, or mappings of them by key, however nested; `rules`: of keys that are not summed."""
     if not isinstance(parts[0], Mapping):
         return sum(parts)
     return {
@@ -79,7 +79,7 @@ def merged(parts: Sequence[Any], rules: Mapping[str, Rule]) -> Any:
 
 
 def merged_pages(pages: Sequence[tuple[int, Page]], past: Page | None = None) -> Page:
-    """Merges the pages of workers, given with their numbers; `past`: the counters of workers that have ended."""
+    """Merge the pages of workers, given with their numbers; `past`: the counters of workers that have ended."""
     families: dict[str, Family] = {}
     sums: dict[str, dict[Key, Value]] = {}
     for number, page in pages:
@@ -105,7 +105,7 @@ def merged_pages(pages: Sequence[tuple[int, Page]], past: Page | None = None) ->
 
 
 def growing(page: Page) -> Page:
-    """Returns a page with only its monotonic families, which are kept after a worker has ended."""
+    """Return a page with only its monotonic families, which are kept after a worker has ended."""
     return page | {"families": [family for family in page["families"] if family["type"] in MONOTONIC]}
 
 
@@ -127,7 +127,7 @@ def _latest(one: list[Any], other: list[Any]) -> list[Any]:
 
 
 def _merge_function(family: Family) -> Callable[[Iterable[float]], float] | None:
-    """Returns the function that merges values; None if the workers' values are kept separate."""
+    """Return the function that merges values; None if the workers' values are kept separate."""
     if family["type"] in MONOTONIC or family["name"] in SUMMED:
         return sum
     if family["name"] in MINIMUM:

@@ -21,7 +21,7 @@ class Monitor:
         self._full = False
 
     def add(self, name: str, aggregation: Aggregation, value: float) -> None:
-        """Adds a value; never blocks. Raises `TypeError` for anything but an int or float."""
+        """Add a value; never blocks. Raise `TypeError` for anything but an int or float."""
         if type(value) not in (int, float):
             raise TypeError(f"{name}: expected an int or a float, got {type(value).__name__}")
         if len(self._values) >= MAX_WAITING:
@@ -36,7 +36,7 @@ class Monitor:
         self._values.append((name, aggregation, value))
 
     def drain(self) -> list[tuple[str, Aggregation, float]]:
-        """Returns and removes the values added since the last call, in order."""
+        """Return and removes the values added since the last call, in order."""
         values = []
         while self._values:
             values.append(self._values.popleft())

@@ -12,7 +12,7 @@ POINTS_EACH = 8
 
 
 def points_of(ordered: Sequence[float]) -> Points:
-    """Returns the ascending values, or 32 of them, each the largest of those that it represents."""
+    """Return the ascending values, or 32 of them, each the largest of those that it represents."""
     count = len(ordered)
     if count <= (len(SHARES) - 1) * POINTS_EACH:
         return [(value, 1) for value in ordered]
@@ -24,12 +24,12 @@ def points_of(ordered: Sequence[float]) -> Points:
 
 
 def together(parts: Iterable[Iterable[Sequence[float]]]) -> Points:
-    """Merges the points of several distributions."""
+    """Merge the points of several distributions."""
     return sorted((value, int(weight)) for part in parts for value, weight in part)
 
 
 def point(points: Points, share: int) -> float | None:
-    """Returns a percentile, `share` being in ten-thousandths; None without points."""
+    """Return a percentile, `share` being in ten-thousandths; None without points."""
     needed = -(-sum(weight for _, weight in points) * share // 10_000)
     for value, weight in points:
         needed -= weight

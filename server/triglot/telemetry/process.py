@@ -24,7 +24,7 @@ class _ProcFile:
             self.read()
 
     def read(self) -> str:
-        """Returns its text. Raises `OSError` if it could never be read."""
+        """Return its text. Raise `OSError` if it could never be read."""
         try:
             self._text = self._path.read_text()
         except OSError:
@@ -74,5 +74,5 @@ class MachineUsage:
         return total - kibibytes["MemAvailable:"] * 1024, total
 
     def _cpu_times(self) -> list[int]:
-        """Returns the CPU times of the machine, of all CPUs together, in ticks."""
+        """Return the CPU times of the machine, of all CPUs together, in ticks."""
         return [int(ticks) for ticks in self._stat.read().partition("\n")[0].split()[1:][:_COUNTED]]

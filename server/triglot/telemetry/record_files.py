@@ -26,12 +26,12 @@ class RecordCounts:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, model: str, outcome: str) -> None:
-        """Counts one record."""
+        """Count one record."""
         with self._lock:
             self._counts[model, outcome] += 1
 
     def items(self) -> list[tuple[tuple[str, str], int]]:
-        """Returns the counts by model and outcome."""
+        """Return the counts by model and outcome."""
         with self._lock:
             return list(self._counts.items())
 
@@ -52,7 +52,7 @@ class RecordFiles:
         self._records = 0
 
     def append(self, record: bytes) -> None:
-        """Writes the whole record, or nothing of it. Raises `OSError`."""
+        """Write the whole record, or nothing of it. Raise `OSError`."""
         file = self._open(len(record))
         try:
             size = os.fstat(file).st_size
@@ -64,7 +64,7 @@ class RecordFiles:
         self._records += 1
 
     def _open(self, size: int) -> int:
-        """Opens the file that `size` bytes are appended to."""
+        """Open the file that `size` bytes are appended to."""
         if self._path is not None and self._records < MAX_RECORDS:
             try:
                 file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -78,7 +78,7 @@ class RecordFiles:
         return self._begin()
 
     def _begin(self) -> int:
-        """Creates the next file and deletes the oldest ones."""
+        """Create the next file and delete the oldest ones."""
         numbers = sorted(
             int(match[1]) for path in self._folder.iterdir() if (match := self._pattern.fullmatch(path.name))
         )

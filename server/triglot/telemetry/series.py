@@ -83,15 +83,15 @@ class Trend:
             self._rings[at + 1].append(COARSER[self.aggregation](finer) if finer else None)
 
     def points(self) -> list[float | None]:
-        """Returns 174 points: days, hours, minutes, seconds; the last one is the last finished second."""
+        """Return 174 points: days, hours, minutes, seconds; the last one is the last finished second."""
         return [value for ring in reversed(self._rings) for value in ring]
 
     def data(self) -> list[list[float]]:
-        """Returns the points in the form of the monitor page."""
+        """Return the points in the form of the monitor page."""
         return [[at, round(value or 0.0, 2)] for at, value in enumerate(self.points())]
 
     def lines(self, name: str) -> Iterable[str]:
-        """Yields its lines for the monitor log."""
+        """Yield its lines for the monitor log."""
         yield f"{name} : {self.value or 0.0:.2f}"
 
 
@@ -111,18 +111,18 @@ class Distribution:
         return rank(ordered, 9900) if ordered else None
 
     def end_second(self, values: Sequence[float]) -> None:
-        """Keeps the values of the second that has ended."""
+        """Keep the values of the second that has ended."""
         self.ordered = sorted(values)
 
     def data(self) -> list[list[float]]:
-        """Returns 20 points: x is a percentage, 100 being 99.9 % and 101 being 99.99 %; zeros without values."""
+        """Return 20 points: x is a percentage, 100 being 99.9 % and 101 being 99.99 %; zeros without values."""
         return [[x, self._rank(share)] for x, share in CDF_SHARES.items()]
 
     def _rank(self, share: int) -> float:
         return round(rank(self.ordered, share), 2) if self.ordered else 0.0
 
     def lines(self, name: str) -> Iterable[str]:
-        """Yields its lines for the monitor log."""
+        """Yield its lines for the monitor log."""
         for suffix, share in LOGGED_SHARES.items():
             yield f"{name}_{suffix} : {self._rank(share):.2f}"
 
@@ -139,7 +139,7 @@ class Metrics:
         self._values: dict[str, list[float]] = {}
 
     def collect(self, values: Iterable[tuple[str, Aggregation, float]]) -> None:
-        """Adds values of models' own metrics to the current second.
+        """Add values of models' own metrics to the current second.
 
         A name keeps its first aggregation; values with another one are dropped (grps 7).
         """
@@ -148,7 +148,7 @@ class Metrics:
                 self._values.setdefault(name, []).append(value)
 
     def end_second(self, built_in: Mapping[str, Sequence[float]]) -> None:
-        """Ends the second, with these values of the built-in metrics."""
+        """End the second, with these values of the built-in metrics."""
         values_of = {**built_in, **self._values}
         self._values = {}
         for name, metric in self.by_name.items():
@@ -169,14 +169,14 @@ class Metrics:
         return True
 
     def _warn_once(self, about: str, text: str, name: str = "") -> bool:
-        """Logs a warning, once per name, as there may be thousands of values."""
+        """Log a warning, once per name, as there may be thousands of values."""
         if about not in self._warned:
             self._warned.add(about)
             log.warning(text, name or about)
         return False
 
     def log_text(self) -> str:
-        """Returns the monitor log: a line per value of the last second (grps 7)."""
+        """Return the monitor log: a line per value of the last second (grps 7)."""
         lines = (line for name, metric in self.by_name.items() for line in metric.lines(name))
         return "".join([line + "\n" for line in lines])
 
@@ -189,7 +189,7 @@ def _metric(aggregation: Aggregation) -> Metric:
 
 
 def series_report(metrics: Metrics, name: str, *, last: bool = False) -> dict[str, Any] | None:
-    """Returns a metric of this process as JSON values; None if it does not exist. `last`: only the last second."""
+    """Return a metric of this process as JSON values; None if it does not exist. `last`: only the last second."""
     metric = metrics.by_name.get(name)
     if metric is None:
         return None
@@ -206,7 +206,7 @@ def series_report(metrics: Metrics, name: str, *, last: bool = False) -> dict[st
 
 
 def merged_series(reports: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Returns the merged series in the form of its page; None if no process has it.
+    """Return the merged series in the form of its page; None if no process has it.
 
     Processes whose aggregation differs from that of the first are ignored.
     """
@@ -222,7 +222,7 @@ def merged_series(reports: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]
 
 
 def merged_value(reports: Sequence[Mapping[str, Any] | None]) -> float | None:
-    """Returns the merged value of the last second; None without a process that has one."""
+    """Return the merged value of the last second; None without a process that has one."""
     aggregation, points = _alike(reports)
     if aggregation == "cdf":
         return point(together(points), 9900)
@@ -236,7 +236,7 @@ def _alike(reports: Sequence[Mapping[str, Any] | None]) -> tuple[str, list[Any]]
 
 
 def _merged(aggregation: str, pairs: Sequence[tuple[float | None, float]]) -> float | None:
-    """Merges one value and its weight per process; without a weight that is not 0, all count alike."""
+    """Merge one value and its weight per process; without a weight that is not 0, all count alike."""
     known = [(value, weight) for value, weight in pairs if value is not None]
     if not known:
         return None

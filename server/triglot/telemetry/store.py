@@ -58,7 +58,7 @@ class MonitorLog:
         self._failing = False
 
     def write(self, file: Path, text: str) -> None:
-        """Replaces the file atomically: a reader always sees all lines of one second."""
+        """Replace the file atomically: a reader always sees all lines of one second."""
         new = file.with_name(file.name + ".new")
         try:
             new.write_text(text, encoding="utf-8", errors="replace")
@@ -122,7 +122,7 @@ class Telemetry:
     def endpoint(
         self, protocol: str, entrypoint: str, method: str, *, inference: bool, internal: bool = False
     ) -> Endpoint:
-        """Returns the endpoint for `method` of `protocol` ("kserve", ...) at `entrypoint` ("GRPC" or "REST").
+        """Return the endpoint for `method` of `protocol` ("kserve", ...) at `entrypoint` ("GRPC" or "REST").
 
         `inference`: whether its calls run a model. `internal`: models call each other through it; this counts for
         the called model, but not in the totals of clients' calls.
@@ -151,7 +151,7 @@ class Telemetry:
         return endpoint
 
     def loaded_from(self, path: str, seconds: float, *, failed: bool) -> None:
-        """Counts a load of a model that ended after `seconds`."""
+        """Count a load of a model that ended after `seconds`."""
         loads = self.loads[path] = self.loads.pop(path, Loads())
         if failed:
             loads.failures += 1
@@ -174,21 +174,21 @@ class Telemetry:
         return self._kinds.count
 
     def endpoints(self) -> list[Endpoint]:
-        """Returns all endpoints."""
+        """Return all endpoints."""
         return list(self._endpoints.values())
 
     def calls(self) -> Iterator[tuple[Endpoint, Kind, CallStats]]:
-        """Yields the statistics of each kind of call, by endpoint. Callable on another thread."""
+        """Yield the statistics of each kind of call, by endpoint. Callable on another thread."""
         for endpoint in self.endpoints():
             for kind, stats in endpoint.calls():
                 yield endpoint, kind, stats
 
     def models(self) -> dict[tuple[str, int], ModelStats]:
-        """Returns the totals of each model version, and of each model's `ENDED` versions, by name and version."""
+        """Return the totals of each model version, and of each model's `ENDED` versions, by name and version."""
         return dict(self._kinds.models)
 
     def traffic(self) -> dict[str, Traffic]:
-        """Returns the totals of each protocol."""
+        """Return the totals of each protocol."""
         return dict(self._traffic)
 
     @property
@@ -197,7 +197,7 @@ class Telemetry:
         return sum([one.in_flight for one in self._endpoints.values() if one.inference and not one.internal])
 
     def metric(self, name: str) -> Metric | None:
-        """Returns a metric of grps' monitor, built in or a model's own."""
+        """Return a metric of grps' monitor, built in or a model's own."""
         return self.metrics.by_name.get(name)
 
     # --- time ---
@@ -218,12 +218,12 @@ class Telemetry:
                 log.exception("telemetry: lost the metrics of one second")
 
     def lagged(self, seconds: float) -> None:
-        """Records that the event loop was late by `seconds`."""
+        """Record that the event loop was late by `seconds`."""
         self.loop_lag.add(seconds * 1e6)
         self._worst_lag = max(seconds, self._worst_lag or 0.0)
 
     def tick(self, now: float) -> None:
-        """Finishes the seconds that have passed until `now`.
+        """Finish the seconds that have passed until `now`.
 
         If there are several, all values belong to the last one: the loop was blocked before it.
         """
@@ -273,7 +273,7 @@ class Telemetry:
         )
 
     def _built_in(self, requests: int, failures: int, ordered: list[float]) -> dict[str, list[float]]:
-        """Returns the second's values of the built-in metrics (grps 7)."""
+        """Return the second's values of the built-in metrics (grps 7)."""
         in_ms = [seconds * 1e3 for seconds in ordered]
         return {
             "*qps": [requests],

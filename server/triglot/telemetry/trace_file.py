@@ -25,22 +25,22 @@ class TraceFile:
         self._writer = FileWriter("traces", path)
 
     def check(self) -> None:
-        """Raises `OSError` if its folder does not exist."""
+        """Raise `OSError` if its folder does not exist."""
         if not self.path.parent.is_dir() or self.path.is_dir():
             raise OSError(f"trace_file: expected a file path in an existing folder, got {self.path}")
 
     def next_number(self) -> int:
-        """Returns the number of the next numbered file."""
+        """Return the number of the next numbered file."""
         self._numbers += 1
         return self._numbers - 1
 
     def write(self, number: int | None, count: int, records: Callable[[], Records], *, last: bool) -> None:
-        """Queues the records of `count` traces for appending; returns at once. `last`: the file gets no more."""
+        """Queue the records of `count` traces for appending; return at once. `last`: the file gets no more."""
         path = self.path if number is None else self.path.with_name(f"{self.path.name}.{number}")
         self._writer.put(lambda: self._append(path, records(), last=last), count)
 
     def close(self) -> None:
-        """Waits until everything is written, see `FileWriter.close`."""
+        """Wait until everything is written, see `FileWriter.close`."""
         self._writer.close()
 
     def _append(self, path: Path, records: Records, *, last: bool) -> None:
@@ -57,7 +57,7 @@ class TraceFile:
 
 
 def _begin(path: Path, text: bytes) -> None:
-    """Creates the file atomically: readers never see a part of it."""
+    """Create the file atomically: readers never see a part of it."""
     new = path.with_name(path.name + ".new")
     try:
         new.write_bytes(text)
@@ -69,7 +69,7 @@ def _begin(path: Path, text: bytes) -> None:
 
 
 def _extend(path: Path, at: int, text: bytes) -> None:
-    """Writes the text at this offset; on failure restores the end of the file."""
+    """Write the text at this offset; on failure restores the end of the file."""
     with path.open("r+b", buffering=0) as file:
         try:
             file.seek(at)

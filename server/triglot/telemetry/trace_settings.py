@@ -57,11 +57,11 @@ class Scope:
         self._seen = 0
 
     def holder(self, key: str) -> Scope:
-        """Returns the scope whose value of the key applies."""
+        """Return the scope whose value of the key applies."""
         return self if key in self.own or self._parent is None else self._parent
 
     def value(self, key: str) -> Any:
-        """Returns the value that applies."""
+        """Return the value that applies."""
         return self.holder(key).own[key]
 
     @property
@@ -70,7 +70,7 @@ class Scope:
         return not self.value(LEVEL) or self.value(COUNT) == 0
 
     def sample(self) -> tuple[str, ...]:
-        """Counts a request and returns the level at which it is traced; empty: not traced."""
+        """Count a request and return the level at which it is traced; empty: not traced."""
         level: tuple[str, ...] = self.value(LEVEL)
         counted = self.holder(COUNT)
         left = counted.own[COUNT]
@@ -86,20 +86,20 @@ class Scope:
         return level
 
     def change(self, values: Mapping[str, Any]) -> None:
-        """Sets these values."""
+        """Set these values."""
         self.own |= values
         self._seen = 0
 
 
 def scope_of(options: TraceOptions) -> Scope:
-    """Returns the server's settings at the start."""
+    """Return the server's settings at the start."""
     return Scope({LEVEL: options.level, RATE: options.rate, COUNT: options.count, FREQUENCY: options.frequency})
 
 
 def read_changes(changes: Changes, *, traceable: bool, mode: str = TRITON) -> dict[str, Any]:
-    """Returns the values of a request; None for those to reset.
+    """Return the values of a request; None for those to reset.
 
-    Raises `InvalidArgument` for an unknown key, an invalid value, or a level unless `traceable` (there is a trace
+    Raise `InvalidArgument` for an unknown key, an invalid value, or a level unless `traceable` (there is a trace
     file or spans are exported); `Unimplemented` for a setting that cannot be changed over the network.
     """
     values: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def read_changes(changes: Changes, *, traceable: bool, mode: str = TRITON) -> di
 
 
 def read_level(texts: Sequence[str]) -> tuple[str, ...]:
-    """Returns the parts of a level, without OFF. Raises `InvalidArgument`."""
+    """Return the parts of a level, without OFF. Raise `InvalidArgument`."""
     for text in texts:
         if text not in (OFF, TIMESTAMPS, TENSORS):
             raise InvalidArgument(f"{LEVEL}: expected {OFF}, {TIMESTAMPS} or {TENSORS}, got '{_cut(text)}'")

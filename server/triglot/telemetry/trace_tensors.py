@@ -27,7 +27,7 @@ class Snapshot:
     whole: bool
 
     def text(self) -> dict[str, str]:
-        """Returns the tensor as written to the file: all values are texts, as in Triton."""
+        """Return the tensor as written to the file: all values are texts, as in Triton."""
         elements = self.elements
         if isinstance(elements, bytes):
             words = [_quoted(element) for element in _unpacked(elements)]
@@ -44,14 +44,14 @@ class Snapshot:
 
 
 def of_input(tensor: InputTensor) -> Snapshot:
-    """Returns the snapshot of an input as received."""
+    """Return the snapshot of an input as received."""
     if isinstance(tensor.data, Buffer):
         return _of_raw(tensor, tensor.data)
     return _of_array(tensor.name, tensor.datatype, tensor.shape, tensor.data)
 
 
 def of_output(tensor: OutputTensor) -> Snapshot:
-    """Returns the snapshot of an output."""
+    """Return the snapshot of an output."""
     return _of_array(tensor.name, tensor.datatype, tensor.array.shape, tensor.array)
 
 
@@ -82,7 +82,7 @@ def _of_array(name: str, datatype: str, shape: Sequence[int], array: Array) -> S
 
 
 def _unpacked(data: bytes) -> list[bytes]:
-    """Returns the elements of the start of a raw BYTES tensor, which may be malformed."""
+    """Return the elements of the start of a raw BYTES tensor, which may be malformed."""
     elements = []
     at = 0
     while at + 4 <= len(data):

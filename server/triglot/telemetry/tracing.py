@@ -92,7 +92,7 @@ class Trace(Watcher):
         self._stamps = [("REQUEST_START", tracer.clock())]
 
     def record_inputs(self, request: InferenceRequest) -> None:
-        """Records the inputs; copied now, since their memory may be the client's."""
+        """Record the inputs; copied now, since their memory may be the client's."""
         if TENSORS in self.level:
             self._keep("TENSOR_QUEUE_INPUT", of_input, request.inputs)
 
@@ -131,7 +131,7 @@ class Trace(Watcher):
         self._tracer.on_end(self)
 
     def records(self) -> Records:
-        """Yields the records of this trace and its steps."""
+        """Yield the records of this trace and its steps."""
         for trace in (self, *self.steps):
             yield trace.head
             if TIMESTAMPS in trace.level:
@@ -143,7 +143,7 @@ class Trace(Watcher):
 
 
 def _phases(call: Call, start: float, end: float) -> list[tuple[str, float]]:
-    """Returns the timestamps of queueing and computing; empty if no model has started the request."""
+    """Return the timestamps of queueing and computing; empty if no model has started the request."""
     began = call.began
     if not began:
         return []
@@ -193,12 +193,12 @@ class Tracer:
         self.on = bool(options.level) and options.mode == TRITON
 
     def check(self) -> None:
-        """Raises `OSError` if the folder of the trace file does not exist."""
+        """Raise `OSError` if the folder of the trace file does not exist."""
         if self._file is not None:
             self._file.check()
 
     def begin(self, model: str, version: int, call: Call, request: InferenceRequest | None = None) -> Trace | None:
-        """Begins the trace of a call of this version; returns None for a call that is not traced."""
+        """Begin the trace of a call of this version; return None for a call that is not traced."""
         before: Trace | None = call.trace
         scope = None
         if before is None:
@@ -242,7 +242,7 @@ class Tracer:
             self._write(buffer, frequency, over=over)
 
     def _write(self, buffer: _TraceBuffer, frequency: int, *, over: bool) -> None:
-        """Writes the buffered traces; if the scope is exhausted (`over`) by its count, to a numbered file."""
+        """Write the buffered traces; if the scope is exhausted (`over`) by its count, to a numbered file."""
         traces, buffer.traces = buffer.traces, []
         size, buffer.size = buffer.size, 0
         if not traces or self._file is None:
@@ -266,7 +266,7 @@ class Tracer:
     # --- settings ---
 
     def settings(self, model: str = "") -> dict[str, list[str]]:
-        """Returns every setting of the server or of a model as texts; the count is the remaining one."""
+        """Return every setting of the server or of a model as texts; the count is the remaining one."""
         scope = self._models.get(model, self._server).scope
         return {
             LEVEL: list(scope.value(LEVEL)) or [OFF],
@@ -276,9 +276,9 @@ class Tracer:
         }
 
     def update(self, changes: Changes, model: str = "") -> None:
-        """Changes settings of the server or of a model; all of them or, when it raises, none.
+        """Change settings of the server or of a model; all of them or, when it raises, none.
 
-        Writes the buffered traces. Raises `InvalidArgument` and `Unimplemented`, see `read_changes`.
+        Write the buffered traces. Raise `InvalidArgument` and `Unimplemented`, see `read_changes`.
         """
         with_spans = self._mode == OPENTELEMETRY
         values = read_changes(changes, traceable=with_spans or self._file is not None, mode=self._mode)
@@ -309,7 +309,7 @@ class Tracer:
         return bool(scope.value(RATE) and scope.sample())
 
     async def close(self) -> None:
-        """Stops tracing and waits until buffered traces are written."""
+        """Stop tracing and waits until buffered traces are written."""
         self.on = False
         self._flush()
         if self._file is not None:

@@ -52,7 +52,7 @@ class Changes:
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     def join(self, member: Member, revision: int) -> list[Change]:
-        """Returns the changes since a revision.
+        """Return the changes since a revision.
 
         If there are none, the worker takes part in all further changes.
         """
@@ -67,7 +67,7 @@ class Changes:
             self._members.remove(member)
 
     async def make(self, origin: Member, name: str, arguments: Arguments) -> None:
-        """Make a change in all workers. Raises `ServingError`."""
+        """Make a change in all workers. Raise `ServingError`."""
         async with self._locks.setdefault(key_of(name, arguments), asyncio.Lock()):
             await self._make(origin, name, arguments)
 
@@ -111,7 +111,7 @@ class Changes:
         raise ServingError(f"worker {member.number}: {error.message}", code=error.code)
 
     async def _ask(self, member: Member, name: str, arguments: Arguments) -> Any:
-        """Returns a worker's result, or the error."""
+        """Return a worker's result, or the error."""
         seconds = self._load_seconds if name in TAKES_EFFECT else CHANGE_SECONDS
         try:
             async with asyncio.timeout(seconds):
@@ -123,5 +123,5 @@ class Changes:
 
 
 def models_changed(changes: Iterable[Change]) -> set[str]:
-    """Returns the models that were loaded or unloaded individually."""
+    """Return the models that were loaded or unloaded individually."""
     return {change.arguments["name"] for change in changes if change.name in (LOAD_MODEL, UNLOAD_MODEL)}

@@ -43,12 +43,12 @@ class Channel:
 
     @classmethod
     async def open(cls, end: socket.socket, answer: Answer) -> Channel:
-        """Returns a channel over one end of a socket pair."""
+        """Return a channel over one end of a socket pair."""
         reader, writer = await asyncio.open_unix_connection(sock=end)
         return cls(reader, writer, answer)
 
     async def ask(self, what: str, argument: Any = None) -> Any:
-        """Send a request; returns the reply. Raises the other side's `ServingError`, and `ChannelClosed`."""
+        """Send a request; return the reply. Raise the other side's `ServingError`, and `ChannelClosed`."""
         number = next(self._numbers)
         reply = self._pending[number] = asyncio.get_running_loop().create_future()
         try:

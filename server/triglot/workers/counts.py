@@ -27,5 +27,5 @@ class RetiredCounters:
                 self._sums[name] = merged_pages([(0, growing(page)) for page in pages])
 
     def total(self, name: str) -> Page | None:
-        """Returns the sum of a report."""
+        """Return the sum of a report."""
         return self._sums.get(name)

@@ -25,7 +25,7 @@ WORKING_SHARE = 0.02
 
 
 async def wait_until_hung(pid: int, ask: Callable[[], Awaitable[object]], seconds: float) -> None:
-    """Return once the process has neither replied nor worked for `seconds`. Raises what `ask` raises."""
+    """Return once the process has neither replied nor worked for `seconds`. Raise what `ask` raises."""
     silent, used = 0.0, cpu_seconds(pid)
     asked = asyncio.ensure_future(ask())
     try:

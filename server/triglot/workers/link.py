@@ -64,7 +64,7 @@ class Link(Control):
 
     @classmethod
     async def open(cls, spec: WorkerSpec, signals: asyncio.Queue[signal.Signals], *, strict: bool) -> Link:
-        """Returns the control, connected over the inherited socket."""
+        """Return the control, connected over the inherited socket."""
         link = cls(spec, signals, strict=strict)
         end, link.bound = spec.take()
         link._channel = await Channel.open(end, link._answer)
@@ -94,7 +94,7 @@ class Link(Control):
     # --- at the start ---
 
     async def catch_up(self) -> Wanted:
-        """Get earlier changes; returns those that affect which models are loaded. `loaded` makes the others."""
+        """Get earlier changes; return those that affect which models are loaded. `loaded` makes the others."""
         self._missed = await self._changes("state")
         lists = [change for change in self._missed if change.name == RELOAD]
         self.left_out: Collection[str] = models_changed(self._missed)
@@ -104,7 +104,7 @@ class Link(Control):
         return Wanted(list(lists[-1].arguments["models"]), models_fail=not lists[-1].succeeded)
 
     async def _changes(self, what: str) -> list[Change]:
-        """Returns the changes since the last call.
+        """Return the changes since the last call.
 
         If "join" returns none, the worker takes part in further ones.
         """
@@ -117,7 +117,7 @@ class Link(Control):
         return changes
 
     async def loaded(self) -> None:
-        """Make the changes made before this worker took part in them. Raises `ModelLoadError`."""
+        """Make the changes made before this worker took part in them. Raise `ModelLoadError`."""
         missed = self._missed
         while True:
             for change in missed:

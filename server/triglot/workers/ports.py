@@ -18,15 +18,15 @@ class Ports:
     rest: int
 
     def bind(self) -> Bound:
-        """Bind new sockets for a worker. Raises `OSError`."""
+        """Bind new sockets for a worker. Raise `OSError`."""
         rest = NO_PORT if self.rest == self.grpc else self.rest
         return Bound(_bind(self.host, self.grpc), _bind(self.host, rest))
 
 
 def reserve(config: Config) -> tuple[Ports, Bound]:
-    """Returns ports that no other process uses, free ones for configured zeros, and the sockets that reserve them.
+    """Return ports that no other process uses, free ones for configured zeros, and the sockets that reserve them.
 
-    Raises `OSError`.
+    Raise `OSError`.
     """
     rest_port = NO_PORT if config.rest_with_grpc else config.rest_port
     for port in (config.grpc_port, rest_port):

@@ -63,7 +63,7 @@ class Worker:
         arguments: Sequence[str],
         answer: Answer,
     ) -> Worker:
-        """Start `triglot ARGUMENTS` as a worker; `answer` handles its requests. Raises `OSError`."""
+        """Start `triglot ARGUMENTS` as a worker; `answer` handles its requests. Raise `OSError`."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
@@ -104,7 +104,7 @@ class Worker:
         return await self._channel.ask(what, argument)
 
     async def report(self, name: str, arguments: Any) -> tuple[Any, bool]:
-        """Returns a report, and whether it is current.
+        """Return a report, and whether it is current.
 
         Otherwise it is the last one, or None if that is not kept.
         """
@@ -126,7 +126,7 @@ class Worker:
             self._process.kill()
 
     def exit_reason(self) -> str:
-        """Returns a description of its end for the log."""
+        """Return a description of its end for the log."""
         if self.status >= 0:
             return f"exited with status {self.status}"
         try:
@@ -140,7 +140,7 @@ class Worker:
 async def notify(worker: Worker, what: str) -> bool:
     """Send a request that a worker acknowledges at once.
 
-    Returns False if it does not respond, True if it has ended.
+    Return False if it does not respond, True if it has ended.
     """
     try:
         async with asyncio.timeout(ACKNOWLEDGE_SECONDS):

@@ -32,12 +32,12 @@ class Change:
     succeeded: bool = True
 
     def fields(self) -> list[Any]:
-        """Returns the change as JSON values."""
+        """Return the change as JSON values."""
         return [self.revision, self.name, dict(self.arguments), self.succeeded]
 
 
 def key_of(name: str, arguments: Arguments) -> Key:
-    """Returns the subject of a change: a later change of the same subject waits for it, and replaces it here."""
+    """Return the subject of a change: a later change of the same subject waits for it, and replaces it here."""
     if name in (LOAD_MODEL, UNLOAD_MODEL):
         return MODEL, str(arguments["name"])
     if name in (REGISTER, UNREGISTER):
@@ -77,12 +77,12 @@ class Record:
         }
 
     def after(self, revision: int) -> list[Change]:
-        """Returns the changes since a revision, in order."""
+        """Return the changes since a revision, in order."""
         return [change for change in self._kept.values() if change.revision > revision]
 
 
 def _merged(name: str, before: Arguments, arguments: Arguments) -> Arguments:
-    """Returns merged arguments: settings are merged one by one, other changes replace earlier ones."""
+    """Return merged arguments: settings are merged one by one, other changes replace earlier ones."""
     if name == LOG_SETTINGS:
         return {**before, **_given(arguments)}
     if name == TRACE_SETTINGS:

@@ -90,7 +90,7 @@ class Supervisor:
         """Descriptor of the file with clients' counters that all workers share."""
 
     async def run(self) -> int:
-        """Run until a signal, or until no worker can be started. Raises `OSError` when a port is in use."""
+        """Run until a signal, or until no worker can be started. Raise `OSError` when a port is in use."""
         with tempfile.TemporaryFile() as tallies:
             tallies.truncate(shared_size(self._config.workers))
             self._tallies = tallies.fileno()
@@ -286,7 +286,7 @@ class Supervisor:
                 self._service_manager.ready()
 
     async def _renew(self, slot: Slot) -> bool:
-        """Start a successor, and end the old worker once it serves; returns whether it does."""
+        """Start a successor, and end the old worker once it serves; return whether it does."""
         async with slot.replacing:
             old = slot.worker
             successor = await self._start(slot)
@@ -338,7 +338,7 @@ class Supervisor:
         await self._ended([worker], self._timeout(delay, acknowledged))
 
     def _timeout(self, delay: float, acknowledged: bool) -> float:
-        """Returns the seconds to wait for the end of a worker that continues to serve for `delay` seconds."""
+        """Return the seconds to wait for the end of a worker that continues to serve for `delay` seconds."""
         # A worker that has not acknowledged may be busy with a call, or hang.
         return delay + 2 * self._config.grace + SPARE_SECONDS if acknowledged else self._config.grace
 
@@ -366,5 +366,5 @@ class Supervisor:
 
 
 def supervise(config: Config, arguments: Sequence[str], service_manager: ServiceManager) -> int:
-    """Supervise the workers of `triglot ARGUMENTS`; returns the exit status. Raises `OSError`."""
+    """Supervise the workers of `triglot ARGUMENTS`; return the exit status. Raise `OSError`."""
     return asyncio.run(Supervisor(config, arguments, service_manager, partial(print, flush=True)).run())

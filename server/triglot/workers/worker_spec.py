@@ -30,7 +30,7 @@ class WorkerSpec:
     def of(
         cls, number: int, run: int, ports: Ports, channel: socket.socket, sockets: Bound, tallies: int
     ) -> WorkerSpec:
-        """Returns the spec of a worker that inherits these.
+        """Return the spec of a worker that inherits these.
 
         `tallies`: file of clients' counters, shared by all workers.
         """
@@ -38,7 +38,7 @@ class WorkerSpec:
         return cls(number, run, ports.grpc, ports.rest, channel.fileno(), grpc, rest, tallies)
 
     def text(self) -> str:
-        """Returns the spec as a command-line argument."""
+        """Return the spec as a command-line argument."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -47,7 +47,7 @@ class WorkerSpec:
         return cls(**json.loads(text))
 
     def take(self) -> tuple[socket.socket, Bound]:
-        """Returns the channel's socket and the ports' sockets.
+        """Return the channel's socket and the ports' sockets.
 
         They are not inherited by this process's children.
         """
@@ -57,7 +57,7 @@ class WorkerSpec:
         return socket.socket(fileno=self.channel), Bound(grpc, rest)
 
     def configured(self, config: Config) -> Config:
-        """Returns the configuration of this worker: the reserved ports, and a trace file of its own."""
+        """Return the configuration of this worker: the reserved ports, and a trace file of its own."""
         traces = Path(config.trace_file) if config.trace_file else None
         # Named by `run`: a successor has the same number as the worker it replaces, which still writes.
         own = "" if traces is None else str(traces.with_name(f"{traces.stem}-worker{self.run}{traces.suffix}"))

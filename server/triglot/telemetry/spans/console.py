@@ -22,11 +22,11 @@ class Console:
         return 0
 
     def close(self) -> None:
-        """Does nothing: nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 def _readable(span: bytes) -> dict[str, Any]:
-    """Returns the fields of an encoded Span that this server sets, named as in OTLP's JSON encoding."""
+    """Return the fields of an encoded Span that this server sets, named as in OTLP's JSON encoding."""
     read: dict[str, Any] = {"attributes": {}, "links": []}
     for number, value in fields(span):
         if isinstance(value, int):

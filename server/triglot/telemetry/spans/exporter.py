@@ -28,9 +28,9 @@ class Sender(Protocol):
     """Sends spans to a collector. Used on the exporter's thread."""
 
     def send(self, spans: bytes, seconds: float) -> int:
-        """Send encoded fields `spans` of ScopeSpans within `seconds`; returns how many spans were rejected.
+        """Send encoded fields `spans` of ScopeSpans within `seconds`; return how many spans were rejected.
 
-        Raises `ExportFailed` when the collector did not accept the request.
+        Raise `ExportFailed` when the collector did not accept the request.
         """
 
     def close(self) -> None:
@@ -44,11 +44,11 @@ class NoSender:
         self._text = f"{type(error).__name__}: {error}"
 
     def send(self, _: bytes, __: float) -> int:
-        """Raises `ExportFailed` with the error for which there is no sender."""
+        """Raise `ExportFailed` with the error for which there is no sender."""
         raise ExportFailed(self._text, again=False)
 
     def close(self) -> None:
-        """Does nothing: nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class SpanCounts:
@@ -193,7 +193,7 @@ class Exporter:
 
 
 def exporter_of(settings: SpanSettings, version: str) -> Exporter:
-    """Returns the exporter for these settings; `version` is this server's."""
+    """Return the exporter for these settings; `version` is this server's."""
     envelope = Envelope({**settings.resource, **_SDK, "telemetry.sdk.version": version}, "triglot", version)
 
     def make() -> Sender:

@@ -19,34 +19,34 @@ Value = str | int
 
 
 def sized(data: bytes) -> bytes:
-    """Returns the data with its length as a varint before it."""
+    """Return the data with its length as a varint before it."""
     return varint(len(data)) + data
 
 
 def text_field(number: int, text: str) -> bytes:
-    """Returns an encoded string field; `number` is at most 15, so that the tag takes one byte."""
+    """Return an encoded string field; `number` is at most 15, so that the tag takes one byte."""
     return bytes((number << 3 | 2,)) + sized(text.encode(errors="replace"))
 
 
 def attribute(key: str, value: Value) -> bytes:
-    """Returns an encoded KeyValue message."""
+    """Return an encoded KeyValue message."""
     any_value = text_field(1, value) if isinstance(value, str) else b"\x18" + varint(value & MASK)
     return text_field(1, key) + b"\x12" + sized(any_value)
 
 
 def attributes(pairs: Mapping[str, Value] | Iterable[tuple[str, Value]]) -> bytes:
-    """Returns the repeated field `attributes` of a span, one entry per pair."""
+    """Return the repeated field `attributes` of a span, one entry per pair."""
     items = pairs.items() if isinstance(pairs, Mapping) else pairs
     return b"".join([b"\x4a" + sized(attribute(key, value)) for key, value in items])
 
 
 def constant(name: str, kind: int, *pairs: tuple[str, Value]) -> bytes:
-    """Returns the fields `name`, `kind` and `attributes` of a span."""
+    """Return the fields `name`, `kind` and `attributes` of a span."""
     return text_field(5, name) + bytes((0x30, kind)) + attributes(pairs)
 
 
 def link(trace_id: str, span_id: int) -> bytes:
-    """Returns one entry of a span's field `links`; `trace_id` is in hex."""
+    """Return one entry of a span's field `links`; `trace_id` is in hex."""
     return b"\x6a" + sized(b"\x0a\x10" + bytes.fromhex(trace_id) + b"\x12\x08" + span_id.to_bytes(8))
 
 
@@ -73,13 +73,13 @@ class Envelope:
         self._schema = text_field(3, SCHEMA)
 
     def request(self, spans: bytes) -> bytes:
-        """Returns the request with these encoded fields `spans` of ScopeSpans."""
+        """Return the request with these encoded fields `spans` of ScopeSpans."""
         scope_spans = b"\x12" + sized(self._scope + spans + self._schema)
         return b"\x0a" + sized(self._resource + scope_spans + self._schema)
 
 
 def rejected_spans(response: bytes) -> int:
-    """Returns `partial_success.rejected_spans` of an ExportTraceServiceResponse; 0 if missing or malformed."""
+    """Return `partial_success.rejected_spans` of an ExportTraceServiceResponse; 0 if missing or malformed."""
     for number, value in fields(response):
         if number == 1 and isinstance(value, bytes):
             for inner, count in fields(value):
@@ -89,7 +89,7 @@ def rejected_spans(response: bytes) -> int:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields each field's number and its value, bytes if length-delimited; stops where the message is cut off."""
+    """Yield each field's number and its value, bytes if length-delimited; stops where the message is cut off."""
     at = 0
     try:
         while at < len(message):

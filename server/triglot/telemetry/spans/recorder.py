@@ -61,7 +61,7 @@ SampleRoot = Callable[[int], bool]
 
 
 def of_ratio(ratio: float) -> SampleRoot:
-    """Returns a sampler for this share of all traces; all servers that sample by trace id choose the same ones."""
+    """Return a sampler for this share of all traces; all servers that sample by trace id choose the same ones."""
     bound = round(ratio * 2**64)
     return lambda trace_id: trace_id & 0xFFFF_FFFF_FFFF_FFFF < bound
 
@@ -277,7 +277,7 @@ class SpanRecorder:
         exporter.put(row)
 
     def _described(self, call: Call, own: CallSpan, endpoint: Endpoint, code: Code) -> bytes:
-        """Returns the encoded name, kind, attributes, status and trace state of the call's own span."""
+        """Return the encoded name, kind, attributes, status and trace state of the call's own span."""
         who = call.model_name[:MAX_NAME], call.model_version, call.peer, call.client
         http = own.http
         if endpoint.internal:
@@ -368,5 +368,5 @@ def _client(peer: str, client: str) -> Pairs:
 
 
 def _with_error(described: bytes, error: str) -> bytes:
-    """Returns the fields with the status ERROR and the attribute `error.type`; unchanged if `error` is ""."""
+    """Return the fields with the status ERROR and the attribute `error.type`; unchanged if `error` is ""."""
     return described + attributes((("error.type", error),)) + ERROR if error else described

@@ -49,7 +49,7 @@ _IN_QUEUE = constant("queue", INTERNAL)
 
 
 def encode(rows: Iterable[Row], offset: int) -> bytes:
-    """Returns the spans of all rows as encoded fields `spans` of ScopeSpans.
+    """Return the spans of all rows as encoded fields `spans` of ScopeSpans.
 
     `offset`: nanoseconds to add to an instant of `time.perf_counter` to get nanoseconds since the epoch.
     """
@@ -62,7 +62,7 @@ def encode(rows: Iterable[Row], offset: int) -> bytes:
 
 
 def _encode_alike(rows: Sequence[Row], offset: int) -> Iterator[bytes]:
-    """Yields the encoded spans of rows that have the same kinds of spans and fields of the same lengths."""
+    """Yield the encoded spans of rows that have the same kinds of spans and fields of the same lengths."""
     owns, request_ids, models, links, traces, parents, ids, flags, *instants, _ = zip(*rows, strict=True)
     started, ended, queued, began, waited, joining, computing, splitting = map(np.array, instants)
     trace, number = _texts(map(bytes.fromhex, traces)), np.array(ids, np.uint64)
@@ -87,7 +87,7 @@ def _encode_alike(rows: Sequence[Row], offset: int) -> Iterator[bytes]:
 
 
 def _request_ids(values: Sequence[bytes]) -> list[bytes | Bytes]:
-    """Returns columns with the attribute `REQUEST_ID` of each row; none if the ids are empty."""
+    """Return columns with the attribute `REQUEST_ID` of each row; none if the ids are empty."""
     size = len(values[0])
     if not size:
         return []
@@ -105,7 +105,7 @@ def _spans(
     flags: int | NDArray[np.uint32],
     offset: int,
 ) -> bytes:
-    """Returns one encoded span per row. `described`: columns of fields that are already encoded.
+    """Return one encoded span per row. `described`: columns of fields that are already encoded.
 
     `traces` has shape [rows, 16]; `parents` has shape [rows, 8], or [rows, 0] for root spans.
     """
@@ -126,11 +126,11 @@ def _spans(
 
 
 def _texts(values: Iterable[bytes]) -> Bytes:
-    """Returns byte strings of equal length as an array of shape [strings, length]."""
+    """Return byte strings of equal length as an array of shape [strings, length]."""
     some = list(values)
     return np.frombuffer(b"".join(some), np.uint8).reshape(len(some), len(some[0]))
 
 
 def _fixed(numbers: Any, dtype: str) -> Bytes:
-    """Returns the bytes of numbers as an array of shape [numbers, item size]."""
+    """Return the bytes of numbers as an array of shape [numbers, item size]."""
     return np.asarray(numbers, dtype).view(np.uint8).reshape(len(numbers), -1)

@@ -76,7 +76,7 @@ class SpanSettings:
 
 
 def settings_of(environment: Mapping[str, str]) -> tuple[SpanSettings | None, list[str]]:
-    """Returns the settings, None if no variable enables spans, and texts about invalid variables."""
+    """Return the settings, None if no variable enables spans, and texts about invalid variables."""
     found = _Variables(environment)
     settings = found.settings() if found.wanted() else None
     return settings, found.problems
@@ -88,11 +88,11 @@ class _Variables:
         self.problems: list[str] = []
 
     def text(self, *names: str) -> str:
-        """Returns the first of these variables that is set and not empty; "" if none is."""
+        """Return the first of these variables that is set and not empty; "" if none is."""
         return next((value for name in names if (value := self._environment.get(name, "").strip())), "")
 
     def wanted(self) -> bool:
-        """Returns whether an exporter, or an endpoint for one, is set."""
+        """Return whether an exporter, or an endpoint for one, is set."""
         if self._is_true("OTEL_SDK_DISABLED"):
             return False
         if self.text("OTEL_TRACES_EXPORTER"):
@@ -262,7 +262,7 @@ def _problem_of(url: str) -> str:
 def trace_config_settings(
     environment: Mapping[str, str], url: str, resource: Mapping[str, str], batching: Mapping[str, int]
 ) -> tuple[SpanSettings, list[str]]:
-    """Returns settings for Triton's `--trace-config`, which exports over HTTP, and texts about invalid variables.
+    """Return settings for Triton's `--trace-config`, which exports over HTTP, and texts about invalid variables.
 
     The environment variables apply where the flag sets nothing, whether or not they enable spans. `url` has a
     path; "" is Triton's default. `batching` has Triton's settings `bsp_…` by name, in spans and milliseconds.
