@@ -24,7 +24,7 @@ from triglot.core.errors import Code, InvalidArgument, ModelLoadError
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES, Array, datatype_of, object_array, unpack_bytes
 from triglot.core.types import OutputOptions, OutputTensor
 from triglot.protocols.kserve.classification import MAX_ELEMENTS, classify
-from triglot.repository.config.labels import MAX_LABEL_BYTES
+from triglot.repository.manager.loader import MAX_LABEL_BYTES
 
 EVERY = pytest.mark.parametrize("door", DOORS)
 in_module = pytest.mark.asyncio(loop_scope="module")

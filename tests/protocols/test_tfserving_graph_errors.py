@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triglot.protocols.tfserving.graph_errors import without_node
+from triglot.protocols.tfserving.ai_platform import without_node
 from triglot.protocols.tfserving.rest_examples import advice
 
 INTEGER = "Data types don't match. Data type: int64 but expected type: float"

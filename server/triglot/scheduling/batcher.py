@@ -7,6 +7,7 @@ and a busy one lets batches grow.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any
@@ -20,12 +21,45 @@ from triglot.executors.work import Explain, Function, Runnable, Work
 from triglot.model.model import Model
 from triglot.scheduling.batch_queue import BatchQueue, NextWork, expired
 from triglot.scheduling.forming import Wait, Waiting
-from triglot.scheduling.ordering import ArrivalOrder
 from triglot.scheduling.parts import Part, UnsplitRequest
 from triglot.scheduling.schedule import Later, Timer
 
 EXPIRY_SECONDS = 0.01
 """Requests that expire within this time of each other are rejected together."""
+
+
+class ArrivalOrder:
+    """Delivers a request that is `done` once all that arrived before it are delivered or removed.
+
+    On the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._pending: OrderedDict[Work, bool] = OrderedDict()
+        """Requests to deliver, in order of arrival, and whether each is done."""
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def add(self, work: Work) -> None:
+        """Add an arriving request."""
+        self._pending[work] = False
+
+    def done(self, work: Work) -> None:
+        """Mark a request as done, and deliver those whose turn has come."""
+        if work in self._pending:
+            self._pending[work] = True
+            self._deliver()
+
+    def remove(self, work: Work) -> None:
+        """Remove a cancelled request; its outcome is not delivered."""
+        self._pending.pop(work, None)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        while self._pending and self._pending[first := next(iter(self._pending))]:
+            del self._pending[first]
+            first.deliver()
 
 
 class PendingBatch:

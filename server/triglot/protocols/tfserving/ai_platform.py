@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,7 +31,6 @@ from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimit
 from triglot.protocols.openapi.operation import ApiOperation
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving import openapi as api
-from triglot.protocols.tfserving.graph_errors import without_node
 from triglot.protocols.tfserving.http_body import unwrapped
 from triglot.protocols.tfserving.json_models import (
     PARAMETERS,
@@ -52,6 +52,21 @@ HTTP = "http"
 """Signature of the models that take whole HTTP messages."""
 GOOGLES_CLIENT = "x-goog-api-client"
 """Header of Google's client libraries, which read the text of an error only in Google's form (tfs 7.3)."""
+
+
+_PLACE = re.compile(r"\s*\n\t ?\[\[.*", re.DOTALL)
+_SEVERAL = re.compile(
+    r"\d+ root error\(s\) found\.\n *\(0\) [A-Za-z_ ]+: (.*?)(?=\n *\(1\) |\n\d+ successful|\Z)", re.DOTALL
+)
+
+
+def without_node(text: str) -> str:
+    """Return a TensorFlow graph's error without the operation's place, and of several the first; others unchanged.
+
+    TensorFlow appends "\\n\\t [[{{node NAME}}]]", and a line for each function around it.
+    """
+    several = _SEVERAL.match(text)
+    return _PLACE.sub("", several[1] if several else text)
 
 
 class UnknownResource(NotFound):

@@ -20,7 +20,6 @@ from triglot.executors.loading import ANY_CLUSTER, Loading
 from triglot.model.config import ELSEWHERE, ModelConfig
 from triglot.model.configure import configure
 from triglot.model.model import Model
-from triglot.repository.config.labels import read_labels
 from triglot.repository.config.server_parameters import ENVIRONMENT
 from triglot.repository.manager.autoscaler import autoscale
 from triglot.repository.manager.thread import in_thread
@@ -43,6 +42,28 @@ Warm = Callable[[Servable, ModelFiles], Awaitable[None]]
 
 LoadEnded = Callable[[ModelFiles, float, bool], object]
 """Called after each load with its duration in seconds, and whether it failed."""
+
+
+MAX_LABEL_BYTES = 16 * 1024 * 1024
+"""Limit on the size of a file of labels."""
+
+
+def read_labels(config: ModelConfig) -> dict[str, Sequence[bytes]]:
+    """Return the labels of each output with a label file, one per line; blocks. Raise `ModelLoadError`."""
+    return {tensor.name: _lines(tensor.label_file) for tensor in config.outputs if tensor.label_file is not None}
+
+
+def _lines(file: Path) -> list[bytes]:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_LABEL_BYTES + 1)
+    except OSError as error:
+        raise ModelLoadError(f"{file}: label_filename: {error.strerror}", Code.INVALID_ARGUMENT) from None
+    if len(content) > MAX_LABEL_BYTES:
+        text = f"{file}: label_filename: expected at most {MAX_LABEL_BYTES} bytes"
+        raise ModelLoadError(text, Code.INVALID_ARGUMENT)
+    # Not splitlines(): a label may contain other line separators.
+    return [line.removesuffix(b"\r") for line in content.removesuffix(b"\n").split(b"\n")]
 
 
 def _nothing() -> None:
