@@ -10,7 +10,8 @@ from predict_bodies import BLANKS, FLOAT, FORMS, MULTI, STRING, decode, signatur
 
 from triglot.core.errors import InvalidArgument, ModelNotFound
 from triglot.core.tensor import DATATYPES
-from triglot.model.signature import Signature
+from triglot.core.types import TensorSpec
+from triglot.model.signature import INSTANCES, Signature
 from triglot.protocols.json.arrays import WHOLE
 from triglot.protocols.tfserving.rest_predict import decode_predict
 
@@ -148,3 +149,13 @@ def test_a_model_that_declares_nothing_takes_what_comes(body: bytes, row: bool, 
     assert decoded.row is row
     found = [(one.name, one.datatype, one.shape, np.asarray(one.data).tolist()) for one in decoded.inputs]
     assert found == tensors
+
+
+def test_a_model_that_takes_any_inputs_gets_the_values_that_were_sent() -> None:
+    """As JSON, where they are no tensors; of equal keys the last one counts, as in Python."""
+    known = Signature([TensorSpec("x", "FP32", None)], [], any_inputs=True)
+    for form in FORMS:
+        body = b'{"instances":[{"id":123456789012345678901,"a":1,"a":[NaN,"x"]},2]}' + form
+        (tensor,) = decode_predict(body, lambda _: known).inputs
+        assert tensor.name == INSTANCES
+        assert np.asarray(tensor.data).tolist() == [b'{"id": 123456789012345678901, "a": [NaN, "x"]}', b"2"]

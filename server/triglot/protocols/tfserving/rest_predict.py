@@ -22,7 +22,7 @@ from triglot.protocols.json.arrays import LargeArray
 from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
 from triglot.protocols.json.text import print_array, print_nested, read_body, without_nulls
 from triglot.protocols.tfserving.json_dialect import TFSERVING
-from triglot.protocols.tfserving.json_models import instances_input
+from triglot.protocols.tfserving.json_models import SIGNATURE_NAME, instances_input, instances_of, read_object
 from triglot.protocols.tfserving.json_numbers import decimal_texts
 from triglot.protocols.tfserving.json_printer import (
     print_answer,
@@ -72,27 +72,22 @@ def decode_predict(
     Raise `InvalidArgument`; `PayloadTooLarge` for a body beyond `limits`; `Unimplemented` for columnar values of
     a datatype without a JSON form.
     """
-
-    def read(members: dict[str, Any]) -> PredictBody:
-        try:
-            return _read(members, signature_of, columns)
-        except InvalidArgument:
-            request = _read_as_json(members, signature_of)
-            if request is None:
-                raise
-            return request
-
-    return read_body(body, None, read, limits, TFSERVING)
-
-
-def _read_as_json(members: dict[str, Any], signature_of: Callable[[str], Signature]) -> PredictBody | None:
-    """Return the request with the JSON of each instance, for a model that takes any inputs; None for others."""
-    instances, name = members.get("instances"), members.get("signature_name") or ""
-    if not isinstance(instances, list) or not instances:
-        return None
-    if not isinstance(name, str) or members.get("inputs") is not None:
-        return None
     try:
+        return read_body(body, None, lambda members: _read(members, signature_of, columns), limits, TFSERVING)
+    except InvalidArgument:
+        request = _read_as_json(body, signature_of, limits)
+        if request is None:
+            raise
+        return request
+
+
+def _read_as_json(body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits) -> PredictBody | None:
+    """Return the request with the JSON of each instance, for a model that takes any inputs; None for others."""
+    try:
+        values = read_object(body, limits)
+        instances, name = instances_of(values), values.get(SIGNATURE_NAME) or ""
+        if not instances or not isinstance(name, str) or values.get("inputs") is not None:
+            return None
         if not signature_of(name).any_inputs:
             return None
     except ServingError:
