@@ -13,7 +13,7 @@ from typing import NoReturn
 
 
 def run(spec: str = "") -> NoReturn:
-    """Runs the command line, and ends as Python does, except for finalizing the interpreter. `spec`: see `main`.
+    """Run the command line, and end as Python does, except for finalizing the interpreter. `spec`: see `main`.
 
     A native thread, gRPC's or a model's, that requests the interpreter's lock during finalization would abort the
     process.

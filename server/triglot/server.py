@@ -229,7 +229,7 @@ class Server:
                 raise OSError(f"request records: expected a prefix in an existing folder, got {folder}")
 
     def _access_control(self) -> AccessControl | None:
-        """Returns the access control, None if access is unrestricted. Raises `ConfigError` as `AccessControl`."""
+        """Return the access control, None if access is unrestricted. Raise `ConfigError` as `AccessControl`."""
         if not self.config.restricts_access:
             return None
         from triglot.access.control import AccessControl  # noqa: PLC0415 - few servers restrict it.
@@ -237,7 +237,7 @@ class Server:
         return AccessControl(self.config, self._tallies(), self.dataplane.control.access_file)
 
     def _tallies(self) -> Tallies:
-        """Returns what counts clients' calls: per process, or shared by all workers."""
+        """Return what counts clients' calls: per process, or shared by all workers."""
         if (shared := self.dataplane.control.tally_file) is None:
             return LocalTally
         file, run = shared
@@ -443,11 +443,11 @@ class Server:
                 task.cancel()
 
     def summaries(self) -> list[VersionSummary]:
-        """Returns each version that is to be served: what it is, and whether it was loaded."""
+        """Return each version that is to be served: what it is, and whether it was loaded."""
         return self.manager.summaries()
 
     def metadata(self) -> list[ModelMetadata]:
-        """Returns the metadata of all ready models."""
+        """Return the metadata of all ready models."""
         return self.dataplane.serving(EVERYTHING)
 
 
@@ -457,7 +457,7 @@ def _trace_options(traces: TraceConfig) -> TraceOptions:
 
 
 def _bounds(config: Config) -> Bounds:
-    """Returns what the options allow the configuration in a client's request."""
+    """Return what the options allow the configuration in a client's request."""
     instances = config.max_requested_instances or max(MIN_REQUESTED_INSTANCES, 2 * cpu_count())
     others = {one.name: getattr(config, f"max_requested_{one.name}") for one in fields(Bounds)}
     return Bounds(**others | {"instances": instances})
@@ -470,7 +470,7 @@ def _recording(config: Config) -> Recording | None:
 def _grpc_server(
     config: Config, bound: Bound | None = None
 ) -> Callable[[list[Service], Telemetry, RequestBytes, HttpServer, AccessControl | None], GrpcServer | H2Server]:
-    """Returns what makes the configured gRPC transport; the other one, and its library, are not imported."""
+    """Return what makes the configured gRPC transport; the other one, and its library, are not imported."""
     if config.grpc_transport == "h2":
         from triglot.transports.http2.server import H2Server  # noqa: PLC0415
 
@@ -491,7 +491,7 @@ def _grpc_server(
 
 
 def _http_server(config: Config) -> type[HttpServer]:
-    """Returns the configured transport of REST over HTTP/1.1; the other one, and its library, are not imported."""
+    """Return the configured transport of REST over HTTP/1.1; the other one, and its library, are not imported."""
     if config.http_transport == "h1":
         from triglot.transports.http1.server import Http1Server  # noqa: PLC0415
 
@@ -506,7 +506,7 @@ def _plural(count: int, thing: str) -> str:
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raises `OSError` if the port is in use: now, and not after minutes of loading."""
+    """Raise `OSError` if the port is in use: now, and not after minutes of loading."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -520,7 +520,7 @@ def _check_free(host: str, port: int) -> None:
 
 
 def _check_socket(path: str) -> None:
-    """Raises `OSError` when another server listens there: grpc would silently replace its socket file."""
+    """Raise `OSError` when another server listens there: grpc would silently replace its socket file."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)

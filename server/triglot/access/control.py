@@ -77,11 +77,11 @@ class AccessControl:
                 raise ConfigError(f"access: {config.access}: issuer.{issuer}.jwks: {problem}")
 
     def permission(self, operation: Operation, transport: str, fields: Fields, certificate: Names) -> Permission:
-        """Returns a call's permission.
+        """Return a call's permission.
 
         `fields` are its header fields named in `self.fields`, repeated ones included.
 
-        Raises `Unauthenticated` and `PermissionDenied`, and Triton's `Unavailable` for a restricted group.
+        Raise `Unauthenticated` and `PermissionDenied`, and Triton's `Unavailable` for a restricted group.
         """
         if self._restricts:
             self._restricted[transport].check(operation, fields)
@@ -164,7 +164,7 @@ class AccessControl:
         self._problem = problem
 
     def _parsed(self, file: WatchedFile) -> AccessRules:
-        """Returns the rules in the content. Raises `ConfigError`."""
+        """Return the rules in the content. Raise `ConfigError`."""
         rules = read_access(Path(self._config.access), file.content)
         _check_secrecy(self._config, rules)
         return rules
@@ -187,7 +187,7 @@ class AccessControl:
         return Holder(client.name, client, self._rules.anonymous, self._limits_of(client.name, client))
 
     def _limits_of(self, name: str, grant: Grant) -> CallLimits | None:
-        """Returns a client's limits, which all its credentials share, and which survive changes of the file."""
+        """Return a client's limits, which all its credentials share, and which survive changes of the file."""
         if not grant.rate and not grant.concurrent:
             return None
         limits = self._limits.get(name)
@@ -199,7 +199,7 @@ class AccessControl:
 
 
 def _renewed(before: Mapping[Key, Holder], after: Mapping[Key, Holder]) -> dict[Key, Holder]:
-    """Returns `after`, but keeps the holders of `before`, which calls refer to, and updates or withdraws them."""
+    """Return `after`, but keep the holders of `before`, which calls refer to, and update or withdraw them."""
     for key, holder in before.items():
         if key not in after:
             holder.withdraw()
@@ -210,7 +210,7 @@ def _renewed(before: Mapping[Key, Holder], after: Mapping[Key, Holder]) -> dict[
 
 
 def _check_secrecy(config: Config, rules: AccessRules) -> None:
-    """Raises `ConfigError` if clients would send tokens in clear text, or certificates are not verified."""
+    """Raise `ConfigError` if clients would send tokens in clear text, or certificates are not verified."""
     if rules.takes_tokens and not (config.tls_certificate or config.tls_in_front or config.on_loopback):
         raise ConfigError(
             f"access: clients would send their tokens without TLS to {config.host}; set tls_certificate and "

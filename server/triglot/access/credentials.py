@@ -29,9 +29,9 @@ class Token:
 
 
 def token_of(fields: Fields) -> Token | None:
-    """Returns the token in header fields, None without one.
+    """Return the token in header fields, None without one.
 
-    Raises `Unauthenticated` for more than one, or an invalid one. No error text contains any part of the secret.
+    Raise `Unauthenticated` for more than one, or an invalid one. No error text contains any part of the secret.
     """
     found = [field for field in fields if field[0] in CREDENTIAL_FIELDS]
     if not found:
@@ -54,7 +54,7 @@ def token_of(fields: Fields) -> Token | None:
 
 
 def _basic_token(encoded: str) -> Token:
-    """Returns the token of Basic credentials (RFC 7617): tritonclient's plugin sends name and token."""
+    """Return the token of Basic credentials (RFC 7617): tritonclient's plugin sends name and token."""
     try:
         user, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
@@ -65,10 +65,10 @@ def _basic_token(encoded: str) -> Token:
 
 
 def digest(token: str) -> bytes:
-    """Returns the token's hash, which the access file has in place of the token."""
+    """Return the token's hash, which the access file has in place of the token."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
 
 
 def new_token() -> str:
-    """Returns a new random token."""
+    """Return a new random token."""
     return secrets.token_urlsafe(TOKEN_BYTES)

@@ -91,9 +91,9 @@ class AccessRules:
 
 
 def read_access(path: Path, content: bytes) -> AccessRules:
-    """Returns the rules of the file at `path` with this content.
+    """Return the rules of the file at `path` with this content.
 
-    Raises `ConfigError`, which names the file and the key, for invalid content.
+    Raise `ConfigError`, which names the file and the key, for invalid content.
     """
     try:
         table = tomllib.loads(content.decode())
@@ -108,7 +108,7 @@ def read_access(path: Path, content: bytes) -> AccessRules:
 
 
 def access_rules(table: dict[str, Any], folder: Path) -> AccessRules:
-    """Returns the rules of a parsed file in `folder`. Raises `ConfigError`, which names the key."""
+    """Return the rules of a parsed file in `folder`. Raise `ConfigError`, which names the key."""
     if not table:
         raise ConfigError("expected [client.NAME], [issuer.NAME] or [anonymous], got nothing")
     _check_keys(table, ("client", "issuer", "anonymous"), "")
@@ -175,7 +175,7 @@ def _issuer(name: str, table: dict[str, Any], folder: Path) -> IssuerRule:
 
 
 def _check_url(url: str, where: str) -> None:
-    """Raises `ConfigError` unless keys from the URL are safe from replacement on the network."""
+    """Raise `ConfigError` unless keys from the URL are safe from replacement on the network."""
     try:
         parts = urlsplit(url)
         safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
@@ -224,7 +224,7 @@ def _operations(names: Any, where: str) -> frozenset[Operation]:
 
 
 def _check_unique(clients: Iterable[ClientRule], of: Callable[[ClientRule], Iterable[Any]], key: str) -> None:
-    """Raises `ConfigError` if two clients share a credential."""
+    """Raise `ConfigError` if two clients share a credential."""
     owners: dict[Any, str] = {}
     for client in clients:
         for credential in of(client):
@@ -259,7 +259,7 @@ def _list_of_texts(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _word(text: str) -> str:
-    """Returns a text, unless its length or characters suggest a secret in the wrong place."""
+    """Return a text, unless its length or characters suggest a secret in the wrong place."""
     return text if _WORD.fullmatch(text) else f"({len(text)} characters)"
 
 
@@ -268,7 +268,7 @@ def _number(value: Any) -> str:
 
 
 def _kind_of(value: Any) -> str:
-    """Returns a value's type for an error, without its text, which may be a secret in the wrong place."""
+    """Return a value's type for an error, without its text, which may be a secret in the wrong place."""
     return f"a list with {len(value)} entries" if isinstance(value, list) else type(value).__name__
 
 

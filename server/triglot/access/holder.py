@@ -21,7 +21,7 @@ class Holder:
         self._permissions: dict[Operation, Permission] = {}
 
     def permission(self, operation: Operation) -> Permission | None:
-        """Returns the permission for an operation, None if it is not granted.
+        """Return the permission for an operation, None if it is not granted.
 
         It covers the client's own models, and those granted to anyone.
         """

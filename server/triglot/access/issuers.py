@@ -65,9 +65,9 @@ class Issuers:
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()
 
     def holder(self, token: str, digest: bytes) -> Holder:
-        """Returns the holder of a token; `digest` is its key in the cache.
+        """Return the holder of a token; `digest` is its key in the cache.
 
-        Raises `Unauthenticated`, and `Unavailable` while its key may be among those being fetched.
+        Raise `Unauthenticated`, and `Unavailable` while its key may be among those being fetched.
         """
         verified = self._verified.get(digest)
         if verified is None:
@@ -190,7 +190,7 @@ class Issuers:
 
 
 def _identity(rule: IssuerRule) -> tuple[str, ...]:
-    """Returns what a verified token depends on."""
+    """Return what a verified token depends on."""
     return (rule.name, rule.issuer, rule.audience, rule.groups_claim, *_source_of(rule))
 
 
@@ -233,7 +233,7 @@ def _bytes(part: str) -> bytes:
 
 
 def _check_times(claims: dict[str, Any]) -> float:
-    """Returns the expiry. Raises `Unauthenticated` if the token is not valid at this time."""
+    """Return the expiry. Raise `Unauthenticated` if the token is not valid at this time."""
     end, start = claims.get("exp"), claims.get("nbf", 0)
     if not _is_number(end) or not _is_number(start):
         raise Unauthenticated("the token's exp and nbf: expected seconds since 1970, and an exp")
@@ -253,6 +253,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _texts(value: Any) -> list[str]:
-    """Returns the strings of a claim that may be a string or a list."""
+    """Return the strings of a claim that may be a string or a list."""
     values = value if isinstance(value, list) else [value]
     return [one for one in values if isinstance(one, str)]

@@ -59,9 +59,9 @@ class Key:
 
 
 def read_keys(content: bytes) -> tuple[Key, ...]:
-    """Returns the keys that can verify signatures; other entries are ignored (RFC 7517 5).
+    """Return the keys that can verify signatures; other entries are ignored (RFC 7517 5).
 
-    Raises `KeySetError`.
+    Raise `KeySetError`.
     """
     if len(content) > MAX_BYTES:
         raise KeySetError(f"has more than {MAX_BYTES} bytes")
@@ -80,7 +80,7 @@ def read_keys(content: bytes) -> tuple[Key, ...]:
 
 
 def _key(jwk: dict[str, Any]) -> Key | None:
-    """Returns the key of a JWK, None if it is for another use, or unsupported."""
+    """Return the key of a JWK, None if it is for another use, or unsupported."""
     import jwt  # noqa: PLC0415 - only where there is an issuer.
 
     public = {name: value for name in _PUBLIC if isinstance(value := jwk.get(name), str)}
@@ -280,4 +280,4 @@ class _NoRedirection(urllib.request.HTTPRedirectHandler):
     """Refuses redirects, which could lead from https to anywhere."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Returns None, so that the redirect's status becomes an error."""
+        """Return None, so that the redirect's status becomes an error."""

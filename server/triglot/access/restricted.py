@@ -45,7 +45,7 @@ class Restricted:
         return frozenset(header for needed in self._needed.values() for header, _ in needed)
 
     def check(self, operation: Operation, fields: Fields) -> None:
-        """Raises Triton's error for a call without a required header, or with a wrong value."""
+        """Raise Triton's error for a call without a required header, or with a wrong value."""
         for header, value in self._needed.get(operation, ()):
             sent = [one.encode(errors="surrogateescape") for name, one in fields if name == header]
             if len(sent) != 1 or not hmac.compare_digest(sent[0], value):

@@ -76,12 +76,12 @@ class LocalTally:
 
 
 def shared_size(workers: int) -> int:
-    """Returns the size in bytes of the file shared by this number of workers."""
+    """Return the size in bytes of the file shared by this number of workers."""
     return SLOTS * (_HEAD_BYTES + _COUNT_BYTES * _columns(workers))
 
 
 def _columns(workers: int) -> int:
-    """Returns the number of columns: besides a worker, its successor and its predecessor may be running."""
+    """Return the number of columns: besides a worker, its successor and its predecessor may be running."""
     return 3 * workers
 
 
@@ -102,7 +102,7 @@ class SharedTallies:
                 self._write_own(slot, 0)
 
     def __call__(self, client: str) -> Tally:
-        """Returns the `Tally` of a client."""
+        """Return the `Tally` of a client."""
         return _SharedTally(self, hashlib.sha256(client.encode()).digest()[: _KEY.size])
 
     def take(self, key: bytes, interval: int, burst: int) -> int:
@@ -137,7 +137,7 @@ class SharedTallies:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _slot(self, key: bytes, now: int) -> int:
-        """Returns the offset of the client's slot: its own, or one that no other client needs now.
+        """Return the offset of the client's slot: its own, or one that no other client needs now.
 
         If all are needed, by as many busy clients, it shares one.
         """

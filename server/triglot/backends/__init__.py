@@ -40,9 +40,9 @@ EXTRAS = {
 
 
 def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
-    """Returns the loaded model of `file`, with the devices and parameters of `config` applied.
+    """Return the loaded model of `file`, with the devices and parameters of `config` applied.
 
-    Raises `MissingDependency` if the backend's library is not installed, and `ModelLoadError` for any other
+    Raise `MissingDependency` if the backend's library is not installed, and `ModelLoadError` for any other
     failure.
     """
     module_name, function_name = BACKENDS[backend].split(":")
@@ -67,14 +67,14 @@ def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
 
 
 def missing_dependency(file: Path, what: str, error: ModuleNotFoundError) -> MissingDependency:
-    """Returns the error for a model that needs a missing module; it says what to install."""
+    """Return the error for a model that needs a missing module; it says what to install."""
     module = (error.name or str(error)).partition(".")[0]
     package = f"'triglot[{EXTRAS[module]}]'" if module in EXTRAS else module
     return MissingDependency(f"{file}: {what} needs {module}, which is not installed; run: pip install {package}")
 
 
 def described(file: Path, error: BaseException) -> str:
-    """Returns the text of an exception that a model's own code raised, with its place."""
+    """Return the text of an exception that a model's own code raised, with its place."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError) and error.filename and _is_own(file, error.filename):
         place = f"{error.filename}:{error.lineno}" if error.lineno else error.filename
@@ -84,7 +84,7 @@ def described(file: Path, error: BaseException) -> str:
 
 
 def _place(file: Path, error: BaseException) -> str:
-    """Returns the last line in the model's folder that the exception passed through, or the model's file."""
+    """Return the last line in the model's folder that the exception passed through, or the model's file."""
     lines = [
         f"{frame.filename}:{frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)

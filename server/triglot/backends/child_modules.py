@@ -38,14 +38,14 @@ sys.modules.setdefault(ROOT, ModuleType(ROOT))
 
 
 def unique_name(kind: str, paths: Sequence[Path]) -> str:
-    """Returns a new module name for a model with these files, an identifier after `ROOT` and a dot."""
+    """Return a new module name for a model with these files, an identifier after `ROOT` and a dot."""
     if SPAWNED not in sys.path:
         sys.path.append(SPAWNED)
     return f"{ROOT}.{_SEPARATOR.join([f'{kind}{next(_numbers)}', *map(_encoded, paths)])}"
 
 
 def _encoded(path: Path) -> str:
-    """Returns the absolute path as a part of an identifier: "_" and two hex digits stand for a byte."""
+    """Return the absolute path as a part of an identifier: "_" and two hex digits stand for a byte."""
     quoted = quote(str(path.absolute())[1:], safe="")
     return re.sub(r"[_.~-]", lambda found: f"%{ord(found[0]):02X}", quoted).replace("%", "_")
 

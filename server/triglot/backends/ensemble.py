@@ -12,7 +12,7 @@ from triglot.model.reshaping import reshaped
 
 
 def load(folder: Path, config: ModelConfig) -> Ensemble:
-    """Returns the configured ensemble; `configure` adds its inputs and outputs."""
+    """Return the configured ensemble; `configure` adds its inputs and outputs."""
     model = Ensemble()
     model.model_config = config
     model.steps = config.ensemble

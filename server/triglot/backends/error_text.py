@@ -9,5 +9,5 @@ _TRACE = "\nStack trace:"
 
 
 def error_text(error: Exception) -> str:
-    """Returns the text without the times, source files and stack traces that XGBoost includes."""
+    """Return the text without the times, source files and stack traces that XGBoost includes."""
     return _PLACE.sub("", str(error)).partition(_TRACE)[0].strip()

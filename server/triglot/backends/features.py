@@ -89,7 +89,7 @@ class Layout:
             self.example = {name: _tensor([value], datatypes[name]) for name, value in self._used.items()}
 
     def table(self, inputs: Inputs) -> Any:
-        """Returns the table of a call's inputs. Raises `ValueError` and `InvalidArgument`."""
+        """Return the table of a call's inputs. Raise `ValueError` and `InvalidArgument`."""
         if INSTANCES in inputs and INSTANCES not in self._row:
             return self._of_instances(_records(_parsed(inputs[INSTANCES])))
         arrays = {name: _own(array) for name, array in inputs.items()}
@@ -159,7 +159,7 @@ class Whole:
             self.example = {INPUT: _tensor([example], datatype)}
 
     def table(self, inputs: Inputs) -> Any:
-        """Returns the rows of a call's inputs. Raises `ValueError` and `InvalidArgument`."""
+        """Return the rows of a call's inputs. Raise `ValueError` and `InvalidArgument`."""
         if INSTANCES in inputs:
             return self._rows(_parsed(inputs[INSTANCES]))
         arrays = {name: _column(_own(array)) for name, array in inputs.items()}
@@ -182,9 +182,9 @@ class Whole:
 
 
 def layouts(file: Path, estimator: Any, number: str) -> Iterator[Layout | Whole]:
-    """Yields possible layouts for an estimator, the most likely first; `number` is the datatype of numbers.
+    """Yield possible layouts for an estimator, the most likely first; `number` is the datatype of numbers.
 
-    Raises `MissingDependency` if the estimator was fitted on a DataFrame and pandas is missing: it selects its
+    Raise `MissingDependency` if the estimator was fitted on a DataFrame and pandas is missing: it selects its
     features by column names.
     """
     count = getattr(estimator, "n_features_in_", None)
@@ -207,12 +207,12 @@ def layouts(file: Path, estimator: Any, number: str) -> Iterator[Layout | Whole]
 
 
 def numbers(number: str, count: int, names: Sequence[str] | None = None) -> Layout:
-    """Returns the layout of rows of `count` numbers in an array."""
+    """Return the layout of rows of `count` numbers in an array."""
     return Layout([0.0] * count, number, names)
 
 
 def untried(file: Path, estimator: Any) -> Whole | None:
-    """Returns the layout of an estimator that accepts no example row, None if that is no layout but a failure.
+    """Return the layout of an estimator that accepts no example row, None if that is no layout but a failure.
 
     One that does not count its features is given whatever is sent, and one that was fitted on a DataFrame a
     DataFrame of it: what a user's own transformer does with its columns cannot be guessed.
@@ -232,7 +232,7 @@ def untried(file: Path, estimator: Any) -> Whole | None:
 
 
 def parts(estimator: Any) -> Iterator[Any]:
-    """Yields an estimator and all objects inside it that can be fitted or called, outermost first."""
+    """Yield an estimator and all objects inside it that can be fitted or called, outermost first."""
     found: deque[Any] = deque([estimator])
     seen: set[int] = set()
     while found:
@@ -275,7 +275,7 @@ def _pandas() -> Any:
 
 
 def _rows(estimator: Any, names: list[str] | None, count: int, frame: Any) -> Iterator[list[Any]]:
-    """Yields rows of example values that the estimator may accept."""
+    """Yield rows of example values that the estimator may accept."""
     candidates = _known_rows(estimator, names, count)
     if any(UNUSED in row for row in candidates):  # Used by another part after all, as by a stacking's last step.
         candidates += [[None if value is UNUSED else value for value in row] for row in candidates]
@@ -289,7 +289,7 @@ def _rows(estimator: Any, names: list[str] | None, count: int, frame: Any) -> It
 
 
 def _mixed(row: list[Any], others: tuple[Any, ...]) -> Iterator[list[Any]]:
-    """Yields the row with numbers for what is not known but one feature, then two, and so on."""
+    """Yield the row with numbers for what is not known but one feature, then two, and so on."""
     places = [at for at, value in enumerate(row) if value is None]
     numbers_only = [_NUMBERS[0] if value is None else value for value in row]
     for count in range(1, len(places)):
@@ -302,7 +302,7 @@ def _mixed(row: list[Any], others: tuple[Any, ...]) -> Iterator[list[Any]]:
 
 
 def _known_rows(estimator: Any, names: list[str] | None, count: int) -> list[list[Any]]:
-    """Returns rows of the values that parts of an estimator know, None for every other feature.
+    """Return rows of the values that parts of an estimator know, None for every other feature.
 
     The first one joins what parts know of features by their names; each of the others is what one part knows of as
     many features.
@@ -326,7 +326,7 @@ def _known_rows(estimator: Any, names: list[str] | None, count: int) -> list[lis
 
 
 def _known_values(part: Any) -> list[Any] | None:
-    """Returns a value of each feature of a part: one that it knows, `UNUSED` or None; None if it knows none."""
+    """Return a value of each feature of a part: one that it knows, `UNUSED` or None; None if it knows none."""
     if hasattr(part, "transformers_"):
         return _column_values(part)
     if hasattr(part, "categories_"):
@@ -339,7 +339,7 @@ def _known_values(part: Any) -> list[Any] | None:
 
 
 def _first(categories: Any) -> Any:
-    """Returns the first category that is no missing value, as a Python object; dates stay numpy's."""
+    """Return the first category that is no missing value, as a Python object; dates stay numpy's."""
     values = np.asarray(categories)
     if values.dtype.kind == "M":
         return values[0]
@@ -351,7 +351,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def _lightgbm_values(booster: Any) -> list[Any] | None:
-    """Returns the categories that a LightGBM booster was trained on; it takes them as pandas Categoricals only."""
+    """Return the categories that a LightGBM booster was trained on; it takes them as pandas Categoricals only."""
     model = booster.dump_model(num_iteration=1)
     kinds = [model["feature_infos"].get(name, {}).get("values") for name in model["feature_names"]]
     if sum(map(bool, kinds)) != len(booster.pandas_categorical):
@@ -361,7 +361,7 @@ def _lightgbm_values(booster: Any) -> list[Any] | None:
 
 
 def _column_values(transformer: Any) -> list[Any]:
-    """Returns what the parts of a ColumnTransformer know of its features."""
+    """Return what the parts of a ColumnTransformer know of its features."""
     row: list[Any] = [UNUSED] * transformer.n_features_in_
     names = getattr(transformer, "feature_names_in_", None)
     places = transformer._transformer_to_input_indices
@@ -383,7 +383,7 @@ def _column_values(transformer: Any) -> list[Any]:
 
 
 def _transformed(part: Any, names: list[str] | None, count: int, *, one_column: bool) -> list[Any] | None:
-    """Returns a row for a transformer that knows none; None if it takes numbers, or nothing that is tried.
+    """Return a row for a transformer that knows none; None if it takes numbers, or nothing that is tried.
 
     `one_column`: it gets a column, not a table.
     """
@@ -417,14 +417,14 @@ def _datatype(value: Any, number: str) -> str:
 
 
 def _tensor(values: Iterable[Any], datatype: str) -> Array:
-    """Returns the values as a request would contain them."""
+    """Return the values as a request would contain them."""
     plain = [value.values[0] if isinstance(value, Categories) else value for value in values]
     elements = [str(value).encode() for value in plain] if datatype == "BYTES" else plain
     return np.array(elements, DATATYPES[datatype].dtype)
 
 
 def _own(array: Array) -> Array:
-    """Returns texts as `str` and numbers unchanged. Raises `UnicodeDecodeError`.
+    """Return texts as `str` and numbers unchanged. Raise `UnicodeDecodeError`.
 
     Always a copy: the request's own array may be unaligned, and transformers with copy=False write to their input.
     """
@@ -436,12 +436,12 @@ def _own(array: Array) -> Array:
 
 
 def _column(array: Array) -> Array:
-    """Returns a column without a second dim of 1, which MLServer's and KServe's codecs add."""
+    """Return a column without a second dim of 1, which MLServer's and KServe's codecs add."""
     return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 
 
 def _json_array(values: list[Any]) -> Array:
-    """Returns JSON values as a flat array: of numbers or booleans if all are, else of objects."""
+    """Return JSON values as a flat array: of numbers or booleans if all are, else of objects."""
     if all(isinstance(value, bool | int | float) for value in values):
         array = np.array(values)
         if array.dtype.kind in "bif":
@@ -463,7 +463,7 @@ def _without_null(values: Iterable[Any]) -> list[Any]:
 
 
 def _records(instances: list[Any]) -> list[Any]:
-    """Returns rows; KServe V1 takes an instance for a table: an object of columns, or a list of objects.
+    """Return rows; KServe V1 takes an instance for a table: an object of columns, or a list of objects.
 
     See `get_predict_input` in KServe 0.21's kserve/utils/utils.py. A column is a list, or an object by row.
     """

@@ -45,9 +45,9 @@ def mentions(source: bytes) -> bool:
 
 
 def model_of(module: ModuleType, file: Path, config: ModelConfig) -> Model | None:
-    """Returns the loaded model of the class that the module defines, or None without one.
+    """Return the loaded model of the class that the module defines, or None without one.
 
-    Raises `ModelLoadError` for an unsupported class, and the exceptions of the class's own code.
+    Raise `ModelLoadError` for an unsupported class, and the exceptions of the class's own code.
     """
     for value in vars(module).values():
         if inspect.isclass(value) and value.__module__ == module.__name__:
@@ -84,11 +84,11 @@ class CodeLoop:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs the coroutine and returns its result. Blocks; not callable on the loop's own thread."""
+        """Run the coroutine and return its result. Blocks; not callable on the loop's own thread."""
         return self.submit(work).result()
 
     def close(self) -> None:
-        """Stops the loop and joins its thread."""
+        """Stop the loop and join its thread."""
         self._closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -103,7 +103,7 @@ class ForeignModel(Model):
         self._loop = loop
 
     async def infer(self, inputs: Inputs, call: Call) -> Any:
-        """Returns the response; raises `InvalidArgument` and `NotFound` for errors that are the client's."""
+        """Return the response; raise `InvalidArgument` and `NotFound` for errors that are the client's."""
         return await asyncio.wrap_future(self._loop.submit(self._infer(inputs, call)))
 
     async def _infer(self, inputs: Inputs, call: Call) -> Any:
@@ -114,7 +114,7 @@ class ForeignModel(Model):
 
     @abstractmethod
     async def answer(self, inputs: Inputs, call: Call) -> Any:
-        """Returns the response of the model's code. Called on the model's own loop."""
+        """Return the response of the model's code. Called on the model's own loop."""
 
 
 class ForeignStream(ForeignModel):
@@ -123,7 +123,7 @@ class ForeignStream(ForeignModel):
     async def infer(  # type: ignore[override]  # A model's `infer` is any of the four kinds of functions.
         self, inputs: Inputs, call: Call
     ) -> AsyncGenerator[Any, None]:
-        """Yields the responses; raises as `ForeignModel.infer` does."""
+        """Yield the responses; raise as `ForeignModel.infer` does."""
         answers = self.answers(inputs, call)
         try:
             while (answer := await asyncio.wrap_future(self._loop.submit(_next(answers)))) is not None:
@@ -133,7 +133,7 @@ class ForeignStream(ForeignModel):
 
     @abstractmethod
     def answers(self, inputs: Inputs, call: Call) -> AsyncIterator[Any]:
-        """Yields the responses of the model's code. Called on the model's own loop."""
+        """Yield the responses of the model's code. Called on the model's own loop."""
 
 
 async def _next(answers: AsyncIterator[Any]) -> Any:
@@ -149,7 +149,7 @@ async def _close_stream(answers: Any) -> None:
 
 
 def map_error(error: Exception) -> Exception:
-    """Returns the error for the client: with its text if the client caused it, otherwise unchanged."""
+    """Return the error for the client: with its text if the client caused it, otherwise unchanged."""
     status = getattr(error, "status_code", None)
     text = str(getattr(error, "detail", None) or error)
     name = type(error).__name__
@@ -163,7 +163,7 @@ def map_error(error: Exception) -> Exception:
 
 
 def array_of(name: str, datatype: str, shape: Any, data: Any) -> Array:
-    """Returns the elements of an output, nested lists or flat, as an array. Raises `Internal` with its name."""
+    """Return the elements of an output, nested lists or flat, as an array. Raise `Internal` with its name."""
     try:
         if datatype == "BYTES":
             texts = np.array([data] if isinstance(data, str | bytes) else data, object).reshape(-1)
@@ -174,7 +174,7 @@ def array_of(name: str, datatype: str, shape: Any, data: Any) -> Array:
 
 
 def answer_of(outputs: Mapping[str, Array], parameters: Mapping[str, Any] | None) -> Answer:
-    """Returns the outputs with those of the parameters that a response can carry."""
+    """Return the outputs with those of the parameters that a response can carry."""
     plain = {
         name: value for name, value in (parameters or {}).items() if isinstance(value, bool | int | float | str)
     }

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def parse(what: str, text: bytes) -> Any:
-    """Returns the value of a text. Raises `InvalidArgument`, which names `what`."""
+    """Return the value of a text. Raise `InvalidArgument`, which names `what`."""
     try:
         return loads(text)
     except ValueError:
@@ -27,7 +27,7 @@ def parse(what: str, text: bytes) -> Any:
 
 
 def serialize(what: str, result: object) -> bytes:
-    """Returns the text of a value, numpy's included. Raises `Internal`, which names the function `what`."""
+    """Return the text of a value, numpy's included. Raise `Internal`, which names the function `what`."""
     try:
         text = dumps(result, _plain)
         if b"null" not in text:  # It writes null for NaN and Infinity, too.

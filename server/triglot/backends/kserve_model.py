@@ -26,9 +26,9 @@ from triglot.model.validation import repeated_output
 
 
 def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
-    """Returns the class's model, loaded.
+    """Return the class's model, loaded.
 
-    Raises `ModelLoadError` for a class whose constructor does not accept just a name, a `load` that does not
+    Raise `ModelLoadError` for a class whose constructor does not accept just a name, a `load` that does not
     return True, and for unsupported features.
     """
     kserve = importlib.import_module("kserve")
@@ -138,7 +138,7 @@ class KServeModel(ForeignModel):
         return result[0] if isinstance(result, tuple) else result
 
     def close(self) -> None:
-        """Calls `stop`."""
+        """Call `stop`."""
         try:
             self._served.stop()
         finally:

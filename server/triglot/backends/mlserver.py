@@ -33,9 +33,9 @@ NOT_SUPPORTED = ("environment_path", "environment_tarball")
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """Returns the model of a `model-settings.json`.
+    """Return the model of a `model-settings.json`.
 
-    Raises `MissingDependency` for a runtime that is not installed, and as `model_of` does.
+    Raise `MissingDependency` for a runtime that is not installed, and as `model_of` does.
     """
     try:
         mlserver = importlib.import_module("mlserver")
@@ -58,9 +58,9 @@ def load(file: Path, config: ModelConfig) -> Model:
 
 
 def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
-    """Returns the class's model, loaded, with the settings in the `model-settings.json` next to `file`, if any.
+    """Return the class's model, loaded, with the settings in the `model-settings.json` next to `file`, if any.
 
-    Raises `ModelLoadError` for a `load` that does not return True, and for unsupported features.
+    Raise `ModelLoadError` for a `load` that does not return True, and for unsupported features.
     """
     mlserver = importlib.import_module("mlserver")
     settings = _settings(
@@ -70,7 +70,7 @@ def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
 
 
 def _settings(mlserver: Any, file: Path, config: ModelConfig, implementation: str) -> Any:
-    """Returns the settings in the file, or defaults without a file. Raises `ModelLoadError`."""
+    """Return the settings in the file, or defaults without a file. Raise `ModelLoadError`."""
     try:
         values = json.loads(file.read_bytes()) if implementation == "" or file.exists() else {}
         if not isinstance(values, dict):
@@ -139,7 +139,7 @@ class MLServerModel(ForeignModel):
         return self._answer(await self._served.predict(self._request(inputs, call)))
 
     def _request(self, inputs: Inputs, call: Call) -> Any:
-        """Returns the request. Raises `InvalidArgument` for parameters that MLServer's types reject."""
+        """Return the request. Raise `InvalidArgument` for parameters that MLServer's types reject."""
         types = self._types
         try:
             values = types.Parameters(**{**call.parameters, "headers": call.metadata})
@@ -174,7 +174,7 @@ class MLServerModel(ForeignModel):
         return answer_of(outputs, response.parameters.model_dump() if response.parameters else None)
 
     def close(self) -> None:
-        """Calls `unload`."""
+        """Call `unload`."""
         try:
             self._loop.run(self._served.unload())
         finally:
@@ -195,5 +195,5 @@ async def _one(request: Any) -> AsyncIterator[Any]:
 
 
 def _text(datatype: Any) -> str:
-    """Returns the datatype's name: MLServer has texts, and members of an enumeration."""
+    """Return the datatype's name: MLServer has texts, and members of an enumeration."""
     return str(getattr(datatype, "value", datatype))

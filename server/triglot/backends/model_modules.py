@@ -45,7 +45,7 @@ class FreshLoader(SourceFileLoader):
     """
 
     def path_stats(self, path: str) -> NoReturn:
-        """Raises `OSError`, so that no cached file is read or written."""
+        """Raise `OSError`, so that no cached file is read or written."""
         raise OSError(f"{path}: the source itself is compiled")
 
 
@@ -58,7 +58,7 @@ class ModuleFinder(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def close(self) -> None:
-        """Removes the modules. Their code that still runs cannot import more of them."""
+        """Remove the modules. Their code that still runs cannot import more of them."""
         try:
             sys.meta_path.remove(self)
         except ValueError:
@@ -81,7 +81,7 @@ class ModuleFinder(MetaPathFinder):
         return None if spec is None else self.with_fresh_loader(spec)
 
     def with_fresh_loader(self, spec: ModuleSpec) -> ModuleSpec:
-        """Returns the spec, with a loader of ours for source files."""
+        """Return the spec, with a loader of ours for source files."""
         if isinstance(spec.loader, SourceFileLoader):
             spec.loader = self._loader(spec.loader.name, spec.loader.path)
         return spec
@@ -119,11 +119,11 @@ class ModelModules(ModuleFinder):
         return ", ".join(sorted(self._own)) or "none"
 
     def import_module(self, name: str) -> ModuleType:
-        """Imports the model's module of that name, or else a global one. Raises as `importlib.import_module`."""
+        """Import the model's module of that name, or else a global one. Raise as `importlib.import_module`."""
         return importlib.import_module(self.real_name(name))
 
     def real_name(self, name: str) -> str:
-        """Returns the name in `sys.modules` for the model's name of a module."""
+        """Return the name in `sys.modules` for the model's name of a module."""
         if name not in self:
             return name
         first = name.partition(".")[0]
@@ -131,7 +131,7 @@ class ModelModules(ModuleFinder):
         return f"{package}.{name}"
 
     def _package_of(self, name: str) -> str:
-        """Returns the package for the folder that contains the module of that name."""
+        """Return the package for the folder that contains the module of that name."""
         for entry in itertools.takewhile(_STANDARD_LIBRARY.__ne__, map(str, sys.path)):
             if self._folder in Path(entry).resolve().parents and PathFinder.find_spec(name, [entry]):
                 return self._add_package(f"{self.name}.<{name}>", [entry])
@@ -145,7 +145,7 @@ class ModelModules(ModuleFinder):
 
     @contextmanager
     def by_plain_names(self) -> Iterator[None]:
-        """Makes the modules importable by their plain names for all code in the block; one model at a time."""
+        """Make the modules importable by their plain names for all code in the block; one model at a time."""
         with _plain_names:
             aliases = _Aliases(self)
             sys.meta_path.insert(0, aliases)
@@ -230,7 +230,7 @@ class PlainNames(MetaPathFinder, Loader):
         sys.meta_path.insert(0, self)
 
     def close(self) -> None:
-        """Removes the names."""
+        """Remove the names."""
         sys.meta_path.remove(self)
         for name, module in sys.modules.copy().items():  # Other threads may import meanwhile.
             if isinstance(module, _RunningModels):
@@ -284,7 +284,7 @@ def spec_in_child(name: str, folders: Sequence[Path]) -> ModuleSpec:
 
 
 def spec_of_own(modules: ModelModules) -> ModuleSpec:
-    """Returns the spec of the modules' package, in a process that runs the code of this model only."""
+    """Return the spec of the modules' package, in a process that runs the code of this model only."""
     running.set(modules)
     spec = ModuleSpec(modules.name, None, is_package=True)
     spec.submodule_search_locations = list(sys.modules[modules.name].__path__)

@@ -84,9 +84,9 @@ _DATATYPES = {
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """Returns the model of `file` on the devices of `config`, with its parameters.
+    """Return the model of `file` on the devices of `config`, with its parameters.
 
-    Raises `ModelLoadError` for unsupported datatypes, for a device that does not exist and for an invalid
+    Raise `ModelLoadError` for unsupported datatypes, for a device that does not exist and for an invalid
     parameter. Unknown parameters are logged.
     """
     hint = "" if GPU in onnxruntime.get_available_providers() else NO_PROVIDER
@@ -94,7 +94,7 @@ def load(file: Path, config: ModelConfig) -> Model:
 
 
 def gpu_count() -> int:
-    """Returns the number of GPUs that onnxruntime can use: 0 without its CUDA provider, a driver or a GPU."""
+    """Return the number of GPUs that onnxruntime can use: 0 without its CUDA provider, a driver or a GPU."""
     if GPU not in onnxruntime.get_available_providers():
         return 0
     try:
@@ -151,7 +151,7 @@ class OnnxModel(Model):
     def _outputs(
         self, nodes: Sequence[Any], maps: Mapping[str, Probabilities], scalars: Set[str], *, batched: bool
     ) -> list[TensorSpec]:
-        """Returns the outputs that can be returned, and notes the reasons why others cannot."""
+        """Return the outputs that can be returned, and note the reasons why others cannot."""
         made = {known.tensor: name for name, known in maps.items()}
         specs: list[TensorSpec] = []
         reasons: dict[str, str] = {}
@@ -178,9 +178,9 @@ class OnnxModel(Model):
         return specs
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Runs the session.
+        """Run the session.
 
-        Raises `InvalidArgument` with onnxruntime's reason for inputs that the graph rejects, and for text that is
+        Raise `InvalidArgument` with onnxruntime's reason for inputs that the graph rejects, and for text that is
         not UTF-8, and `Internal` for a lack of memory and failures of a GPU.
         """
         if self._reshaping is not None:
@@ -214,7 +214,7 @@ class OnnxModel(Model):
 
 
 def failure_of(error: Exception) -> ServingError:
-    """Returns the error for a failed run: `InvalidArgument` if the inputs are the cause, else `Internal`.
+    """Return the error for a failed run: `InvalidArgument` if the inputs are the cause, else `Internal`.
 
     The text is onnxruntime's, which begins as in Triton's backend (RETURN_IF_ORT_ERROR).
     """
@@ -226,7 +226,7 @@ def failure_of(error: Exception) -> ServingError:
 def _sessions(
     file: Path, gpus: Sequence[int | None], options: Any
 ) -> tuple[dict[int | None, Any], dict[str, Probabilities]]:
-    """Returns a session for each GPU, None for the CPU, and the outputs that are tensors in place of maps."""
+    """Return a session for each GPU, None for the CPU, and the outputs that are tensors in place of maps."""
     sessions = {gpus[0]: _session(file, str(file), gpus[0], options)}
     source: str | bytes = str(file)
     maps: dict[str, Probabilities] = {}
@@ -237,7 +237,7 @@ def _sessions(
 
 
 def _session(file: Path, source: str | bytes, gpu: int | None, options: Any) -> Any:
-    """Returns a session on a GPU or the CPU. Raises `ModelLoadError` if onnxruntime falls back to the CPU.
+    """Return a session on a GPU or the CPU. Raise `ModelLoadError` if onnxruntime falls back to the CPU.
 
     `source` is the path of the model file, or its content.
     """
@@ -255,7 +255,7 @@ def _session(file: Path, source: str | bytes, gpu: int | None, options: Any) -> 
 
 
 def _options(file: Path, config: ModelConfig) -> Any:
-    """Returns the session options. Raises `ModelLoadError` for an invalid parameter."""
+    """Return the session options. Raise `ModelLoadError` for an invalid parameter."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = thread_limit()
     source = config.source or file
@@ -282,7 +282,7 @@ def _input(file: Path, node: Any, scalars: Set[str]) -> TensorSpec:
 
 
 def _element_type(node: Any) -> str:
-    """Returns the type of a node; for an optional tensor that of the tensor."""
+    """Return the type of a node; for an optional tensor that of the tensor."""
     kind: str = node.type
     return kind.removeprefix(OPTIONAL).removesuffix(")") if kind.startswith(OPTIONAL) else kind
 
@@ -293,14 +293,14 @@ def _wrong_type(node: Any) -> str:
 
 
 def _shape(node: Any, scalars: Set[str]) -> list[int] | None:
-    """Returns the declared shape; None for any rank. `scalars` holds the names of the tensors of rank 0."""
+    """Return the declared shape; None for any rank. `scalars` holds the names of the tensors of rank 0."""
     if not node.shape:
         return [] if node.name in scalars else None
     return [dim if isinstance(dim, int) else -1 for dim in node.shape]
 
 
 def _defaults(session: Any, config: ModelConfig) -> list[Any]:
-    """Returns the initializers that requests may set: the configured ones, or all unless these are the weights."""
+    """Return the initializers that requests may set: the configured ones, or all unless these are the weights."""
     nodes = [node for node in session.get_overridable_initializers() if node.type in _DATATYPES]
     if configured := {tensor.name for tensor in config.inputs}:
         return [node for node in nodes if node.name in configured]
@@ -308,7 +308,7 @@ def _defaults(session: Any, config: ModelConfig) -> list[Any]:
 
 
 def _optional(specs: Sequence[TensorSpec], config: ModelConfig) -> list[TensorSpec]:
-    """Returns the specs of such initializers; without those that cannot be batched, unless they are configured."""
+    """Return the specs of such initializers; without those that cannot be batched, unless they are configured."""
     return [
         replace(spec, optional=True)
         for spec in specs
@@ -317,7 +317,7 @@ def _optional(specs: Sequence[TensorSpec], config: ModelConfig) -> list[TensorSp
 
 
 def _check_bf16(file: Path, inputs: Sequence[TensorSpec]) -> None:
-    """Raises `ModelLoadError` if onnxruntime's Python API cannot pass BF16 tensors, or not with these inputs."""
+    """Raise `ModelLoadError` if onnxruntime's Python API cannot pass BF16 tensors, or not with these inputs."""
     if not hasattr(onnxruntime.OrtValue, "ortvalue_from_numpy_with_onnx_type"):
         raise ModelLoadError(
             f"{file}: BF16 tensors need a newer onnxruntime than {onnxruntime.__version__}; "
@@ -338,10 +338,10 @@ def _ort_value(array: Array) -> Any:
 
 
 def _texts(value: Any, error: UnicodeDecodeError) -> list[bytes]:
-    """Returns the elements of a tensor of strings, which onnxruntime's Python API only returns as UTF-8.
+    """Return the elements of a tensor of strings, which onnxruntime's Python API only returns as UTF-8.
 
     They are std::string objects of libstdc++ (since GCC 5): an address, a length, and 16 bytes with the text
-    itself or, if the address is another one, the capacity there. Raises `Internal` for anything else.
+    itself or, if the address is another one, the capacity there. Raise `Internal` for anything else.
     """
     at, count = value.data_ptr(), element_count(value.shape())
     size = value.tensor_size_in_bytes() if hasattr(value, "tensor_size_in_bytes") else 0

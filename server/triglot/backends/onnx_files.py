@@ -26,7 +26,7 @@ class Probabilities:
 
 
 def scalars_of(file: Path) -> frozenset[str]:
-    """Returns the names of the inputs and outputs that the file declares as tensors of rank 0."""
+    """Return the names of the inputs and outputs that the file declares as tensors of rank 0."""
     graph = pb.ModelProto.FromString(file.read_bytes()).graph
     return frozenset(
         value.name
@@ -36,7 +36,7 @@ def scalars_of(file: Path) -> frozenset[str]:
 
 
 def without_maps(file: Path) -> tuple[bytes, dict[str, Probabilities]]:
-    """Returns the model without ZipMap nodes, and the tensors that replace their maps, by output.
+    """Return the model without ZipMap nodes, and the tensors that replace their maps, by output.
 
     skl2onnx and onnxmltools add such a node unless they are told zipmap=False, and CatBoost always. It returns
     a sequence of maps from labels to probabilities, one for each row (ai.onnx.ml, ZipMap).
@@ -66,7 +66,7 @@ def without_maps(file: Path) -> tuple[bytes, dict[str, Probabilities]]:
 
 
 def _labels(node: pb.NodeProto) -> list[bytes]:
-    """Returns the labels of a ZipMap node, which are either integers or strings."""
+    """Return the labels of a ZipMap node, which are either integers or strings."""
     values = {attribute.name: attribute for attribute in node.attribute}
     if "classlabels_strings" in values:
         return list(values["classlabels_strings"].strings)

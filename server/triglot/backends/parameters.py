@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_unknown(file: Path, config: ModelConfig, backend: str, known: Collection[str] = ()) -> None:
-    """Logs a warning for each parameter that is not `known`."""
+    """Log a warning for each parameter that is not `known`."""
     for key in config.parameters:
         if key not in known:
             log.warning(

@@ -20,7 +20,7 @@ _DECOMPRESS: dict[bytes, Callable[[bytes], bytes]] = {
 
 
 def content_of(file: Path) -> bytes:
-    """Returns the pickle in a file, decompressed; a damaged file as it is."""
+    """Return the pickle in a file, decompressed; a damaged file as it is."""
     content = file.read_bytes()
     for start, decompress in _DECOMPRESS.items():
         if content.startswith(start):

@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 def devices_of(file: Path, config: ModelConfig, gpu_count: Callable[[], int], hint: str = "") -> list[Device]:
-    """Returns the device of each instance; empty without instance groups.
+    """Return the device of each instance; empty without instance groups.
 
-    Raises `ModelLoadError` with the configuration's file and key, followed by `hint`, for a GPU that does not
+    Raise `ModelLoadError` with the configuration's file and key, followed by `hint`, for a GPU that does not
     exist.
     """
     try:
@@ -47,7 +47,7 @@ class Placement(Generic[T]):
         self._threads = threading.local()
 
     def current(self) -> T:
-        """Returns the item of the calling thread."""
+        """Return the item of the calling thread."""
         try:
             place: _Place[T] = self._threads.place
         except AttributeError:
@@ -58,7 +58,7 @@ class Placement(Generic[T]):
         return place.item
 
     def add(self, items: Sequence[T]) -> None:
-        """Adds items for new threads."""
+        """Add items for new threads."""
         with self._lock:
             self._places += [_Place(item) for item in items]
 

@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """Returns the predictor that `file` describes.
+    """Return the predictor that `file` describes.
 
-    Raises `ModelLoadError` for errors in the file, the packages or the class.
+    Raise `ModelLoadError` for errors in the file, the packages or the class.
     """
     warn_of_unknown(file, config, "predictor")
     routine = _read(file)
@@ -92,9 +92,9 @@ class PredictorModel(Model):
         self._opened = opened
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Calls `predict`.
+        """Call `predict`.
 
-        Raises `InvalidArgument` for invalid JSON and for arguments that `predict` lacks, and `Internal` for a
+        Raise `InvalidArgument` for invalid JSON and for arguments that `predict` lacks, and `Internal` for a
         result that is not JSON-serializable and, with its text, for an exception of `predict`.
         """
         elements = inputs["instances"].ravel().tolist()
@@ -116,7 +116,7 @@ class PredictorModel(Model):
         return {"predictions": object_array([serialize("predict()", predictions)], [1])}
 
     def close(self) -> None:
-        """Removes the modules and the unpacked packages."""
+        """Remove the modules and the unpacked packages."""
         self._opened.close()
 
 
@@ -147,7 +147,7 @@ def _read(file: Path) -> _Routine:
 
 
 def _folders(file: Path, routine: _Routine, opened: ExitStack) -> list[Path]:
-    """Returns the folders of the predictor's modules; unpacked packages are removed when `opened` is closed."""
+    """Return the folders of the predictor's modules; unpacked packages are removed when `opened` is closed."""
     folders = [_below(file, name) for name in routine.path]
     for folder in folders:
         if not folder.is_dir():
@@ -167,7 +167,7 @@ def _below(file: Path, name: str) -> Path:
 
 
 def _unpack(file: Path, package: Path, target: Path) -> list[Path]:
-    """Returns the folders of a source distribution's modules."""
+    """Return the folders of a source distribution's modules."""
     try:
         unpack(package, target)
     except (OSError, TarError) as error:
@@ -179,7 +179,7 @@ def _unpack(file: Path, package: Path, target: Path) -> list[Path]:
 
 
 def _class(file: Path, key: str, name: str, modules: ModelModules) -> Any:
-    """Returns the class of a name, None of an empty one."""
+    """Return the class of a name, None of an empty one."""
     if not name:
         return None
     module_name, _, class_name = name.rpartition(".")
@@ -196,7 +196,7 @@ def _class(file: Path, key: str, name: str, modules: ModelModules) -> Any:
 
 
 def _predictor(file: Path, name: str, predictor_class: Any) -> Any:
-    """Returns the predictor that the class makes from the model's folder."""
+    """Return the predictor that the class makes from the model's folder."""
     predictor = predictor_class.from_path(str(file.parent.absolute()))
     if not callable(getattr(predictor, "predict", None)):
         raise ModelLoadError(

@@ -33,7 +33,7 @@ TRITON_CLASS = "TritonPythonModel"
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """Returns the model class of `file`, instantiated and loaded.
+    """Return the model class of `file`, instantiated and loaded.
 
     The file is loaded by its path and not through `sys.path`, so its name cannot shadow a package; its neighbours
     are imported relatively (`from . import helper`). All of these modules are removed with the model: their code
@@ -42,7 +42,7 @@ def load(file: Path, config: ModelConfig) -> Model:
     A file that contains `TritonPythonModel` is imported as in Triton, with Triton's utility module, and its
     neighbours by their plain names, too; a `triglot.Model` in it is served like any other.
 
-    Raises `ModelLoadError` when there is no model class, or more than one, and for a `load` or `close` that is not
+    Raise `ModelLoadError` when there is no model class, or more than one, and for a `load` or `close` that is not
     a plain function; `NeedsProcess` when the class requires a process and the configuration does not set
     `execution`.
     """
@@ -72,7 +72,7 @@ def _load_tritons(file: Path, config: ModelConfig) -> Model:
 
 
 def _load_foreign(file: Path, config: ModelConfig) -> Model:
-    """Loads another server's class, or a `triglot.Model` in a file that names one; neighbours have plain names."""
+    """Load another server's class, or a `triglot.Model` in a file that names one; neighbours have plain names."""
     modules = ModelModules([file.parent])
     try:
         with modules.by_plain_names():
@@ -116,7 +116,7 @@ def _load(file: Path, config: ModelConfig, module: ModuleType, finder: ModuleFin
 
 
 def _import(file: Path, finder: ModuleFinder, name: str) -> ModuleType:
-    """Imports the module `name`. Closes `finder` on failure."""
+    """Import the module `name`. Close `finder` on failure."""
     try:
         spec = _spec(file, finder, name)
         module = importlib.util.module_from_spec(spec)
@@ -131,7 +131,7 @@ def _import(file: Path, finder: ModuleFinder, name: str) -> ModuleType:
 
 
 def _spec(file: Path, finder: ModuleFinder, name: str) -> ModuleSpec:
-    """Returns the spec of the module `name`; the finder's own has its neighbours below it."""
+    """Return the spec of the module `name`; the finder's own has its neighbours below it."""
     folders = [str(file.parent)] if name == finder.name else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
     if spec is None or spec.loader is None:
@@ -146,7 +146,7 @@ def spec_in_child(name: str, paths: Sequence[Path]) -> ModuleSpec:
 
 
 def _remove_with(model: Model, model_class: type[Model], finder: ModuleFinder) -> None:
-    """Removes the model's modules after it has been closed, or once it is garbage-collected without that."""
+    """Remove the model's modules after it has been closed, or once it is garbage-collected without that."""
     weakref.finalize(model, finder.close).atexit = False
     # A weak reference, as the modules may refer to the model. A subclass's `close` need not call the base's.
     close = inspect.getattr_static(model_class, "close")

@@ -46,9 +46,9 @@ MLServer has the same three names."""
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """Returns the model of the object in `file`; its type determines the library (tfs 7.4).
+    """Return the model of the object in `file`; its type determines the library (tfs 7.4).
 
-    Raises `ModelLoadError` for an unsupported object, and `MissingDependency` for a library that the object needs.
+    Raise `ModelLoadError` for an unsupported object, and `MissingDependency` for a library that the object needs.
     """
     warn_of_unknown(file, config, "sklearn")
     try:
@@ -101,7 +101,7 @@ def _unpickle(file: Path) -> Any:
 
 @contextmanager
 def _warnings_logged(file: Path) -> Iterator[None]:
-    """Logs the warnings of libraries, such as that an object was pickled by another release."""
+    """Log the warnings of libraries, such as that an object was pickled by another release."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
@@ -112,7 +112,7 @@ def _warnings_logged(file: Path) -> Iterator[None]:
 
 
 def other_release(file: Path) -> str | None:
-    """Returns the release of scikit-learn that pickled a file; None if it is the installed one, or not known.
+    """Return the release of scikit-learn that pickled a file; None if it is the installed one, or not known.
 
     It is read from the file, as scikit-learn warns only of objects that could be restored.
     """
@@ -157,9 +157,9 @@ class EstimatorModel(Model):
             self.warnings = [_counts_text(other_release(file))]
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Array]:
-        """Calls the signature's method.
+        """Call the signature's method.
 
-        Raises `InvalidArgument` for values that the estimator rejects, with its text (tfs 7.3).
+        Raise `InvalidArgument` for values that the estimator rejects, with its text (tfs 7.3).
         """
         name = self._default if call.signature_name in ("", DEFAULT_SIGNATURE) else call.signature_name
         arguments = {key: value for key, value in call.parameters.items() if key in self._arguments[name]}
@@ -193,7 +193,7 @@ def _counts_text(release: str | None) -> str:
 
 
 def _arguments(estimator: Any, method: str) -> set[str]:
-    """Returns the arguments of a method besides the data; a pipeline passes them to its last step."""
+    """Return the arguments of a method besides the data; a pipeline passes them to its last step."""
     while hasattr(estimator, "steps"):
         estimator = estimator.steps[-1][1]
     _, *further = signature_of(getattr(estimator, method)).parameters.values()
@@ -203,7 +203,7 @@ def _arguments(estimator: Any, method: str) -> set[str]:
 def _probe(
     file: Path, estimator: Any, methods: Sequence[str], candidates: Iterable[Layout | Whole]
 ) -> tuple[Layout | Whole, dict[str, list[TensorSpec]]]:
-    """Returns the first layout that works, and the outputs of each method."""
+    """Return the first layout that works, and the outputs of each method."""
     errors: list[Exception] = []
     for layout in candidates:
         try:
@@ -239,9 +239,9 @@ def _further_outputs(estimator: Any, methods: Sequence[str], table: Any) -> dict
 
 
 def _outputs(name: str, result: Any) -> list[TensorSpec]:
-    """Returns the outputs' specs for a `result` of one row.
+    """Return the outputs' specs for a `result` of one row.
 
-    Raises `ValueError` and `TypeError` for anything but tensors.
+    Raise `ValueError` and `TypeError` for anything but tensors.
     """
     return [
         TensorSpec(output, datatype_of(array), [-1, *array.shape[1:]])
@@ -250,13 +250,13 @@ def _outputs(name: str, result: Any) -> list[TensorSpec]:
 
 
 def _untried_output(estimator: Any, name: str) -> TensorSpec:
-    """Returns the output's spec for an estimator that could not be tried."""
+    """Return the output's spec for an estimator that could not be tried."""
     classes = getattr(estimator, "classes_", None) if name == "predict" else None
     return TensorSpec(name, "FP64" if classes is None else datatype_of(np.asarray(classes)), None)
 
 
 def _arrays(name: str, result: Any, count: int) -> dict[str, Array]:
-    """Returns the arrays that a method returned, by the names of their outputs, with a row for each of `count`.
+    """Return the arrays that a method returned, by the names of their outputs, with a row for each of `count`.
 
     A list of tables, as `predict_proba` returns for several targets, is an output for each, numbered from 0.
     """

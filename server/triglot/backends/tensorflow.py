@@ -119,9 +119,9 @@ AS_SAVED = Device("MODEL")
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """Returns the SavedModel whose `saved_model.pb` or `saved_model.pbtxt` is `file`, on the devices of `config`.
+    """Return the SavedModel whose `saved_model.pb` or `saved_model.pbtxt` is `file`, on the devices of `config`.
 
-    Raises `ModelLoadError` if it cannot be read or restored, if it has no usable signature, and for a device that
+    Raise `ModelLoadError` if it cannot be read or restored, if it has no usable signature, and for a device that
     does not exist; `MissingDependency` if it needs operations of a package that is not installed. Parameters other
     than `TAGS` are logged as ignored.
     """
@@ -155,9 +155,9 @@ class SavedModel(Model):
         }
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Any]:
-        """Runs the operations of the requested outputs, until the call's deadline at the latest.
+        """Run the operations of the requested outputs, until the call's deadline at the latest.
 
-        Raises `ServingError` with an operation's own code and text.
+        Raise `ServingError` with an operation's own code and text.
         """
         try:
             return self._runs[call.signature_name](inputs, call.requested_outputs, call.remaining)
@@ -168,7 +168,7 @@ class SavedModel(Model):
             raise InvalidArgument(error.object.decode(errors="replace")) from None
 
     def close(self) -> None:
-        """Closes the session, which holds the variables, and dismantles the graph, which holds the constants."""
+        """Close the session, which holds the variables, and dismantle the graph, which holds the constants."""
         self._runs.clear()
         self._session.close()
         # The graph has reference cycles: its memory would stay allocated until the next garbage collection.
@@ -203,11 +203,11 @@ class PlacedSavedModel(Model):
         self.unservable_signatures, self.warnings = first.unservable_signatures, first.warnings
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Any]:
-        """Runs the model on the instance's device; raises as `SavedModel.infer` does."""
+        """Run the model on the instance's device; raise as `SavedModel.infer` does."""
         return self._placement.current().infer(inputs, call)
 
     def close(self) -> None:
-        """Closes all copies."""
+        """Close all copies."""
         for model in self._models.values():
             model.close()
 
@@ -247,9 +247,9 @@ class _Run:
     def __call__(
         self, inputs: Mapping[str, Array], requested: Sequence[str], seconds: float | None
     ) -> dict[str, Any]:
-        """Returns the `requested` outputs, all if there are none, by name; `seconds`: how long it may run.
+        """Return the `requested` outputs, all if there are none, by name; `seconds`: how long it may run.
 
-        Raises `tf.errors.OpError` or `UnicodeDecodeError`; `InvalidArgument` for a tensor that the graph lacks.
+        Raise `tf.errors.OpError` or `UnicodeDecodeError`; `InvalidArgument` for a tensor that the graph lacks.
         """
         selection = self._selected(requested) if requested else self._all or self._select_all()
         values = self._fetched(inputs, selection.fetches, seconds) if selection.fetches else ()
@@ -303,7 +303,7 @@ class _Run:
         )
 
     def _tensor(self, name: str) -> Any:
-        """Returns a tensor of the graph as the session wants it."""
+        """Return a tensor of the graph as the session wants it."""
         try:
             return self._session.graph.get_tensor_by_name(name)._as_tf_output()
         except (KeyError, ValueError):
@@ -334,9 +334,9 @@ def session_options() -> Any:
 
 
 def _restore(folder: Path, device: Device, tags: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
-    """Returns a session with the variables and tables of the SavedModel, and its SignatureDefs.
+    """Return a session with the variables and tables of the SavedModel, and its SignatureDefs.
 
-    Raises `ModelLoadError`.
+    Raise `ModelLoadError`.
     """
     graph = tf.Graph()
     options = session_options()
@@ -369,7 +369,7 @@ def _restore(folder: Path, device: Device, tags: Sequence[str]) -> tuple[Any, Ma
 
 
 def _load_libraries(files: Iterable[Path]) -> None:
-    """Loads the operations of shared libraries. Raises `ModelLoadError`."""
+    """Load the operations of shared libraries. Raise `ModelLoadError`."""
     for file in files:
         try:
             tf.load_op_library(os.fspath(file))  # TensorFlow loads each file once.
@@ -378,9 +378,9 @@ def _load_libraries(files: Iterable[Path]) -> None:
 
 
 def _load_packages(folder: Path, graph: Any) -> None:
-    """Imports the packages that have those operations of the graph that TensorFlow lacks.
+    """Import the packages that have those operations of the graph that TensorFlow lacks.
 
-    Raises `MissingDependency` if one is not installed, and as it does if it cannot be imported.
+    Raise `MissingDependency` if one is not installed, and as it does if it cannot be imported.
     """
     nodes = (graph.node, *(function.node_def for function in graph.library.function))
     functions = {function.signature.name for function in graph.library.function}
@@ -403,7 +403,7 @@ def _load_packages(folder: Path, graph: Any) -> None:
 
 
 def _package_of(operation: str) -> tuple[str, str] | None:
-    """Returns the module that registers an operation, and what to install for it; None if that is not known."""
+    """Return the module that registers an operation, and what to install for it; None if that is not known."""
     if operation.startswith(TEXT_PREFIX) or operation in TEXT_OPERATIONS:
         # Its libraries fit one minor version of TensorFlow.
         minor = ".".join(tf.__version__.split(".")[:2])
@@ -414,14 +414,14 @@ def _package_of(operation: str) -> tuple[str, str] | None:
 
 
 def _clear_devices(graph: Any) -> None:
-    """Clears the devices that the model's author assigned to operations, those in functions included."""
+    """Clear the devices that the model's author assigned to operations, those in functions included."""
     for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
         for node in nodes:
             node.device = ""
 
 
 def _error_text(error: BaseException) -> str:
-    """Returns the text of the failed operation, without the additions of Python's layers."""
+    """Return the text of the failed operation, without the additions of Python's layers."""
     innermost: BaseException | None = error
     while innermost is not None:
         if isinstance(innermost, tf.errors.OpError):
@@ -436,7 +436,7 @@ def _has_references(graph: Any) -> bool:
 
 
 def _signatures(definitions: Mapping[str, Any], graph: Any) -> tuple[dict[str, Signature], dict[str, str]]:
-    """Returns the signatures that can be called, and why the others cannot."""
+    """Return the signatures that can be called, and why the others cannot."""
     signatures, unservable = {}, {}
     for name, definition in sorted(definitions.items()):
         if name.startswith(INTERNAL_PREFIX):
@@ -461,7 +461,7 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def _signature(definition: Any, graph: Any) -> Signature:
-    """Returns a signature. Raises `ValueError` for an input that no request can hold."""
+    """Return a signature. Raise `ValueError` for an input that no request can hold."""
     method = definition.method_name.removeprefix(METHOD_PREFIX)
     method = method if method in ("classify", "regress") else "predict"
     defaults = {alias: tf.make_ndarray(tensor) for alias, tensor in definition.defaults.items()}
@@ -481,7 +481,7 @@ def _signature(definition: Any, graph: Any) -> Signature:
 
 
 def _as_in_graph(tensor: Any, graph: Any) -> Any:
-    """Returns the input's info with the datatype in its graph: for examples, TensorFlow Serving compares only the
+    """Return the input's info with the datatype in its graph: for examples, TensorFlow Serving compares only the
     names, and there are models that declare another datatype."""
     with suppress(KeyError, ValueError):  # The tensor does not exist: a call reports that.
         tensor = meta_graph_pb2.TensorInfo.FromString(tensor.SerializeToString())
@@ -501,7 +501,7 @@ def _spec(alias: str, tensor: Any) -> TensorSpec:
 
 
 def _unservable(tensor: Any) -> str:
-    """Returns what an input or output is that no message can hold; "" for any other."""
+    """Return what an input or output is that no message can hold; "" for any other."""
     encoding = tensor.WhichOneof("encoding")
     if encoding == "coo_sparse":
         return "a sparse tensor, of three tensors"

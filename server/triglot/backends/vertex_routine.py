@@ -67,9 +67,9 @@ class HttpAnswer:
 def model_of(
     predictor_class: Any, handler_class: Any, file: Path, config: ModelConfig, opened: ExitStack
 ) -> Model:
-    """Returns the model of a predictor, or of a handler, which may have none; what is `opened` is closed with it.
+    """Return the model of a predictor, or of a handler, which may have none; what is `opened` is closed with it.
 
-    Raises `NeedsProcess` unless the configuration says where it runs, `MissingDependency` for a handler without
+    Raise `NeedsProcess` unless the configuration says where it runs, `MissingDependency` for a handler without
     Starlette, and what the classes raise.
     """
     if not config.execution:
@@ -119,9 +119,9 @@ class VertexRoutine(Model):
         self._opened = opened
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Array]:
-        """Calls the routine.
+        """Call the routine.
 
-        Raises `InvalidArgument` for invalid JSON, `Internal` for a result without JSON form or predictions and,
+        Raise `InvalidArgument` for invalid JSON, `Internal` for a result without JSON form or predictions and,
         with its text, for an exception of a predictor; a handler's errors have the code of their HTTP status.
         """
         if call.signature_name == HTTP:
@@ -140,14 +140,14 @@ class VertexRoutine(Model):
 
     @abstractmethod
     def answer(self, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
-        """Returns the response to an HTTP request."""
+        """Return the response to an HTTP request."""
 
     @abstractmethod
     def results(self, values: dict[str, Any]) -> Any:
-        """Returns the result for a request's JSON."""
+        """Return the result for a request's JSON."""
 
     def close(self) -> None:
-        """Removes the modules, the unpacked packages and the working directory."""
+        """Remove the modules, the unpacked packages and the working directory."""
         self._opened.close()
 
 
@@ -237,7 +237,7 @@ class VertexHandler(VertexRoutine):
 
 
 async def _sent(response: Any, scope: dict[str, Any], receive: Callable[[], Any]) -> HttpAnswer:
-    """Returns what a response of Starlette sends."""
+    """Return what a response of Starlette sends."""
     status, fields, body = 200, dict[str, str](), bytearray()
 
     async def send(message: dict[str, Any]) -> None:
@@ -257,7 +257,7 @@ async def _sent(response: Any, scope: dict[str, Any], receive: Callable[[], Any]
 
 
 def _failure(error: Exception, name: str, text: str) -> HttpAnswer:
-    """Returns the response for an exception, as Vertex AI's server of these routines forms it."""
+    """Return the response for an exception, as Vertex AI's server of these routines forms it."""
     if is_serving_error(error):
         raise error
     if (answer := _of_fastapi(error)) is not None:
@@ -268,7 +268,7 @@ def _failure(error: Exception, name: str, text: str) -> HttpAnswer:
 
 
 def _of_fastapi(error: Exception) -> HttpAnswer | None:
-    """Returns the response that an HTTPException of FastAPI's or Starlette's means, None for any other."""
+    """Return the response that an HTTPException of FastAPI's or Starlette's means, None for any other."""
     status, detail = getattr(error, "status_code", None), getattr(error, "detail", None)
     if not isinstance(status, int) or detail is None:
         return None

@@ -26,9 +26,9 @@ _UBJSON_VERSION = re.compile(rb"version\[#L\0{7}\x03((?:i.){3})", re.DOTALL)
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """Returns the booster of `file`, in any format that XGBoost reads; the contents determine which.
+    """Return the booster of `file`, in any format that XGBoost reads; the contents determine which.
 
-    Raises `ModelLoadError`, also for old releases' binary format if the installed release no longer supports it.
+    Raise `ModelLoadError`, also for old releases' binary format if the installed release no longer supports it.
     """
     warn_of_unknown(file, config, "xgboost")
     booster = xgboost.Booster()
@@ -45,13 +45,13 @@ def load(file: Path, config: ModelConfig) -> Model:
 
 
 def check_pickle(file: Path) -> None:
-    """Raises `ModelLoadError` as `check_release`, for a booster in a pickle."""
+    """Raise `ModelLoadError` as `check_release`, for a booster in a pickle."""
     if _release(xgboost.__version__) < VECTOR_INTERCEPT:
         check_release(file, content_of(file))
 
 
 def check_release(file: Path, content: bytes, installed: str = xgboost.__version__) -> None:
-    """Raises `ModelLoadError` for the `content` of a file that the installed release would read wrongly."""
+    """Raise `ModelLoadError` for the `content` of a file that the installed release would read wrongly."""
     written = written_by(content)
     if written >= VECTOR_INTERCEPT > _release(installed):
         release = ".".join(map(str, written))
@@ -62,7 +62,7 @@ def check_release(file: Path, content: bytes, installed: str = xgboost.__version
 
 
 def written_by(content: bytes) -> tuple[int, ...]:
-    """Returns the release of XGBoost that wrote a model in JSON or UBJSON, or a pickle of one; () if unknown."""
+    """Return the release of XGBoost that wrote a model in JSON or UBJSON, or a pickle of one; () if unknown."""
     found = [tuple(map(int, match.groups())) for match in _JSON_VERSION.finditer(content)]
     found += [tuple(match[1][1::2]) for match in _UBJSON_VERSION.finditer(content)]
     return max(found, default=())

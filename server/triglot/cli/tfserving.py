@@ -362,7 +362,7 @@ def configuration(flags: Mapping[str, Any], environment: Mapping[str, str]) -> C
 
 
 def _by_flags(text: str) -> str:
-    """Translates option names in an error about two ports to TensorFlow Serving's flags."""
+    """Translate option names in an error about two ports to TensorFlow Serving's flags."""
     if "grpc_port and rest_port" not in text:
         return text
     for name in ("port", "grpc_socket_path", "rest_api_port"):

@@ -192,7 +192,7 @@ class Batch(Runnable):
 
 
 def check_answers(answers: Any, count: int) -> Sequence[Any]:
-    """Returns the result of `infer_batch`, if it is a list with one item for each of `count` requests.
+    """Return the result of `infer_batch`, if it is a list with one item for each of `count` requests.
 
     Raises, and logs, `Internal` for anything else.
     """

@@ -17,18 +17,18 @@ WHILE_STREAMING = "while the model was streaming"
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Returns whether `error` is the cancellation of the current task, and not raised by its code itself."""
+    """Return whether `error` is the cancellation of the current task, and not raised by its code itself."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Returns whether the error means that the caller cancelled, and not that the model failed."""
+    """Return whether the error means that the caller cancelled, and not that the model failed."""
     return isinstance(error, GeneratorExit) or is_cancelled(error)
 
 
 def seen_late(error: E, call: Call, when: str) -> E | DeadlineExceeded:
-    """Returns `DeadlineExceeded` for a `ServingError` raised after the call's deadline, else the error itself.
+    """Return `DeadlineExceeded` for a `ServingError` raised after the call's deadline, else the error itself.
 
     The model, or a model that it called, may notice the deadline before the server's timer does.
     """

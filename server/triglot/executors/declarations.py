@@ -47,7 +47,7 @@ def check_declarations(model: Model) -> None:
 
 
 def _joins_nothing(model: Model) -> bool:
-    """Returns whether its `dynamic_batching` has no effect, neither on batches nor on how requests are queued."""
+    """Return whether its `dynamic_batching` has no effect, neither on batches nor on how requests are queued."""
     batching = model.dynamic_batching
     if batching is None or model.max_batch_size or batching.max_batch_size or model.infer_batch is not None:
         return False
@@ -66,5 +66,5 @@ def _check_infer_batch(infer_batch: object) -> None:
 
 
 def looks_at_call(model: Model) -> bool:
-    """Returns whether the model's own code gets the call. Raises as `takes_call`."""
+    """Return whether the model's own code gets the call. Raise as `takes_call`."""
     return model.looks_at_call if isinstance(model, HostedModel) else takes_call(model.infer)

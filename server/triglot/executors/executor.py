@@ -19,7 +19,7 @@ class Executor(Protocol):
     """Number of requests or batches that are worth running at the same time."""
 
     def __len__(self) -> int:
-        """Returns the number of queued works."""
+        """Return the number of queued works."""
 
     @property
     def busy(self) -> int:
@@ -33,7 +33,7 @@ class Executor(Protocol):
         """Get ready to run work. Called once, before the first `start`."""
 
     def check_room(self, limit: int) -> None:
-        """Raises `QueueFull` if `limit` requests are queued (or run, on the event loop) already."""
+        """Raise `QueueFull` if `limit` requests are queued (or run, on the event loop) already."""
 
     def start(self, work: Any, defer: Defer | None = None) -> None:
         """Run `work` as soon as possible; `work.deliver` is called on the loop when it has ended.

@@ -20,7 +20,7 @@ class NoBatchDim(ValueError):
 
 
 def rows_of(inputs: Inputs) -> int:
-    """Returns the first dim that all inputs share. Raises `NoBatchDim`."""
+    """Return the first dim that all inputs share. Raise `NoBatchDim`."""
     rows = -1
     for array in inputs.values():
         if not array.ndim:
@@ -34,7 +34,7 @@ def rows_of(inputs: Inputs) -> int:
 
 
 def layout_of(inputs: Inputs, *, any_lengths: bool = False) -> Hashable:
-    """Returns names, dtypes, and all dims but the first: inputs with equal layouts can be joined.
+    """Return names, dtypes, and all dims but the first: inputs with equal layouts can be joined.
 
     `any_lengths`: the dims may differ, only their number counts.
     """
@@ -92,17 +92,17 @@ class Stack:
 
 
 def nothing(dtype: np.dtype[Any]) -> Any:
-    """Returns the padding element for a dtype: an empty string or zero."""
+    """Return the padding element for a dtype: an empty string or zero."""
     return b"" if dtype.hasobject else np.zeros((), dtype)
 
 
 def join(members: Sequence[Inputs], rows: int, *, hosted: bool) -> dict[str, Any]:
-    """Returns the members' inputs, concatenated as by `stacked`."""
+    """Return the members' inputs, concatenated as by `stacked`."""
     return {name: stacked([inputs[name] for inputs in members], rows, hosted=hosted) for name in members[0]}
 
 
 def stacked(arrays: Sequence[Array], rows: int, *, hosted: bool) -> Any:
-    """Returns the concatenated arrays, read-only, each copied once; their `Stack` for a `HostedModel`.
+    """Return the concatenated arrays, read-only, each copied once; their `Stack` for a `HostedModel`.
 
     Sending a stack copies its arrays. Strings are always concatenated: they are packed, and so copied, to be sent.
     """
@@ -116,9 +116,9 @@ def stacked(arrays: Sequence[Array], rows: int, *, hosted: bool) -> Any:
 
 
 def split(answer: object, counts: Sequence[int], rows: int) -> list[dict[str, Array]]:
-    """Returns views of a batch's outputs, one dict for each member; `counts` are the members' rows.
+    """Return views of a batch's outputs, one dict for each member; `counts` are the members' rows.
 
-    Each has the parameters of `answer`. Raises `Internal`, with a text for the model's author, for outputs whose
+    Each has the parameters of `answer`. Raise `Internal`, with a text for the model's author, for outputs whose
     first dim is not `rows`.
     """
     if not isinstance(answer, Mapping):
@@ -143,9 +143,9 @@ def split(answer: object, counts: Sequence[int], rows: int) -> list[dict[str, Ar
 
 
 def append(answers: Sequence[object]) -> dict[str, Array]:
-    """Returns the outputs of a request that was executed in parts, concatenated along the first dim.
+    """Return the outputs of a request that was executed in parts, concatenated along the first dim.
 
-    Raises `Internal` for parts whose outputs cannot be concatenated.
+    Raise `Internal` for parts whose outputs cannot be concatenated.
     """
     parts: list[Mapping[str, Any]] = []
     for answer in answers:

@@ -60,7 +60,7 @@ class LoopGuard:
         self.limit = seconds or inf
 
     def timed(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns what the function returns, and times the call. Raises as the function."""
+        """Return what the function returns, and times the call. Raise as the function."""
         began = perf_counter()
         try:
             return function(*arguments)
@@ -88,26 +88,26 @@ class LoopGuard:
         )
 
     def readings(self) -> tuple[Reading, ...]:
-        """Returns the metric of `held`, unless the model has no code on the loop."""
+        """Return the metric of `held`, unless the model has no code on the loop."""
         about = "Times that the model's code blocked the event loop for longer than loop_lag_warning."
         return (Reading("event_loop_holds", about, self.held, counter=True),) if self.watches else ()
 
 
 def guard_of(model: Model, name: str) -> LoopGuard:
-    """Returns a guard for the model; `name` identifies it in the log."""
+    """Return a guard for the model; `name` identifies it in the log."""
     # The server's own code runs on the loop for these, not the model's.
     ours = isinstance(model, HostedModel | Ensemble)
     return LoopGuard(name, ADVICE if is_async(model.infer) and not ours else "")
 
 
 def guarded_function(model: Model, guard: LoopGuard) -> Function:
-    """Returns the model's `infer` as `function_of` does, timed if it runs on the event loop."""
+    """Return the model's `infer` as `function_of` does, timed if it runs on the event loop."""
     function = function_of(model)
     return guarded(function, guard) if guard.watches else function
 
 
 def guarded_list(model: Model, guard: LoopGuard) -> Callable[..., Any] | None:
-    """Returns the model's `infer_batch`, timed if it runs on the event loop; None if it has none."""
+    """Return the model's `infer_batch`, timed if it runs on the event loop; None if it has none."""
     infer_batch = model.infer_batch
     if infer_batch is None or not guard.watches:
         return infer_batch
@@ -115,7 +115,7 @@ def guarded_list(model: Model, guard: LoopGuard) -> Callable[..., Any] | None:
 
 
 def guarded(function: Callable[..., Any], guard: LoopGuard) -> Callable[..., Any]:
-    """Returns the `async def` function, coroutine or asynchronous generator, with its steps timed."""
+    """Return the `async def` function, coroutine or asynchronous generator, with its steps timed."""
 
     def call(*arguments: Any) -> Any:
         begun = function(*arguments)

@@ -267,7 +267,7 @@ class ThreadExecutor:
             del work
 
     def _take(self) -> Runnable | None:
-        """Returns the oldest work; blocks while there is none. None: this thread is to end."""
+        """Return the oldest work; block while there is none. None: this thread is to end."""
         while True:
             closed = self._closed  # Read first: once closed, nothing is added to the queue.
             removals = self._removals

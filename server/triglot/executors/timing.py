@@ -111,7 +111,7 @@ class ResponseTimes:
         self._computed.append(perf_counter() - self._since)
 
     def convert(self, convert: Callable[[Any], Any], answer: Any) -> Any:
-        """Returns `convert(answer)`, and counts the response. Raises as `convert`."""
+        """Return `convert(answer)`, and count the response. Raise as `convert`."""
         began = perf_counter()
         self._final = isinstance(answer, Answer) and answer.final
         empty = self._final and not answer

@@ -47,9 +47,9 @@ Hook = Callable[[Function, Inputs, Call], Any]
 
 
 def takes_call(infer: Callable[..., Any]) -> bool:
-    """Returns whether `infer` takes the call as its second argument, after the inputs.
+    """Return whether `infer` takes the call as its second argument, after the inputs.
 
-    A second parameter with a default does not count, unless it is named `call`. Raises `ValueError` if `infer`
+    A second parameter with a default does not count, unless it is named `call`. Raise `ValueError` if `infer`
     accepts neither one argument nor two.
     """
     signature = signature_of(infer)
@@ -65,9 +65,9 @@ def takes_call(infer: Callable[..., Any]) -> bool:
 
 
 def function_of(model: Model) -> Function:
-    """Returns the model's `infer` as a function of inputs and call, even if it takes no call.
+    """Return the model's `infer` as a function of inputs and call, even if it takes no call.
 
-    Raises as `takes_call`.
+    Raise as `takes_call`.
     """
     return model.infer if takes_call(model.infer) else _without_call(model.infer)
 
@@ -91,7 +91,7 @@ class Runnable(ABC):
 
 
 def reason_to_skip(call: Call) -> ServingError | None:
-    """Returns the error of a call that was cancelled or expired while it was queued; None for any other call."""
+    """Return the error of a call that was cancelled or expired while it was queued; None for any other call."""
     if not call.cancelled:
         return None
     if call.expired:
@@ -100,7 +100,7 @@ def reason_to_skip(call: Call) -> ServingError | None:
 
 
 def explained(what: str, error: BaseException) -> ServingError:
-    """Returns the error that a client gets for an exception raised by `what`; a copy for this call alone."""
+    """Return the error that a client gets for an exception raised by `what`; a copy for this call alone."""
     try:
         failure = own_copy(as_serving_error(error, what))
     except Exception:  # Raised by the exception class's own code; the caller needs a response nevertheless.
@@ -303,7 +303,7 @@ class Work(Runnable, Running):
         self.buffer.end(error)
 
     def skip(self) -> bool:
-        """Returns True if it is not to run in its batch; then `failure` is set, or its stream has ended."""
+        """Return True if it is not to run in its batch; then `failure` is set, or its stream has ended."""
         if reason_to_skip(self.call) is None:
             return False
         self.refuse_to_run()

@@ -97,7 +97,7 @@ def _bytes(held: int, more: int, limit: int) -> str:
 
 
 def refusals(reason: str, count: int) -> Reading:
-    """Returns the metric of requests rejected because of a limit; `reason` is the option that sets the limit."""
+    """Return the metric of requests rejected because of a limit; `reason` is the option that sets the limit."""
     return Reading(
         "requests_refused",
         "Rejected requests, by the limit they exceeded.",

@@ -35,9 +35,9 @@ class BatchKeys:
         self.max_rows = min(self.max_request, batching.max_execution_size or self.max_request)
 
     def of(self, inputs: Inputs, call: Call) -> tuple[int, Hashable]:
-        """Returns a request's rows and its key; the key is None for a request that is executed alone.
+        """Return a request's rows and its key; the key is None for a request that is executed alone.
 
-        Raises `InvalidArgument` as TensorFlow Serving does, where the limit is not the model's own (tfs 6.5).
+        Raise `InvalidArgument` as TensorFlow Serving does, where the limit is not the model's own (tfs 6.5).
         """
         batching = self._batching
         if not self.max_rows or (batching.signatures and call.signature_name not in batching.signatures):
@@ -64,7 +64,7 @@ class BatchKeys:
         return rows, (call.signature_name, layout, outputs)
 
     def _stays_small(self, inputs: Inputs) -> bool:
-        """Returns whether a full batch of such requests stays small, even if padded to their largest dims."""
+        """Return whether a full batch of such requests stays small, even if padded to their largest dims."""
         return all(
             self.max_rows * max(array.shape[1:], default=1) ** (array.ndim - 1) * array.itemsize
             <= MAX_PADDED_BYTES
@@ -87,7 +87,7 @@ class BatchKeys:
 
 
 def parameters_key(call: Call) -> tuple[Hashable, ...]:
-    """Returns the parameters of a request and of its inputs, with types: in Python True == 1 == 1.0."""
+    """Return the parameters of a request and of its inputs, with types: in Python True == 1 == 1.0."""
     parameters_by_input: list[tuple[str | None, Mapping[str, ParameterValue]]] = [
         (None, own_parameters(call.parameters))
     ]

@@ -105,9 +105,9 @@ class BatchQueue:
         return self._rules.max_rows if one.key is None else one.rows
 
     def _apply_policy(self, work: Work, rows: int, now: float) -> tuple[Level, float, float]:
-        """Returns a request's level, when it expires, and when it must start.
+        """Return a request's level, when it expires, and when it must start.
 
-        Raises `QueueFull`, `Unavailable`.
+        Raise `QueueFull`, `Unavailable`.
         """
         call = work.call
         level = self._level(self._batching.level(call.scheduling.priority))
@@ -170,7 +170,7 @@ class BatchQueue:
         return refused, nearest
 
     def take(self) -> NextWork:
-        """Returns what is to be executed now."""
+        """Return what is to be executed now."""
         if not self._queued:
             return NextWork()
         while True:
@@ -236,7 +236,7 @@ def _drop_stale(lane: Level) -> None:
 
 
 def _timeout(policy: QueuePolicy, own: float) -> float:
-    """Returns the seconds for which a request may be queued.
+    """Return the seconds for which a request may be queued.
 
     Its own timeout can only shorten the policy's (spec 5.1).
     """
@@ -246,5 +246,5 @@ def _timeout(policy: QueuePolicy, own: float) -> float:
 
 
 def expired() -> ServingError:
-    """Returns the error of a request that was queued for too long."""
+    """Return the error of a request that was queued for too long."""
     return Unavailable("Request timeout expired", retry_after=RETRY_AFTER_SECONDS)

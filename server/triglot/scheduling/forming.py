@@ -46,7 +46,7 @@ class Waiting:
 
 
 def latest_start_of(deadline: float | None, now: float) -> float:
-    """Returns when a request arriving now may no longer be delayed: half-way to its deadline."""
+    """Return when a request arriving now may no longer be delayed: half-way to its deadline."""
     return inf if deadline is None else now + (deadline - now) / 2
 
 
@@ -77,7 +77,7 @@ class Rules:
         return self.preferred[-1] if self.preferred else self.max_rows
 
     def next_size(self, rows: int) -> int:
-        """Returns the next size at which a batch that has `rows` now is executed at once."""
+        """Return the next size at which a batch that has `rows` now is executed at once."""
         return next((size for size in self.preferred if size > rows), self.max_rows)
 
 
@@ -118,7 +118,7 @@ class Decision:
 
 
 def form(lanes: Sequence[Lane], now: float, rules: Rules, *, draining: bool = False) -> Decision:
-    """Returns what an idle instance does next; `lanes` in order of priority.
+    """Return what an idle instance does next; `lanes` in order of priority.
 
     `draining`: no more requests will arrive.
     """
@@ -208,7 +208,7 @@ class _Pending:
         return Wait(min(due, latest_start, expires), members[0].key, self._rows, rules.next_size(self._rows))
 
     def _reason_to_run(self, draining: bool, too_old: bool, is_last_moment: bool) -> Reason | None:
-        """Returns why a batch that could grow is executed now, or None."""
+        """Return why a batch that could grow is executed now, or None."""
         rules, rows = self._rules, self._rows
         if draining:
             return "drained"

@@ -26,7 +26,7 @@ class Readiness:
         self._running: asyncio.Future[bool] | None = None
 
     async def ask(self) -> bool:
-        """Returns whether the check passes."""
+        """Return whether the check passes."""
         if self._running is None:
             loop = asyncio.get_running_loop()
             self._running = loop.create_future()

@@ -50,11 +50,11 @@ class ResponseCache:
         self._numbers = itertools.count()
 
     def for_model(self, *, ordered: bool = False) -> ModelCache:
-        """Returns a cache for one loaded model version; `ordered`: the order of inputs is part of the key."""
+        """Return a cache for one loaded model version; `ordered`: the order of inputs is part of the key."""
         return ModelCache(self, next(self._numbers), ordered)
 
     def get(self, key: Key) -> _Entry | None:
-        """Returns an entry, and marks it as most recently used."""
+        """Return an entry, and mark it as most recently used."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
@@ -96,11 +96,11 @@ class ModelCache:
         self.evictions = 0
 
     def digests_long(self, inputs: Mapping[str, Array]) -> bool:
-        """Returns whether `key` should be called on a thread."""
+        """Return whether `key` should be called on a thread."""
         return _work(inputs) > OFF_LOOP_BYTES
 
     def key(self, inputs: Mapping[str, Array], call: Call, request: InferenceRequest) -> Key:
-        """Returns the key of a request: a digest of signature, inputs, parameters and requested outputs."""
+        """Return the key of a request: a digest of signature, inputs, parameters and requested outputs."""
         order = tuple(inputs) if self._ordered else ()
         asked = (
             call.signature_name,
@@ -113,7 +113,7 @@ class ModelCache:
         return self._number, digest(asked, inputs)
 
     def find(self, key: Key) -> list[OutputTensor] | None:
-        """Returns the cached outputs for an equal request, or None."""
+        """Return the cached outputs for an equal request, or None."""
         entry = self._cache.get(key)
         if entry is None:
             self.misses += 1
@@ -122,7 +122,7 @@ class ModelCache:
         return list(entry.outputs)
 
     def takes_long(self, outputs: Sequence[OutputTensor]) -> bool:
-        """Returns whether `copied` should be called on a thread."""
+        """Return whether `copied` should be called on a thread."""
         return OFF_LOOP_BYTES < _size(outputs) <= self._cache.max_bytes - ENTRY_BYTES
 
     def store_copy(self, key: Key, outputs: Sequence[OutputTensor]) -> None:
@@ -130,7 +130,7 @@ class ModelCache:
         self.store(key, self.copied(outputs))
 
     def copied(self, outputs: Sequence[OutputTensor]) -> Copies | None:
-        """Returns copies for `store`, or None if they cannot be cached. On any thread."""
+        """Return copies for `store`, or None if they cannot be cached. On any thread."""
         if _size(outputs) + ENTRY_BYTES > self._cache.max_bytes:
             return None
         try:
@@ -164,14 +164,14 @@ class ModelCache:
 
 
 def _work(inputs: Mapping[str, Array]) -> int:
-    """Returns about how much there is to digest, in bytes of numbers."""
+    """Return about how much there is to digest, in bytes of numbers."""
     return sum(
         [array.size * ELEMENT_BYTES if array.dtype.hasobject else array.nbytes for array in inputs.values()]
     )
 
 
 def _custom(parameters: Mapping[str, ParameterValue]) -> list[tuple[str, ParameterValue]]:
-    """Returns the parameters that the model sees, without those for scheduling."""
+    """Return the parameters that the model sees, without those for scheduling."""
     return sorted(item for item in parameters.items() if item[0] not in _SCHEDULING)
 
 
@@ -180,7 +180,7 @@ def _by_input(call: Call) -> list[tuple[str, list[tuple[str, ParameterValue]]]]:
 
 
 def digest(asked: object, inputs: Mapping[str, Array]) -> bytes:
-    """Returns a digest of all that a response depends on; `asked` is digested by its `repr`. On any thread."""
+    """Return a digest of all that a response depends on; `asked` is digested by its `repr`. On any thread."""
     # Each `repr`, and each tensor's bytes, have a known end, so different requests never have the same digest
     # input.
     summary = hashlib.blake2b(repr(asked).encode(), digest_size=32)
@@ -197,7 +197,7 @@ def _size(outputs: Sequence[OutputTensor]) -> int:
 
 
 def _copied(outputs: Sequence[OutputTensor]) -> Copies | None:
-    """Returns read-only copies and their size; None if elements are mutable."""
+    """Return read-only copies and their size; None if elements are mutable."""
     copies = []
     size = ENTRY_BYTES
     for output in outputs:

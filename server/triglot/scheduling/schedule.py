@@ -16,7 +16,7 @@ class Schedule(Protocol):
     """Belongs to the event loop. Work that was discarded is never started."""
 
     def __len__(self) -> int:
-        """Returns the number of queued requests."""
+        """Return the number of queued requests."""
 
     def put(self, work: Work, defer: Defer | None = None) -> None:
         """Queue work to be executed.

@@ -29,7 +29,7 @@ A model in processes is called by threads that wait for them.
 def executors_for(
     model: Model, name: str, function: Function, explain: Explain, loop: asyncio.AbstractEventLoop
 ) -> Sequence[Executor]:
-    """Returns the model's executors, which are to be opened on the `loop`.
+    """Return the model's executors, which are to be opened on the `loop`.
 
     An `async def infer` runs on the event loop. Others run on one of `EXECUTORS` for all instances, or, for models
     with sequences, on one per instance, since a sequence needs the same instance.
@@ -46,7 +46,7 @@ def executors_for(
 
 
 def executor_for_sequences(model: Model, name: str, function: Function, explain: Explain) -> Executor:
-    """Returns the executor of an instance that is added later to a model with sequences."""
+    """Return the executor of an instance that is added later to a model with sequences."""
     loop = asyncio.get_running_loop()
     return EXECUTORS[model.execution](iter([name]), 0, function, explain, loop, model.end_instance)
 
@@ -54,9 +54,9 @@ def executor_for_sequences(model: Model, name: str, function: Function, explain:
 def schedule_for(
     model: Model, limit: int, executors: Sequence[Executor], guard: LoopGuard, loop: asyncio.AbstractEventLoop
 ) -> Schedule:
-    """Returns the schedule for a model's options, to be used on the `loop`.
+    """Return the schedule for a model's options, to be used on the `loop`.
 
-    Raises `ValueError` for options that the model cannot have.
+    Raise `ValueError` for options that the model cannot have.
     """
     if model.sequence_batching is not None:
         return SequenceSchedule(model, limit, executors, loop.call_soon, loop.call_later, loop=loop)

@@ -131,7 +131,7 @@ class Servable(WorkOwner):
         return f"{self.name} version {self.version}"
 
     def why_unservable(self, signature_name: str) -> str:
-        """Returns what to add to the error for a signature that the model's file has and that cannot be called."""
+        """Return what to add to the error for a signature that the model's file has and that cannot be called."""
         why = self.model.unservable_signatures.get(signature_name, "")
         return f" (it is in the model's file, but {why})" if why else ""
 
@@ -143,7 +143,7 @@ class Servable(WorkOwner):
         return any(executor.alive for executor in self._executors)
 
     async def check_ready(self) -> bool:
-        """Returns whether the model's own readiness check passes; True without one."""
+        """Return whether the model's own readiness check passes; True without one."""
         return self._readiness is None or await self._readiness.ask()
 
     @property

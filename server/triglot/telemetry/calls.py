@@ -412,7 +412,7 @@ class Endpoint:
         return [(Kind(*kind), stats) for kind, stats in list(self._calls.items())]
 
     def forget(self, kind: Kind) -> None:
-        """Drops the statistics of this kind of call."""
+        """Drop the statistics of this kind of call."""
         del self._calls[kind]
 
     def fold(self, versions: Collection[tuple[str, int]]) -> int:

@@ -70,7 +70,7 @@ class Trend:
         return self._rings[0][-1]
 
     def end_second(self, values: Sequence[float]) -> None:
-        """Aggregates the values of the second that has ended."""
+        """Aggregate the values of the second that has ended."""
         second = SECOND_OF[self.aggregation](values) if values or self.aggregation == "inc" else None
         if self.aggregation == "inc":
             self.total += sum([value for value in values if 0 < value < math.inf])

@@ -19,23 +19,23 @@ class AppMonitor:
         self._monitor = monitor
 
     def avg(self, name: str, value: float) -> None:
-        """Adds a value; the metric is the mean of the second's values."""
+        """Add a value; the metric is the mean of the second's values."""
         self._add(name, "avg", value)
 
     def max(self, name: str, value: float) -> None:
-        """Adds a value; the metric is the largest of the second."""
+        """Add a value; the metric is the largest of the second."""
         self._add(name, "max", value)
 
     def min(self, name: str, value: float) -> None:
-        """Adds a value; the metric is the smallest of the second."""
+        """Add a value; the metric is the smallest of the second."""
         self._add(name, "min", value)
 
     def inc(self, name: str, value: float) -> None:
-        """Adds a value; the metric is the sum of the second."""
+        """Add a value; the metric is the sum of the second."""
         self._add(name, "inc", value)
 
     def cdf(self, name: str, value: float) -> None:
-        """Adds a value; the metric is the distribution of the second."""
+        """Add a value; the metric is the distribution of the second."""
         self._add(name, "cdf", value)
 
     def _add(self, name: object, aggregation: Aggregation, value: object) -> None:

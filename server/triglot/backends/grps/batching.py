@@ -29,7 +29,7 @@ _ANY = "any"
 
 
 def reason_to_skip(call: Call, awaited: str) -> ServingError:
-    """Returns the error of a call that timed out or was cancelled while it waited for `awaited`."""
+    """Return the error of a call that timed out or was cancelled while it waited for `awaited`."""
     if call.expired:
         return call.overdue(f"while the request waited for {awaited}")
     return Cancelled(f"the request was cancelled while it waited for {awaited}")

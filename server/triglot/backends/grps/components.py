@@ -27,7 +27,7 @@ CONVERTERS = {
 
 
 def built_in(path: str) -> Any:
-    """Returns the class named by "module:Class"."""
+    """Return the class named by "module:Class"."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -51,7 +51,7 @@ class Components:
         self._converters = converters.converter_dict
 
     def inferer(self, entry: ModelEntry) -> Any:
-        """Returns the model's inferer, initialised and loaded. Raises `ModelLoadError`."""
+        """Return the model's inferer, initialised and loaded. Raise `ModelLoadError`."""
         if entry.inferer_type == "customized":
             inferer = self._registered(entry, "inferer", self._inferers)
         else:
@@ -63,7 +63,7 @@ class Components:
         return inferer
 
     def converter(self, entry: ModelEntry) -> Any:
-        """Returns the model's converter, initialised; None if it has none. Raises `ModelLoadError`."""
+        """Return the model's converter, initialised; None if it has none. Raise `ModelLoadError`."""
         if entry.converter_type == "none":
             return None
         if entry.converter_type == "customized":
@@ -76,7 +76,7 @@ class Components:
         return converter
 
     def _registered(self, entry: ModelEntry, kind: str, register: dict[str, Any]) -> Any:
-        """Returns what the project registered under the entry's name.
+        """Return what the project registered under the entry's name.
 
         The first model gets the registered object itself, any other a new instance of its class.
         """

@@ -44,7 +44,7 @@ class GrpsContext:
 
     @classmethod
     def of(cls, call: Call) -> Self:
-        """Returns the context of a call."""
+        """Return the context of a call."""
         exchange = call.exchange
         http = None if exchange is None else exchange.http
         context = cls(http_request=None if http is None else flask_request(http))
@@ -55,11 +55,11 @@ class GrpsContext:
     # --- Data of the request, shared by all nodes of a DAG ---
 
     def put_user_data(self, key: Any, value: Any) -> None:
-        """Stores a value for this request."""
+        """Store a value for this request."""
         self._user_data[key] = value
 
     def get_user_data(self, key: Any) -> Any:
-        """Returns the value stored under `key`, or None."""
+        """Return the value stored under `key`, or None."""
         return self._user_data.get(key)
 
     # --- Streaming ---
@@ -69,9 +69,9 @@ class GrpsContext:
         return self._streaming and not self._finished
 
     def stream_respond(self, msg: Any, final: bool = False) -> None:
-        """Sends one response, the last one if it is `final`; blocks while the client reads slowly.
+        """Send one response, the last one if it is `final`; block while the client reads slowly.
 
-        Does nothing if the request does not stream. Raises `ValueError` for anything but a GrpsMessage.
+        Does nothing if the request does not stream. Raise `ValueError` for anything but a GrpsMessage.
         """
         if not is_message(msg):
             raise ValueError(f"stream_respond: expected a GrpsMessage, got {type(msg).__name__}")
@@ -80,18 +80,18 @@ class GrpsContext:
             self._send(msg.SerializeToString(), final)
 
     def stream_respond_with_postprocess(self, inp: Any, final: bool = False) -> None:
-        """Sends the converter's `postprocess` of `inp`, as `stream_respond` does.
+        """Send the converter's `postprocess` of `inp`, as `stream_respond` does.
 
-        Raises `ValueError` for a model without a converter.
+        Raise `ValueError` for a model without a converter.
         """
         if self._converter is None:
             raise ValueError("stream_respond_with_postprocess: the model has no converter")
         self.stream_respond(self._converter.postprocess(inp, self), final)
 
     def customized_http_stream_respond(self, msg: str | bytes, final: bool = False) -> None:
-        """Sends text or bytes as one chunk of customised HTTP, as `stream_respond` does.
+        """Send text or bytes as one chunk of customised HTTP, as `stream_respond` does.
 
-        Raises `ValueError` for other types, and outside of customised HTTP.
+        Raise `ValueError` for other types, and outside of customised HTTP.
         """
         if not isinstance(msg, str | bytes):
             raise ValueError(f"customized_http_stream_respond: expected str or bytes, got {type(msg).__name__}")
@@ -116,16 +116,16 @@ class GrpsContext:
     # --- Errors ---
 
     def set_err_msg(self, err_msg: Any) -> None:
-        """Makes the request fail with this text after the current step."""
+        """Make the request fail with this text after the current step."""
         self._err_msg = err_msg
         self._has_err = True
 
     def get_err_msg(self) -> Any:
-        """Returns the text that was set, or ""."""
+        """Return the text that was set, or ""."""
         return self._err_msg
 
     def set_has_err(self, has_err: bool) -> None:
-        """Sets whether the request fails after the current step."""
+        """Set whether the request fails after the current step."""
         self._has_err = has_err
 
     def has_err(self) -> bool:
@@ -135,18 +135,18 @@ class GrpsContext:
     # --- Customised HTTP ---
 
     def get_http_request(self) -> flask.Request | None:
-        """Returns the request of customised HTTP; None for any other call."""
+        """Return the request of customised HTTP; None for any other call."""
         return self._http_request
 
     def set_http_response(self, response: Any) -> None:
-        """Sets the response: str (text/plain), bytes (octet-stream), (str or bytes, status, headers), or Flask's.
+        """Set the response: str (text/plain), bytes (octet-stream), (str or bytes, status, headers), or Flask's.
 
-        Raises `ValueError` for other types.
+        Raise `ValueError` for other types.
         """
         self._http_response = http_response(response)
 
     def get_http_response(self) -> flask.Response | None:
-        """Returns the response that was set as a Flask response; None if none was."""
+        """Return the response that was set as a Flask response; None if none was."""
         return None if self._http_response is None else flask_response(self._http_response)
 
     # --- Other ---
@@ -183,15 +183,15 @@ class GrpsContext:
         return self._http_response
 
     def enter(self, inferer: Any, converter: Any) -> None:
-        """Sets the current model."""
+        """Set the current model."""
         self._inferer = inferer
         self._converter = converter
 
     def close(self) -> None:
-        """Closes uploaded files at the end of the request."""
+        """Close uploaded files at the end of the request."""
         if self._http_request is not None:
             self._http_request.close()
 
     def on_finish(self, finished: Callable[[], None]) -> None:
-        """Sets a callback for when the final response is sent."""
+        """Set a callback for when the final response is sent."""
         self._on_finish = finished

@@ -25,11 +25,11 @@ class Converter(ABC):
 
     @abstractmethod
     def preprocess(self, inp: Any, context: Any) -> Any:
-        """Converts a GrpsMessage to any input for the inferer."""
+        """Convert a GrpsMessage to any input for the inferer."""
 
     @abstractmethod
     def postprocess(self, inp: Any, context: Any) -> Any:
-        """Converts the inferer's output to a GrpsMessage."""
+        """Convert the inferer's output to a GrpsMessage."""
 
     def batch_preprocess(self, inps: list[Any], contexts: list[Any]) -> Any:
         """As `preprocess`, for several requests: returns one object for `batch_infer`."""
@@ -47,11 +47,11 @@ class ConverterRegister:
         self.converter_dict: dict[str, Any] = {}
 
     def register(self, converter_name: str, converter_obj: Any) -> None:
-        """Adds a converter; replaces one of the same name."""
+        """Add a converter; replace one of the same name."""
         self.converter_dict[converter_name] = converter_obj
 
     def get_converter(self, converter_name: str) -> Any:
-        """Returns the converter with that name. Raises `ValueError` if there is none."""
+        """Return the converter with that name. Raise `ValueError` if there is none."""
         try:
             return self.converter_dict[converter_name]
         except KeyError:

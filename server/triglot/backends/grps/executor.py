@@ -15,7 +15,7 @@ class Project(Protocol):
     settings: ProjectSettings
 
     def load_model(self, model_id: str) -> Any:
-        """Returns the model of this id, loaded."""
+        """Return the model of this id, loaded."""
 
 
 class Executor:
@@ -32,9 +32,9 @@ class Executor:
         self._dag = [self._models[model_id] for _, model_id in settings.dag.nodes]
 
     def infer(self, inp: Any, context: GrpsContext, model_name: str | None = None) -> Any:
-        """Runs the DAG, or the model `model_name` ("name-version"), on a GrpsMessage and returns the output.
+        """Run the DAG, or the model `model_name` ("name-version"), on a GrpsMessage and return the output.
 
-        None once the context has an error. Raises the exceptions of the project's code, and `RuntimeError` for an
+        None once the context has an error. Raise the exceptions of the project's code, and `RuntimeError` for an
         unknown model.
         """
         if not model_name:

@@ -38,7 +38,7 @@ Reader = Callable[[], Sequence[GpuLoad]]
 
 
 def visible_devices(devices: Sequence[int], environment: Mapping[str, str]) -> dict[int, int | str]:
-    """Returns the GPU of each device number: its index or UUID, from CUDA_VISIBLE_DEVICES if that is set.
+    """Return the GPU of each device number: its index or UUID, from CUDA_VISIBLE_DEVICES if that is set.
 
     Numbers that are not in there are omitted.
     """
@@ -54,7 +54,7 @@ def visible_devices(devices: Sequence[int], environment: Mapping[str, str]) -> d
 
 
 def nvml_reader(devices: Sequence[int], environment: Mapping[str, str]) -> Reader | None:
-    """Returns a reader of the devices' load through NVML; None, after a warning, without NVML or a driver."""
+    """Return a reader of the devices' load through NVML; None, after a warning, without NVML or a driver."""
     try:
         nvml = importlib.import_module("pynvml")
     except ModuleNotFoundError:
@@ -144,13 +144,13 @@ class GpuMonitor:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stops sampling and waits for the thread."""
+        """Stop sampling and wait for the thread."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def sample(self) -> None:
-        """Adds one sample of each device to the metrics."""
+        """Add one sample of each device to the metrics."""
         for load in self._read() if self._read is not None else ():
             if load.usage is not None:
                 self._monitor.add(f"*gpu{load.device}_usage(%)", "avg", load.usage)
@@ -193,7 +193,7 @@ def limit_memory(settings: GpuSettings) -> None:
 
 
 def free_memory(settings: GpuSettings) -> Callable[[], object] | None:
-    """Returns the function that frees torch's cached memory; None with a warning for TensorFlow (grps 5.1)."""
+    """Return the function that frees torch's cached memory; None with a warning for TensorFlow (grps 5.1)."""
     if settings.mem_manager != "torch":
         log.warning("gpu.mem_gc_enable: ignored, as %s cannot free cached GPU memory", settings.mem_manager)
         return None

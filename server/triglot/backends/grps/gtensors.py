@@ -25,14 +25,14 @@ DTYPES = frozenset(LISTS)
 
 
 def dtype_name(number: int) -> str:
-    """Returns the name of a DataType, such as DT_FLOAT32; an unknown number as digits."""
+    """Return the name of a DataType, such as DT_FLOAT32; an unknown number as digits."""
     return LISTS[number].name if number in LISTS else str(number)
 
 
 def to_array(tensor: Any) -> Array:
-    """Returns a GenericTensor as an array with memory of its own; DT_STRING as objects (`bytes`, UTF-8).
+    """Return a GenericTensor as an array with memory of its own; DT_STRING as objects (`bytes`, UTF-8).
 
-    Raises `ValueError` for an unsupported dtype, for a flat list that does not fit the shape, and for elements
+    Raise `ValueError` for an unsupported dtype, for a flat list that does not fit the shape, and for elements
     that the dtype cannot hold.
     """
     row = LISTS.get(tensor.dtype)
@@ -65,7 +65,7 @@ def _narrowed(array: Array, row: FlatList) -> Array:
 
 
 def fill(tensor: Any, array: Array) -> None:
-    """Sets dtype, shape and elements of an empty GenericTensor; texts and bytes become DT_STRING.
+    """Set dtype, shape and elements of an empty GenericTensor; texts and bytes become DT_STRING.
 
     bool becomes DT_UINT8, uint16 DT_INT32, uint32 DT_INT64 and bfloat16 DT_FLOAT32, without loss. Raises
     `ValueError` for any other dtype that grps lacks, and for bytes that are not UTF-8.
@@ -94,7 +94,7 @@ def _texts(array: Array) -> list[str]:
 
 
 def _merge_floats(tensor: Any, row: FlatList, array: Array) -> None:
-    """Sets the flat list by parsing its packed form, the array's memory: a hundred times as fast as a list."""
+    """Set the flat list by parsing its packed form, the array's memory: a hundred times as fast as a list."""
     content = array.astype(row.wire, copy=False).tobytes()
     tag = row.number << 3 | PACKED
     tensor.MergeFromString(b"".join([bytes([tag]), varint(len(content)), content]))

@@ -27,7 +27,7 @@ _OF_THE_CONNECTION = ("connection", "content-length", "transfer-encoding")
 
 
 def require_flask(what: str) -> None:
-    """Raises `MissingDependency` if Flask is not installed; `what` needs it."""
+    """Raise `MissingDependency` if Flask is not installed; `what` needs it."""
     try:
         import flask  # noqa: F401, PLC0415
     except ImportError as error:
@@ -35,14 +35,14 @@ def require_flask(what: str) -> None:
 
 
 def flask_request(request: HttpRequest) -> flask.Request:
-    """Returns the request as a Flask request."""
+    """Return the request as a Flask request."""
     from flask import Request  # noqa: PLC0415
 
     return Request(_environ(request))
 
 
 def _environ(request: HttpRequest) -> dict[str, Any]:
-    """Returns the WSGI environment of the request (PEP 3333), in which all text is Latin-1."""
+    """Return the WSGI environment of the request (PEP 3333), in which all text is Latin-1."""
     path, _, query = _ORIGIN.sub("", request.target).partition("?")
     headers = {name.lower(): _latin(value) for name, value in request.headers.items()}
     host, _, port = headers.get("host", "localhost").rpartition(":")
@@ -81,10 +81,10 @@ def _latin(text: str) -> str:
 
 
 def http_response(answer: Any) -> HttpResponse:
-    """Returns the response for an argument of `set_http_response`.
+    """Return the response for an argument of `set_http_response`.
 
     str is text/plain, bytes are application/octet-stream, a tuple is (str or bytes, status, dict of headers).
-    Raises `ValueError` for anything but these and a Flask response.
+    Raise `ValueError` for anything but these and a Flask response.
     """
     if isinstance(answer, str):
         return HttpResponse(answer.encode(), 200, "text/plain")
@@ -128,7 +128,7 @@ def _response(body: bytes, status: int, fields: Iterable[tuple[str, str]]) -> Ht
 
 
 def flask_response(response: HttpResponse) -> flask.Response:
-    """Returns the response as a Flask response."""
+    """Return the response as a Flask response."""
     from flask import Response  # noqa: PLC0415
     from werkzeug.datastructures import Headers  # noqa: PLC0415
 

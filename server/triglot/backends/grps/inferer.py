@@ -26,11 +26,11 @@ class ModelInferer(ABC):
 
     @abstractmethod
     def load(self) -> bool:
-        """Loads the model; any result but true makes the start fail."""
+        """Load the model; any result but true makes the start fail."""
 
     @abstractmethod
     def infer(self, inp: Any, context: Any) -> Any:
-        """Runs the model on the result of `Converter.preprocess`; returns the input of `Converter.postprocess`.
+        """Run the model on the result of `Converter.preprocess`; return the input of `Converter.postprocess`.
 
         Without a converter it receives and returns a GrpsMessage.
         """
@@ -51,11 +51,11 @@ class ModelInfererRegister:
         self.model_inferer_dict: dict[str, Any] = {}
 
     def register(self, inferer_name: str, inferer_obj: Any) -> None:
-        """Adds an inferer; replaces one of the same name."""
+        """Add an inferer; replace one of the same name."""
         self.model_inferer_dict[inferer_name] = inferer_obj
 
     def get_model_inferer(self, inferer_name: str) -> Any:
-        """Returns the inferer with that name. Raises `RuntimeError` if there is none."""
+        """Return the inferer with that name. Raise `RuntimeError` if there is none."""
         try:
             return self.model_inferer_dict[inferer_name]
         except KeyError:

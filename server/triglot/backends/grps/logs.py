@@ -27,7 +27,7 @@ class _Formatter(LineFormatter):
 
 
 def log_folder(folder: Path, settings: ServerSettings) -> Path:
-    """Returns the folder of a project's logs, creating it if needed. Raises `ModelLoadError`."""
+    """Return the folder of a project's logs, creating it if needed. Raise `ModelLoadError`."""
     path = folder / settings.log_dir
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -37,17 +37,17 @@ def log_folder(folder: Path, settings: ServerSettings) -> Path:
 
 
 def own_name(file: str, worker: int) -> str:
-    """Returns a worker's name of a file: several workers cannot rotate or rewrite the same one."""
+    """Return a worker's name of a file: several workers cannot rotate or rewrite the same one."""
     return file if worker == 1 else file.replace(".", f"-worker{worker}.", 1)
 
 
 @contextmanager
 def log_files(folder: Path, settings: ServerSettings, worker: int = 1) -> Iterator[Path]:
-    """Copies all log records to the project's files until the block ends; yields their folder.
+    """Copy all log records to the project's files until the block ends; yield their folder.
 
     Records of the project's own logger go to the user's file, all others to the server's. Files are rotated at
     midnight; `log_backup_count` old ones are kept. Each `worker` has files of its own.
-    Raises `ModelLoadError` if they cannot be written.
+    Raise `ModelLoadError` if they cannot be written.
     """
     path, count = log_folder(folder, settings), settings.log_backup_count
     with ExitStack() as stack:

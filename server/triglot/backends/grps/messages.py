@@ -20,7 +20,7 @@ def is_message(value: Any) -> TypeGuard[GrpsMessage]:
 
 
 def parse(encoded: bytes) -> GrpsMessage:
-    """Parses a message. Raises `InvalidArgument` for malformed bytes."""
+    """Parse a message. Raise `InvalidArgument` for malformed bytes."""
     try:
         return GrpsMessage.FromString(encoded)
     except DecodeError as error:
@@ -28,12 +28,12 @@ def parse(encoded: bytes) -> GrpsMessage:
 
 
 def as_own_class(message: Message) -> GrpsMessage:
-    """Returns the message as an instance of our class; the same object if it is one."""
+    """Return the message as an instance of our class; the same object if it is one."""
     return message if isinstance(message, GrpsMessage) else GrpsMessage.FromString(message.SerializeToString())
 
 
 def mark_success(message: GrpsMessage) -> None:
-    """Sets the status of a stream's message to success, unless it is marked as a failure (grps 3.5)."""
+    """Set the status of a stream's message to success, unless it is marked as a failure (grps 3.5)."""
     status = message.status
     if status.status != Status.FAILURE:
         status.code = 200

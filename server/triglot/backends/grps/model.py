@@ -52,10 +52,10 @@ class GrpsModel(Model):
         self._release = release
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> Any:
-        """Runs the models on the bytes of a GrpsMessage in a grps call, on arrays by name in any other call.
+        """Run the models on the bytes of a GrpsMessage in a grps call, on arrays by name in any other call.
 
-        Returns None if the response has been set otherwise: streamed, or for customised HTTP in
-        `call.exchange.http_response`. Raises a `ServingError` of code INTERNAL for errors that the project's code
+        Return None if the response has been set otherwise: streamed, or for customised HTTP in
+        `call.exchange.http_response`. Raise a `ServingError` of code INTERNAL for errors that the project's code
         raises or reports, and `InvalidArgument` for a malformed message.
         """
         with self._pool.slots([call]) as [skipped]:
@@ -72,7 +72,7 @@ class GrpsModel(Model):
         return message_of(inputs, self._model_id) if exchange is None else parse(exchange.message)
 
     def _answer(self, answer: Any, context: GrpsContext, call: Call) -> Any:
-        """Returns the response to the call. Raises as `infer` does."""
+        """Return the response to the call. Raise as `infer` does."""
         exchange = call.exchange
         if context.has_err():
             log.error(
@@ -122,7 +122,7 @@ class BatchedGrpsModel(GrpsModel):
         self.dynamic_batching = DynamicBatching(max_batch_size=size, max_queue_delay=delay)
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> Any:
-        """Runs a batch of one."""
+        """Run a batch of one."""
         [answer] = self.infer_batch([inputs], [call])
         if isinstance(answer, BaseException):
             raise answer
@@ -152,7 +152,7 @@ class BatchedGrpsModel(GrpsModel):
             return answers
 
     def _run_batch(self, messages: list[Any], contexts: list[GrpsContext]) -> list[Any]:
-        """Returns the model's output for each message, or the error of the whole batch for each."""
+        """Return the model's output for each message, or the error of the whole batch for each."""
         try:
             return self._runners[0].run_batch(messages, contexts)
         except BaseException as error:
@@ -162,7 +162,7 @@ class BatchedGrpsModel(GrpsModel):
 
 
 def _outcome(context: GrpsContext) -> Code:
-    """Returns the outcome of customised HTTP: from its status, or an error of the context (grps 10.11)."""
+    """Return the outcome of customised HTTP: from its status, or an error of the context (grps 10.11)."""
     status = 200 if context.response is None else context.response.status
     if 400 <= status < 500:
         return Code.INVALID_ARGUMENT

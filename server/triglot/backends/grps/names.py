@@ -59,7 +59,7 @@ class ImportNames:
         self._path: list[str] = []
 
     def provide(self) -> None:
-        """Provides all names. Raises `ModelLoadError` while another project is loaded."""
+        """Provide all names. Raise `ModelLoadError` while another project is loaded."""
         present = sys.modules.get(ROOT)
         if isinstance(present, ProvidedModule):
             raise ModelLoadError(
@@ -76,7 +76,7 @@ class ImportNames:
         importlib.invalidate_caches()
 
     def provide_missing(self) -> None:
-        """Provides missing names only, without changing anything else."""
+        """Provide missing names only, without changing anything else."""
         for name in [*self._table, *self._lazy]:
             self._provide(f"{ROOT}.{name}", self._table.get(name, {}), self._lazy.get(name, {}))
 

@@ -43,17 +43,17 @@ class GrpsProject:
         self._runners: dict[str, ModelRunner] = {}
 
     def model(self, name: str, version: str) -> GrpsModel:
-        """Returns one model, loaded. Raises `ModelLoadError` for errors in it or in the project's modules."""
+        """Return one model, loaded. Raise `ModelLoadError` for errors in it or in the project's modules."""
         model_id = f"{name}-{version}"
         return self._open([model_id], model_id, self.settings.model(model_id).entry)
 
     def dag(self) -> GrpsModel:
-        """Returns the DAG with its models loaded. Raises as `model` does."""
+        """Return the DAG with its models loaded. Raise as `model` does."""
         nodes = [model_id for _, model_id in self.settings.dag.nodes]
         return self._open(nodes, "", self.settings.inference_conf["dag"])
 
     def load(self) -> None:
-        """Loads all models on this thread, in the order of the file, and keeps them. Raises as `model` does."""
+        """Load all models on this thread, in the order of the file, and keep them. Raise as `model` does."""
         with self._lock:
             self._users += 1
             for entry in self.settings.models:
@@ -61,7 +61,7 @@ class GrpsProject:
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
-        """Imports the project's modules, and provides the names that they need, for the block."""
+        """Import the project's modules, and provide the names that they need, for the block."""
         with self._lock:
             self._users += 1
         try:
@@ -71,7 +71,7 @@ class GrpsProject:
             self._release()
 
     def load_model(self, model_id: str) -> ModelRunner:
-        """Returns the model's inferer and converter, loaded once for all users. Raises as `model` does."""
+        """Return the model's inferer and converter, loaded once for all users. Raise as `model` does."""
         with self._lock:
             components = self._import()
             if model_id not in self._runners:
@@ -123,7 +123,7 @@ class GrpsProject:
             self._names = None
 
     def _import(self) -> Components:
-        """Provides the names and imports the project's modules, once."""
+        """Provide the names and import the project's modules, once."""
         with self._lock:
             if self._components is not None:
                 return self._components
@@ -148,7 +148,7 @@ class GrpsProject:
             return self._components
 
     def _own_names(self) -> dict[str, dict[str, Callable[[], Any]]]:
-        """Returns the lazy names that depend on this project."""
+        """Return the lazy names that depend on this project."""
 
         def executor() -> type[Executor]:
             return type("Executor", (Executor,), {"project": self})
@@ -162,7 +162,7 @@ class GrpsProject:
 
 
 def _import_if_there(settings: ProjectSettings, module: str) -> None:
-    """Imports one of the project's modules; a missing module registers nothing."""
+    """Import one of the project's modules; a missing module registers nothing."""
     try:
         importlib.import_module(module)
     except Exception as error:

@@ -38,7 +38,7 @@ class Pool:
 
     @contextmanager
     def slots(self, calls: Sequence[Call]) -> Iterator[list[ServingError | None]]:
-        """Waits until all of these requests, at most `size`, may run, and holds their slots in the block.
+        """Wait until all of these requests, at most `size`, may run, and hold their slots in the block.
 
         Yields, per request, the error if it must not run since it was cancelled or timed out, else None.
         """
@@ -59,7 +59,7 @@ class Pool:
                 self._changed.notify_all()
 
     def _take(self, calls: Sequence[Call]) -> int:
-        """Waits for a slot per call and returns their number; 0 once all of these calls are cancelled."""
+        """Wait for a slot per call and return their number; 0 once all of these calls are cancelled."""
         turn = object()
         with self._changed:
             self._turns.append(turn)
@@ -76,7 +76,7 @@ class Pool:
 
 
 def _longest(calls: Sequence[Call]) -> float | None:
-    """Returns the seconds until the last deadline; None if a call has none."""
+    """Return the seconds until the last deadline; None if a call has none."""
     remaining = [seconds for call in calls if (seconds := call.remaining) is not None]
     return max(remaining) if len(remaining) == len(calls) else None
 
@@ -88,7 +88,7 @@ class Failures:
         self._monitor = monitor
 
     def explain(self, error: BaseException) -> ServingError:
-        """Returns INTERNAL with the exception's type and text, and logs it; a `ServingError` unchanged."""
+        """Return INTERNAL with the exception's type and text, and log it; a `ServingError` unchanged."""
         if isinstance(error, ServingError):
             return error
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -126,7 +126,7 @@ class ModelRunner:
         return self._inferer.declared() or ((), ())
 
     def run(self, message: Any, context: GrpsContext) -> Any:
-        """Returns the model's output for a GrpsMessage; None once the context has an error."""
+        """Return the model's output for a GrpsMessage; None once the context has an error."""
         if self._batcher is not None:
             return self._batcher.infer(message, context)
         context.enter(self._inferer, self._converter)
@@ -139,9 +139,9 @@ class ModelRunner:
         return None if context.has_err() else self._converter.postprocess(out, context)
 
     def run_batch(self, messages: list[Any], contexts: list[GrpsContext]) -> list[Any]:
-        """Returns an output per message, None where the model returned none.
+        """Return an output per message, None where the model returned none.
 
-        Requests without an error in their context still run if others have one. Raises the exceptions of the
+        Requests without an error in their context still run if others have one. Raise the exceptions of the
         project's code, and `ValueError` for more outputs than messages.
         """
         for context in contexts:
@@ -165,7 +165,7 @@ class ModelRunner:
 
 
 def run_in_sequence(runners: Sequence[ModelRunner], message: Any, context: GrpsContext) -> Any:
-    """Runs the models in sequence, each on its predecessor's output; None after an error or final response."""
+    """Run the models in sequence, each on its predecessor's output; None after an error or final response."""
     for runner in runners:
         message = runner.run(message, context)
         if context.has_err() or context.finished:

@@ -81,9 +81,9 @@ class ServerSettings:
 
 
 def read_server(folder: Path, file: Path, warnings: list[str]) -> tuple[str, dict[str, Any], ServerSettings]:
-    """Returns the file's text, its plain values, and its settings, for a project in `folder`.
+    """Return the file's text, its plain values, and its settings, for a project in `folder`.
 
-    Appends to `warnings`. Raises `ModelLoadError`.
+    Appends to `warnings`. Raise `ModelLoadError`.
     """
     text, values = read_yaml(file, TEXTS)
     return text, values, _server(folder, YamlMap(file, values, KEYS), warnings)

@@ -104,7 +104,7 @@ class ProjectSettings:
     warnings: tuple[str, ...] = ()
 
     def model(self, model_id: str) -> ModelEntry:
-        """Returns the model with this id. Raises `KeyError`."""
+        """Return the model with this id. Raise `KeyError`."""
         for entry in self.models:
             if entry.id == model_id:
                 return entry
@@ -114,9 +114,9 @@ class ProjectSettings:
 def read_project(
     folder: Path, *, server_conf: Path | None = None, inference_conf: Path | None = None
 ) -> ProjectSettings:
-    """Reads the settings in a project's folder, or in other files if given.
+    """Read the settings in a project's folder, or in other files if given.
 
-    Raises `ModelLoadError` with the file, the key, the expected and the actual value.
+    Raise `ModelLoadError` with the file, the key, the expected and the actual value.
     """
     if not folder.is_dir():
         raise ModelLoadError(f"{folder}: expected the folder of a grps project, found none")
@@ -172,7 +172,7 @@ def _model(entry: YamlMap, warnings: list[str]) -> ModelEntry:
 
 
 def _device(entry: YamlMap, inferer_type: str) -> str:
-    """Returns the device's name; checked for built-in inferers, free for customized ones."""
+    """Return the device's name; checked for built-in inferers, free for customized ones."""
     device = entry.text("device", "a device, such as cpu").lower()
     if inferer_type in BUILT_IN and device != "original" and not DEVICE.fullmatch(device):
         entry.fail("device", "cpu, cuda, gpu, cuda:N, gpu:N or original")
@@ -189,7 +189,7 @@ def _part(entry: YamlMap, key: str, required: bool) -> str | None:
 
 
 def _path(entry: YamlMap, key: str, required: bool) -> str | None:
-    """Returns "" without the key and None for an empty value, as grps does."""
+    """Return "" without the key and None for an empty value, as grps does."""
     return _part(entry, key, required) if required or key in entry.values else ""
 
 

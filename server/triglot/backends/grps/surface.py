@@ -65,7 +65,7 @@ class GrpsServiceStub:
 
 
 def provide_in_child() -> None:
-    """Provides the names in a process that a project spawned; its current folder is the project's.
+    """Provide the names in a process that a project spawned; its current folder is the project's.
 
     Components registered and metrics added there stay in that process.
     """
@@ -84,7 +84,7 @@ def import_names(
     monitor: Monitor,
     of_project: Mapping[str, Mapping[str, Lazy]],
 ) -> ImportNames:
-    """Returns everything that a project imports; `of_project` are names that depend on the loaded project."""
+    """Return everything that a project imports; `of_project` are names that depend on the loaded project."""
     inferers = {"ModelInferer": ModelInferer, "inferer_register": registers.inferers}
     converters = {"Converter": Converter, "converter_register": registers.converters}
     messages = {name: value for name, value in vars(grps_pb2).items() if not name.startswith("_")}
@@ -105,7 +105,7 @@ def import_names(
 
 
 def _logger(name: str) -> logging.Logger:
-    """Returns the logger, with the documentation's short names for its methods added."""
+    """Return the logger, with the documentation's short names for its methods added."""
     logger = logging.getLogger(name)
     vars(logger).update(err=logger.error, crit=logger.critical)
     return logger

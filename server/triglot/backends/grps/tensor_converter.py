@@ -38,24 +38,24 @@ class TensorConverter(Converter):
 
     @abstractmethod
     def _to_tensor(self, array: Array) -> Any:
-        """Returns the library's tensor for an array that has memory of its own."""
+        """Return the library's tensor for an array that has memory of its own."""
 
     @abstractmethod
     def _to_array(self, tensor: Any) -> Array:
-        """Returns the values of a result's tensor, on whichever device it is."""
+        """Return the values of a result's tensor, on whichever device it is."""
 
     def preprocess(self, inp: Any, context: Any) -> Any:
-        """Returns the tensors of a GrpsMessage. Raises `InvalidArgument`."""
+        """Return the tensors of a GrpsMessage. Raise `InvalidArgument`."""
         return _each(self._to_tensor, _decode(inp, self._dtypes))
 
     def postprocess(self, inp: Any, context: Any) -> Any:
-        """Converts a tensor, or a list, tuple or dict of tensors, to a GrpsMessage. Raises `Internal`."""
+        """Convert a tensor, or a list, tuple or dict of tensors, to a GrpsMessage. Raise `Internal`."""
         return _encode(self._named(inp))
 
     def batch_preprocess(self, inps: list[Any], contexts: list[Any]) -> Any:
-        """Returns the tensors of several GrpsMessages, concatenated along the first dim.
+        """Return the tensors of several GrpsMessages, concatenated along the first dim.
 
-        Raises `InvalidArgument` if one of them has no batch dim, or if names, dtypes or other dims differ.
+        Raise `InvalidArgument` if one of them has no batch dim, or if names, dtypes or other dims differ.
         """
         if len(inps) != len(contexts):
             raise Internal(f"expected a context for each of {len(inps)} messages, got {len(contexts)}")
@@ -70,9 +70,9 @@ class TensorConverter(Converter):
         return _each(self._to_tensor, _joined(requests))
 
     def batch_postprocess(self, inp: Any, contexts: list[Any]) -> list[Any]:
-        """Splits a result as for `postprocess` and returns a GrpsMessage per context.
+        """Split a result as for `postprocess` and return a GrpsMessage per context.
 
-        Raises `Internal` if a tensor's first dim is not the sum of the requests'.
+        Raise `Internal` if a tensor's first dim is not the sum of the requests'.
         """
         sizes = [context.get_user_data(BATCH_SIZE) for context in contexts]
         if None in sizes:
@@ -91,7 +91,7 @@ class TensorConverter(Converter):
         ]
 
     def _named(self, result: Any) -> dict[str, Array]:
-        """Returns the arrays of a result by name. Raises `Internal`."""
+        """Return the arrays of a result by name. Raise `Internal`."""
         named = named_parts(result, self._tensor_class)
         for name, tensor in named.items():
             if not isinstance(name, str):
@@ -102,7 +102,7 @@ class TensorConverter(Converter):
 
 
 def named_parts(result: Any, kind: Any) -> dict[Any, Any]:
-    """Returns the tensors of class `kind` in a result by name. Raises `Internal` for any other result."""
+    """Return the tensors of class `kind` in a result by name. Raise `Internal` for any other result."""
     if isinstance(result, kind):
         return {"output": result}
     if isinstance(result, list | tuple):
@@ -162,13 +162,13 @@ def _encode(arrays: dict[str, Array]) -> pb.GrpsMessage:
 
 
 def _labelled(arrays: Arrays) -> dict[str, Array]:
-    """Returns the arrays by their names in errors."""
+    """Return the arrays by their names in errors."""
     pairs = arrays.items() if isinstance(arrays, dict) else enumerate(arrays)
     return {f"tensor {key!r}": array for key, array in pairs}
 
 
 def _batch_size(arrays: Arrays) -> int:
-    """Returns the common first dim of a request's tensors. Raises `InvalidArgument`."""
+    """Return the common first dim of a request's tensors. Raise `InvalidArgument`."""
     labelled = _labelled(arrays)
     for label, array in labelled.items():
         if array.ndim < 2:
@@ -180,7 +180,7 @@ def _batch_size(arrays: Arrays) -> int:
 
 
 def _joined(requests: Sequence[Arrays]) -> Arrays:
-    """Returns the requests' arrays, concatenated along the first dim."""
+    """Return the requests' arrays, concatenated along the first dim."""
     first = requests[0]
     expected = _layout(first)
     for at, request in enumerate(requests):
@@ -195,7 +195,7 @@ def _joined(requests: Sequence[Arrays]) -> Arrays:
 
 
 def _layout(arrays: Arrays) -> tuple[bool, dict[str, tuple[Any, ...]]]:
-    """Returns the properties that must be equal in all requests of a batch."""
+    """Return the properties that must be equal in all requests of a batch."""
     labelled = _labelled(arrays)
     return isinstance(arrays, dict), {label: (one.dtype, one.shape[1:]) for label, one in labelled.items()}
 

@@ -44,7 +44,7 @@ class TensorInferer(ModelInferer):
                 raise ModelLoadError(f"{file}: the operations cannot be loaded: {error}") from error
 
     def load(self) -> bool:
-        """Loads the model. Raises `ModelLoadError`."""
+        """Load the model. Raise `ModelLoadError`."""
         try:
             self._model = self._loaded_model()
         except Exception as error:
@@ -52,7 +52,7 @@ class TensorInferer(ModelInferer):
         return True
 
     def infer(self, inp: Any, context: Any) -> Any:
-        """Calls the model: with a list or tuple as arguments, a dict as keyword arguments, or one other argument.
+        """Call the model: with a list or tuple as arguments, a dict as keyword arguments, or one other argument.
 
         A GrpsMessage is converted to tensors first, and the output to a GrpsMessage.
         """
@@ -72,24 +72,24 @@ class TensorInferer(ModelInferer):
         return self.infer(inp, contexts[0])
 
     def declared(self) -> Declared | None:
-        """Returns the inputs and outputs that the model declares; None if it declares none."""
+        """Return the inputs and outputs that the model declares; None if it declares none."""
         return None
 
     @abstractmethod
     def _place_on(self, device: str) -> None:
-        """Sets the device. Raises `ModelLoadError` for an unknown one."""
+        """Set the device. Raise `ModelLoadError` for an unknown one."""
 
     @abstractmethod
     def _load_operations(self, file: Path) -> None:
-        """Loads the operations of a shared library into the process."""
+        """Load the operations of a shared library into the process."""
 
     @abstractmethod
     def _loaded_model(self) -> Any:
-        """Returns the model of `_path` on its device."""
+        """Return the model of `_path` on its device."""
 
     @abstractmethod
     def _call_model(self, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Calls the model."""
+        """Call the model."""
 
     def _operation_files(self) -> list[Path]:
         paths = (self._args or {}).get("customized_op_paths")
@@ -105,9 +105,9 @@ class TensorInferer(ModelInferer):
 
 
 def device_name(device: str, cuda: str) -> str:
-    """Returns `cpu`, or `cuda` (the library's own name) with the number of a GPU, 0 by default.
+    """Return `cpu`, or `cuda` (the library's own name) with the number of a GPU, 0 by default.
 
-    Raises `ModelLoadError` for any other device.
+    Raise `ModelLoadError` for any other device.
     """
     if device == "cpu":
         return device

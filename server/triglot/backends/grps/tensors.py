@@ -16,9 +16,9 @@ _NUMBERS = {"s_i32": np.int32, "s_i64": np.int64, "s_f": np.float32, "s_d": np.f
 
 
 def message_of(inputs: Mapping[str, Array], model: str = "") -> GrpsMessage:
-    """Returns a message with a tensor per input.
+    """Return a message with a tensor per input.
 
-    Raises `InvalidArgument` for a datatype that grps lacks, and for text that is not UTF-8.
+    Raise `InvalidArgument` for a datatype that grps lacks, and for text that is not UTF-8.
     """
     message = GrpsMessage(model=model)
     message.gtensors.SetInParent()
@@ -31,10 +31,10 @@ def message_of(inputs: Mapping[str, Array], model: str = "") -> GrpsMessage:
 
 
 def arrays_of(message: GrpsMessage) -> dict[str, Array]:
-    """Returns the tensors of a message by name; unnamed ones are `output`, or several `output_0` and so on.
+    """Return the tensors of a message by name; unnamed ones are `output`, or several `output_0` and so on.
 
     `str_data` and `bin_data` become one BYTES element with that name, and each entry of a `gmap` one element.
-    Raises `Internal` if the model's message cannot be converted.
+    Raise `Internal` if the model's message cannot be converted.
     """
     arrays: dict[str, Array] = {}
     for name, array in _named(message):

@@ -35,15 +35,15 @@ class TfModelInferer(TensorInferer):
     _converter = TfTensorConverter()
 
     def _place_on(self, device: str) -> None:
-        """Sets the device. Raises `ModelLoadError` for an unknown one."""
+        """Set the device. Raise `ModelLoadError` for an unknown one."""
         self._device = device if device == ORIGINAL else device_name(device, "gpu")
 
     def _load_operations(self, file: Path) -> None:
-        """Loads the operations of a shared library into TensorFlow."""
+        """Load the operations of a shared library into TensorFlow."""
         tf.load_op_library(str(file))
 
     def _loaded_model(self) -> Any:
-        """Returns the SavedModel's object."""
+        """Return the SavedModel's object."""
         folder = str(self._path)
         # Tags only select among several graphs, and a model may have been saved without any.
         tags = TAGS if len(parse_saved_model(folder).meta_graphs) > 1 else None
@@ -54,7 +54,7 @@ class TfModelInferer(TensorInferer):
         return model
 
     def declared(self) -> Declared | None:
-        """Returns the inputs of `serving_default`, and the outputs of the function that these inputs call."""
+        """Return the inputs of `serving_default`, and the outputs of the function that these inputs call."""
         signature = self._model.signatures.get(DEFAULT_SIGNATURE)
         if signature is None:
             return None
@@ -71,7 +71,7 @@ class TfModelInferer(TensorInferer):
             return None
 
     def _call_model(self, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Calls the model or its signature. Raises `InvalidArgument` for inputs that the signature lacks."""
+        """Call the model or its signature. Raise `InvalidArgument` for inputs that the signature lacks."""
         with self._on_device():
             if self._takes(named):
                 return self._model(*arguments, **named)
@@ -101,7 +101,7 @@ class TfModelInferer(TensorInferer):
 
 
 def _specs(tensors: Mapping[str, Any]) -> list[TensorSpec]:
-    """Returns the specs. Raises `TypeError` or `ValueError` for datatypes that grps lacks."""
+    """Return the specs. Raise `TypeError` or `ValueError` for datatypes that grps lacks."""
     specs = []
     for name, tensor in tensors.items():
         datatype = datatype_of(np.empty(0, tensor.dtype.as_numpy_dtype))

@@ -19,10 +19,10 @@ class TfTensorConverter(TensorConverter):
     _tensor_class = tf.Tensor
 
     def _to_tensor(self, array: Array) -> Any:
-        """Returns a tensor of the array's values."""
+        """Return a tensor of the array's values."""
         return tf.constant(array)
 
     def _to_array(self, tensor: Any) -> Array:
-        """Returns the values, copied to the CPU; strings as objects (`bytes`)."""
+        """Return the values, copied to the CPU; strings as objects (`bytes`)."""
         # The dtype is for scalars: numpy would strip trailing zero bytes.
         return np.asarray(tensor.numpy(), object if tensor.dtype == tf.string else None)

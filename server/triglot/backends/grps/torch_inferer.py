@@ -28,7 +28,7 @@ class TorchModelInferer(TensorInferer):
     _inp_device = "cpu"
 
     def _place_on(self, device: str) -> None:
-        """Sets the device. Raises `ModelLoadError` for an unknown one."""
+        """Set the device. Raise `ModelLoadError` for an unknown one."""
         kept, _, inputs = device.partition("_")
         if kept != ORIGINAL:
             self._device = self._inp_device = device_name(device, "cuda")
@@ -42,11 +42,11 @@ class TorchModelInferer(TensorInferer):
             ) from None
 
     def _load_operations(self, file: Path) -> None:
-        """Loads the operations of a shared library into torch."""
+        """Load the operations of a shared library into torch."""
         torch.ops.load_library(str(file))
 
     def _loaded_model(self) -> Any:
-        """Returns the TorchScript module in evaluation mode."""
+        """Return the TorchScript module in evaluation mode."""
         with warnings.catch_warnings():
             # "torch.jit is deprecated", but grps projects use it.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -54,7 +54,7 @@ class TorchModelInferer(TensorInferer):
         return model.eval()
 
     def _call_model(self, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Calls the module, without gradients."""
+        """Call the module, without gradients."""
         # Not `inference_mode`, which forbids in-place changes of the outputs, as projects may make.
         with torch.no_grad():
             return self._model(

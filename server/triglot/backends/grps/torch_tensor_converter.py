@@ -29,10 +29,10 @@ class TorchTensorConverter(TensorConverter):
     _tensor_class = torch.Tensor
 
     def _to_tensor(self, array: Array) -> Any:
-        """Returns a tensor that shares the array's memory."""
+        """Return a tensor that shares the array's memory."""
         return torch.from_numpy(array)
 
     def _to_array(self, tensor: Any) -> Array:
-        """Returns the values, copied to the CPU. bfloat16 is widened, as numpy lacks it."""
+        """Return the values, copied to the CPU. bfloat16 is widened, as numpy lacks it."""
         array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
         return array

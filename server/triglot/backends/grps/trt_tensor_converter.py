@@ -16,9 +16,9 @@ class TrtTensorConverter(TensorConverter):
     _tensor_class = np.ndarray
 
     def _to_tensor(self, array: Array) -> Array:
-        """Returns the array itself."""
+        """Return the array itself."""
         return array
 
     def _to_array(self, tensor: Array) -> Array:
-        """Returns the array itself."""
+        """Return the array itself."""
         return tensor

@@ -14,9 +14,9 @@ DEFAULT_TEST = "test.MyTestCase.test_infer"
 
 
 def run_unittest(settings: ProjectSettings, name: str = DEFAULT_TEST) -> bool:
-    """Runs a project's test in its folder and prints the result; returns whether it ran and passed.
+    """Run a project's test in its folder and print the result; return whether it ran and passed.
 
-    `name` is a module, a class or a method, separated by dots. Raises `ModelLoadError` if the project has no such
+    `name` is a module, a class or a method, separated by dots. Raise `ModelLoadError` if the project has no such
     module, or if its other modules cannot be imported.
     """
     module = settings.folder / name.partition(".")[0]

@@ -23,9 +23,9 @@ NEAR = 0.8
 
 
 def read_yaml(file: Path, texts: Collection[str]) -> tuple[str, dict[str, Any]]:
-    """Returns a file's text and the map in it; values of the keys in `texts` are texts, or None if empty.
+    """Return a file's text and the map in it; values of the keys in `texts` are texts, or None if empty.
 
-    Keys have their full path, such as `models.*.name` for a key of each map in a list. Raises `ModelLoadError`.
+    Keys have their full path, such as `models.*.name` for a key of each map in a list. Raise `ModelLoadError`.
     """
     try:
         text = file.read_bytes().decode("utf-8-sig")
@@ -76,7 +76,7 @@ def _mark(loader: yaml.SafeLoader, node: yaml.Node, path: str, texts: Collection
 
 
 def quoted(value: object) -> str:
-    """Returns a value as errors quote it."""
+    """Return a value as errors quote it."""
     if value is None:
         return "nothing"
     text = repr(value)
@@ -96,7 +96,7 @@ class YamlMap:
     path: str = ""
 
     def fail(self, key: str, expected: str, *, reason: str = "") -> NoReturn:
-        """Raises the error for a key's value; `reason` replaces the value in the text."""
+        """Raise the error for a key's value; `reason` replaces the value in the text."""
         text = (
             f"{self.file}: {self._path_of(key)}: expected {expected}, got {reason or quoted(self.values.get(key))}"
         )
@@ -105,7 +105,7 @@ class YamlMap:
         raise ModelLoadError(text)
 
     def misspelt_keys(self) -> list[str]:
-        """Returns a warning for each unknown key that resembles a known, absent one."""
+        """Return a warning for each unknown key that resembles a known, absent one."""
         return [
             f"{self.file}: {self._path_of(near)}: unknown key, ignored; did you mean {key!r}?"
             for key in self.known
@@ -117,14 +117,14 @@ class YamlMap:
         return self.values.get(key) is not None
 
     def text(self, key: str, expected: str = "a non-empty string") -> str:
-        """Returns a text of at least one character."""
+        """Return a text of at least one character."""
         value = self.values.get(key)
         if not isinstance(value, str) or not value:
             self.fail(key, expected)
         return value
 
     def choice(self, key: str, choices: Sequence[str]) -> str:
-        """Returns one of the `choices`."""
+        """Return one of the `choices`."""
         value = self.values.get(key)
         if not isinstance(value, str) or value not in choices:
             *others, last = choices
@@ -132,28 +132,28 @@ class YamlMap:
         return value
 
     def integer(self, key: str) -> int:
-        """Returns an integer of at least 1."""
+        """Return an integer of at least 1."""
         value = self.values.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             self.fail(key, "an integer of at least 1")
         return value
 
     def boolean(self, key: str) -> bool:
-        """Returns a boolean."""
+        """Return a boolean."""
         value = self.values.get(key)
         if not isinstance(value, bool):
             self.fail(key, "true or false")
         return value
 
     def map(self, key: str, known: Collection[str]) -> YamlMap:
-        """Returns a nested map."""
+        """Return a nested map."""
         value = self.values.get(key)
         if not isinstance(value, dict):
             self.fail(key, f"a map with {', '.join(known)}")
         return YamlMap(self.file, value, known, self._path_of(key))
 
     def maps(self, key: str, known: Collection[str]) -> list[YamlMap]:
-        """Returns a list of at least one map."""
+        """Return a list of at least one map."""
         values = self.values.get(key)
         expected = f"a list of maps with {', '.join(known)}"
         if not isinstance(values, list) or not values:

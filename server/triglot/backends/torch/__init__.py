@@ -32,10 +32,10 @@ if limit := thread_limit():
 
 
 def load(file: Path, config: ModelConfig) -> Model:
-    """Returns the program of `file`; its kind is determined by the contents, not by the file's name.
+    """Return the program of `file`; its kind is determined by the contents, not by the file's name.
 
     Its instances are on the devices of `config`; by default one on each GPU, or one on the CPU without GPUs.
-    Raises `ModelLoadError` for any other file, for a device that does not exist, and for tensors that cannot be
+    Raise `ModelLoadError` for any other file, for a device that does not exist, and for tensors that cannot be
     named as configured.
     """
     kind = kind_of(file)
@@ -61,7 +61,7 @@ def _devices(config: ModelConfig, default: Device | None) -> list[Device]:
 
 
 def _torch_device(device: Device) -> torch.device | None:
-    """Returns torch's device; None for a program that stays where it was saved."""
+    """Return torch's device; None for a program that stays where it was saved."""
     if device.kind == "MODEL":
         return None
     return torch.device("cuda", device.id) if device.kind == "GPU" else torch.device("cpu")

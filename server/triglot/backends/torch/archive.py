@@ -38,9 +38,9 @@ class Kind(enum.Enum):
 
 
 def kind_of(file: Path) -> Kind:
-    """Returns the kind of program in the file.
+    """Return the kind of program in the file.
 
-    Raises `ModelLoadError`, which says what the file is instead; also for more than can be read of few bytes.
+    Raise `ModelLoadError`, which says what the file is instead; also for more than can be read of few bytes.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -71,7 +71,7 @@ def kind_of(file: Path) -> Kind:
 
 
 def check_pickles(file: Path) -> None:
-    """Raises `ModelLoadError` if a pickle in an exported program contains anything but tensors."""
+    """Raise `ModelLoadError` if a pickle in an exported program contains anything but tensors."""
     with zipfile.ZipFile(file) as archive:
         names = {_inner(name): name for name in archive.namelist()}
         for member in _pickles(archive, names):
@@ -83,7 +83,7 @@ def check_pickles(file: Path) -> None:
 
 
 def _pickles(archive: zipfile.ZipFile, names: dict[str, str]) -> Iterator[str]:
-    """Yields the members that `torch.export.load` unpickles."""
+    """Yield the members that `torch.export.load` unpickles."""
     for member, name in names.items():
         if member.endswith(".pt") or member in _OLD_PICKLES:
             yield member
@@ -96,7 +96,7 @@ def _pickles(archive: zipfile.ZipFile, names: dict[str, str]) -> Iterator[str]:
 
 
 def _entries(text: bytes) -> Collection[Any]:
-    """Returns the descriptions of the tensors in a folder."""
+    """Return the descriptions of the tensors in a folder."""
     config = json.loads(text).get("config")
     return config.values() if isinstance(config, dict) else ()
 
@@ -111,5 +111,5 @@ def _holds_tensors(data: bytes) -> bool:
 
 
 def _inner(name: str) -> str:
-    """Returns a member's name without the top folder, which is named after the original file."""
+    """Return a member's name without the top folder, which is named after the original file."""
     return name.partition("/")[2] or name

@@ -40,9 +40,9 @@ class CompiledModel(TorchModel):
 
 
 def read_compiled(file: Path, device: torch.device | None) -> CompiledProgram:
-    """Returns the program of `file` on `device`; None is the kind of device that it was compiled for.
+    """Return the program of `file` on `device`; None is the kind of device that it was compiled for.
 
-    Raises `ModelLoadError` if torch cannot load it, and for a device of another kind.
+    Raise `ModelLoadError` if torch cannot load it, and for a device of another kind.
     """
     if not hasattr(torch._inductor, "aoti_load_package"):
         raise ModelLoadError(
@@ -76,7 +76,7 @@ class CompiledProgram:
         self.outputs = [ProgramTensor(name) for name in names]
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Runs the program. Raises `RefusedInputs` for tensors that fail its checks, if these are enabled."""
+        """Run the program. Raise `RefusedInputs` for tensors that fail its checks, if these are enabled."""
         leaves = [tensors[one.name].to(self.device) for one in self.inputs]
         arguments, named = tree_unflatten(leaves, self._in_spec)
         try:
@@ -88,7 +88,7 @@ class CompiledProgram:
         return {one.name: tensor for one, tensor in zip(self.outputs, tree_flatten(result)[0], strict=True)}
 
     def may_own(self, _: torch.Tensor) -> bool:
-        """Returns True, as nothing shows whether the tensor is one of its constants."""
+        """Return True, as nothing shows whether the tensor is one of its constants."""
         return True
 
     def close(self) -> None:

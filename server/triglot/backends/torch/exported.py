@@ -28,9 +28,9 @@ _loading = threading.Lock()
 
 
 def read_exported(file: Path, device: torch.device | None) -> ExportedProgram:
-    """Returns the program of `file`, moved to `device`; None leaves it where it was saved.
+    """Return the program of `file`, moved to `device`; None leaves it where it was saved.
 
-    Raises `ModelLoadError` if torch cannot load or move it, and for unsupported inputs and outputs.
+    Raise `ModelLoadError` if torch cannot load or move it, and for unsupported inputs and outputs.
     """
     try:
         check_pickles(file)
@@ -76,7 +76,7 @@ class ExportedProgram:
         }
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Runs the graph. Raises `RefusedInputs` for shapes that it was not exported for."""
+        """Run the graph. Raise `RefusedInputs` for shapes that it was not exported for."""
         leaves = [leaf.fill(tensors) for leaf in self._leaves]
         arguments, named = tree_unflatten(leaves, self._in_spec)
         try:
@@ -109,14 +109,14 @@ class _Leaf:
     value: Any
 
     def spec(self, name: str) -> TensorSpec:
-        """Returns the spec of the tensor. Raises `ValueError` for an unsupported datatype."""
+        """Return the spec of the tensor. Raise `ValueError` for an unsupported datatype."""
         if self.value.dtype not in DATATYPE_OF:
             raise ValueError(f"'{name}' is {self.value.dtype}; {EXPECTED}")
         shape = [dim if isinstance(dim, int) else -1 for dim in self.value.shape]
         return TensorSpec(name, DATATYPE_OF[self.value.dtype], shape)
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> Any:
-        """Returns the tensor of its name, or the constant. Raises `RefusedInputs` for another number of dims."""
+        """Return the tensor of its name, or the constant. Raise `RefusedInputs` for another number of dims."""
         if not self.name:
             return self.value
         tensor = tensors[self.name]
@@ -137,7 +137,7 @@ def _leaf(argument: Any, nodes: Mapping[str, Any]) -> _Leaf:
 
 
 def _results(program: Any, nodes: Mapping[str, Any]) -> list[ProgramTensor | None]:
-    """Returns the tensors of a result, None for each None in it. Raises `ValueError` for anything else."""
+    """Return the tensors of a result, None for each None in it. Raise `ValueError` for anything else."""
     specs = program.graph_signature.output_specs
     leaves = [_leaf(spec.arg, nodes) for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
     if others := [leaf.value for leaf in leaves if not leaf.name and leaf.value is not None]:
@@ -150,7 +150,7 @@ def _results(program: Any, nodes: Mapping[str, Any]) -> list[ProgramTensor | Non
 
 
 def result_names(tree: Any, count: int) -> list[str]:
-    """Returns the names of a result's leaves; in `tree` each leaf is its own position."""
+    """Return the names of a result's leaves; in `tree` each leaf is its own position."""
     if isinstance(tree, Mapping) and all(isinstance(position, int) for position in tree.values()):
         keys = {position: key for key, position in tree.items()}
         if all(isinstance(key, str) for key in keys.values()):
@@ -159,13 +159,13 @@ def result_names(tree: Any, count: int) -> list[str]:
 
 
 def _devices(program: Any) -> set[torch.device]:
-    """Returns the devices of the graph's tensors."""
+    """Return the devices of the graph's tensors."""
     values = [node.meta.get("val") for node in program.graph.nodes]
     return {leaf.device for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)}
 
 
 def _moved(program: Any, device: torch.device) -> Any:
-    """Returns the program on `device`. Raises `ValueError` if torch cannot move it."""
+    """Return the program on `device`. Raise `ValueError` if torch cannot move it."""
     try:
         passes = importlib.import_module("torch.export.passes")
     except ModuleNotFoundError:

@@ -56,7 +56,7 @@ class Program(Protocol):
         """Its device; if it uses several, the first one."""
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Returns the outputs for tensors on the CPU. Raises `RefusedInputs`, and the program's exceptions."""
+        """Return the outputs for tensors on the CPU. Raise `RefusedInputs`, and the program's exceptions."""
 
     def may_own(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's memory may be the program's own, which the next call may change."""
@@ -105,9 +105,9 @@ class TorchModel(Model):
             self.any_tensors = True
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Runs the program of the calling thread's instance.
+        """Run the program of the calling thread's instance.
 
-        Raises `InvalidArgument` for inputs that it does not accept, and `Internal` with torch's own reason for a
+        Raise `InvalidArgument` for inputs that it does not accept, and `Internal` with torch's own reason for a
         failure.
         """
         program = self._placement.current()
@@ -144,7 +144,7 @@ class TorchModel(Model):
         }
 
     def _program_names(self, inputs: Mapping[str, Array]) -> Mapping[str, str]:
-        """Returns the program's own names of a call's inputs."""
+        """Return the program's own names of a call's inputs."""
         given = list(inputs)
         if self._input_names:
             if inputs.keys() == self._input_names.keys():
@@ -184,7 +184,7 @@ class _OutputNames:
         self._known = None if known is None else self._make([tensor.name for tensor in known])
 
     def of(self, own: Sequence[str]) -> Mapping[str, str]:
-        """Returns the program's own name by configured name. Raises `ValueError` if they do not match."""
+        """Return the program's own name by configured name. Raise `ValueError` if they do not match."""
         return self._make(own) if self._known is None else self._known
 
     def _make(self, own: Sequence[str]) -> Mapping[str, str]:
@@ -223,9 +223,9 @@ def _sequence_tensors(config: ModelConfig) -> _SequenceTensors:
 def _input_names(
     configured: Sequence[TensorConfig], added: Sequence[TensorConfig], inputs: Sequence[ProgramTensor] | None
 ) -> Mapping[str, str]:
-    """Returns the program's own name by a call's name; empty if any names are accepted.
+    """Return the program's own name by a call's name; empty if any names are accepted.
 
-    Raises `ValueError`.
+    Raise `ValueError`.
     """
     names, more = [tensor.name for tensor in configured], [tensor.name for tensor in added]
     if not configured:
@@ -267,7 +267,7 @@ def _cuda_works() -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the first line of torch's reason, without TorchScript's trace of the program that precedes it."""
+    """Return the first line of torch's reason, without TorchScript's trace of the program that precedes it."""
     text = str(error)
     trace, here, rest = text.rpartition("<--- HERE")
     match = _SCRIPT_ERROR.search(rest) if here and "Traceback of TorchScript" in trace else None

@@ -31,17 +31,17 @@ class ProgramTensor:
 
 
 def input_name(position: int) -> str:
-    """Returns the name of an unnamed input."""
+    """Return the name of an unnamed input."""
     return f"INPUT__{position}"
 
 
 def output_name(position: int) -> str:
-    """Returns the name of an unnamed output."""
+    """Return the name of an unnamed output."""
     return f"OUTPUT__{position}"
 
 
 def missing(inputs: Iterable[ProgramTensor], given: Iterable[str]) -> list[str]:
-    """Returns the required inputs that are not `given`."""
+    """Return the required inputs that are not `given`."""
     there = set(given)
     return [tensor.name for tensor in inputs if not tensor.optional and tensor.name not in there]
 
@@ -49,10 +49,10 @@ def missing(inputs: Iterable[ProgramTensor], given: Iterable[str]) -> list[str]:
 def assign(
     names: Sequence[str], own: Sequence[str], *, in_order: bool = False, added: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Maps the names to the program's own ones: all are its own, or all are `<name>__<index>`.
+    """Map the names to the program's own ones: all are its own, or all are `<name>__<index>`.
 
     `in_order`: other names stand for the program's first ones, in its order. `added`: further names, mapped
-    separately. Raises `ValueError` for names that are neither, and for an index that does not exist or is a
+    separately. Raise `ValueError` for names that are neither, and for an index that does not exist or is a
     duplicate.
     """
     assigned = _assign(names, own, in_order) | _assign(added, own, False)
@@ -76,7 +76,7 @@ def _assign(names: Sequence[str], own: Sequence[str], in_order: bool) -> dict[st
 
 
 def positional(names: Sequence[str]) -> list[str]:
-    """Returns the names of a request's inputs; placeholders for unnamed ones become `INPUT__<index>`."""
+    """Return the names of a request's inputs; placeholders for unnamed ones become `INPUT__<index>`."""
     if len(names) == 1 and not names[0]:
         return [input_name(0)]
     matches = [_UNNAMED.fullmatch(name) for name in names]

@@ -18,9 +18,9 @@ _ATTRIBUTE = re.compile(r': [^=]*Tensor[^=]* = prim::GetAttr\[name="([^"]+)"\]')
 
 
 def read_script(file: Path, device: torch.device | None) -> ScriptProgram:
-    """Returns the program of `file`, moved to `device`; None leaves it where it was saved.
+    """Return the program of `file`, moved to `device`; None leaves it where it was saved.
 
-    Raises `ModelLoadError` if torch cannot load it, and for inputs and outputs that are not tensors.
+    Raise `ModelLoadError` if torch cannot load it, and for inputs and outputs that are not tensors.
     """
     try:
         with warnings.catch_warnings():
@@ -54,7 +54,7 @@ class ScriptProgram:
         self._may_own_any = "prim::SetAttr" in graph or not known.issuperset(_ATTRIBUTE.findall(graph))
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Calls `forward`. Raises its exceptions, and `TypeError` for a result without tensors."""
+        """Call `forward`. Raise its exceptions, and `TypeError` for a result without tensors."""
         placed = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         return _named(self._module(placed) if self.inputs is None else self._module(**placed))
 
@@ -68,9 +68,9 @@ class ScriptProgram:
 
 
 def _inputs(arguments: Sequence[Any]) -> Sequence[ProgramTensor] | None:
-    """Returns the arguments that are tensors; None for a single argument that is a dict of tensors.
+    """Return the arguments that are tensors; None for a single argument that is a dict of tensors.
 
-    Others keep their defaults. Raises `ValueError` for others without a default.
+    Others keep their defaults. Raise `ValueError` for others without a default.
     """
     needed = [argument for argument in arguments if not argument.has_default_value()]
     if len(needed) == 1 and needed[0].type.annotation_str == "Dict[str, Tensor]":
@@ -93,9 +93,9 @@ def _takes_tensor(kind: Any) -> bool:
 
 
 def _outputs(kind: Any) -> Sequence[ProgramTensor] | None:
-    """Returns the outputs; None for a type without a fixed number of tensors.
+    """Return the outputs; None for a type without a fixed number of tensors.
 
-    Raises `ValueError` for a type that contains anything but tensors.
+    Raise `ValueError` for a type that contains anything but tensors.
     """
     if kind.kind() == "AnyType" or kind.annotation_str in ("List[Tensor]", "Dict[str, Tensor]"):
         return None
@@ -109,7 +109,7 @@ def _outputs(kind: Any) -> Sequence[ProgramTensor] | None:
 
 
 def _named(result: Any) -> Mapping[str, torch.Tensor]:
-    """Returns the tensors of a result by name, without None values."""
+    """Return the tensors of a result by name, without None values."""
     if isinstance(result, Mapping):
         named = dict(result)
     else:

@@ -34,7 +34,7 @@ EXPECTED = f"expected one of {', '.join(DATATYPE_OF.values())}"
 
 
 def tensor_of(name: str, array: Array) -> torch.Tensor:
-    """Returns the tensor of an input. Raises `InvalidArgument` for a datatype that torch lacks.
+    """Return the tensor of an input. Raise `InvalidArgument` for a datatype that torch lacks.
 
     The tensor is a copy: a program may change its inputs in place, torch has no read-only tensors, and it reads
     them through typed pointers, while a request's own bytes may be unaligned.
@@ -49,9 +49,9 @@ def tensor_of(name: str, array: Array) -> torch.Tensor:
 
 
 def array_of(name: str, tensor: torch.Tensor) -> Array:
-    """Returns an output as an array, sharing the tensor's memory if that is the CPU's.
+    """Return an output as an array, sharing the tensor's memory if that is the CPU's.
 
-    Raises `Internal` for a tensor that numpy has no arrays for.
+    Raise `Internal` for a tensor that numpy has no arrays for.
     """
     if tensor.dtype not in DATATYPE_OF or tensor.layout is not torch.strided:
         raise Internal(f"output '{name}' is {tensor.dtype} ({tensor.layout}); {EXPECTED} (torch.strided)")

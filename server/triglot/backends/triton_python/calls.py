@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def run(context: ModelContext | None, call: ModelCall) -> Any:
-    """Executes the call and returns its response or responses. Callable on any thread."""
+    """Execute the call and return its response or responses. Callable on any thread."""
     return _off_loop(context, lambda: _run(context, call))
 
 
@@ -45,7 +45,7 @@ def _run(context: ModelContext | None, call: ModelCall) -> Any:
 
 
 def _off_loop(context: ModelContext | None, work: Callable[[], T]) -> T:
-    """Runs `work` on this thread, or in the pool if a loop runs here, as `Call.reach` must not block a loop."""
+    """Run `work` on this thread, or in the pool if a loop runs here, as `Call.reach` must not block a loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -105,7 +105,7 @@ class ResponseIterator:
         return InferenceResponse.of(response)
 
     def cancel(self) -> None:
-        """Cancels the other model's execution."""
+        """Cancel the other model's execution."""
         self._ended, self._first = True, None
         with suppress(ValueError):  # Another thread is waiting for a response, which will be the last one.
             self._responses.close()
@@ -134,9 +134,9 @@ def load_model(
     files: Mapping[str, bytes] | None = None,
     config: str | None = None,
 ) -> None:
-    """Loads or reloads a model, with the JSON `config` if given.
+    """Load or reloads a model, with the JSON `config` if given.
 
-    Raises `TritonModelException` if the server does not allow loading models, and for `files`.
+    Raise `TritonModelException` if the server does not allow loading models, and for `files`.
     """
     if files:
         raise TritonModelException("load_model: files: not supported; models are loaded from the repository only")
@@ -160,5 +160,5 @@ def _managed(context: ModelContext | None, task: ModelTask) -> Any:
 
 
 def get_model_dir(context: ModelContext | None) -> str:
-    """Returns the folder of the model's version."""
+    """Return the folder of the model's version."""
     return str(Path(current_model(context).folder).absolute())

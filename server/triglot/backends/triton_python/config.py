@@ -22,7 +22,7 @@ _OUTPUT_DEFAULTS = {"label_filename": "", "is_shape_tensor": False, "is_non_line
 
 
 def complete(config: Configured, name: str, file_name: str) -> dict[str, Any]:
-    """Returns the configuration with Triton's defaults for unset fields."""
+    """Return the configuration with Triton's defaults for unset fields."""
     configured: dict[str, Any] = json.loads(config.text or "{}")
     completed: dict[str, Any] = {
         "name": name,
@@ -86,11 +86,11 @@ class ModelConfig:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the configuration."""
+        """Return the configuration."""
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Sets the maximum number of rows in a batch; the configured one must not be larger."""
+        """Set the maximum number of rows in a batch; the configured one must not be larger."""
         if type(max_batch_size) is not int or max_batch_size < 0:
             raise ValueError(
                 f"{self._where}: max_batch_size: expected an integer of at least 0, got {max_batch_size!r}"
@@ -104,7 +104,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Enables dynamic batching."""
+        """Enable dynamic batching."""
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in self._model_config:
                 raise ValueError(
@@ -114,7 +114,7 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, bool]) -> None:
-        """Sets whether the model is decoupled."""
+        """Set whether the model is decoupled."""
         for key in transaction_policy_dict:
             if key != "decoupled":
                 raise ValueError(
@@ -132,11 +132,11 @@ class ModelConfig:
         self._model_config["model_transaction_policy"] = {"decoupled": decoupled}
 
     def add_input(self, input: Mapping[str, Any]) -> None:  # noqa: A002 - as Triton calls it
-        """Adds an input: a dict of `name`, `data_type`, `dims` and `optional`."""
+        """Add an input: a dict of `name`, `data_type`, `dims` and `optional`."""
         self._add("input", input, _INPUT_KEYS, _INPUT_DEFAULTS)
 
     def add_output(self, output: Mapping[str, Any]) -> None:
-        """Adds an output: a dict of `name`, `data_type` and `dims`."""
+        """Add an output: a dict of `name`, `data_type` and `dims`."""
         self._add("output", output, _OUTPUT_KEYS, _OUTPUT_DEFAULTS)
 
     @property
@@ -171,12 +171,12 @@ class ModelConfig:
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Returns the configuration of an input; None if it does not exist."""
+    """Return the configuration of an input; None if it does not exist."""
     return _by_name(model_config.get("input", ()), name)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Returns the configuration of an output; None if it does not exist."""
+    """Return the configuration of an output; None if it does not exist."""
     return _by_name(model_config.get("output", ()), name)
 
 

@@ -39,7 +39,7 @@ class ModelContext:
         self._lock = threading.Lock()
 
     def start_serving(self, call: Call) -> None:
-        """Sets the served name and version, and the way to other models, before the version serves."""
+        """Set the served name and version, and the way to other models, before the version serves."""
         if call.model_name:
             self.name, self.version = call.model_name, call.model_version
         own_call = call.apart()
@@ -56,11 +56,11 @@ class ModelContext:
             return self._pool
 
     def on_close(self, close: Callable[[], object]) -> None:
-        """Registers a callback for when the model is closed."""
+        """Register a callback for when the model is closed."""
         self._closers.append(close)
 
     def close(self) -> None:
-        """Calls the callbacks, once; raises their exceptions."""
+        """Call the callbacks, once; raise their exceptions."""
         while self._closers:
             self._closers.pop()()
 
@@ -70,7 +70,7 @@ _current: ContextVar[tuple[ModelContext, Call] | None] = ContextVar("triton_pyth
 
 @contextmanager
 def working_for(context: ModelContext, call: Call) -> Iterator[None]:
-    """Sets the model and call that this thread, and what it starts on a loop, works for in the block."""
+    """Set the model and call that this thread, and what it starts on a loop, works for in the block."""
     token, modules = _current.set((context, call)), running.set(context.modules)
     try:
         yield
@@ -80,7 +80,7 @@ def working_for(context: ModelContext, call: Call) -> Iterator[None]:
 
 
 def current_model(context: ModelContext | None) -> ModelContext:
-    """Returns `context`, or else the model whose code is running. Raises `TritonModelException` without any."""
+    """Return `context`, or else the model whose code is running. Raise `TritonModelException` without any."""
     current = _current.get()
     if context is None and current is not None:
         context = current[0]
@@ -90,14 +90,14 @@ def current_model(context: ModelContext | None) -> ModelContext:
 
 
 def call_of(context: ModelContext | None) -> Call:
-    """Returns the call that the model's code is running for; outside of requests the model's own one."""
+    """Return the call that the model's code is running for; outside of requests the model's own one."""
     current = _current.get()
     model = current_model(context)
     return current[1] if current is not None and current[0] is model else model.calls
 
 
 def reach(context: ModelContext | None, request: ModelCall | ModelTask) -> Any:
-    """Returns what `Call.reach` does. Raises its errors, and `TritonModelException` before the model serves."""
+    """Return what `Call.reach` does. Raise its errors, and `TritonModelException` before the model serves."""
     call = call_of(context)
     if call.reach is no_models:
         raise TritonModelException("cannot call other models before this model is served")

@@ -50,29 +50,29 @@ TRITON_STRING_TO_NUMPY: Mapping[str, type] = MappingProxyType(
 
 
 def datatype_of_config(name: object) -> str | None:
-    """Returns the datatype for TYPE_… in a configuration; None for anything else."""
+    """Return the datatype for TYPE_… in a configuration; None for anything else."""
     datatype = str(name).removeprefix("TYPE_")
     datatype = "BYTES" if datatype == "STRING" else datatype
     return datatype if datatype in NUMBERS and str(name).startswith("TYPE_") else None
 
 
 def triton_to_numpy_type(data_type: int) -> type:
-    """Returns the numpy type for a datatype's number. Raises `KeyError`."""
+    """Return the numpy type for a datatype's number. Raise `KeyError`."""
     return TRITON_TO_NUMPY_TYPE[data_type]
 
 
 def numpy_to_triton_type(data_type: type) -> int:
-    """Returns the datatype's number for a numpy type. Raises `KeyError`."""
+    """Return the datatype's number for a numpy type. Raise `KeyError`."""
     return NUMPY_TO_TRITON_TYPE[data_type]
 
 
 def triton_string_to_numpy(triton_type_string: str) -> type:
-    """Returns the numpy type for TYPE_… in a configuration. Raises `KeyError`."""
+    """Return the numpy type for TYPE_… in a configuration. Raise `KeyError`."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def serialize_byte_tensor(input_tensor: Array) -> Any:
-    """Returns the raw form of a BYTES tensor, as an array of bytes; None for an array of other elements.
+    """Return the raw form of a BYTES tensor, as an array of bytes; None for an array of other elements.
 
     Empty for an array without elements.
     """
@@ -84,7 +84,7 @@ def serialize_byte_tensor(input_tensor: Array) -> Any:
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
-    """Returns the elements of a raw BYTES tensor, flat. Raises `ValueError` for a malformed one."""
+    """Return the elements of a raw BYTES tensor, flat. Raise `ValueError` for a malformed one."""
     elements, offset, data = [], 0, bytes(encoded_tensor)
     while offset < len(data):
         start = offset + 4

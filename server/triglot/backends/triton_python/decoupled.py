@@ -143,7 +143,7 @@ class DecoupledModel(TritonModel):
             self._threads.pop(instance).join()
 
     async def infer(self, inputs: Inputs, call: Call) -> AsyncGenerator[Answer, None]:
-        """Yields the responses as they are sent. Raises the error of a response, which is the last one then."""
+        """Yield the responses as they are sent. Raise the error of a response, which is the last one then."""
         if not self._threads:
             await asyncio.to_thread(self._start)
         arrived = asyncio.Event()
@@ -234,7 +234,7 @@ class DecoupledModel(TritonModel):
 
 
 def _on_done(instance: Instance, channels: Sequence[ResponseChannel], done: Future[Any]) -> None:
-    """Handles the end of a coroutine of `execute`."""
+    """Handle the end of a coroutine of `execute`."""
     if done.cancelled():
         _fail(instance, channels, Cancelled("the model was closed while it ran the request"))
     elif (error := done.exception()) is not None:
@@ -251,7 +251,7 @@ def _fail(instance: Instance, channels: Sequence[ResponseChannel], error: BaseEx
 
 
 def unexpected_result(instance: Instance, returned: object) -> Internal:
-    """Returns, and logs, the error for an `execute` that returned something."""
+    """Return, and log, the error for an `execute` that returned something."""
     text = (
         f"Python model '{instance.name}' is using the decoupled mode and the execute function must return None, "
         f"got {type(returned).__name__}"

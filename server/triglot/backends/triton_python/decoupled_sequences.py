@@ -39,7 +39,7 @@ class _Outlet:
         self._ended.set()
 
     def wait(self) -> None:
-        """Waits for the final flag. Raises the error that was sent as a response."""
+        """Wait for the final flag. Raise the error that was sent as a response."""
         self._ended.wait()
         error, self._error = self._error, None
         if error is not None:
@@ -50,14 +50,14 @@ class DecoupledSequencesModel(PlacedModel):
     """See the module docstring."""
 
     def infer(self, inputs: Inputs, call: Call) -> Iterator[Answer]:
-        """Runs one request. Raises the error of a response, and the exception of `execute` with its text."""
+        """Run one request. Raise the error of a response, and the exception of `execute` with its text."""
         outlet = _Outlet(call)
         self._execute(inputs, call, outlet)
         outlet.wait()
         yield from ()
 
     def _execute(self, inputs: Inputs, call: Call, outlet: _Outlet) -> None:
-        """Runs `execute`. Afterwards only the model's own senders keep the request's `ResponseChannel` alive."""
+        """Run `execute`. Afterwards only the model's own senders keep the request's `ResponseChannel` alive."""
         instance = self._current_instance()
         channel = ResponseChannel(call, outlet, decoupled=True, reshaping=self.reshaping)
         try:

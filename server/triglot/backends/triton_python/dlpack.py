@@ -55,7 +55,7 @@ class _Exporter:
 
 
 def _tensor_in(capsule: object) -> _Tensor:
-    """Returns the tensor in a capsule. Raises `ValueError` if it is not DLPack's or has been consumed."""
+    """Return the tensor in a capsule. Raise `ValueError` if it is not DLPack's or has been consumed."""
     pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )
@@ -63,9 +63,9 @@ def _tensor_in(capsule: object) -> _Tensor:
 
 
 def from_dlpack(value: Any) -> Array:
-    """Returns an array over the memory of a capsule, an array or a tensor of any library; a copy if on a GPU.
+    """Return an array over the memory of a capsule, an array or a tensor of any library; a copy if on a GPU.
 
-    Raises `TypeError` for anything else, `ValueError` for a capsule that has been consumed.
+    Raise `TypeError` for anything else, `ValueError` for a capsule that has been consumed.
     """
     capsule = value
     if hasattr(value, "__dlpack__"):
@@ -94,7 +94,7 @@ def from_dlpack(value: Any) -> Array:
 
 
 def _on_cpu(value: Any) -> Any:
-    """Returns the tensor as its library copies it to the CPU: PyTorch, CuPy, or JAX."""
+    """Return the tensor as its library copies it to the CPU: PyTorch, CuPy, or JAX."""
     for name in ("cpu", "get", "__array__"):
         if callable(copy := getattr(value, name, None)):
             return copy()
@@ -102,7 +102,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def to_dlpack(array: Any) -> object:
-    """Returns a capsule of a writable array's memory."""
+    """Return a capsule of a writable array's memory."""
     code = {_BFLOAT16: _BFLOAT, np.dtype(np.bool_): _BOOL}.get(array.dtype)
     if code is None:
         return array.__dlpack__()

@@ -82,22 +82,22 @@ class TritonError:
 
     @classmethod
     def of(cls, error: ServingError) -> Self:
-        """Returns another model's error for the model that called it."""
+        """Return another model's error for the model that called it."""
         return cls(error.message, _CODES.get(error.code, TritonErrorCode.UNKNOWN))
 
     def code(self) -> TritonErrorCode:
-        """Returns the error code."""
+        """Return the error code."""
         return self._code
 
     def message(self) -> str:
-        """Returns the error text."""
+        """Return the error text."""
         return self._message
 
     def __str__(self) -> str:
         return self._message
 
     def serving_error(self) -> ServingError:
-        """Returns the error for the client."""
+        """Return the error for the client."""
         kind = _ERRORS.get(self._code)
         if kind is not None:
             return kind(self._message)

@@ -46,7 +46,7 @@ class Instance:
         return self._arguments["model_instance_kind"], self._arguments["model_instance_device_id"]
 
     def rename(self, taken: Collection[str]) -> None:
-        """Takes a name that is not `taken`, before `initialize`."""
+        """Take a name that is not `taken`, before `initialize`."""
         stem, _, _ = self.name.rpartition("_")
         self.name = next(name for at in itertools.count() if (name := f"{stem}_{at}") not in taken)
         self._arguments = {**self._arguments, "model_instance_name": self.name}
@@ -57,7 +57,7 @@ class Instance:
         return self._model is not None
 
     def initialize(self) -> None:
-        """Calls `initialize`, on the thread that will call `execute`. Raises `ModelLoadError` if that fails."""
+        """Call `initialize`, on the thread that will call `execute`. Raise `ModelLoadError` if that fails."""
         # In Triton this code runs on a main thread, which has an event loop; other threads have none.
         self._own_loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._own_loop)
@@ -73,7 +73,7 @@ class Instance:
         self._model = model
 
     def execute(self, requests: Sequence[Any], calls: Sequence[Call]) -> Any:
-        """Returns the result of `execute`, or a future for that of an `async def`. Raises its exceptions."""
+        """Return the result of `execute`, or a future for that of an `async def`. Raise its exceptions."""
         with working_for(self._context, calls[0] if len(calls) == 1 else BatchCall(calls)), RunningFor(calls):
             result = self._model.execute(list(requests))
             return self._start_coroutine(result, calls) if inspect.iscoroutine(result) else result
@@ -84,9 +84,9 @@ class Instance:
         return hasattr(self._class, "is_ready")
 
     def is_ready(self) -> bool:
-        """Returns the result of the model's `is_ready`, plain or async. Blocks; callable on any thread.
+        """Return the result of the model's `is_ready`, plain or async. Blocks; callable on any thread.
 
-        Raises its exceptions, and `TypeError` for anything but a bool.
+        Raise its exceptions, and `TypeError` for anything but a bool.
         """
         model = self._model
         if model is None:
@@ -100,7 +100,7 @@ class Instance:
         return ready
 
     def _start_coroutine(self, work: Coroutine[Any, Any, Any], calls: Sequence[Call] = ()) -> Future[Any]:
-        """Starts the coroutine on the loop that all coroutines of the instance share."""
+        """Start the coroutine on the loop that all coroutines of the instance share."""
         if self._loop is None:
             self._loop = InstanceLoop(f"{self.name} loop")
         return self._loop.start(self._run_guarded(work, calls))
@@ -113,13 +113,13 @@ class Instance:
                 raise self.failure(error) from None
 
     def failure(self, error: BaseException) -> Internal:
-        """Returns the error for clients, with the exception's text as in Triton, and logs the traceback."""
+        """Return the error for clients, with the exception's text as in Triton, and log the traceback."""
         text = f"Failed to process the request(s) for model instance '{self.name}', message: "
         log.error("%s%s", text, type(error).__name__, exc_info=error)
         return Internal(f"{text}{type(error).__name__}: {text_of(error)}")
 
     def finalize(self) -> None:
-        """Calls `finalize`, once, when the instance runs nothing."""
+        """Call `finalize`, once, when the instance runs nothing."""
         model, self._model = self._model, None
         try:
             if model is not None and hasattr(model, "finalize"):

@@ -23,11 +23,11 @@ class InstanceLoop:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Starts a coroutine and returns its future, which is cancelled at the end."""
+        """Start a coroutine and return its future, which is cancelled at the end."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:
-        """Ends the loop and cancels its coroutines."""
+        """End the loop and cancel its coroutines."""
         self._ended = True
         with suppress(RuntimeError):  # The model's code closed the loop.
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -46,7 +46,7 @@ class InstanceLoop:
             loop.close()
 
     def _run_until_stopped(self) -> None:
-        """Runs the loop until something stops it."""
+        """Run the loop until something stops it."""
         what = "stopped its event loop"
         try:
             self._loop.run_forever()

@@ -36,7 +36,7 @@ NO_EFFECT = ("FORCE_CPU_ONLY_INPUT_TENSORS",)
 
 
 def modules_of(file: Path, config: Configured) -> TritonModules:
-    """Returns the modules next to `file`, and in the folder above a version's folder."""
+    """Return the modules next to `file`, and in the folder above a version's folder."""
     folder = file.parent
     folders = [folder, folder.parent] if folder.name.isdecimal() else [folder]
     return TritonModules(folders, _context(config.name_for(file), folder))
@@ -52,9 +52,9 @@ def spec_in_child(name: str, folders: Sequence[Path]) -> ModuleSpec:
 
 
 def model_of(file: Path, config: Configured, model_class: type[Any], modules: TritonModules) -> TritonModel:
-    """Returns the model with its configuration completed, before `initialize`.
+    """Return the model with its configuration completed, before `initialize`.
 
-    Raises `ModelLoadError` for a configuration without inputs and outputs, `ValueError` for invalid values from
+    Raise `ModelLoadError` for a configuration without inputs and outputs, `ValueError` for invalid values from
     `auto_complete_config`, and the exceptions of that function.
     """
     context = modules.context
@@ -123,7 +123,7 @@ def _completed(file: Path, config: Configured, model_class: type[Any], context: 
 
 
 def _specs(file: Path, kind: str, config: Mapping[str, Any]) -> list[TensorSpec]:
-    """Returns the specs as the model's code sees them, after `reshape`."""
+    """Return the specs as the model's code sees them, after `reshape`."""
     specs = []
     for tensor in config[kind]:
         datatype = datatype_of_config(tensor["data_type"])
@@ -144,7 +144,7 @@ def _specs(file: Path, kind: str, config: Mapping[str, Any]) -> list[TensorSpec]
 def _arguments(
     file: Path, config: Configured, completed: Mapping[str, Any], context: ModelContext
 ) -> Sequence[Mapping[str, str]]:
-    """Returns the arguments of each instance's `initialize`; all values are texts."""
+    """Return the arguments of each instance's `initialize`; all values are texts."""
     repository = file.parent.parent if file.parent.name.isdecimal() else file.parent
     devices = _devices(config)
     # A process runs a single one of the instances.
@@ -164,7 +164,7 @@ def _arguments(
 
 
 def _devices(config: Configured) -> list[Device]:
-    """Returns the device of each instance: the CPU, as for Triton's Python models, unless a group says GPU."""
+    """Return the device of each instance: the CPU, as for Triton's Python models, unless a group says GPU."""
     groups = [replace(group, kind="CPU") if group.kind == "AUTO" else group for group in config.instance_groups]
     gpus = [gpu for group in groups for gpu in group.gpus]
     # The model's own code finds out whether the GPUs exist.

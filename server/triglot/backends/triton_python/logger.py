@@ -33,25 +33,25 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: int = LogLevel.INFO) -> None:
-        """Logs a message with a level."""
+        """Log a message with a level."""
         log.log(_LEVELS[LogLevel(level)], "%s", message, stacklevel=2)
 
     @staticmethod
     def log_info(message: str) -> None:
-        """Logs information."""
+        """Log information."""
         log.info("%s", message, stacklevel=2)
 
     @staticmethod
     def log_warn(message: str) -> None:
-        """Logs a warning."""
+        """Log a warning."""
         log.warning("%s", message, stacklevel=2)
 
     @staticmethod
     def log_error(message: str) -> None:
-        """Logs an error."""
+        """Log an error."""
         log.error("%s", message, stacklevel=2)
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        """Logs a verbose message."""
+        """Log a verbose message."""
         log.debug("%s", message, stacklevel=2)

@@ -34,7 +34,7 @@ class Metric:
         self._metric = metric
 
     def increment(self, value: float) -> None:
-        """Adds to a counter, at least 0, or to a gauge."""
+        """Add to a counter, at least 0, or to a gauge."""
         self._must_not_be("histogram", "Increment")
         value = _number(value)
         if self._family.kind == "counter" and value < 0:
@@ -45,19 +45,19 @@ class Metric:
         self._do("increment", value)
 
     def set(self, value: float) -> None:
-        """Sets a gauge."""
+        """Set a gauge."""
         self._must_not_be("counter", "Set")
         self._must_not_be("histogram", "Set")
         self._do("set", _number(value))
 
     def observe(self, value: float) -> None:
-        """Adds a value to a histogram."""
+        """Add a value to a histogram."""
         self._must_not_be("counter", "Observe")
         self._must_not_be("gauge", "Observe")
         self._do("observe", _number(value))
 
     def value(self) -> float:
-        """Returns the value of a counter or a gauge."""
+        """Return the value of a counter or a gauge."""
         self._must_not_be("histogram", "Value")
         return self._metric.value
 
@@ -98,9 +98,9 @@ class MetricFamily:
     def Metric(  # noqa: N802 - Triton's name.
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> Metric:
-        """Returns the metric with these labels; a histogram has `buckets`, its ascending upper bounds.
+        """Return the metric with these labels; a histogram has `buckets`, its ascending upper bounds.
 
-        Raises as the class does.
+        Raise as the class does.
         """
         labels = {} if labels is None else labels
         name = self._family.name
@@ -120,7 +120,7 @@ class MetricFamily:
 
 
 def metric_family_class(context: ModelContext | None) -> type[MetricFamily]:
-    """Returns the class for the code of one model; None: for that of the running model."""
+    """Return the class for the code of one model; None: for that of the running model."""
     return type("MetricFamily", (MetricFamily,), {"context": context, "__doc__": MetricFamily.__doc__})
 
 

@@ -61,7 +61,7 @@ class TritonModel(Model):
         """See `Model`."""
 
     def _add_instances(self, config: ModelConfig) -> list[Instance]:
-        """Adds and returns the instances that a changed configuration requires; `_ending` counts those to end."""
+        """Add and return the instances that a changed configuration requires; `_ending` counts those to end."""
         wanted = list(self.instances_for(config))
         current = Counter(instance.device for instance in self._instances)
         self._ending = current - Counter(instance.device for instance in wanted)
@@ -100,7 +100,7 @@ class TritonModel(Model):
         return request
 
     def close(self) -> None:
-        """Calls `finalize` of every instance, and removes the model's modules."""
+        """Call `finalize` of every instance, and remove the model's modules."""
         try:
             for instance in self._instances:
                 instance.finalize()

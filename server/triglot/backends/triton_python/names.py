@@ -67,7 +67,7 @@ _SHARED: Mapping[str, Any] = MappingProxyType(
 
 
 def utilities(context: ModelContext | None) -> dict[str, Any]:
-    """Returns the names of the utility module for the code of one model; None: for that of the running model."""
+    """Return the names of the utility module for the code of one model; None: for that of the running model."""
 
     class InferenceRequest(request.InferenceRequest):
         """A request."""
@@ -100,7 +100,7 @@ class ProvidedModule(ModuleType):
 
 
 def provide() -> None:
-    """Provides the names globally, once more per call."""
+    """Provide the names globally, once more per call."""
     with _provide_lock:
         for name in NAMES:
             present = sys.modules.get(name)
@@ -144,7 +144,7 @@ class TritonModules(ModelModules):
         provide()
 
     def close(self) -> None:
-        """Removes the modules, and the global names after the last model."""
+        """Remove the modules, and the global names after the last model."""
         super().close()
         if self._is_provided:
             self._is_provided = False
@@ -153,7 +153,7 @@ class TritonModules(ModelModules):
 
 
 def _plain_folders(folders: Sequence[Path]) -> set[str]:
-    """Returns the folders with modules but no `__init__.py`, unless the name has another meaning."""
+    """Return the folders with modules but no `__init__.py`, unless the name has another meaning."""
     found = {
         entry.name
         for folder in folders

@@ -13,7 +13,7 @@ NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
 def checked(parameters: object) -> Mapping[str, ParameterValue]:
-    """Returns a model's parameters. Raises `TritonModelException` for types that Triton rejects, as floats."""
+    """Return a model's parameters. Raise `TritonModelException` for types that Triton rejects, as floats."""
     if parameters is None:
         return NO_PARAMETERS
     if not isinstance(parameters, Mapping):
@@ -29,5 +29,5 @@ def checked(parameters: object) -> Mapping[str, ParameterValue]:
 
 
 def as_json(parameters: Mapping[str, ParameterValue]) -> str:
-    """Returns the parameters as `parameters()` does."""
+    """Return the parameters as `parameters()` does."""
     return json.dumps(dict(parameters))

@@ -60,7 +60,7 @@ class InferenceTrace:
         self._context = context
 
     def get_context(self) -> str | None:
-        """Returns `traceparent` and `tracestate` as JSON, to continue the trace; None if the call has none."""
+        """Return `traceparent` and `tracestate` as JSON, to continue the trace; None if the call has none."""
         return self._context
 
 
@@ -125,7 +125,7 @@ class InferenceRequest:
         outputs: Sequence[str],
         batching: SequenceBatching | None = None,
     ) -> None:
-        """Initializes a request to the model; if the call names no outputs, all `outputs` are requested.
+        """Initialize a request to the model; if the call names no outputs, all `outputs` are requested.
 
         `batching`: the model's, if its requests may be rescheduled.
         """
@@ -144,55 +144,55 @@ class InferenceRequest:
     # --- properties ---
 
     def inputs(self) -> list[Tensor]:
-        """Returns its input tensors."""
+        """Return its input tensors."""
         return list(self._inputs.values())
 
     def input(self, name: str) -> Tensor | None:
-        """Returns the input with that name, or None."""
+        """Return the input with that name, or None."""
         return self._inputs.get(name)
 
     def request_id(self) -> str:
-        """Returns the client's request id, or ""."""
+        """Return the client's request id, or ""."""
         return self._id
 
     def correlation_id(self) -> int | str:
-        """Returns the id of its sequence; 0 for none."""
+        """Return the id of its sequence; 0 for none."""
         return self._correlation_id
 
     def requested_output_names(self) -> list[str]:
-        """Returns the requested outputs."""
+        """Return the requested outputs."""
         return list(self._outputs)
 
     def model_name(self) -> str:
-        """Returns the name of the requested model."""
+        """Return the name of the requested model."""
         return self._model
 
     def model_version(self) -> int:
-        """Returns the requested version; -1: the default version."""
+        """Return the requested version; -1: the default version."""
         return self._version
 
     def flags(self) -> int:
-        """Returns the sequence flags."""
+        """Return the sequence flags."""
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        """Sets the flags for the start and end of its sequence."""
+        """Set the flags for the start and end of its sequence."""
         self._flags = flags
 
     def timeout(self) -> int:
-        """Returns the queue timeout in microseconds; 0: none."""
+        """Return the queue timeout in microseconds; 0: none."""
         return self._timeout
 
     def priority(self) -> int:
-        """Returns the priority level; 0: the model's default."""
+        """Return the priority level; 0: the model's default."""
         return self._priority
 
     def parameters(self) -> str:
-        """Returns its parameters as JSON."""
+        """Return its parameters as JSON."""
         return as_json(self._parameters)
 
     def trace(self) -> InferenceTrace:
-        """Returns its trace."""
+        """Return its trace."""
         if self._trace is None:
             self._trace = InferenceTrace(None if self._call is None else _context_of(self._call))
         return self._trace
@@ -204,16 +204,16 @@ class InferenceRequest:
         return self._call is not None and self._call.cancelled
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """Returns the sender of its responses. Raises `TritonModelException` for a request made by the model."""
+        """Return the sender of its responses. Raise `TritonModelException` for a request made by the model."""
         if self._channel is None:
             raise TritonModelException("get_response_sender: expected a request that was passed to execute")
         self._channel.has_sender = True
         return InferenceResponseSender(self._channel)
 
     def set_release_flags(self, flags: int) -> None:
-        """Sets whether the request is released or, with ..._RESCHEDULE, executed again after `execute` returns.
+        """Set whether the request is released or, with ..._RESCHEDULE, executed again after `execute` returns.
 
-        Raises `TritonModelException` for other flags than TRITONSERVER_REQUEST_RELEASE_ALL and ..._RESCHEDULE, and
+        Raise `TritonModelException` for other flags than TRITONSERVER_REQUEST_RELEASE_ALL and ..._RESCHEDULE, and
         if the model's sequences are not iterative.
         """
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
@@ -226,7 +226,7 @@ class InferenceRequest:
         self._channel.rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def reschedule(self) -> None:
-        """Prepares the request for being executed again; the start of its sequence has passed."""
+        """Prepare the request for being executed again; the start of its sequence has passed."""
         assert self._channel is not None
         assert self._batching is not None
         self._channel.rescheduled = False
@@ -260,9 +260,9 @@ class InferenceRequest:
         )
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Calls the other model and returns its `InferenceResponse`, which may have an error.
+        """Call the other model and return its `InferenceResponse`, which may have an error.
 
-        Returns an iterator of these for a `decoupled` model.
+        Return an iterator of these for a `decoupled` model.
         """
         return calls.run(self.context, self._model_call(stream=decoupled))
 
@@ -291,10 +291,10 @@ def _tensors(inputs: Iterable[Tensor]) -> list[Tensor]:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """Returns the input with that name, or None."""
+    """Return the input with that name, or None."""
     return inference_request.input(name)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """Returns the output with that name, or None."""
+    """Return the output with that name, or None."""
     return next((one for one in inference_response.output_tensors() if one.name() == name), None)

@@ -42,17 +42,17 @@ class InferenceResponse:
 
     @classmethod
     def of(cls, outputs: Mapping[str, Array]) -> Self:
-        """Returns the response of another model."""
+        """Return the response of another model."""
         parameters = outputs.parameters if isinstance(outputs, Answer) else NO_PARAMETERS
         return cls([Tensor.of(name, array) for name, array in outputs.items()], None, parameters)
 
     @classmethod
     def failed(cls, error: ServingError) -> Self:
-        """Returns the response for the failure of another model."""
+        """Return the response for the failure of another model."""
         return cls(error=TritonError.of(error))
 
     def output_tensors(self) -> list[Tensor]:
-        """Returns the tensors; empty if there is an error."""
+        """Return the tensors; empty if there is an error."""
         return [] if self._error is not None else self._tensors
 
     def has_error(self) -> bool:
@@ -60,15 +60,15 @@ class InferenceResponse:
         return self._error is not None
 
     def error(self) -> TritonError | None:
-        """Returns the error, or None."""
+        """Return the error, or None."""
         return self._error
 
     def parameters(self) -> str:
-        """Returns the parameters as JSON."""
+        """Return the parameters as JSON."""
         return as_json(self._parameters)
 
     def outcome(self, reshaping: Reshaping | None = None, *, final: bool = False) -> Answer | ServingError:
-        """Converts the response for the server; two tensors of one name are an error."""
+        """Convert the response for the server; two tensors of one name are an error."""
         if self._error is not None:
             return self._error.serving_error()
         outputs = {tensor.name(): with_bytes(tensor.array) for tensor in self._tensors}

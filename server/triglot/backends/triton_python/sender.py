@@ -23,10 +23,10 @@ class Outlet(Protocol):
     """The receiver of the responses to one request."""
 
     def put(self, answer: Answer | ServingError) -> None:
-        """Passes on a response, or an error as the last one. Raises `TritonModelException` only for a response."""
+        """Pass on a response, or an error as the last one. Raise `TritonModelException` only for a response."""
 
     def end(self) -> None:
-        """Marks the end of the responses."""
+        """Mark the end of the responses."""
 
 
 class ResponseChannel:
@@ -60,9 +60,9 @@ class ResponseChannel:
         self._lock = threading.Lock()
 
     def send(self, response: InferenceResponse | None, *, final: bool) -> None:
-        """Sends a response, and no more after it if it is `final`.
+        """Send a response, and no more after it if it is `final`.
 
-        Raises `TritonModelException` once closed; for a model that is not decoupled also for a second response,
+        Raise `TritonModelException` once closed; for a model that is not decoupled also for a second response,
         and for a final flag before the first.
         """
         answer = None if response is None else response.outcome(self.reshaping, final=final)
@@ -84,7 +84,7 @@ class ResponseChannel:
             self._outlet.end()
 
     def fail(self, error: ServingError) -> None:
-        """Ends the responses with an error, unless they have ended."""
+        """End the responses with an error, unless they have ended."""
         with self._lock:
             ended, self._ended = self._ended or self.closed, True
             was_closed, self.closed = self.closed, True
@@ -111,7 +111,7 @@ class InferenceResponseSender:
         self._channel = channel
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Sends a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL in `flags` it is the last one.
+        """Send a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL in `flags` it is the last one.
 
         Waits for a slow client only in the `execute` of this request alone, and while no request is queued.
         Responses that exceed the server's `max_unread_bytes` end the request with RESOURCE_EXHAUSTED; from then on

@@ -38,14 +38,14 @@ class SingleResponseModel(PlacedModel):
         self.infer_batch = self._infer_batch
 
     def infer(self, inputs: Inputs, call: Call) -> Answer:
-        """Runs a list of one request; raises the error of its response, and as `infer_batch` does."""
+        """Run a list of one request; raise the error of its response, and as `infer_batch` does."""
         [outcome] = self._infer_batch([inputs], [call])
         if isinstance(outcome, ServingError):
             raise outcome
         return outcome
 
     def _infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Outcome]:
-        """Runs the requests as a list; returns the response or error of each."""
+        """Run the requests as a list; return the response or error of each."""
         outlets = [_Outlet() for _ in calls]
         queued = list(map(self._item, inputs, calls, outlets))
         _execute(self._current_instance(), queued)
@@ -68,22 +68,22 @@ class _Outlet:
         self._sent.acquire()
 
     def put(self, response: Outcome) -> None:
-        """Stores the response; called once."""
+        """Store the response; called once."""
         self._outcome = response
         self._sent.release()
 
     def end(self) -> None:
-        """Does nothing, as `put` was called before."""
+        """Do nothing, as `put` was called before."""
 
     def wait(self) -> Outcome:
-        """Waits for the response, which may come from another thread, and returns it."""
+        """Wait for the response, which may come from another thread, and return it."""
         self._sent.acquire()
         assert self._outcome is not None
         return self._outcome
 
 
 def _execute(instance: Instance, queued: Sequence[_Item]) -> None:
-    """Runs `execute`, and again for rescheduled requests.
+    """Run `execute`, and again for rescheduled requests.
 
     Afterwards each request has its response, or a sender that the model keeps.
     """
@@ -98,7 +98,7 @@ def _execute(instance: Instance, queued: Sequence[_Item]) -> None:
 
 
 def _execute_once(instance: Instance, queued: Sequence[_Item]) -> None:
-    """Runs `execute` once. Raises `Internal` for its exceptions, and for an invalid result."""
+    """Run `execute` once. Raise `Internal` for its exceptions, and for an invalid result."""
     requests, calls, channels = zip(*queued, strict=True)
     try:
         returned = instance.execute(requests, calls)
@@ -123,7 +123,7 @@ def _is_rescheduled(request: Any, call: Call, channel: ResponseChannel) -> bool:
 
 
 def _responses(returned: Any, count: int) -> Sequence[Any]:
-    """Returns the result of `execute` per request. Raises `Internal` unless it is a list of the right length."""
+    """Return the result of `execute` per request. Raise `Internal` unless it is a list of the right length."""
     if returned is None:
         return [None] * count
     if not isinstance(returned, list | tuple):
@@ -140,7 +140,7 @@ def _responses(returned: Any, count: int) -> Sequence[Any]:
 
 
 def _respond(instance: Instance, channel: ResponseChannel, response: Any) -> None:
-    """Sends a response that `execute` returned; any other object becomes an error of its request."""
+    """Send a response that `execute` returned; any other object becomes an error of its request."""
     if response is None and (channel.has_sender or channel.rescheduled):
         return
     if channel.rescheduled or not isinstance(response, InferenceResponse):

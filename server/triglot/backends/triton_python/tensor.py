@@ -31,16 +31,16 @@ class Tensor:
 
     @classmethod
     def of(cls, name: str, array: Array) -> Self:
-        """Returns a tensor over memory that the model must not write to."""
+        """Return a tensor over memory that the model must not write to."""
         tensor = cls(name, array)
         tensor._own = False
         return tensor
 
     @classmethod
     def from_dlpack(cls, name: str, tensor: Any) -> Self:
-        """Returns a tensor over the memory of a DLPack capsule or of a library's tensor; copies one on a GPU.
+        """Return a tensor over the memory of a DLPack capsule or of a library's tensor; copy one on a GPU.
 
-        Raises `TritonModelException` for anything else.
+        Raise `TritonModelException` for anything else.
         """
         try:
             return cls.of(name, dlpack.from_dlpack(tensor))
@@ -48,7 +48,7 @@ class Tensor:
             raise TritonModelException(f"Tensor '{name}': {error}") from error
 
     def name(self) -> str:
-        """Returns its name."""
+        """Return its name."""
         return self._name
 
     @property
@@ -57,18 +57,18 @@ class Tensor:
         return self._array
 
     def as_numpy(self) -> Array:
-        """Returns the array, always the same one. BYTES are an object array of `bytes`."""
+        """Return the array, always the same one. BYTES are an object array of `bytes`."""
         if not self._own:
             self._array = self._array.copy()
             self._own = True
         return self._array
 
     def shape(self) -> list[int]:
-        """Returns its shape."""
+        """Return its shape."""
         return list(self._array.shape)
 
     def triton_dtype(self) -> int:
-        """Returns the number of its datatype. Raises `TritonModelException` for an unsupported dtype."""
+        """Return the number of its datatype. Raise `TritonModelException` for an unsupported dtype."""
         try:
             return NUMBERS[datatype_of(self._array)]
         except (KeyError, TypeError):
@@ -77,11 +77,11 @@ class Tensor:
             ) from None
 
     def is_cpu(self) -> bool:
-        """Returns True: all tensors are in CPU memory."""
+        """Return True: all tensors are in CPU memory."""
         return True
 
     def to_dlpack(self) -> object:
-        """Returns a DLPack capsule. Raises `TritonModelException` for BYTES, which DLPack lacks."""
+        """Return a DLPack capsule. Raise `TritonModelException` for BYTES, which DLPack lacks."""
         if self._array.dtype.kind in "OSUT":
             raise TritonModelException("DLPack does not have support for string tensors.")
         return dlpack.to_dlpack(self.as_numpy())
@@ -97,7 +97,7 @@ class Tensor:
 
 
 def with_bytes(array: Array) -> Array:
-    """Returns a model's array with texts as `bytes`, as the server's checks require."""
+    """Return a model's array with texts as `bytes`, as the server's checks require."""
     if array.dtype.kind in "SU":
         return object_array(bytes_elements(array), array.shape)
     return array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def text(value: object, what: str) -> str:
-    """Returns `value` as a `str`. Raises `TypeError` for other types, `UnicodeDecodeError` for invalid UTF-8."""
+    """Return `value` as a `str`. Raise `TypeError` for other types, `UnicodeDecodeError` for invalid UTF-8."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):

@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises `OSError` when nothing listens at `address`: Ray itself would retry for minutes."""
+    """Raise `OSError` when nothing listens at `address`: Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), REACHABLE_SECONDS).close()

@@ -20,12 +20,12 @@ FLOAT32_DIGITS = (6, 7, 8, 9)
 
 
 def json_text(message: Message) -> str:
-    """Returns the message as JSON that `json_format` can parse."""
+    """Return the message as JSON that `json_format` can parse."""
     return json.dumps(json_object(message), ensure_ascii=False, separators=(",", ":"))
 
 
 def json_object(message: Message) -> dict[str, Any]:
-    """Returns the message as values that `json` and `orjson` can serialize."""
+    """Return the message as values that `json` and `orjson` can serialize."""
     fields: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -83,7 +83,7 @@ def check_bounds(message: pb.ModelConfig, own: ModelConfig, bounds: Bounds, sour
 
 
 def instances_of(config: ModelConfig) -> int:
-    """Returns the most instances that a configuration asks for, GPUs that are not listed aside."""
+    """Return the most instances that a configuration asks for, GPUs that are not listed aside."""
     return _instances(json_format.Parse(config.text, pb.ModelConfig())) if config.text else 0
 
 
@@ -139,7 +139,7 @@ def _parameter(name: str, message: pb.ModelConfig) -> int:
 
 
 def _sequences(message: pb.ModelConfig) -> int:
-    """Returns the sequences that each instance has slots for, see `strategy_of`."""
+    """Return the sequences that each instance has slots for, see `strategy_of`."""
     if not message.HasField("sequence_batching"):
         return 0
     batching = message.sequence_batching
@@ -167,7 +167,7 @@ def _state_bytes(message: pb.ModelConfig) -> int:
 
 
 def _bytes(data_type: int, dims: Iterable[int]) -> int:
-    """Returns the bytes of a tensor; a dim of any size counts as 1."""
+    """Return the bytes of a tensor; a dim of any size counts as 1."""
     try:
         item = DATATYPES[datatype_of("", data_type)].itemsize or TEXT_BYTES
     except (KeyError, ValueError):  # It is refused elsewhere.
@@ -198,12 +198,12 @@ class Amount:
     detail: Callable[[Any], str] = lambda _: ""
 
     def error(self, most: int, asked: int) -> str:
-        """Returns what is wrong with asking for more than `most`."""
+        """Return what is wrong with asking for more than `most`."""
         key, unit = (f"{self.key}: " if self.key else ""), (f" {self.unit}" if self.unit else "")
         return f"{key}expected at most {most}{unit}, got {asked}"
 
     def hint(self, message: Message) -> str:
-        """Returns what is largest in it, and the option that allows more."""
+        """Return what is largest in it, and the option that allows more."""
         option = self.bound.replace("_", "-")
         return self.detail(message) + (f"; raise the server's --max-requested-{option} for more" if option else "")
 

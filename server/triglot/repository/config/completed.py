@@ -50,7 +50,7 @@ class Loaded:
 
 
 def completed(loaded: Loaded) -> pb.ModelConfig:
-    """Returns the complete configuration."""
+    """Return the complete configuration."""
     servable, files = loaded.servable, loaded.files
     message = pb.ModelConfig()
     if files.config.text:
@@ -116,7 +116,7 @@ def _complete_policy(message: pb.ModelConfig, policy: VersionPolicy) -> None:
 
 
 def _max_batch_size(servable: Servable) -> int:
-    """Returns the model's own limit, or its batcher's if all tensors of the model have a batch dim."""
+    """Return the model's own limit, or its batcher's if all tensors of the model have a batch dim."""
     model, signature = servable.model, servable.signature
     if model.max_batch_size or not isinstance(model.dynamic_batching, DynamicBatching):
         return model.max_batch_size

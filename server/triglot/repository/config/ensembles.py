@@ -18,9 +18,9 @@ LATEST_VERSION = -1
 
 
 def ensemble_of(message: pb.ModelConfig) -> tuple[tuple[Step, ...], int]:
-    """Returns the steps and the limit on concurrent calls of each; no steps for a model that is no ensemble.
+    """Return the steps and the limit on concurrent calls of each; no steps for a model that is no ensemble.
 
-    Raises `ValueError`, which names the key. Whether the steps fit together is checked when the ensemble is
+    Raise `ValueError`, which names the key. Whether the steps fit together is checked when the ensemble is
     loaded.
     """
     named = ENSEMBLE in (message.platform, message.backend)

@@ -13,9 +13,9 @@ FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 
 
 def first_response_buckets(config: pb.ModelConfig) -> tuple[float, ...]:
-    """Returns the upper bounds of its buckets, in milliseconds; empty if not configured.
+    """Return the upper bounds of its buckets, in milliseconds; empty if not configured.
 
-    Raises `ValueError` for missing or invalid values, as Triton does for missing ones.
+    Raise `ValueError` for missing or invalid values, as Triton does for missing ones.
     """
     buckets: tuple[float, ...] = ()
     for at, control in enumerate(config.model_metrics.metric_control):
@@ -33,7 +33,7 @@ def first_response_buckets(config: pb.ModelConfig) -> tuple[float, ...]:
 
 
 def other_metrics(config: pb.ModelConfig) -> Iterator[str]:
-    """Yields a note for each metric whose buckets are not configurable."""
+    """Yield a note for each metric whose buckets are not configurable."""
     for at, control in enumerate(config.model_metrics.metric_control):
         if (family := control.metric_identifier.family) != FIRST_RESPONSE:
             key = f"model_metrics.metric_control[{at}].metric_identifier.family"

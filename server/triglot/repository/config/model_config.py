@@ -94,11 +94,11 @@ _UNDERSTOOD_IN_LISTS = _UNDERSTOOD | {"input.allow_ragged_batch"}
 
 
 def read_config(folder: Path, warnings: list[str], *, named: bool = False) -> ModelConfig:
-    """Returns a folder's configuration, or `NO_CONFIG` without one. Adds ignored fields to `warnings`.
+    """Return a folder's configuration, or `NO_CONFIG` without one. Adds ignored fields to `warnings`.
 
     `named`: whether the model is not named after its folder, so that the file may have any name.
 
-    Raises `ModelLoadError`, which names the file and the key.
+    Raise `ModelLoadError`, which names the file and the key.
     """
     file = folder / CONFIG_FILE
     try:
@@ -121,9 +121,9 @@ def read_config(folder: Path, warnings: list[str], *, named: bool = False) -> Mo
 
 
 def parse_override(text: str, name: str) -> pb.ModelConfig:
-    """Parses the JSON in a load request for model `name`; 64-bit numbers may be texts, all fields are optional.
+    """Parse the JSON in a load request for model `name`; 64-bit numbers may be texts, all fields are optional.
 
-    Raises `InvalidArgument` for invalid JSON, for one above `MAX_CONFIG_BYTES`, and for another model's name.
+    Raise `InvalidArgument` for invalid JSON, for one above `MAX_CONFIG_BYTES`, and for another model's name.
     """
     what = f"the configuration in the request to load model '{name}'"
     if len(text) > MAX_CONFIG_BYTES:
@@ -141,9 +141,9 @@ def parse_override(text: str, name: str) -> pb.ModelConfig:
 
 
 def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list[str]) -> ModelConfig:
-    """Converts the message of the model in `folder`; `source` names it in errors and warnings.
+    """Convert the message of the model in `folder`; `source` names it in errors and warnings.
 
-    Raises `ModelLoadError`, which names the key.
+    Raise `ModelLoadError`, which names the key.
     """
     try:
         _check_enums(message)
@@ -191,9 +191,9 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
 
 
 def in_its_environment(config: ModelConfig, own: ModelConfig) -> ModelConfig:
-    """Returns a client's configuration with the Python environment of the model's `own` one.
+    """Return a client's configuration with the Python environment of the model's `own` one.
 
-    Raises `ModelLoadError` if it sets another one: clients must not choose which program runs.
+    Raise `ModelLoadError` if it sets another one: clients must not choose which program runs.
     """
     if config.environment not in (None, own.environment):
         raise ModelLoadError(
@@ -228,7 +228,7 @@ def _sign(message: pb.ModelConfig, *without: str) -> str:
 
 
 def _items(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields a field's value, or each of its elements, with its key."""
+    """Yield a field's value, or each of its elements, with its key."""
     if isinstance(value, Mapping):
         yield from ((f"{key}[{name}]", value[name]) for name in sorted(value))
     elif isinstance(value, MutableSequence):
@@ -238,7 +238,7 @@ def _items(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _without_effect(message: Message, understood: Set[str], key: str = "", path: str = "") -> Iterator[str]:
-    """Yields a note for each field that is set and not supported."""
+    """Yield a note for each field that is set and not supported."""
     for field, value in message.ListFields():
         inner_path = path + field.name
         if inner_path in understood:
@@ -251,7 +251,7 @@ def _without_effect(message: Message, understood: Set[str], key: str = "", path:
 
 
 def _check_enums(message: Message, key: str = "") -> None:
-    """Raises `ValueError` for undefined enum numbers, which protobuf keeps."""
+    """Raise `ValueError` for undefined enum numbers, which protobuf keeps."""
     for field, value in message.ListFields():
         for inner_key, item in _items(key + field.name, value):
             if isinstance(item, Message):

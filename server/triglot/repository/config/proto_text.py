@@ -19,7 +19,7 @@ _APART = re.compile(
 
 
 def parse_text(text: bytes, name: str, message_class: type[M]) -> M:
-    """Parses a message in protobuf's text format. Raises `InvalidArgument` with the place in file `name`."""
+    """Parse a message in protobuf's text format. Raise `InvalidArgument` with the place in file `name`."""
     try:
         return text_format.Parse(_with_signs_joined(text.decode()), message_class(), descriptor_pool=POOL)
     except Exception as error:  # ParseError, and ValueError for numbers that no field can hold.
@@ -27,7 +27,7 @@ def parse_text(text: bytes, name: str, message_class: type[M]) -> M:
 
 
 def _with_signs_joined(text: str) -> str:
-    """Returns the text with each minus right before its number, on the lines on which the numbers were.
+    """Return the text with each minus right before its number, on the lines on which the numbers were.
 
     In the text format, as Triton's and TensorFlow Serving's C++ parsers read it, a sign is a token of its own;
     Python's parser (protobuf 7.36) reads none apart from its number.

@@ -15,9 +15,9 @@ _AMOUNT = re.compile(r"[0-9]{1,6}(\.[0-9]{1,4})?")
 
 
 def ray_options(parameters: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the fields of `RayOptions` that the parameters set.
+    """Return the fields of `RayOptions` that the parameters set.
 
-    Raises `ValueError`, with the key, when a parameter is invalid.
+    Raise `ValueError`, with the key, when a parameter is invalid.
     """
     said = [name for name in RAY if name in parameters]
     if said and parameters.get("execution", "ray") != "ray":

@@ -52,7 +52,7 @@ _PAIRS = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_tr
 
 @contextmanager
 def _said_of(key: str) -> Iterator[None]:
-    """Translates field names in the block's `ValueError`s to Triton's keys, below `key`."""
+    """Translate field names in the block's `ValueError`s to Triton's keys, below `key`."""
     try:
         yield
     except ValueError as error:
@@ -77,7 +77,7 @@ def _check_sizes(key: str, sizes: Iterable[int], largest: int) -> None:
 
 
 def dynamic_batching(config: pb.ModelConfig) -> DynamicBatching | None:
-    """Returns the configured `dynamic_batching`; None without it."""
+    """Return the configured `dynamic_batching`; None without it."""
     if not config.HasField(_DYNAMIC):
         return None
     batching = config.dynamic_batching
@@ -120,7 +120,7 @@ def _policy(key: str, policy: pb.ModelQueuePolicy, batching: pb.ModelDynamicBatc
 
 
 def sequence_batching(config: pb.ModelConfig, folder: Path) -> SequenceBatching | None:
-    """Returns the configured `sequence_batching`; None without it. Initial states are files below `folder`."""
+    """Return the configured `sequence_batching`; None without it. Initial states are files below `folder`."""
     if not config.HasField(_SEQUENCE):
         return None
     batching = config.sequence_batching

@@ -30,7 +30,7 @@ def _microseconds(seconds: float) -> int:
 
 
 def dynamic_batching_message(batching: DynamicBatching) -> pb.ModelDynamicBatching:
-    """Returns the message of `dynamic_batching`."""
+    """Return the message of `dynamic_batching`."""
     message = pb.ModelDynamicBatching(
         preferred_batch_size=batching.preferred_sizes,
         max_queue_delay_microseconds=_microseconds(batching.max_queue_delay),
@@ -55,7 +55,7 @@ def _policy(policy: QueuePolicy) -> pb.ModelQueuePolicy:
 
 
 def sequence_batching_message(batching: SequenceBatching) -> pb.ModelSequenceBatching:
-    """Returns the message of `sequence_batching`."""
+    """Return the message of `sequence_batching`."""
     message = pb.ModelSequenceBatching(
         max_sequence_idle_microseconds=_microseconds(batching.max_idle),
         control_input=map(_control, batching.controls),
@@ -113,7 +113,7 @@ def _state(state: SequenceState) -> pb.ModelSequenceBatching.State:
 
 
 def ensemble_message(steps: Sequence[Step], max_inflight_requests: int) -> pb.ModelEnsembling:
-    """Returns the message of `ensemble_scheduling`."""
+    """Return the message of `ensemble_scheduling`."""
     return pb.ModelEnsembling(
         step=[
             pb.ModelEnsembling.Step(

@@ -60,7 +60,7 @@ class ServerParameters:
 
 
 def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
-    """Returns the server's parameters of a configuration. Raises `ValueError`, which names the key."""
+    """Return the server's parameters of a configuration. Raise `ValueError`, which names the key."""
     for name in REMOVED:
         if name in parameters:
             raise ValueError(
@@ -83,9 +83,9 @@ def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
 
 
 def environment_of(parameters: Mapping[str, str], folder: Path) -> Path | None:
-    """Returns the Python environment of the model in `folder`; None: the server's.
+    """Return the Python environment of the model in `folder`; None: the server's.
 
-    Raises `ValueError` for an environment without a process.
+    Raise `ValueError` for an environment without a process.
     """
     text = parameters.get(ENVIRONMENT, "")
     if not text:
@@ -97,12 +97,12 @@ def environment_of(parameters: Mapping[str, str], folder: Path) -> Path | None:
 
 
 def others(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Returns the parameters for the model's own code."""
+    """Return the parameters for the model's own code."""
     return {name: text for name, text in parameters.items() if name not in OWN}
 
 
 def misspelt(parameters: Mapping[str, str]) -> Iterator[str]:
-    """Yields a note for each parameter that probably is one of ours, misspelt."""
+    """Yield a note for each parameter that probably is one of ours, misspelt."""
     for name in others(parameters):
         if near := difflib.get_close_matches(name, OWN, n=1, cutoff=MISSPELT):
             yield f"parameters[{name}]: passed to the model's own code; did you mean {near[0]!r}?"
@@ -131,7 +131,7 @@ def flag(parameters: Mapping[str, str], name: str) -> bool | None:
 
 
 def _cpus(parameters: Mapping[str, str]) -> tuple[int, ...]:
-    """Returns the numbers of a list like 0,2-3, in order, without duplicates."""
+    """Return the numbers of a list like 0,2-3, in order, without duplicates."""
     if (text := parameters.get("cpus")) is None:
         return ()
     if not _LIST.fullmatch(text.strip()) or len(text) > 1000:

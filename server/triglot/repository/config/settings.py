@@ -33,18 +33,18 @@ class ModelSettings:
 
 
 def folders_of(models: Iterable[object]) -> list[Path]:
-    """Returns the base paths of the models that are `ModelSettings`."""
+    """Return the base paths of the models that are `ModelSettings`."""
     return [model.base_path for model in models if isinstance(model, ModelSettings)]
 
 
 def record_folders_of(models: Iterable[object]) -> list[Path]:
-    """Returns the folders that the models that are `ModelSettings` have their requests recorded to."""
+    """Return the folders that the models that are `ModelSettings` have their requests recorded to."""
     recordings = [model.recording for model in models if isinstance(model, ModelSettings)]
     return [Path(recording.prefix).parent for recording in recordings if recording is not None]
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raises `InvalidArgument` for a name that clients could not send, and for a duplicate (tfs 3.7)."""
+    """Raise `InvalidArgument` for a name that clients could not send, and for a duplicate (tfs 3.7)."""
     seen: set[str] = set()
     for name in names:
         if not NAME.fullmatch(name):
@@ -55,7 +55,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def settings_fields(settings: ModelSettings) -> dict[str, Any]:
-    """Returns the settings as JSON values."""
+    """Return the settings as JSON values."""
     specific = settings.policy.specific
     return {
         "name": settings.name,
@@ -69,7 +69,7 @@ def settings_fields(settings: ModelSettings) -> dict[str, Any]:
 
 
 def settings_of(fields: Mapping[str, Any]) -> ModelSettings:
-    """Returns the settings from the result of `settings_fields`."""
+    """Return the settings from the result of `settings_fields`."""
     specific, recording = fields["specific"], fields["recording"]
     policy = VersionPolicy(fields["latest"], None if specific is None else frozenset(specific))
     return ModelSettings(

@@ -12,19 +12,19 @@ from triglot.repository.scan.paths import inside
 
 
 def either(names: Iterable[str]) -> str:
-    """Returns the text for an expected choice."""
+    """Return the text for an expected choice."""
     return f"one of {', '.join(names)}"
 
 
 def not_negative(key: str, number: int) -> int:
-    """Returns the number if it is at least 0."""
+    """Return the number if it is at least 0."""
     if number < 0:
         raise ValueError(f"{key}: expected at least 0, got {number}")
     return number
 
 
 def check_name(key: str, name: str, others: Container[str]) -> None:
-    """Checks that the name is not empty and not one of the others."""
+    """Check that the name is not empty and not one of the others."""
     if not name:
         raise ValueError(f"{key}: expected a name, got none")
     if name in others:
@@ -32,14 +32,14 @@ def check_name(key: str, name: str, others: Container[str]) -> None:
 
 
 def datatype_of(key: str, number: int) -> str:
-    """Returns the KServe datatype of a DataType number."""
+    """Return the KServe datatype of a DataType number."""
     if number == pb.TYPE_INVALID:
         raise ValueError(f"{key}: expected {either(pb.DataType.keys()[1:])}, got none")
     return "BYTES" if number == pb.TYPE_STRING else pb.DataType.Name(number).removeprefix("TYPE_")
 
 
 def data_type_of(datatype: str) -> pb.DataType:
-    """Returns the DataType of a datatype; `TYPE_INVALID` for those that Triton lacks."""
+    """Return the DataType of a datatype; `TYPE_INVALID` for those that Triton lacks."""
     if datatype in TFSERVING_DATATYPES:
         return pb.TYPE_INVALID
     number: Any = pb.DataType.Value("TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}")
@@ -47,7 +47,7 @@ def data_type_of(datatype: str) -> pb.DataType:
 
 
 def reshape_of(key: str, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...] | None:
-    """Returns the shape that the model sees of a tensor with these `dims`; None if it is the same."""
+    """Return the shape that the model sees of a tensor with these `dims`; None if it is the same."""
     if not tensor.HasField("reshape"):
         return None
     dims, shape = tuple(tensor.dims), tuple(tensor.reshape.shape)
@@ -64,7 +64,7 @@ def reshape_of(key: str, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, .
 
 
 def _sizes(dims: Iterable[int]) -> list[int]:
-    """Returns the number of elements before, between and after the variable dims."""
+    """Return the number of elements before, between and after the variable dims."""
     sizes = [1]
     for dim in dims:
         if dim == -1:
@@ -75,7 +75,7 @@ def _sizes(dims: Iterable[int]) -> list[int]:
 
 
 def existing(folder: Path, name: str, key: str) -> Path:
-    """Returns the file of this name in the folder. Raises `ModelLoadError` for a name that leads out of it."""
+    """Return the file of this name in the folder. Raise `ModelLoadError` for a name that leads out of it."""
     path = inside(folder, name, key)
     try:
         found = path.is_file()

@@ -32,7 +32,7 @@ class VersionNames:
 
 
 def read_names(file: Path) -> VersionNames:
-    """Returns the names in a `versions.toml`, none without a file. Raises `ModelLoadError` with file and key."""
+    """Return the names in a `versions.toml`, none without a file. Raise `ModelLoadError` with file and key."""
     try:
         with file.open("rb") as opened:
             content = opened.read(MAX_NAMES_BYTES + 1)
@@ -49,7 +49,7 @@ def read_names(file: Path) -> VersionNames:
 
 
 def _names(content: dict[str, Any]) -> VersionNames:
-    """Raises `ValueError`."""
+    """Raise `ValueError`."""
     if unknown := sorted(content.keys() - {"default", "versions"}):
         raise ValueError(f"unknown key {unknown[0]!r}, expected default and versions")
     numbers = content.get("versions", {})

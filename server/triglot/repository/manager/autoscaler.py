@@ -92,6 +92,6 @@ async def _change(servable: Servable, count: int, config: ModelConfig) -> bool:
 
 
 def of_instances(config: ModelConfig, count: int) -> ModelConfig:
-    """Returns the configuration with `count` instances."""
+    """Return the configuration with `count` instances."""
     (group,) = config.instance_groups or (InstanceGroup(),)
     return replace(config, instance_groups=(replace(group, count=count),))

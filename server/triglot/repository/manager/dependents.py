@@ -72,9 +72,9 @@ class Dependents:
         release_lock: Callable[[], None],
         is_wanted: Callable[[], bool],
     ) -> None:
-        """Waits until the models of a new version's steps serve; returns at once for a model without steps.
+        """Wait until the models of a new version's steps serve; return at once for a model without steps.
 
-        `release_lock` releases the load lock meanwhile. Raises `ModelLoadError` if the ensemble cannot run.
+        `release_lock` releases the load lock meanwhile. Raise `ModelLoadError` if the ensemble cannot run.
         """
         model, name = servable.model, servable.name
         self._forget(name, servable.version)
@@ -134,7 +134,7 @@ class Dependents:
         return wanted and registry.serving(step.model, step.version) is None
 
     def _check_nesting(self, name: str, files: ModelFiles) -> None:
-        """Raises `ModelLoadError` for ensembles that contain each other, or that are nested too deeply."""
+        """Raise `ModelLoadError` for ensembles that contain each other, or that are nested too deeply."""
         levels: list[dict[str, str]] = []  # Maps each part to an ensemble of the level above that contains it.
         level = {name}
         while level and len(levels) <= MAX_MODEL_CALLS and not (levels and name in level):
@@ -153,7 +153,7 @@ class Dependents:
         raise ModelLoadError(f"{_source(files)}: {expected}: {' -> '.join(path)}", Code.INVALID_ARGUMENT)
 
     def _current_parts(self, name: str) -> set[str]:
-        """Returns the models in the steps of an ensemble that is waiting or serving."""
+        """Return the models in the steps of an ensemble that is waiting or serving."""
         if name in self._waiting:
             return self._waiting[name]
         served = self._registry.serving(name)
@@ -189,7 +189,7 @@ class Dependents:
         woken.set()
 
     def changed(self, name: str | None) -> None:
-        """Checks the ensembles that contain this model, a version of which may have started or stopped serving.
+        """Check the ensembles that contain this model, a version of which may have started or stopped serving.
 
         Checks the model itself, too: its parts may have changed during its warm-up.
         """
@@ -252,11 +252,11 @@ class Dependents:
         return steps
 
     def parts_of(self, name: str) -> set[str]:
-        """Returns the models in the steps of an ensemble; empty for any other model."""
+        """Return the models in the steps of an ensemble; empty for any other model."""
         return {step.model for step in self._steps(name)} if name in self._names else set()
 
     def needed_by(self, name: str) -> set[str]:
-        """Returns the wanted ensembles that contain this model."""
+        """Return the wanted ensembles that contain this model."""
         return {one for one in self._names if self._registry.is_wanted(one) and name in self.parts_of(one)}
 
     def is_waiting(self, name: str) -> bool:
@@ -265,7 +265,7 @@ class Dependents:
 
 
 def _check_values(model: Ensemble, keys: Keys) -> None:
-    """Raises `ValueError`, which names the key, for steps of wrong types: a class may declare anything."""
+    """Raise `ValueError`, which names the key, for steps of wrong types: a class may declare anything."""
     if not isinstance(model.steps, list | tuple):
         raise checks.expected(keys.step, "a list of Step", model.steps)
     for at, step in enumerate(model.steps):
@@ -282,9 +282,9 @@ def _check_values(model: Ensemble, keys: Keys) -> None:
 
 
 def _connect(model: Ensemble, servable: Servable, served: Served, keys: Keys) -> None:
-    """Connects an ensemble to the models of its steps.
+    """Connect an ensemble to the models of its steps.
 
-    An output without labels of its own inherits those of the step's output. Raises `ValueError` as `check_fit`
+    An output without labels of its own inherits those of the step's output. Raise `ValueError` as `check_fit`
     does, before any change.
     """
     servables = [one.servable for one in served if one is not None and one.servable is not None]

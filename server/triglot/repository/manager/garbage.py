@@ -31,7 +31,7 @@ class GarbageCollector:
         self._frozen = True
 
     def collect_soon(self) -> None:
-        """Requests a collection of the current garbage, as soon as the rate limit permits."""
+        """Request a collection of the current garbage, as soon as the rate limit permits."""
         self._requested = True
         if self._collecting is None or self._collecting.done():
             self._collecting = asyncio.create_task(self._collect())
@@ -55,6 +55,6 @@ class GarbageCollector:
             gc.freeze()
 
     def close(self) -> None:
-        """Cancels pending collections."""
+        """Cancel pending collections."""
         if self._collecting is not None:
             self._collecting.cancel()

@@ -17,12 +17,12 @@ from triglot.scheduling.servable import Servable
 async def apply_instances(
     servable: Servable, config: ModelConfig, before: ModelConfig, kept: ModelConfig | None = None
 ) -> bool:
-    """Starts and ends instances as `config` says; the other instances keep serving meanwhile.
+    """Start and end instances as `config` says; the other instances keep serving meanwhile.
 
     An instance that has sequences ends when these are over, without waiting for that. `before`: the configuration
-    of the current instances, which differs in nothing else. Returns False if the version has to be reloaded
+    of the current instances, which differs in nothing else. Return False if the version has to be reloaded
     instead: its model places instances while loading, its sequences are bound to them, or an earlier change was
-    cancelled. `kept`: the model's configuration afterwards; None: `config`. Raises `ModelLoadError` if an instance
+    cancelled. `kept`: the model's configuration afterwards; None: `config`. Raise `ModelLoadError` if an instance
     fails to start; the number of instances is then restored.
     """
     has_sequences = servable.sequences is not None

@@ -16,7 +16,7 @@ class LoadLock:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[Callable[[], None]]:
-        """Holds the lock in the block, for at most `timeout` seconds; yields a function that releases it early."""
+        """Hold the lock in the block, for at most `timeout` seconds; yield a function that releases it early."""
         await self._lock.acquire()
         held = True
 

@@ -168,9 +168,9 @@ class Manager:
         self._reload_lock = asyncio.Lock()
 
     async def load_all(self, *, all_or_nothing: bool = True) -> list[ModelLoadError]:
-        """Loads the wanted models; logs and returns the errors. Then starts polling, if configured.
+        """Load the wanted models; log and return the errors. Then starts polling, if configured.
 
-        A label of a version that is not available is an error, too. Raises `ModelLoadError` for an invalid model
+        A label of a version that is not available is an error, too. Raise `ModelLoadError` for an invalid model
         name; with `all_or_nothing` also for an invalid path and for a model with an invalid configuration, before
         anything is loaded. Of several errors it raises the first and logs the others.
         """
@@ -219,7 +219,7 @@ class Manager:
         return errors + [ModelLoadError(text) for text in others]
 
     async def _first_scan(self) -> Scan:
-        """Scans the disk; if configured so, repeatedly until there is a model at every path."""
+        """Scan the disk; if configured so, repeatedly until there is a model at every path."""
         scan = await self._scan(self._roots, lambda _: True, requested=self._explicit or ())
         warned: set[str] = set()
         while self._wait_for_models and (missing := not_yet(scan)):
@@ -235,9 +235,9 @@ class Manager:
         return scan
 
     async def check_folders(self, models: Sequence[ModelSettings]) -> None:
-        """Raises `PermissionDenied` for a model outside of the operator's folders, as its code would run.
+        """Raise `PermissionDenied` for a model outside of the operator's folders, as its code would run.
 
-        Also for request records outside of theirs. Raises `FailedPrecondition` as `reload` does.
+        Also for request records outside of theirs. Raise `FailedPrecondition` as `reload` does.
         """
         self._require_list()
         allowed = list(dict.fromkeys([*self._folders, *folders_of(self._followed)]))
@@ -263,12 +263,12 @@ class Manager:
         await self.reload(models)
 
     async def reload(self, models: Sequence[ModelSettings]) -> None:
-        """Serves these models, and no others (tfs 3.7).
+        """Serve these models, and no others (tfs 3.7).
 
-        Returns when each model that is new, or that served nothing and is retried, serves or has failed. All other
+        Return when each model that is new, or that served nothing and is retried, serves or has failed. All other
         changes happen in the background. `InvalidArgument` (an invalid name) and `FailedPrecondition` (a label
         whose version is not available, or a server that was started with paths) are raised before any change.
-        Raises `ServingError` (UNKNOWN) when models failed, and `Unavailable` when the manager is closed meanwhile.
+        Raise `ServingError` (UNKNOWN) when models failed, and `Unavailable` when the manager is closed meanwhile.
         """
         check_names([model.name for model in models])
         self._require_list()
@@ -319,7 +319,7 @@ class Manager:
         return f"{{name: {name} version: {last.files.version}}} due to error: {code}: {last.error}"
 
     def _immediate(self, models: Sequence[ModelSettings]) -> Immediate:
-        """Selects models that are new or configured differently; all models if there is no polling."""
+        """Select models that are new or configured differently; all models if there is no polling."""
         before = {
             (root.name, root.base_path, root.policy) for root in self._roots if isinstance(root, ModelSettings)
         }
@@ -327,7 +327,7 @@ class Manager:
         return lambda name: not self._poll_interval or name not in same
 
     async def refresh(self) -> bool:
-        """Scans the disk and starts what follows from it. Returns whether some files are still being written."""
+        """Scan the disk and start what follows from it. Return whether some files are still being written."""
         async with self._scan_lock:
             scan = await self._scan(self._roots, lambda _: False, settle=True)
             self._once_logger.log(scan, lambda _: False)
@@ -350,12 +350,12 @@ class Manager:
     async def load_model(
         self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
     ) -> None:
-        """Loads the model of this name; reloads it if its files or its configuration changed (spec 3.9).
+        """Load the model of this name; reloads it if its files or its configuration changed (spec 3.9).
 
-        Returns when its versions serve. `config`, the JSON of a ModelConfig, replaces its config.pbtxt until the
+        Return when its versions serve. `config`, the JSON of a ModelConfig, replaces its config.pbtxt until the
         next call, and `files`, by their paths, replace its folder; these need a `config`.
 
-        Raises `Unavailable` unless models are controlled explicitly, `InvalidArgument` for an invalid name or
+        Raise `Unavailable` unless models are controlled explicitly, `InvalidArgument` for an invalid name or
         `config` and for a model that cannot be loaded, and `Internal` for a model that does not exist. Versions
         that served keep serving then. If this is cancelled, the load continues.
         """
@@ -434,7 +434,7 @@ class Manager:
         return bool(names)
 
     async def _in_time(self, work: Callable[[], T], name: str) -> T:
-        """Returns what `work` does on a thread, in the time that a load may take. Raises `DeadlineExceeded`."""
+        """Return what `work` does on a thread, in the time that a load may take. Raise `DeadlineExceeded`."""
         return await in_time(work, self.reconciler.load_timeout, name)
 
     def _require_explicit(self, name: str) -> None:
@@ -447,7 +447,7 @@ class Manager:
         self.reconciler.garbage.freeze()
 
     async def close(self) -> None:
-        """Stops polling and closes all versions, see `Reconciler.close`."""
+        """Stop polling and close all versions, see `Reconciler.close`."""
         if self._polling is not None:
             self._polling.cancel()
         await self.reconciler.close()
@@ -464,7 +464,7 @@ class Manager:
         return self._explicit is None or EVERY_MODEL in self._explicit or name in self._explicit
 
     def _wanted_at_start(self, scan: Scan) -> tuple[Wanted, list[ModelLoadError]]:
-        """Returns the models that are wanted at the start, and the errors in them."""
+        """Return the models that are wanted at the start, and the errors in them."""
         if self._explicit is None or EVERY_MODEL in self._explicit:
             problems = wrong_models(scan, self._roots, may_be_empty=self._more_may_come)
             found = self._wanted_of(scan)
@@ -476,21 +476,21 @@ class Manager:
         return wanted, [ModelLoadError(text) for text in why.values() if text]
 
     def _wanted_of(self, scan: Scan) -> Wanted:
-        """Returns all models of a scan; one with an invalid configuration is included without versions."""
+        """Return all models of a scan; one with an invalid configuration is included without versions."""
         broken = [] if self._explicit is not None else broken_names(scan.problems, scan.wanted, self._roots)
         return dict(scan.wanted) | {name: {} for name in broken}
 
     def first_version(self, name: str) -> str:
-        """Returns the version of this model that the configuration lists first; "" if it lists no versions."""
+        """Return the version of this model that the configuration lists first; "" if it lists no versions."""
         listed = (str(root.version) for root in self._roots if isinstance(root, ModelFiles) and root.name == name)
         return next(listed, "")
 
     def platforms(self) -> dict[str, str]:
-        """Returns the platform of each configured model, as the configuration calls it."""
+        """Return the platform of each configured model, as the configuration calls it."""
         return {root.name: root.platform for root in self._roots if isinstance(root, ModelSettings)}
 
     def loaded(self, servable: Servable) -> Loaded:
-        """Returns the files of a serving version and its configuration."""
+        """Return the files of a serving version and its configuration."""
         name, number = servable.name, servable.version
         version = self.registry.entries[name][number]
         files = version.served or version.files
@@ -501,7 +501,7 @@ class Manager:
         return Loaded(servable, latest, LATEST if files.config.text else next(policies, ALL))
 
     def _record_problems(self, scan: Scan, asked: Immediate = lambda _: True) -> None:
-        """Records the errors and version names of the models, or of those that `asked` selects."""
+        """Record the errors and version names of the models, or of those that `asked` selects."""
         found = by_name(scan.problems, self.registry.wanted, self._roots)
         errors = {name: ServingError(str(problem), code=problem.code) for name, problem in found.items()}
         for name in filter(asked, self.registry.entries):
@@ -512,13 +512,13 @@ class Manager:
                 version.problem = errors.get(name) if number in wanted else None
 
     def broken(self) -> dict[str, ServingError]:
-        """Returns the errors of the wanted models that have no version at all."""
+        """Return the errors of the wanted models that have no version at all."""
         without = set(self.registry.wanted).difference(version.files.name for version in self.registry.versions())
         problems = {name: self._problems.get(name) for name in sorted(without)}
         return {name: problem for name, problem in problems.items() if problem is not None}
 
     def summaries(self) -> list[VersionSummary]:
-        """Returns a summary per wanted or skipped version."""
+        """Return a summary per wanted or skipped version."""
         return [
             *map(summary_of, self.registry.versions()),
             *(summary_of_broken(name, error) for name, error in self.broken().items()),
@@ -536,11 +536,11 @@ class Manager:
         settle: bool = False,
         what: str = "",
     ) -> Scan:
-        """Scans the roots on a thread.
+        """Scan the roots on a thread.
 
         `held`: models that stay wanted if they cannot be read; by default all wanted ones. `requested`: models
         that are wanted in addition. `settle`: see `Storage.fetch`. `what`: the name of a scan that has as much
-        time as a load, after its downloads. Raises `DeadlineExceeded` then.
+        time as a load, after its downloads. Raise `DeadlineExceeded` then.
         """
         held = self.registry.wanted if held is None else held
         loaded = [
@@ -563,13 +563,13 @@ class Manager:
         return await (self._in_time(scan, what) if what else in_thread(scan))
 
     def _names_wanted(self, requested: Collection[str] = ()) -> set[str] | None:
-        """Returns the wanted models, and these; None: all that are found."""
+        """Return the wanted models, and these; None: all that are found."""
         if self._explicit is None:
             return None
         return {*requested, *(name for name, versions in self.registry.wanted.items() if versions)}
 
     async def never_loaded(self) -> dict[str, str]:
-        """Returns the models that were never loaded, with the reason if their name is ambiguous.
+        """Return the models that were never loaded, with the reason if their name is ambiguous.
 
         Empty unless models are controlled explicitly.
         """
@@ -585,14 +585,14 @@ class Manager:
     # --- parts of ensembles ---
 
     async def _until_loaded(self, names: Collection[str]) -> None:
-        """Waits for models that were requested, and for their parts."""
+        """Wait for models that were requested, and for their parts."""
         try:
             await self.reconciler.wait_for(names)
         finally:
             self._requested = {name for name in self._requested if name in self.reconciler.workers}
 
     def _loaded_along_with(self, name: str) -> set[str]:
-        """Returns the models that were loaded only as parts of this ensemble, recursively."""
+        """Return the models that were loaded only as parts of this ensemble, recursively."""
         going, found = {name}, [name]
         while found:
             parts = self.reconciler.dependents.parts_of(found.pop()) & self._loaded_as_parts - going
@@ -609,7 +609,7 @@ class Manager:
             self._requested -= self.reconciler.dependents.needed_by(name)
 
     async def _load_parts(self, name: str, parts: Collection[str]) -> None:
-        """Loads the missing parts of a requested ensemble as if they had been requested, too (spec 3.9)."""
+        """Load the missing parts of a requested ensemble as if they had been requested, too (spec 3.9)."""
         missing = [
             part
             for part in parts
@@ -633,7 +633,7 @@ class Manager:
 
 
 def _changes(before: Sequence[Root], models: Sequence[ModelSettings]) -> str:
-    """Returns the names of new, removed and changed models as a text; "" if there are none."""
+    """Return the names of new, removed and changed models as a text; "" if there are none."""
     old = {root.name: root for root in before if isinstance(root, ModelSettings)}
     new = {model.name: model for model in models}
     names = {

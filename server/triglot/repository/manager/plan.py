@@ -62,7 +62,7 @@ class Version:
     retries: int = 0
 
     def restarted(self, files: ModelFiles) -> Version:
-        """Returns a new version to replace this one, which has ended."""
+        """Return a new version to replace this one, which has ended."""
         return Version(files, retries=self.retries if files == self.files else 0)
 
     @property
@@ -105,7 +105,7 @@ class Plan:
 
 
 def plan(versions: Mapping[int, Version], wanted: Mapping[int, ModelFiles], *, draining: int = 0) -> Plan:
-    """Returns the next step for a model with these known and wanted versions.
+    """Return the next step for a model with these known and wanted versions.
 
     `draining`: number of replaced or retired versions that are still in memory.
     """

@@ -126,14 +126,14 @@ class Reconciler:
         registry.changes.subscribe(self.dependents.changed)
 
     def want(self, wanted: Wanted) -> None:
-        """Sets what is wanted, see `Registry.want`, and starts the work; once closing, nothing is wanted."""
+        """Set what is wanted, see `Registry.want`, and start the work; once closing, nothing is wanted."""
         self.registry.want({} if self.closing.is_set() else self._without_skipped(wanted))
         for name in self.registry.entries:
             self._start(name)
         self.dependents.wake()
 
     def _start(self, name: str) -> None:
-        """Starts or wakes up the worker of a model that has work."""
+        """Start or wake up the worker of a model that has work."""
         step = self._next_step(name)
         if name in self.workers:
             self._wakeups[name].set()
@@ -183,7 +183,7 @@ class Reconciler:
             self.dependents.wake()
 
     def _seconds_to_retry(self, name: str) -> float | None:
-        """Returns the seconds until the next automatic retry, None if there is none; marks those that are due."""
+        """Return the seconds until the next automatic retry, None if there is none; mark those that are due."""
         now, left = time.monotonic(), None
         for version in self.registry.wanted_versions(name):
             if version.retry_at is None:
@@ -207,11 +207,11 @@ class Reconciler:
             self._only_retry.discard(name)
 
     def busy(self) -> set[str]:
-        """Returns the models of which a version may be loading."""
+        """Return the models of which a version may be loading."""
         return self.workers.keys() - self._only_retry
 
     async def wait_for(self, names: Collection[str]) -> None:
-        """Waits until the workers of these models are done; if this is cancelled, they continue."""
+        """Wait until the workers of these models are done; if this is cancelled, they continue."""
         workers = [worker for name, worker in self.workers.items() if name in names]
         if workers:
             await asyncio.wait(workers)
@@ -254,7 +254,7 @@ class Reconciler:
             self._record_failure(version, outcome)
 
     async def _try_load(self, files: ModelFiles, release_lock: Callable[[], None]) -> Servable | ModelLoadError:
-        """Returns the loaded version or the error; if cancelled, abandons the load."""
+        """Return the loaded version or the error; if cancelled, abandons the load."""
         complete = partial(
             self.dependents.complete, files, release_lock=release_lock, is_wanted=partial(self._is_wanted, files)
         )
@@ -291,7 +291,7 @@ class Reconciler:
         return await self._loader.open(files, complete)
 
     async def _wait_for_load(self, opening: asyncio.Task[Servable], files: ModelFiles) -> None:
-        """Waits until the load has ended, has timed out, or is no longer wanted and has taken long."""
+        """Wait until the load has ended, has timed out, or is no longer wanted and has taken long."""
         began, wakeup = time.monotonic(), self._wakeups[files.name]
         while not opening.done():
             if self.dependents.is_waiting(files.name):
@@ -313,7 +313,7 @@ class Reconciler:
         return self.registry.wanted.get(files.name, {}).get(files.version) == files
 
     def _abandon(self, name: str, opening: asyncio.Task[Servable]) -> None:
-        """Cancels a load; until it has ended, it counts as draining."""
+        """Cancel a load; until it has ended, it counts as draining."""
         opening.cancel()
         # Code on the loop may ignore the cancellation and complete.
         opening.add_done_callback(self._close_abandoned)
@@ -337,12 +337,12 @@ class Reconciler:
             self._drain(former, f"closed the previous {version.files}")
 
     def _drop(self, servable: Servable, done: str) -> None:
-        """Closes a loaded servable that is no longer wanted, unless it still serves with changed instances."""
+        """Close a loaded servable that is no longer wanted, unless it still serves with changed instances."""
         if all(version.servable is not servable for version in self.registry.entries[servable.name].values()):
             self._drain(servable, done)
 
     def _discard(self, version: Version, before: ModelFiles) -> None:
-        """Resets a version whose load is no longer wanted."""
+        """Reset a version whose load is no longer wanted."""
         if version.state is State.READY:
             version.files = before
         elif version.state is State.LOADING:
@@ -381,7 +381,7 @@ class Reconciler:
         return not serves and name not in self._requested
 
     def _retire(self, version: Version) -> None:
-        """Stops new calls to the version, and unloads it when its running calls have completed."""
+        """Stop new calls to the version, and unload it when its running calls have completed."""
         servable = version.servable
         version.state = State.UNAVAILABLE if servable is None else State.UNLOADING
         version.error = None
@@ -390,12 +390,12 @@ class Reconciler:
             self._drain(servable, f"unloaded {version.files}", version)
 
     def _drain(self, servable: Servable, done: str, version: Version | None = None) -> None:
-        """Closes a servable after its calls; `done` is logged then."""
+        """Close a servable after its calls; `done` is logged then."""
         self.registry.start_drain(servable)
         self._track_drain(servable.name, self._drain_and_close(servable, done, version))
 
     def _track_drain(self, name: str, end: Coroutine[Any, Any, object]) -> None:
-        """Counts a draining object of this model until `end` has run."""
+        """Count a draining object of this model until `end` has run."""
         drain = asyncio.create_task(end)
         self._drains[name].add(drain)
         drain.add_done_callback(partial(self._drain_ended, name))
@@ -429,7 +429,7 @@ class Reconciler:
             self.garbage.collect_soon()
 
     async def close(self) -> None:
-        """Closes every servable. The transports have stopped; calls that still run are not awaited."""
+        """Close every servable. The transports have stopped; call that still run are not awaited."""
         self.closing.set()
         self.garbage.close()
         workers = list(self.workers.values())

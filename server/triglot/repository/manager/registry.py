@@ -68,9 +68,9 @@ class Registry:
     # --- a request's model ---
 
     def servable(self, name: str, version: str = "", label: str = "") -> Servable:
-        """Returns the servable for a request for `name` and `version`, as `number_of` reads it.
+        """Return the servable for a request for `name` and `version`, as `number_of` reads it.
 
-        Use it in a `with` block at once: that is a lease of it. Raises `ModelNotFound`, `InvalidArgument` for a
+        Use it in a `with` block at once: that is a lease of it. Raise `ModelNotFound`, `InvalidArgument` for a
         version that is neither a number nor a name, `UnknownLabel`, and `Unavailable` for a version that exists
         but is not ready.
         """
@@ -92,39 +92,39 @@ class Registry:
         return entry.servable
 
     def in_memory(self, name: str) -> list[Servable]:
-        """Returns the serving servables of a model, the highest version first, and then those that drain."""
+        """Return the serving servables of a model, the highest version first, and then those that drain."""
         entries = sorted(self.entries.get(name, {}).items(), reverse=True)
         serving = [version.servable for _, version in entries if version.state is State.READY]
         return [servable for servable in serving if servable is not None] + self.draining(name)
 
     def all_in_memory(self) -> list[Servable]:
-        """Returns the serving and draining servables of all models."""
+        """Return the serving and draining servables of all models."""
         return [servable for name in self.entries for servable in self.in_memory(name)]
 
     def draining(self, name: str) -> list[Servable]:
-        """Returns the draining servables of a model, the newest first; open sequences continue in them."""
+        """Return the draining servables of a model, the newest first; open sequences continue in them."""
         return self._draining.get(name, [])[::-1]
 
     def start_drain(self, servable: Servable) -> None:
-        """Marks a servable as draining: it takes no new calls."""
+        """Mark a servable as draining: it takes no new calls."""
         self._draining.setdefault(servable.name, []).append(servable)
 
     def end_drain(self, servable: Servable) -> None:
-        """Removes a drained servable, which is about to be closed."""
+        """Remove a drained servable, which is about to be closed."""
         self._draining[servable.name].remove(servable)
 
     def labelled(self, name: str, label: str) -> int:
-        """Returns the version that a label names, available or not. Raises `UnknownLabel` (tfs 3.1)."""
+        """Return the version that a label names, available or not. Raise `UnknownLabel` (tfs 3.1)."""
         if (number := self.labels_of(name).get(label)) is None:
             raise UnknownLabel(f"Unrecognized servable version label: {label}")
         return number
 
     def labels_of(self, name: str) -> dict[str, int]:
-        """Returns the version numbers of a model's labels; empty for an unknown model."""
+        """Return the version numbers of a model's labels; empty for an unknown model."""
         return {**self._names_of(name).numbers, **self.labels.get(name, {})}
 
     def number_of(self, name: str, version: str) -> str:
-        """Returns the number in a request's `version`, or that of the version name in it; "": the default version.
+        """Return the number in a request's `version`, or that of the version name in it; "": the default version.
 
         The default version is meant by "", and by 0 if there is no version 0, as clients of OpenVINO Model Server
         say it. Anything else is returned unchanged.
@@ -134,11 +134,11 @@ class Registry:
         return "" if version == "0" and 0 not in self.wanted.get(name, {}) else version
 
     def names_of(self, name: str, numbers: Collection[int]) -> list[str]:
-        """Returns the names of these versions of a model."""
+        """Return the names of these versions of a model."""
         return [label for label, number in self.labels_of(name).items() if number in numbers]
 
     def version(self, name: str, version: str) -> Version:
-        """Returns a version that is wanted or still in memory. Raises `ModelNotFound` or `InvalidArgument`."""
+        """Return a version that is wanted or still in memory. Raise `ModelNotFound` or `InvalidArgument`."""
         versions = self._known(name)
         number = version_of(version)
         plain = number is not None and version == str(number)
@@ -194,19 +194,19 @@ class Registry:
         return number in wanted if number else bool(wanted)
 
     def wanted_versions(self, name: str) -> list[Version]:
-        """Returns the known versions of a model that are wanted."""
+        """Return the known versions of a model that are wanted."""
         known = self.entries.get(name, {})
         return [known[number] for number in self.wanted.get(name, {}) if number in known]
 
     def serving(self, name: str, number: int = 0) -> Version | None:
-        """Returns the version if it serves; 0: the default version."""
+        """Return the version if it serves; 0: the default version."""
         if not number:
             servable = self._default.get(name)
             return None if servable is None else self.entries[name][servable.version]
         return self.entries[name][number] if self.is_serving(name, number) else None
 
     def load_error(self, name: str, version: str = "") -> str:
-        """Returns why this version, or with "" the last of all, could not be loaded; "" if it was not tried, and
+        """Return why this version, or with "" the last of all, could not be loaded; "" if it was not tried, and
         for an exception of the model's own code, whose text may be secret.
         """
         failed = [one for one in self.wanted_versions(name) if one.failure and one.state is State.UNAVAILABLE]
@@ -214,7 +214,7 @@ class Registry:
         return found[-1].reason if found and not found[-1].raised else ""
 
     def why_not_serving(self, name: str, number: int = 0) -> str:
-        """Returns the reason why this version does not serve; 0: why no version does."""
+        """Return the reason why this version does not serve; 0: why no version does."""
         if not self.wanted.get(name):
             return "it was unloaded" if name in self.wanted else "there is no such model"
         failed = [version.reason for version in self.wanted_versions(name) if version.error is not None]
@@ -228,15 +228,15 @@ class Registry:
     # --- all models ---
 
     def ready_versions(self, name: str) -> list[int]:
-        """Returns the ready versions, ascending. Raises `ModelNotFound` for an unknown model."""
+        """Return the ready versions, ascending. Raise `ModelNotFound` for an unknown model."""
         return sorted(number for number, version in self._known(name).items() if version.ready)
 
     def names(self) -> list[str]:
-        """Returns the names of all wanted models, ready or not."""
+        """Return the names of all wanted models, ready or not."""
         return list(self.wanted)
 
     def served(self) -> list[str]:
-        """Returns the names of all wanted models, without those that clients have unloaded."""
+        """Return the names of all wanted models, without those that clients have unloaded."""
         return [name for name in self.wanted if not self._is_unloaded(name)]
 
     def has_default(self, name: str) -> bool:
@@ -280,16 +280,16 @@ class Registry:
         return self._complete and (bool(serving) or empty) and all(version.ready for version in serving)
 
     def versions(self) -> Iterable[Version]:
-        """Yields the versions of wanted models that are wanted or still in memory, ascending."""
+        """Yield the versions of wanted models that are wanted or still in memory, ascending."""
         for name in self.wanted:
             for _, version in sorted(self.entries[name].items()):
                 if self._is_current(version):
                     yield version
 
     def statuses(self, name: str) -> list[Version]:
-        """Returns every version of a model that was ever wanted, highest first (tfs 3.6).
+        """Return every version of a model that was ever wanted, highest first (tfs 3.6).
 
-        Of ended versions only the highest `ENDED_KEPT` are included. Raises `ModelNotFound`.
+        Of ended versions only the highest `ENDED_KEPT` are included. Raise `ModelNotFound`.
         """
         versions = self.entries.get(name)
         if not versions:
@@ -299,7 +299,7 @@ class Registry:
     # --- changes ---
 
     def name_versions(self, name: str, names: VersionNames) -> None:
-        """Sets the version names of a model."""
+        """Set the version names of a model."""
         if names != self._names_of(name):
             self._names[name] = names
             self._choose_default(name)
@@ -309,7 +309,7 @@ class Registry:
         return self._names.get(name, VersionNames())
 
     def want(self, wanted: Wanted) -> None:
-        """Replaces what is wanted. A version that was not wanted before is loaded even if its last load failed."""
+        """Replace what is wanted. A version that was not wanted before is loaded even if its last load failed."""
         before, self.wanted = self.wanted, wanted
         for name, versions in wanted.items():
             known = self.entries.setdefault(name, {})
@@ -341,12 +341,12 @@ class Registry:
             self.changes.announce()
 
     def retry(self, name: str) -> None:
-        """Marks the failed versions of a model for a retry at the next `want`."""
+        """Mark the failed versions of a model for a retry at the next `want`."""
         for version in self.entries.get(name, {}).values():
             version.retry, version.retries = version.error is not None, 0
 
     def update(self, name: str) -> None:
-        """Selects the model's default version; must be called after each state change."""
+        """Select the model's default version; must be called after each state change."""
         self._choose_default(name)
         if not self._complete and name in self.wanted and self._is_complete(name):
             self._complete = all(map(self._is_complete, self.wanted))
@@ -375,7 +375,7 @@ class Registry:
         return entry is not None and entry.state is State.READY
 
     def label(self, models: Sequence[ModelSettings]) -> None:
-        """Replaces the labels of all models. Raises `FailedPrecondition` before any change (tfs 3.7, 6.3).
+        """Replace the labels of all models. Raise `FailedPrecondition` before any change (tfs 3.7, 6.3).
 
         A label must name a version that serves; with `labels_before_load` also a version that it named before, or
         any version if it is new.

@@ -19,7 +19,7 @@ class SequenceRoutes:
         self._registry = registry
 
     def find(self, request: InferenceRequest) -> Servable | None:
-        """Returns the version that holds the request's sequence, serving or draining; None if there is none."""
+        """Return the version that holds the request's sequence, serving or draining; None if there is none."""
         sequence_id = request.parameters.get("sequence_id")
         if not sequence_id or request.parameters.get("sequence_start"):
             return None
@@ -32,13 +32,13 @@ class SequenceRoutes:
         return None
 
     def begin(self, servable: Servable, sequence_id: int | str) -> None:
-        """Ends sequences with this id in draining versions, as a new one begins in `servable`."""
+        """End sequences with this id in draining versions, as a new one begins in `servable`."""
         for other in self._registry.draining(servable.name):
             if other is not servable and other.sequences is not None:
                 other.sequences.end(sequence_id)
 
     async def ended(self, at_most: float) -> None:
-        """Waits until no sequence is open, `at_most` seconds."""
+        """Wait until no sequence is open, `at_most` seconds."""
         tables = [one.sequences for one in self._registry.all_in_memory() if one.sequences is not None]
         waiting = [asyncio.ensure_future(one.empty.wait()) for one in tables if not one.empty.is_set()]
         if not waiting:

@@ -16,9 +16,9 @@ from triglot.scheduling.servable import Servable
 
 
 async def start_instances(servable: Servable, reach: Reach) -> None:
-    """Calls the model's `start_instance` on every instance; `reach` lets it call other models.
+    """Call the model's `start_instance` on every instance; `reach` lets it call other models.
 
-    Raises `ServingError` or `ModelLoadError` for its exceptions; calls that still run then are not awaited.
+    Raise `ServingError` or `ModelLoadError` for its exceptions; calls that still run then are not awaited.
     """
     model = servable.model
     if type(model).start_instance is Model.start_instance:
@@ -40,7 +40,7 @@ def _start(servable: Servable, reach: Reach, _: Function, __: Inputs, call: Call
 
 
 async def _on_thread(start: partial[None]) -> None:
-    """Runs `start` on a daemon thread, which does not keep a stopped server alive."""
+    """Run `start` on a daemon thread, which does not keep a stopped server alive."""
     started = Future[None]()
 
     def run() -> None:
@@ -58,7 +58,7 @@ async def _on_thread(start: partial[None]) -> None:
 
 
 def to_serving_error(error: BaseException) -> ServingError:
-    """Wraps an exception with the model's own text, as the error is for the server's operator."""
+    """Wrap an exception with the model's own text, as the error is for the server's operator."""
     if is_serving_error(error):
         return error
     failure = (

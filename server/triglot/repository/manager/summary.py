@@ -43,7 +43,7 @@ class VersionSummary:
 
 
 def summary_of(version: Version) -> VersionSummary:
-    """Returns the summary of a wanted version."""
+    """Return the summary of a wanted version."""
     files, servable = version.files, version.servable
     state = FAILED if version.failure is not None and servable is None else version.state.value
     # A model that serves in spite of warnings has no error.
@@ -69,12 +69,12 @@ def _loaded(about: VersionSummary, servable: Servable) -> VersionSummary:
 
 
 def summary_of_broken(name: str, error: ServingError) -> VersionSummary:
-    """Returns the summary of a model that has no version."""
+    """Return the summary of a model that has no version."""
     return VersionSummary(name, error=error.message)
 
 
 def summary_of_skipped(files: ModelFiles, why: str) -> VersionSummary:
-    """Returns the summary of a version that needs a library that is not installed."""
+    """Return the summary of a version that needs a library that is not installed."""
     version = files.label or str(files.version)
     return VersionSummary(files.name, version, files.backend, state=SKIPPED, error=why)
 
@@ -106,7 +106,7 @@ def _counted(count: int, one: str, more: str) -> str:
 
 
 def table(summaries: Sequence[VersionSummary]) -> list[str]:
-    """Returns the lines of a table with a heading; empty without summaries."""
+    """Return the lines of a table with a heading; empty without summaries."""
     if not summaries:
         return []
     rows = list(map(_cells, summaries))

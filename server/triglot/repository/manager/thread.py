@@ -23,7 +23,7 @@ def _forget(_: object) -> None:
 
 
 async def in_thread(work: Callable[[], T], late: Callable[[T], object] = _forget, name: str = "") -> T:
-    """Returns or raises what `work` does; if this is cancelled, `late` gets the result, on a thread.
+    """Return or raises what `work` does; if this is cancelled, `late` gets the result, on a thread.
 
     Uses a daemon thread, not the loop's pool: work that never ends must not keep a stopped server alive, nor take
     a thread from others. It cannot be ended: if it goes on after a cancellation, that is logged by its `name`.

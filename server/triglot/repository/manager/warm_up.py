@@ -42,12 +42,12 @@ MAX_RESPONSES = 1000
 
 
 async def warm_up(servable: Servable, requests: Sequence[WarmUpRequest] = (), reach: Reach = no_models) -> None:
-    """Runs the configured requests, then the model's `example`, on every instance of `servable`.
+    """Run the configured requests, then the model's `example`, on every instance of `servable`.
 
     `async def` code runs once, on the loop. A decoupled run ends after `MAX_RESPONSES` responses. The runs have no
     deadline and are not counted in any statistics. `reach` lets them call other models.
 
-    Raises `ModelLoadError` for the first request that does not fit the model's default signature, and for
+    Raise `ModelLoadError` for the first request that does not fit the model's default signature, and for
     exceptions and invalid responses of the model; calls that still run then are cancelled.
     """
     runner = _Runner(servable, reach)
@@ -76,7 +76,7 @@ class _Sample:
     count: int = 1
 
     def bind(self, servable: Servable) -> Inputs:
-        """Returns the inputs, checked like a client's. Blocks. Raises `InvalidArgument`."""
+        """Return the inputs, checked like a client's. Blocks. Raise `InvalidArgument`."""
         sequences = servable.sequences
         own = () if sequences is None else sequences.own_names
         try:
@@ -131,7 +131,7 @@ class _Runner:
         self._logged = threading.Lock()
 
     async def run(self, sample: _Sample) -> None:
-        """Runs a sample on every instance. Raises `ServingError`."""
+        """Run a sample on every instance. Raise `ServingError`."""
         name = f"making the inputs of {sample.name} of {self._servable}"
         inputs = await in_thread(partial(sample.bind, self._servable), name=name)
         for _ in range(sample.count):
@@ -141,14 +141,14 @@ class _Runner:
                 await self._servable.on_every_instance(inputs, self._on_instance, self._to_serving_error)
 
     def run_again(self, samples: Sequence[_Sample], function: Function) -> None:
-        """Runs all samples on one instance that is started later, by `function`. Callable on any thread."""
+        """Run all samples on one instance that is started later, by `function`. Callable on any thread."""
         for sample in samples:
             inputs = sample.bind(self._servable)
             for _ in range(sample.count):
                 self._on_instance(function, inputs, Call())
 
     def _on_instance(self, function: Function, inputs: Inputs, call: Call) -> None:
-        """Runs one request on an instance's thread."""
+        """Run one request on an instance's thread."""
         self._set_up(call)
         responses = _Responses(self._servable)
         call.outlet = responses
@@ -168,7 +168,7 @@ class _Runner:
         call.reach = self._reach
 
     async def _on_loops(self, inputs: Inputs) -> None:
-        """Runs a request on the server's loop; for a model in processes, one call per instance."""
+        """Run a request on the server's loop; for a model in processes, one call per instance."""
         model = self._servable.model
         runs = model.instances if isinstance(model, HostedModel) else 1
         tasks = [asyncio.create_task(self._on_loop(inputs)) for _ in range(runs)]
@@ -197,7 +197,7 @@ class _Runner:
             raise self._to_serving_error(error) from None
 
     def _to_serving_error(self, error: BaseException) -> ServingError:
-        """Wraps an exception with the model's own text, as the error is for the server's operator."""
+        """Wrap an exception with the model's own text, as the error is for the server's operator."""
         if is_serving_error(error):
             return error
         if self._logged.acquire(blocking=False):  # Logged once: instances tend to fail alike.
@@ -214,7 +214,7 @@ class _Responses:
         self.error: Exception | None = None
 
     def take(self, response: object) -> bool:
-        """Checks a response and returns whether more are accepted. Raises `Internal`."""
+        """Check a response and return whether more are accepted. Raise `Internal`."""
         servable = self._servable
         lenient = servable.any_output_shapes
         bind_outputs(servable.signature, response, (), servable.name, lenient_shapes=lenient)
@@ -231,4 +231,4 @@ class _Responses:
         return False
 
     def finish(self) -> None:
-        """Does nothing: all responses have been checked."""
+        """Do nothing: all responses have been checked."""

@@ -25,7 +25,7 @@ MAX_ENTRIES = 10_000
 
 
 def contents_of(files: ModelFiles) -> dict[str, Sign]:
-    """Returns the files of a version: those in its folder but the model's own, and those that its config names."""
+    """Return the files of a version: those in its folder but the model's own, and those that its config names."""
     folder = files.folder or files.file.parent
     if not files.alone:
         found = folder_contents(folder)
@@ -42,17 +42,17 @@ def contents_of(files: ModelFiles) -> dict[str, Sign]:
 
 
 def folder_contents(folder: Path) -> dict[str, Sign]:
-    """Returns everything `below` a folder, at most `MAX_ENTRIES` entries."""
+    """Return everything `below` a folder, at most `MAX_ENTRIES` entries."""
     return {entry.path: sign_of(entry) for entry in islice(below(folder), MAX_ENTRIES)}
 
 
 def stamp_of(contents: Contents) -> int:
-    """Returns a hash of the contents."""
+    """Return a hash of the contents."""
     return hash(frozenset(contents.items()))
 
 
 def sign_of(path: os.DirEntry[str] | Path) -> Sign:
-    """Returns the sign of a file or folder; follows links."""
+    """Return the sign of a file or folder; follows links."""
     try:
         status = path.stat()
     except OSError:
@@ -62,7 +62,7 @@ def sign_of(path: os.DirEntry[str] | Path) -> Sign:
 
 
 def end_of(path: str, size: int) -> bytes | None:
-    """Returns the end of a file's first `size` bytes, at most `END_BYTES`; None if it is no file."""
+    """Return the end of a file's first `size` bytes, at most `END_BYTES`; None if it is no file."""
     try:
         if not Path(path).is_file():  # Opening a pipe may block forever.
             return None

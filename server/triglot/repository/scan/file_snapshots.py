@@ -50,11 +50,11 @@ class _Accepted:
     waited: int = 0
 
     def changed(self, contents: Contents) -> set[str]:
-        """Returns the paths that were changed, removed or added."""
+        """Return the paths that were changed, removed or added."""
         return {path for path, _ in contents.items() ^ self.contents.items()}
 
     def grown(self, contents: Contents) -> set[str]:
-        """Returns the data files that were only appended to."""
+        """Return the data files that were only appended to."""
         grown = set()
         for path, end in self.ends.items():
             size = self.contents[path][0]
@@ -94,7 +94,7 @@ class FileSnapshots:
     def accept(
         self, files: ModelFiles, held: ModelFiles | None, *, serving: bool, loading: bool, immediate: bool
     ) -> ModelFiles | None:
-        """Returns the files with their stamp; the `held` ones if nothing changed, None if they have not settled.
+        """Return the files with their stamp; the `held` ones if nothing changed, None if they have not settled.
 
         `held`: the files wanted so far. `loading`: whether they may be loading now; they are kept meanwhile.
         """
@@ -152,7 +152,7 @@ class FileSnapshots:
         return _without(self._written.get((files.name, files.version), ()), contents_of(files))
 
     def _ignore(self, accepted: _Accepted, written: Collection[str], contents: Contents) -> Contents:
-        """Marks files as written by the model itself; returns the contents without them."""
+        """Mark files as written by the model itself; return the contents without them."""
         for path in written:
             log.warning(
                 "%s: %s appears to be written by the model itself; its changes no longer trigger a reload",
@@ -165,7 +165,7 @@ class FileSnapshots:
         return _without(written, contents)
 
     def keep(self, files: Iterable[ModelFiles]) -> None:
-        """Drops the snapshots of all other versions."""
+        """Drop the snapshots of all other versions."""
         keys = {(one.name, one.version) for one in files}
         names = {name for name, _ in keys}
         self._accepted = {key: accepted for key, accepted in self._accepted.items() if key in keys}

@@ -45,14 +45,14 @@ BACKEND_OF_SUFFIX = {
 
 
 def listed(items: Iterable[object]) -> str:
-    """Lists items for a message: the first ones, and how many more there are."""
+    """List items for a message: the first ones, and how many more there are."""
     texts = list(map(str, items))
     more = len(texts) - MAX_LISTED
     return ", ".join(texts[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def candidates(config: ModelConfig) -> dict[str, str]:
-    """Returns the files that make a folder a version, by precedence, with their backends; "" stands for any."""
+    """Return the files that make a folder a version, by precedence, with their backends; "" stands for any."""
     files = BACKEND_OF_FILE | BACKEND_OF_FOLDER
     if name := config.file_name:
         files = {name: ""} | {f"{name}/{file}": backend for file, backend in FILE_IN_FOLDER.items()}
@@ -60,12 +60,12 @@ def candidates(config: ModelConfig) -> dict[str, str]:
 
 
 def backend_by_name(file: Path) -> str:
-    """Returns the backend for a file of any name; "" if the name is not enough."""
+    """Return the backend for a file of any name; "" if the name is not enough."""
     return BACKEND_OF_FILE.get(file.name) or BACKEND_OF_SUFFIX.get(file.suffix, "")
 
 
 def backend_of(file: Path) -> str:
-    """Returns the backend for a file of any name. Raises `ModelLoadError`."""
+    """Return the backend for a file of any name. Raise `ModelLoadError`."""
     backend = backend_by_name(file)
     if not backend:
         raise ModelLoadError(

@@ -16,37 +16,37 @@ LoadErrors = Mapping[str, ModelLoadError]
 
 
 def places_of(roots: Iterable[Root]) -> set[str]:
-    """Returns the keys that the problems of path roots have."""
+    """Return the keys that the problems of path roots have."""
     paths = (root.path if isinstance(root, NamedPath) else root for root in roots)
     return {os.path.normpath(path.absolute()) for path in paths if isinstance(path, Path)}
 
 
 def wrong_roots(scan: Scan, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
-    """Returns the errors of path roots; `may_be_empty`: a folder without models is no error."""
+    """Return the errors of path roots; `may_be_empty`: a folder without models is no error."""
     places = places_of(roots)
     return [scan.problems[key] for key in _keys(scan.problems, may_be_empty=may_be_empty) if key in places]
 
 
 def wrong_models(scan: Scan, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
-    """Returns the errors of models; see `wrong_roots`."""
+    """Return the errors of models; see `wrong_roots`."""
     places = places_of(roots)
     return [scan.problems[key] for key in _keys(scan.problems, may_be_empty=may_be_empty) if key not in places]
 
 
 def broken_names(problems: LoadErrors, known: Container[str], roots: Iterable[Root]) -> list[str]:
-    """Returns the models that exist but are invalid, and are not `known`."""
+    """Return the models that exist but are invalid, and are not `known`."""
     places = places_of(roots)
     names = [Path(key).name for key in _keys(problems, may_be_empty=True) if key not in places]
     return [name for name in names if name not in known and NAME.fullmatch(name)]
 
 
 def not_yet(scan: Scan) -> list[str]:
-    """Returns the messages about paths where no model exists yet."""
+    """Return the messages about paths where no model exists yet."""
     return [str(problem) for problem in scan.problems.values() if isinstance(problem, NotYet)]
 
 
 def _keys(problems: LoadErrors, *, may_be_empty: bool) -> list[str]:
-    """Returns the keys of the problems; those of models in a list of models are names, others are paths."""
+    """Return the keys of the problems; those of models in a list of models are names, others are paths."""
     return [
         key
         for key, problem in problems.items()
@@ -55,7 +55,7 @@ def _keys(problems: LoadErrors, *, may_be_empty: bool) -> list[str]:
 
 
 def by_name(problems: LoadErrors, wanted: Wanted, roots: Iterable[Root]) -> dict[str, ModelLoadError]:
-    """Returns the error of each model, without errors of the repositories that models are in."""
+    """Return the error of each model, without errors of the repositories that models are in."""
     roots = list(roots)
     places = places_of(roots)
     given = {place: root.name for root in roots if isinstance(root, NamedPath) for place in places_of([root])}
@@ -78,7 +78,7 @@ def _is_at(path: Path, files: ModelFiles) -> bool:
 
 
 def why_not(name: str, scan: Scan, roots: Iterable[Root]) -> str:
-    """Returns the reason why the model of this name cannot be loaded; "" if it can (spec 3.9)."""
+    """Return the reason why the model of this name cannot be loaded; "" if it can (spec 3.9)."""
     places = sorted(places_of(roots))
     why = [str(problem) for key, problem in scan.problems.items() if key not in places and Path(key).name == name]
     if not why and scan.wanted.get(name):
@@ -89,5 +89,5 @@ def why_not(name: str, scan: Scan, roots: Iterable[Root]) -> str:
 
 
 def not_polled(name: str) -> str:
-    """Returns Triton's error text for a model that cannot be loaded."""
+    """Return Triton's error text for a model that cannot be loaded."""
     return f"failed to load '{name}', failed to poll from model repository"

@@ -24,7 +24,7 @@ class OnceLogger:
         self._seen: set[str] = set()
 
     def log(self, scan: Scan, immediate: Immediate, *, others: bool = True, elsewhere: str = "") -> None:
-        """Logs a scan. `others`: also models that are not immediate. `elsewhere`: what is reported otherwise."""
+        """Log a scan. `others`: also models that are not immediate. `elsewhere`: what is reported otherwise."""
         seen = set()
         for key, level, text in _texts(scan):
             seen.add(text)
@@ -38,7 +38,7 @@ class OnceLogger:
 
 
 def _texts(scan: Scan) -> Iterator[tuple[str, int, str]]:
-    """Yields the model's name or path, the log level, and the text."""
+    """Yield the model's name or path, the log level, and the text."""
     for key, texts in scan.warnings.items():
         yield from ((key, logging.WARNING, text) for text in texts)
     for key, problem in scan.problems.items():

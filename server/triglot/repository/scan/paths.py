@@ -18,7 +18,7 @@ VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
 
 
 def inside(folder: Path, name: str, key: str) -> Path:
-    """Returns `folder / name`. Raises `ModelLoadError` with the `key` for a name that leads out of the folder."""
+    """Return `folder / name`. Raise `ModelLoadError` with the `key` for a name that leads out of the folder."""
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts or "\0" in name:
         raise ModelLoadError(f"{key}: expected a path inside {folder}, got {name!r}")
@@ -35,7 +35,7 @@ def is_below(path: Path, folders: Iterable[Path]) -> bool:
 
 
 def check_links(path: Path, root: Path) -> None:
-    """Raises `ModelLoadError` when a symbolic link in `path` leads out of `root`.
+    """Raise `ModelLoadError` when a symbolic link in `path` leads out of `root`.
 
     `root` itself may be a link.
     """
@@ -48,14 +48,14 @@ def check_links(path: Path, root: Path) -> None:
 
 
 def check_links_below(folder: Path, root: Path) -> None:
-    """Applies `check_links` to everything below a folder."""
+    """Apply `check_links` to everything below a folder."""
     for entry in below(folder, hidden=True):
         if entry.is_symlink():
             check_links(Path(entry.path), root)
 
 
 def below(folder: Path, levels: float = math.inf, *, hidden: bool = False) -> Iterator[os.DirEntry[str]]:
-    """Yields the files and folders below a folder, `levels` deep.
+    """Yield the files and folders below a folder, `levels` deep.
 
     Linked folders are listed, but not their subfolders. Virtual environments and unreadable folders are skipped;
     unless `hidden`, so are the contents of hidden folders, and the caches and temporary files of Python and

@@ -78,7 +78,7 @@ class Scanner:
         self._scan_lock = threading.Lock()
 
     def find(self, roots: Sequence[Root]) -> Found:
-        """Returns everything at the roots, settled or not, without remembering it."""
+        """Return everything at the roots, settled or not, without remembering it."""
         return find_models(roots, allow_symlinks=self._allow_symlinks)
 
     def scan(
@@ -90,7 +90,7 @@ class Scanner:
         overrides: Overrides = MappingProxyType({}),
         busy: Collection[str] = (),
     ) -> Scan:
-        """Scans the roots.
+        """Scan the roots.
 
         `held`: what was wanted so far. `loaded`: the versions that serve or load. `busy`: models of which a
         version may be loading.
@@ -141,7 +141,7 @@ class Scanner:
         return self._names[name] == names
 
     def _wanted_versions(self, model: _Model) -> tuple[Mapping[int, ModelFiles], bool]:
-        """Returns the wanted versions of a model, and whether everything that may be wanted has settled."""
+        """Return the wanted versions of a model, and whether everything that may be wanted has settled."""
         available = {files.version: files for files in model.versions}
         held = {number: files for number, files in model.held.items() if number in available}
         if not self._has_settled(model):
@@ -184,7 +184,7 @@ class Scanner:
 def _choose(
     numbers: Iterable[int], policy: VersionPolicy, settled_files: Callable[[int], ModelFiles | None]
 ) -> dict[int, ModelFiles]:
-    """Returns the versions that the policy selects among those that have settled."""
+    """Return the versions that the policy selects among those that have settled."""
     available = set(numbers)
     chosen: dict[int, ModelFiles] = {}
     while more := [number for number in policy.wanted(available) if number not in chosen]:
@@ -198,7 +198,7 @@ def _choose(
 
 
 def _unreadable(key: str, held: Wanted, wanted: Wanted) -> Wanted:
-    """Returns the models that stay although their folder cannot be read; `key` is a model's name or a path."""
+    """Return the models that stay although their folder cannot be read; `key` is a model's name or a path."""
     return {
         name: versions
         for name, versions in held.items()

@@ -128,12 +128,12 @@ class Found:
     warnings: dict[str, list[str]] = field(default_factory=dict)
 
     def warn(self, key: str, *texts: str) -> None:
-        """Adds warnings about `key`."""
+        """Add warnings about `key`."""
         self.warnings.setdefault(key, []).extend(texts)
 
     @contextmanager
     def collecting(self, key: str) -> Iterator[None]:
-        """Records what the block raises as the problem of `key`."""
+        """Record what the block raises as the problem of `key`."""
         try:
             yield
         except OSError as error:
@@ -145,7 +145,7 @@ class Found:
 def find_models(
     roots: Iterable[Root], overrides: Overrides = MappingProxyType({}), *, allow_symlinks: bool = False
 ) -> Found:
-    """Returns everything at the roots. If a name occurs twice, the first model counts and the second is a problem.
+    """Return everything at the roots. If a name occurs twice, the first model counts and the second is a problem.
 
     `allow_symlinks`: whether links may lead out of the root that contains them. A root itself may be a link.
     """
@@ -184,7 +184,7 @@ class _Search:
         return self.name if self.name and folder == self.root else folder.name
 
     def find_versions(self, model: ModelSettings) -> None:
-        """Searches TensorFlow Serving's layout, in which only version folders count (tfs 6.1)."""
+        """Search TensorFlow Serving's layout, in which only version folders count (tfs 6.1)."""
         gone = NotYet(f"Could not find base path {model.base_path} for servable {model.name}")
         if not model.base_path.is_dir():
             raise gone
@@ -200,7 +200,7 @@ class _Search:
             )
 
     def find(self) -> None:
-        """Searches a path: a model's file, a model's folder, or a repository."""
+        """Search a path: a model's file, a model's folder, or a repository."""
         path = self.root
         if self._find_configured_version():
             return
@@ -223,7 +223,7 @@ class _Search:
                 self.found.warn(str(path), text)
 
     def _only_file(self) -> Path | None:
-        """Returns the only model file, of any name, in a folder without subfolders."""
+        """Return the only model file, of any name, in a folder without subfolders."""
         entries = [entry for entry in self.root.iterdir() if not entry.name.startswith((".", "__"))]
         files = [entry for entry in entries if entry.is_file() and backend_by_name(entry)]
         if len(files) != 1 or any(map(Path.is_dir, entries)):
@@ -232,7 +232,7 @@ class _Search:
         return files[0]
 
     def _find_configured_version(self) -> bool:
-        """Adds the version whose folder or file the root is, if it has a configuration; returns whether it did."""
+        """Add the version whose folder or file the root is, if it has a configuration; return whether it did."""
         path = self.root
         for folder in path.parents if path.is_file() else [path]:
             model, number = folder.parent, version_of(folder.name)
@@ -282,7 +282,7 @@ class _Search:
         self.found.names[name] = names
 
     def _names(self, folder: Path, there: list[int]) -> VersionNames:
-        """Returns the version names. Raises `ModelLoadError` for an unknown default; warns of unknown versions."""
+        """Return the version names. Raise `ModelLoadError` for an unknown default; warns of unknown versions."""
         file = folder / NAMES_FILE
         self._check_file(file)
         names = read_names(file)
@@ -330,9 +330,9 @@ class _Search:
     # --- one model's folder ---
 
     def _model_versions(self, folder: Path) -> list[ModelFiles]:
-        """Returns the versions in a model's folder, ascending; files directly in it are version 1.
+        """Return the versions in a model's folder, ascending; files directly in it are version 1.
 
-        Raises `ModelLoadError` when there are both, and for an invalid configuration.
+        Raise `ModelLoadError` when there are both, and for an invalid configuration.
         """
         config, name = self._config(folder), self._name_of(folder)
         versions = self._version_folders(folder, name, config, str(folder))
@@ -370,7 +370,7 @@ class _Search:
         return read_config(folder, warnings, named=self._name_of(folder) != folder.name)
 
     def _override(self, override: Override, folder: Path, warnings: list[str]) -> ModelConfig:
-        """Returns the configuration that a client sent; it cannot choose programs or exceed resource limits."""
+        """Return the configuration that a client sent; it cannot choose programs or exceed resource limits."""
         source = f"the configuration in the request to load model '{self._name_of(folder)}'"
         own = NO_CONFIG
         with suppress(ModelLoadError):
@@ -439,7 +439,7 @@ class _Search:
 
 
 def named_files(config: ModelConfig) -> list[Path]:
-    """Returns the files that a configuration names: labels, warm-up data and initial states."""
+    """Return the files that a configuration names: labels, warm-up data and initial states."""
     inputs = [tensor for request in config.warm_up for tensor in request.inputs.values()]
     states = [] if config.sequence_batching is None else config.sequence_batching.states
     files = [*(tensor.label_file for tensor in config.outputs), *(tensor.file for tensor in inputs)]
@@ -448,7 +448,7 @@ def named_files(config: ModelConfig) -> list[Path]:
 
 
 def _model_file(path: Path) -> ModelFiles:
-    """Returns the model of a file; with a standard file name the model is named after its folder."""
+    """Return the model of a file; with a standard file name the model is named after its folder."""
     if path.name not in BACKEND_OF_FILE:
         return ModelFiles(path.stem, 1, backend_of(path), path, alone=True)
     folder, version = path.parent, version_of(path.parent.name)
@@ -459,7 +459,7 @@ def _model_file(path: Path) -> ModelFiles:
 
 
 def version_of(name: str) -> int | None:
-    """Returns the version number in a folder's name, or None; leading zeros are allowed (tfs 6.1)."""
+    """Return the version number in a folder's name, or None; leading zeros are allowed (tfs 6.1)."""
     match = _NUMBER.fullmatch(name)  # Python refuses to convert thousands of digits.
     number = LAST_VERSION + 1 if match is None else int(match[1])
     return None if number > LAST_VERSION else number

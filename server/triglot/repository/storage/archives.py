@@ -13,7 +13,7 @@ SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 
 def without_suffix(name: str) -> str | None:
-    """Returns the name without its archive suffix; None if it has none."""
+    """Return the name without its archive suffix; None if it has none."""
     for suffix in SUFFIXES:
         if name.endswith(suffix) and name != suffix:
             return name.removesuffix(suffix)

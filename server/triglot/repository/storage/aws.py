@@ -37,9 +37,9 @@ SHORTEST = timedelta(minutes=10)
 
 
 def profile_options() -> Mapping[str, Any]:
-    """Returns the options of an `S3Store` for the profile in use; none if variables have credentials.
+    """Return the options of an `S3Store` for the profile in use; none if variables have credentials.
 
-    Raises `StoreError` for a profile without credentials.
+    Raise `StoreError` for a profile without credentials.
     """
     if any(os.environ.get(name) for name in VARIABLES):
         return {}
@@ -67,9 +67,9 @@ def profile_options() -> Mapping[str, Any]:
 
 @cache
 def _boto3(name: str, login: str, *_: Path) -> Callable[[], S3Credential]:
-    """Returns a function that fetches the keys of a profile by boto3, which keeps them until they expire.
+    """Return a function that fetches the keys of a profile by boto3, which keeps them until they expire.
 
-    Cached, because each URL has a store of its own. Raises `StoreError`.
+    Cached, because each URL has a store of its own. Raise `StoreError`.
     """
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - boto3 is the user's choice.

@@ -32,9 +32,9 @@ APPLICATION = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID")
 
 
 def azure_options() -> Mapping[str, Any]:
-    """Returns the options of an `AzureStore` for the certificate in use; none if there is none.
+    """Return the options of an `AzureStore` for the certificate in use; none if there is none.
 
-    Raises `StoreError` for a certificate that cannot be used.
+    Raise `StoreError` for a certificate that cannot be used.
     """
     file = os.environ.get(CERTIFICATE)
     if not file or any(os.environ.get(name) for name in VARIABLES):
@@ -50,9 +50,9 @@ def azure_options() -> Mapping[str, Any]:
 
 @cache
 def _azure_identity(file: str, _: bytes) -> Callable[[], AzureCredential]:
-    """Returns a function that fetches tokens by azure-identity, which keeps them until they expire.
+    """Return a function that fetches tokens by azure-identity, which keeps them until they expire.
 
-    Cached, because each URL has a store of its own. Raises `StoreError`.
+    Cached, because each URL has a store of its own. Raise `StoreError`.
     """
     try:
         # azure-identity is the user's choice.

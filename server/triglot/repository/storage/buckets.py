@@ -170,7 +170,7 @@ def _object(meta: Any, below: str) -> StoredObject:
 
 
 def _tag(meta: Any) -> str:
-    """Returns the ETag, which Azure quotes in responses but not in listings."""
+    """Return the ETag, which Azure quotes in responses but not in listings."""
     return str(meta["e_tag"] or "").strip('"')
 
 
@@ -201,7 +201,7 @@ _ANONYMOUS = (
 
 
 def reason(error: Exception) -> str:
-    """Returns the store's error text without parts that differ between retries."""
+    """Return the store's error text without parts that differ between retries."""
     text, _, details = str(error).partition("\n\nDebug source")
     text = text.rpartition("credential provider: ")[2]
     status, code = _STATUS.search(text), _CODE.search(text)

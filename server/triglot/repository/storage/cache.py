@@ -74,7 +74,7 @@ class Cache:
         self._incoming.mkdir()
 
     def close(self) -> None:
-        """Removes this server's snapshots; the objects stay."""
+        """Remove this server's snapshots; the objects stay."""
         shutil.rmtree(self.snapshots, ignore_errors=True)
         os.close(self._lock_file)
 
@@ -102,7 +102,7 @@ class Cache:
         os.link(self._file(url, stored), file)
 
     def file(self, url: Url, stored: StoredObject) -> Path:
-        """Returns the path of a cached object, which must only be read."""
+        """Return the path of a cached object, which must only be read."""
         return self._file(url, stored)
 
     def _file(self, url: Url, stored: StoredObject) -> Path:
@@ -111,20 +111,20 @@ class Cache:
         return self._objects / hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()
 
     def save_listing(self, name: str, listed: Sequence[StoredObject]) -> None:
-        """Keeps the objects of a URL for a start while the store is down."""
+        """Keep the objects of a URL for a start while the store is down."""
         incoming = self._incoming / name
         incoming.write_text(json.dumps([astuple(one) for one in listed]))
         incoming.replace(self._listings / name)
 
     def saved_listing(self, name: str) -> list[StoredObject]:
-        """Returns the objects that were saved last; none if nothing was."""
+        """Return the objects that were saved last; none if nothing was."""
         try:
             return [StoredObject(*one) for one in json.loads((self._listings / name).read_text())]
         except (OSError, ValueError, TypeError):
             return []
 
     def download(self, missing: Sequence[Missing]) -> dict[Url, Exception]:
-        """Downloads the objects; returns the errors by URL, which do not affect other URLs."""
+        """Download the objects; return the errors by URL, which do not affect other URLs."""
         progress = _Progress(missing)
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="download") as pool:
             by_url = defaultdict[Url, list[Future[None]]](list)
@@ -151,7 +151,7 @@ class Cache:
         return errors
 
     def trim(self) -> None:
-        """Removes unused objects above the size limit."""
+        """Remove unused objects above the size limit."""
         if not self._most_bytes:
             return
         files = [(file, file.stat()) for file in self._objects.iterdir()]
@@ -187,7 +187,7 @@ class _Download:
         self._lock = threading.Lock()
 
     def get(self, begin: int, end: int) -> None:
-        """Downloads a part; the last one moves the file into the cache."""
+        """Download a part; the last one moves the file into the cache."""
         stored = self._missing.stored
         descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
@@ -214,7 +214,7 @@ class _Download:
 
 
 def _time(name: str, stored: StoredObject) -> int:
-    """Returns the time of an object's file in nanoseconds; equal only for equal objects."""
+    """Return the time of an object's file in nanoseconds; equal only for equal objects."""
     return stored.modified * 10**9 + int(name[:12], 16) % 10**9
 
 
@@ -245,7 +245,7 @@ class _Progress:
 
 
 def in_units(count: int) -> str:
-    """Formats a number of bytes for people."""
+    """Format a number of bytes for people."""
     size, units = float(count), iter(("bytes", "kB", "MB", "GB"))
     unit = next(units)
     while size >= 1000 and unit != "GB":
@@ -273,7 +273,7 @@ def _locked(folder: Path, message: str = "") -> Iterator[None]:
 
 
 def _remove_dead(folder: Path) -> None:
-    """Removes the snapshots of a server that no longer runs."""
+    """Remove the snapshots of a server that no longer runs."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -288,7 +288,7 @@ def _remove_dead(folder: Path) -> None:
 
 
 def cache_folder(option: str) -> Path:
-    """Returns the folder of the option, or the user's cache folder, or one below /tmp. Raises `OSError`."""
+    """Return the folder of the option, or the user's cache folder, or one below /tmp. Raise `OSError`."""
     if option:
         return Path(option).expanduser().absolute()
     for folder in _usual_folders():

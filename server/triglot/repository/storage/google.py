@@ -30,9 +30,9 @@ SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 
 
 def google_options() -> Mapping[str, Any]:
-    """Returns the options of a `GCSStore` for the credential file in use; none if obstore reads it.
+    """Return the options of a `GCSStore` for the credential file in use; none if obstore reads it.
 
-    Raises `StoreError` for a file that cannot be used.
+    Raise `StoreError` for a file that cannot be used.
     """
     if any(os.environ.get(name) for name in VARIABLES):
         return {}
@@ -48,9 +48,9 @@ def google_options() -> Mapping[str, Any]:
 
 @cache
 def _google_auth(file: Path, text: str) -> Callable[[], GCSCredential]:
-    """Returns a function that fetches tokens by google-auth, each once until it expires.
+    """Return a function that fetches tokens by google-auth, each once until it expires.
 
-    Cached, because each URL has a store of its own. Raises `StoreError`.
+    Cached, because each URL has a store of its own. Raise `StoreError`.
     """
     info = json.loads(text)
     try:
@@ -76,7 +76,7 @@ def _google_auth(file: Path, text: str) -> Callable[[], GCSCredential]:
 
 
 def _credentials(info: Mapping[str, Any]) -> Any:
-    """Returns those of a file. `google.auth.default` would look for a project, too, which nobody needs."""
+    """Return those of a file. `google.auth.default` would look for a project, too, which nobody needs."""
     match info:
         case {"type": "impersonated_service_account"}:
             found: Any = import_module("google.auth.impersonated_credentials").Credentials

@@ -36,14 +36,14 @@ class _Redirects(HTTPRedirectHandler):
 
 @cache
 def _opener(*_: str | None) -> OpenerDirector:
-    """Returns an opener, cached per setting of `CERTIFICATES`, which are read once."""
+    """Return an opener, cached per setting of `CERTIFICATES`, which are read once."""
     return build_opener(_Redirects)
 
 
 def open_url(url: str, headers: Mapping[str, str], token: str = "") -> HTTPResponse:
-    """Returns a response with status 200 or 206; `token` is not sent to redirect targets.
+    """Return a response with status 200 or 206; `token` is not sent to redirect targets.
 
-    Retries temporary failures. Raises `FileNotFoundError` for 404, `StoreError` for others.
+    Retries temporary failures. Raise `FileNotFoundError` for 404, `StoreError` for others.
     """
     request = Request(url, headers={"User-Agent": "triglot", **headers})
     if token:
@@ -76,7 +76,7 @@ def _error_text(error: Exception) -> str:
 
 
 def stat_url(url: str) -> StoredObject | None:
-    """Returns the file at a URL, or None if it does not exist. Raises `StoreError`."""
+    """Return the file at a URL, or None if it does not exist. Raise `StoreError`."""
     try:
         # Not HEAD: signed URLs are valid for GET only.
         answer = open_url(url, {"Range": "bytes=0-0", "Accept-Encoding": "identity"})
@@ -98,9 +98,9 @@ def stat_url(url: str) -> StoredObject | None:
 
 
 def read_part(url: str, stored: StoredObject, begin: int, end: int, token: str = "") -> Iterator[bytes]:
-    """Yields bytes of a file; retries from where a connection broke.
+    """Yield bytes of a file; retries from where a connection broke.
 
-    Raises `StoreError`; `ObjectChanged` if the response has another size or, for a file with its own tag, another
+    Raise `StoreError`; `ObjectChanged` if the response has another size or, for a file with its own tag, another
     tag.
     """
     name = stored.path or "the file"

@@ -96,7 +96,7 @@ class Mirror:
         return self._listed is not None
 
     def remove_unused(self) -> bool:
-        """Removes the snapshots if the mirror was unused before, too; in between its models may still drain."""
+        """Remove the snapshots if the mirror was unused before, too; in between its models may still drain."""
         if self.unused:
             shutil.rmtree(self._folder, ignore_errors=True)
             return True
@@ -111,7 +111,7 @@ class Mirror:
         return not self._request.covers(request)
 
     def search_objects(self, store: Store, listed: Sequence[StoredObject]) -> list[Missing]:
-        """Returns the objects needed for the search: the configurations, or the archive."""
+        """Return the objects needed for the search: the configurations, or the archive."""
         whole = self._archive is not None
         return [Missing(self.url, store, one) for one in listed if whole or _is_read(one)]
 
@@ -134,7 +134,7 @@ class Mirror:
         return Plan(listed, kept, needed, request, chosen)
 
     def publish(self, cache: Cache, plan: Plan) -> None:
-        """Replaces the snapshot; all needed objects must be in the cache."""
+        """Replace the snapshot; all needed objects must be in the cache."""
         target = self._at(str(self._number))
         if self._archive is not None and plan.listed:
             extract(cache.file(self.url, plan.listed[0]), PurePosixPath(self.url.key).name, target)
@@ -166,7 +166,7 @@ class Mirror:
 def _select(
     found: Found, request: MirrorRequest, outline: Path
 ) -> tuple[set[PurePosixPath], set[PurePosixPath], set[PurePosixPath]]:
-    """Returns the folders that models need, those in them to omit, and those of wanted versions, all relative."""
+    """Return the folders that models need, those in them to omit, and those of wanted versions, all relative."""
     policies = {root.name: root.policy for root in request.roots if isinstance(root, ModelSettings)}
     needed, omitted, chosen = set[PurePosixPath](), set[PurePosixPath](), set[PurePosixPath]()
 
@@ -199,7 +199,7 @@ def _is_below(path: str, folders: Collection[PurePosixPath]) -> bool:
 
 
 def _inside(folder: Path, path: str) -> Path:
-    """Raises `StoreError` for an object name that is invalid for a file."""
+    """Raise `StoreError` for an object name that is invalid for a file."""
     if any(part in ("", ".", "..") for part in path.split("/")) and path:
         raise StoreError(f"the object {path!r} has a name that no file can have")
     return folder / path if path else folder

@@ -10,7 +10,7 @@ from triglot.repository.scan.source import ModelFiles, NamedPath, Root
 
 
 def path_of(root: Root) -> Path | None:
-    """Returns the path of a root that may be a URL."""
+    """Return the path of a root that may be a URL."""
     match root:
         case ModelSettings():
             return root.base_path
@@ -22,7 +22,7 @@ def path_of(root: Root) -> Path | None:
 
 
 def moved(root: Root, path: Path) -> Root:
-    """Returns the root with another path."""
+    """Return the root with another path."""
     match root:
         case ModelSettings():
             return replace(root, base_path=path)

@@ -49,7 +49,7 @@ class Storage:
     # --- paths ---
 
     def local(self, roots: Sequence[Root]) -> tuple[Root, ...]:
-        """Returns the roots with local paths instead of URLs. Raises `OSError` if there is no folder for these."""
+        """Return the roots with local paths instead of URLs. Raise `OSError` if there is no folder for these."""
         return tuple(map(self._local, roots))
 
     def _local(self, root: Root) -> Root:
@@ -71,7 +71,7 @@ class Storage:
         return moved(root, mirror.local)
 
     def outlines(self, roots: Iterable[Root]) -> list[Root]:
-        """Returns the local roots for a search of all models, downloaded or not."""
+        """Return the local roots for a search of all models, downloaded or not."""
         by_local = {mirror.local: mirror.outline for mirror in list(self._mirrors.values())}
         return [
             moved(root, by_local[path]) if (path := path_of(root)) is not None and path in by_local else root
@@ -79,7 +79,7 @@ class Storage:
         ]
 
     def named(self, text: str) -> str:
-        """Returns a text with URLs instead of local paths."""
+        """Return a text with URLs instead of local paths."""
         for mirror in list(self._mirrors.values()):
             for path in (mirror.local, mirror.outline):
                 text = text.replace(str(path), str(mirror.url))
@@ -90,7 +90,7 @@ class Storage:
     def fetch(
         self, roots: Sequence[Root], names: Collection[str] | None, overrides: Overrides, *, settle: bool
     ) -> None:
-        """Updates the snapshots of these local roots: the models with these names, None: all.
+        """Update the snapshots of these local roots: the models with these names, None: all.
 
         With `settle`, changes are fetched only if they are the same at the next call. Blocks. Errors become the
         problem of the mirror.
@@ -115,7 +115,7 @@ class Storage:
                 update(self._cache, requests, settle=settle)
 
     def annotated(self, scan: Scan, roots: Iterable[Root]) -> Scan:
-        """Returns the scan with fetch errors added, and with URLs in its texts."""
+        """Return the scan with fetch errors added, and with URLs in its texts."""
         if not self._mirrors:
             return scan
         problems = {
@@ -134,7 +134,7 @@ class Storage:
         return replace(scan, problems=problems, warnings=warnings)
 
     def close(self) -> None:
-        """Removes the snapshots; downloaded objects stay in the cache."""
+        """Remove the snapshots; downloaded objects stay in the cache."""
         if self._cache is not None:
             with self._fetch_lock:
                 self._cache.close()

@@ -53,14 +53,14 @@ class Store(Protocol):
     """The objects at one URL. Its methods block and are thread-safe."""
 
     def objects(self) -> list[StoredObject]:
-        """Returns all objects, or the one that the URL names. Raises `StoreError`."""
+        """Return all objects, or the one that the URL names. Raise `StoreError`."""
 
     def read(self, stored: StoredObject, begin: int, end: int) -> Iterator[bytes]:
-        """Yields bytes of an object. Raises `StoreError`, or `ObjectChanged` if it has changed."""
+        """Yield bytes of an object. Raise `StoreError`, or `ObjectChanged` if it has changed."""
 
 
 def without_secrets(text: str) -> str:
-    """Removes the queries of URLs, which may contain signatures."""
+    """Remove the queries of URLs, which may contain signatures."""
     return re.sub(r"\?[^\s\"'),]+", "?…", text)
 
 
@@ -70,7 +70,7 @@ def folders_of(found: Iterable[StoredObject]) -> set[str]:
 
 
 def without_folders(found: Iterable[StoredObject]) -> list[StoredObject]:
-    """Removes the empty objects that mark folders. Raises `StoreError` if a file and a folder have one name."""
+    """Remove the empty objects that mark folders. Raise `StoreError` if a file and a folder have one name."""
     found = list(found)
     folders = folders_of(found)
     files = [one for one in found if one.size or one.path not in folders]
@@ -80,6 +80,6 @@ def without_folders(found: Iterable[StoredObject]) -> list[StoredObject]:
 
 
 def check_count(count: int) -> None:
-    """Raises `StoreError` for too many objects."""
+    """Raise `StoreError` for too many objects."""
     if count > MAX_OBJECTS:
         raise StoreError(f"more than {MAX_OBJECTS} objects; expected the URL of a model, or of a folder of models")

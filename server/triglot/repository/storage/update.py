@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def open_store(url: Url) -> Store:
-    """Returns the store of a URL. Raises `StoreError`."""
+    """Return the store of a URL. Raise `StoreError`."""
     if url.scheme in HINTS:
         raise StoreError(HINTS[url.scheme])
     if url.scheme in ENDPOINTS and ":" in url.host:
@@ -40,7 +40,7 @@ def open_store(url: Url) -> Store:
 
 
 def update(cache: Cache, requests: Mapping[Mirror, MirrorRequest], *, settle: bool) -> None:
-    """Updates mirrors, as `Storage.fetch`; errors become their problems. Blocks."""
+    """Update mirrors, as `Storage.fetch`; errors become their problems. Blocks."""
     for tries_left in reversed(range(TRIES)):
         problems = _Update(cache, requests, settle=settle).run()
         for mirror in requests:
@@ -61,7 +61,7 @@ class _Update:
         self._problems: dict[Mirror, Exception] = {}
 
     def run(self) -> Mapping[Mirror, Exception]:
-        """Updates the mirrors and returns the errors."""
+        """Update the mirrors and return the errors."""
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="list") as pool:
             listings = dict(zip(self._requests, pool.map(self._listed, self._requests), strict=True))
         updates = {
@@ -111,7 +111,7 @@ class _Update:
         self._problems |= {mirror: errors[mirror.url] for mirror in self._requests if mirror.url in errors}
 
     def _without_problems(self, mirrors: Mapping[Mirror, T]) -> list[tuple[Mirror, T]]:
-        """Returns the mirrors without an error so far."""
+        """Return the mirrors without an error so far."""
         return [(mirror, value) for mirror, value in mirrors.items() if mirror not in self._problems]
 
     @contextmanager
@@ -129,16 +129,16 @@ class UnreachableStore:
         self._error = error
 
     def objects(self) -> list[StoredObject]:
-        """Raises the error."""
+        """Raise the error."""
         raise self._error
 
     def read(self, stored: StoredObject, begin: int, end: int) -> Iterator[bytes]:
-        """Raises the error."""
+        """Raise the error."""
         raise self._error
 
 
 def _listing_name(url: Url) -> str:
-    """Returns the name of the URL's listing in the cache: another one for the same URL at another server."""
+    """Return the name of the URL's listing in the cache: another one for the same URL at another server."""
     server = [os.environ.get(name) for names in ENDPOINTS.values() for name in names]
     server += [os.environ.get(name) for name in ("AZURE_STORAGE_ACCOUNT_NAME", "HF_ENDPOINT")]
     return sha256(repr((url, server)).encode(errors="surrogateescape")).hexdigest()

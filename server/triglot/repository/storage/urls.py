@@ -44,7 +44,7 @@ class Url:
 
 
 def url_of(path: Path) -> Url | None:
-    """Returns the URL that a path stands for, or None."""
+    """Return the URL that a path stands for, or None."""
     if (match := _URL.fullmatch(str(path))) is None:
         return None
     scheme, rest = match.groups()
@@ -65,6 +65,6 @@ def is_allowed(path: Path, folders: Iterable[Path]) -> bool:
 
 
 def spelled(path: Path) -> str:
-    """Returns a path as messages show it; URLs in their usual spelling."""
+    """Return a path as messages show it; URLs in their usual spelling."""
     url = url_of(path)
     return str(path) if url is None else str(url)

@@ -45,9 +45,9 @@ class SequenceTensors:
 
     @classmethod
     def of(cls, model: Model) -> SequenceTensors:
-        """Returns the tensors of a model.
+        """Return the tensors of a model.
 
-        Raises `ValueError` for options that a model with sequences cannot have.
+        Raise `ValueError` for options that a model with sequences cannot have.
         """
         batching = model.sequence_batching
         if batching is None:
@@ -62,7 +62,7 @@ class SequenceTensors:
         return cls(controls, states, batched, decoupled, model.infer_batch, isinstance(model, HostedModel))
 
     def check(self, inputs: Inputs, sequence_id: int | str, model: str) -> None:
-        """Raises `InvalidArgument` for a request that cannot be in a sequence of this model."""
+        """Raise `InvalidArgument` for a request that cannot be in a sequence of this model."""
         if self.batched and any(array.shape[:1] not in ((), (1,)) for array in inputs.values()):
             raise InvalidArgument(
                 f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence "
@@ -71,11 +71,11 @@ class SequenceTensors:
         self.controls.check(sequence_id)
 
     def key(self, request: SequenceRequest) -> object:
-        """Returns a value that is equal for requests that can share a batch."""
+        """Return a value that is equal for requests that can share a batch."""
         return request.shapes, self.states.shapes(request.run.states)
 
     def inputs(self, rows: Rows) -> dict[str, Any]:
-        """Returns the model's inputs for these rows, at least one of which has a request."""
+        """Return the model's inputs for these rows, at least one of which has a request."""
         first = next(row for row in rows if row is not None)
         if len(rows) == 1:
             clients: dict[str, Any] = dict(first.inputs)
@@ -87,9 +87,9 @@ class SequenceTensors:
         return {**clients, **self.controls.inputs(rows), **self.states.inputs(rows, hosted=self.hosted)}
 
     def completed(self, inputs: Inputs) -> Inputs:
-        """Returns inputs completed for sequences of one request each; controls and states that are given are kept.
+        """Return inputs completed for sequences of one request each; controls and states that are given are kept.
 
-        Raises `InvalidArgument` if given ones have another datatype or shape than the model's.
+        Raise `InvalidArgument` if given ones have another datatype or shape than the model's.
         """
         sizes = [array.shape[0] for array in inputs.values() if array.shape]
         rows = sizes[0] if self.batched and sizes else 1

@@ -26,7 +26,7 @@ class ControlTensors:
         return any(control.kind == "CORRID" and control.datatype == "BYTES" for control in self._controls)
 
     def check(self, sequence_id: int | str) -> None:
-        """Raises `InvalidArgument` for a sequence id that the model's CORRID input cannot hold."""
+        """Raise `InvalidArgument` for a sequence id that the model's CORRID input cannot hold."""
         for control in self._controls:
             if control.kind == "CORRID" and not _fits(sequence_id, control.datatype):
                 kind = "a string" if control.datatype == "BYTES" else f"an integer of type {control.datatype}"
@@ -35,7 +35,7 @@ class ControlTensors:
                 )
 
     def inputs(self, rows: Sequence[SequenceRequest | None]) -> dict[str, Array]:
-        """Returns the control inputs of these rows; None is a row without a request."""
+        """Return the control inputs of these rows; None is a row without a request."""
         made = {}
         for control in self._controls:
             values = [_value(control, row) for row in rows]
@@ -44,7 +44,7 @@ class ControlTensors:
         return made
 
     def alone(self, rows: int) -> dict[str, Array]:
-        """Returns the control inputs of `rows` sequences of one request each."""
+        """Return the control inputs of `rows` sequences of one request each."""
         made = {}
         for control in self._controls:
             text = control.datatype == "BYTES"

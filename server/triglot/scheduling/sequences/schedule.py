@@ -119,13 +119,13 @@ class SequenceSchedule:
         return self._table.waiting
 
     def holds(self, sequence_id: int | str) -> bool:
-        """Returns whether a request with this id, and without START, would continue a sequence."""
+        """Return whether a request with this id, and without START, would continue a sequence."""
         return self._table.holds(sequence_id)
 
     def completed(self, inputs: Inputs) -> Inputs:
-        """Returns the inputs of a warm-up, completed for sequences of one request each.
+        """Return the inputs of a warm-up, completed for sequences of one request each.
 
-        Raises `InvalidArgument`.
+        Raise `InvalidArgument`.
         """
         return self._tensors.completed(inputs)
 

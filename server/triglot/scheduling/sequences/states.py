@@ -40,13 +40,13 @@ class StateTensors:
         return bool(self._states)
 
     def shapes(self, states: Mapping[str, Array]) -> tuple[object, ...]:
-        """Returns a value that is equal for sequences whose states can share a batch."""
+        """Return a value that is equal for sequences whose states can share a batch."""
         if not self._variable:
             return ()
         return tuple(states.get(name, initial).shape for name, initial in self._initial.items())
 
     def inputs(self, rows: Sequence[SequenceRequest | None], *, hosted: bool) -> dict[str, Any]:
-        """Returns the state inputs of these rows; zeros for rows without a request."""
+        """Return the state inputs of these rows; zeros for rows without a request."""
         if len(rows) == 1 and rows[0] is not None:
             return {**self._initial, **rows[0].run.states}
         made: dict[str, Any] = {}
@@ -56,7 +56,7 @@ class StateTensors:
         return made
 
     def alone(self, rows: int) -> dict[str, Array]:
-        """Returns the initial states of `rows` sequences."""
+        """Return the initial states of `rows` sequences."""
         if not self._batched:
             return dict(self._initial)
         return {name: np.repeat(initial, rows, axis=0) for name, initial in self._initial.items()}
@@ -109,7 +109,7 @@ class StateTensors:
 
 
 def joined(rows: Sequence[Array | None], *, hosted: bool) -> Any:
-    """Returns arrays of one row each as `stacked`; zeros, or empty strings, in place of None."""
+    """Return arrays of one row each as `stacked`; zeros, or empty strings, in place of None."""
     first = next(row for row in rows if row is not None)
     none = np.broadcast_to(np.array(nothing(first.dtype), first.dtype), first.shape)
     return stacked([none if row is None else row for row in rows], len(rows), hosted=hosted)
@@ -121,7 +121,7 @@ def _frozen(array: Array) -> Array:
 
 
 def _initial(state: SequenceState) -> Array:
-    """Returns the initial state without the batch dim."""
+    """Return the initial state without the batch dim."""
     what = f"initial state of {state.input_name!r}"
     datatype = DATATYPES[state.datatype]
     initial = state.initial or InitialState(state.datatype, [max(dim, 1) for dim in state.dims])

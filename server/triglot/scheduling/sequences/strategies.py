@@ -29,7 +29,7 @@ class Strategy(Protocol):
     """Number of sequences for which each instance has slots."""
 
     def choose(self, heads: Sequence[SequenceRequest], now: float) -> Chosen | float:
-        """Returns a batch of the instance's `heads`, at least one, oldest first; or the seconds to wait for more.
+        """Return a batch of the instance's `heads`, at least one, oldest first; or the seconds to wait for more.
 
         After these seconds, or with `now` at infinity because no more requests will arrive, it returns a batch.
         """
@@ -40,7 +40,7 @@ Key = Callable[[SequenceRequest], object]
 
 
 def strategy_of(model: Model, key: Key, *, alone: bool) -> Strategy:
-    """Returns the model's strategy; `alone`: each request is executed alone."""
+    """Return the model's strategy; `alone`: each request is executed alone."""
     batching = model.sequence_batching
     if batching is None:
         raise ValueError("sequence_batching: expected a SequenceBatching, got None")
@@ -52,7 +52,7 @@ def strategy_of(model: Model, key: Key, *, alone: bool) -> Strategy:
 
 
 def _with_equal_keys(heads: Sequence[SequenceRequest], key: Key) -> list[SequenceRequest]:
-    """Returns the first request and those that can share a batch with it."""
+    """Return the first request and those that can share a batch with it."""
     if len(heads) == 1:
         return list(heads)
     first = key(heads[0])

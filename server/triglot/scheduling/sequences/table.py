@@ -90,11 +90,11 @@ class SequenceTable:
         return number
 
     def is_drained(self, instance: int) -> bool:
-        """Returns whether no sequence has a slot on this instance."""
+        """Return whether no sequence has a slot on this instance."""
         return not any(run.slot is not None and run.slot.instance == instance for run in self.live.values())
 
     def holds(self, sequence_id: int | str) -> bool:
-        """Returns whether a request with this id would continue a sequence."""
+        """Return whether a request with this id would continue a sequence."""
         run = self.live.get(sequence_id)
         return run is not None and run.open
 
@@ -183,7 +183,7 @@ class SequenceTable:
             heapq.heappush(self._free, Slot(row, instance))
 
     def _take_slot(self) -> Slot:
-        """Returns a free slot of the lowest row."""
+        """Return a free slot of the lowest row."""
         slot = heapq.heappop(self._free)
         self._used[slot.instance] += 1
         if slot.row + 1 == self._made[slot.instance]:
@@ -230,7 +230,7 @@ class SequenceTable:
     # --- execution ---
 
     def heads(self, instance: int, now: float) -> tuple[list[SequenceRequest], list[Dropped]]:
-        """Returns the requests that the instance may execute now, oldest first, and those dropped on the way.
+        """Return the requests that the instance may execute now, oldest first, and those dropped on the way.
 
         Cancelled requests are dropped, with the others of their sequences.
         """
@@ -339,7 +339,7 @@ class SequenceTable:
         return dropped
 
     def next_due(self) -> float:
-        """Returns the next instant at which `expire` has something to do."""
+        """Return the next instant at which `expire` has something to do."""
         idle = next(iter(self._idle_since.values()), math.inf) + self._max_idle
         return min([idle, *(run.expires for run in self.backlog)])
 
