@@ -72,7 +72,7 @@ class PendingBatch:
         self._rows = wait.rows
 
     def ends_wait(self, one: Waiting) -> bool:
-        """Returns whether this arriving request may end the wait."""
+        """Return whether this arriving request may end the wait."""
         wait = self._wait
         self._rows += one.rows
         return (
@@ -107,7 +107,7 @@ class Batcher:
 
     `infer_batch`: the model's function that takes requests as a list, if any. `defer` runs a function later on the
     event loop, `later` after some seconds. A batch whose requests are all cancelled is cancelled where possible.
-    Raises `ValueError` for a model without `dynamic_batching`.
+    Raise `ValueError` for a model without `dynamic_batching`.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Batcher:
     # --- arriving and leaving requests ---
 
     def put(self, work: Work, defer: Defer | None = None) -> None:
-        """See `Schedule`. Raises `QueueFull`, `InvalidArgument`, and `Unavailable`, also once closed."""
+        """See `Schedule`. Raise `QueueFull`, `InvalidArgument`, and `Unavailable`, also once closed."""
         rows, key = 1, None
         if work.buffer is None or self._joining.infer_batch is not None:
             rows, key = self._queue.keys.of(work.inputs, work.call)

@@ -101,7 +101,7 @@ class DecoupledModel(TritonModel):
         self._start_lock = threading.Lock()
 
     def start_instance(self, call: Call) -> None:
-        """See `Model`: starts all instances, whose threads call `initialize`. Raises `ModelLoadError`."""
+        """See `Model`: start all instances, whose threads call `initialize`. Raise `ModelLoadError`."""
         self._context.start_serving(call)
         self._start()
 
@@ -225,7 +225,7 @@ class DecoupledModel(TritonModel):
                 work.responses.thread = 0
 
     def close(self) -> None:
-        """Lets each instance's thread call `finalize`, and removes the model's modules."""
+        """Let each instance's thread call `finalize`, and remove the model's modules."""
         self._closed = True
         self._queue.wake()
         for thread in self._threads.values():

@@ -37,10 +37,10 @@ def decode_generate(
     signature_of: Callable[[str], Signature],
     limits: JsonLimits = DEFAULT_LIMITS,
 ) -> InferenceRequest:
-    """Returns the request of a body: a member with the name of an input is that input, any other a parameter.
+    """Return the request of a body: a member with the name of an input is that input, any other a parameter.
 
     The members of `parameters` count like those around it. `signature_of` returns the signature of a name, ""
-    being the default one. Raises `InvalidArgument`, `PayloadTooLarge` beyond `limits`, and as `signature_of`.
+    being the default one. Raise `InvalidArgument`, `PayloadTooLarge` beyond `limits`, and as `signature_of`.
     """
 
     def read(members: dict[str, Any]) -> InferenceRequest:
@@ -78,7 +78,7 @@ def _check_inputs(signature: Signature, model_name: str) -> None:
 
 
 def _check_duplicates(body: bytes, members: int, signature: Signature) -> None:
-    """Raises `InvalidArgument` for a repeated key, of which parsers keep the last.
+    """Raise `InvalidArgument` for a repeated key, of which parsers keep the last.
 
     `members` is how many they kept.
     """
@@ -163,9 +163,9 @@ def _input(name: str, datatype: str, declared: Any, value: Any) -> InputTensor:
 
 
 def shape_for(count: int, declared: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """Returns the shape of `count` elements: the innermost -1 is what the fixed dims leave, any other -1 is 1.
+    """Return the shape of `count` elements: the innermost -1 is what the fixed dims leave, any other -1 is 1.
 
-    Raises `InvalidArgument` if no such shape has that many elements.
+    Raise `InvalidArgument` if no such shape has that many elements.
     """
     fixed = 1
     for dim in declared:
@@ -181,9 +181,9 @@ def shape_for(count: int, declared: tuple[int, ...], name: str) -> tuple[int, ..
 
 
 def encode_generate(response: InferenceResponse) -> bytes:
-    """Returns an object with the response's parameters and outputs by name; an output of one element is a scalar.
+    """Return an object with the response's parameters and outputs by name; an output of one element is a scalar.
 
-    Raises `InvalidArgument` for an output that has no JSON form.
+    Raise `InvalidArgument` for an output that has no JSON form.
     """
     members: dict[str, Sequence[Buffer]] = {
         "model_name": [print_json(response.model_name)],
@@ -205,10 +205,10 @@ def _value(output: OutputTensor) -> Sequence[Buffer]:
 
 
 def encode_error(text: str) -> bytes:
-    """Returns the data of an error event."""
+    """Return the data of an error event."""
     return dumps({"error": text})
 
 
 def encode_event(data: bytes) -> bytes:
-    """Returns a server-sent event with JSON on one line."""
+    """Return a server-sent event with JSON on one line."""
     return b"data: " + data + b"\n\n"

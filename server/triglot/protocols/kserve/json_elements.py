@@ -35,7 +35,7 @@ def elements_of_json(
 
     `key` and `what` name the data's place in the request in error texts.
 
-    Raises `InvalidArgument` for an element that the datatype does not allow (spec 2.1), or a wrong count.
+    Raise `InvalidArgument` for an element that the datatype does not allow (spec 2.1), or a wrong count.
     """
     datatype = DATATYPES.get(datatype_name)
     if datatype is None:
@@ -57,7 +57,7 @@ def elements_of_json(
 
 
 def _convert_large(data: LargeArray, datatype: DataType, what: str) -> Array:
-    """Raises `TypeError` or `ValueError` for anything but numbers of 64 bits: `read_body` then parses in full."""
+    """Raise `TypeError` or `ValueError` for anything but numbers of 64 bits: `read_body` then parses in full."""
     kind = datatype.dtype.kind
     if kind == "f":
         return _narrowed_floats(data.numbers("d"), datatype)
@@ -125,7 +125,7 @@ def _narrowed_integers(numbers: Array, datatype: DataType, what: str) -> Array:
 
 
 def _integral(numbers: Array) -> Array:
-    """Returns float64 numbers as int64. Raises `ValueError` unless each is integral, and exact in both."""
+    """Return float64 numbers as int64. Raise `ValueError` unless each is integral, and exact in both."""
     if not (np.abs(numbers) <= MAX_EXACT).all():
         raise ValueError("too large to be exact, or NaN")
     integers: Array = numbers.astype(np.int64)
@@ -135,7 +135,7 @@ def _integral(numbers: Array) -> Array:
 
 
 def _integer(value: Any) -> Any:
-    """Returns an integral float as an int, and anything else unchanged.
+    """Return an integral float as an int, and anything else unchanged.
 
     So is -2^63, to which the parser may have rounded an integer below INT64's range.
     """
@@ -157,9 +157,9 @@ def _element_error(
 
 
 def json_of_elements(output: OutputTensor) -> list[Buffer]:
-    """Returns the pieces of an output's JSON `data`, a flat array.
+    """Return the pieces of an output's JSON `data`, a flat array.
 
-    Raises `InvalidArgument` if it has no JSON form.
+    Raise `InvalidArgument` if it has no JSON form.
     """
     if output.datatype in NO_JSON:
         raise InvalidArgument(
@@ -174,7 +174,7 @@ def json_of_elements(output: OutputTensor) -> list[Buffer]:
 
 
 def print_json(value: object) -> bytes:
-    """Returns the JSON of a part of a response. Raises `Internal` if it has none."""
+    """Return the JSON of a part of a response. Raise `Internal` if it has none."""
     try:
         return dumps(value)
     except (TypeError, ValueError) as error:

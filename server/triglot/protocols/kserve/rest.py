@@ -60,9 +60,9 @@ class RestInfer:
 
 
 def decode_infer(http: HttpRequest, limits: JsonLimits = DEFAULT_LIMITS) -> RestInfer:
-    """Returns the request of an infer body. Binary tensors are views of the body.
+    """Return the request of an infer body. Binary tensors are views of the body.
 
-    Raises `InvalidArgument`, and `PayloadTooLarge` for JSON beyond `limits`.
+    Raise `InvalidArgument`, and `PayloadTooLarge` for JSON beyond `limits`.
     """
     text_length = json_length(http)
     limits.check_size(text_length)
@@ -71,14 +71,14 @@ def decode_infer(http: HttpRequest, limits: JsonLimits = DEFAULT_LIMITS) -> Rest
 
 
 def body_limit(limits: JsonLimits, headers: Mapping[str, str]) -> int | None:
-    """Returns the largest body in bytes: without binary tensors, that of JSON. None: the server's limit."""
+    """Return the largest body in bytes: without binary tensors, that of JSON. None: the server's limit."""
     return None if HEADER_LENGTH in headers else limits.size
 
 
 def json_length(http: HttpRequest) -> int:
-    """Returns how many bytes of the body are JSON; 0 only in a raw binary request.
+    """Return how many bytes of the body are JSON; 0 only in a raw binary request.
 
-    Raises `InvalidArgument` for an invalid header.
+    Raise `InvalidArgument` for an invalid header.
     """
     size = len(http.body)
     text = http.headers.get(HEADER_LENGTH)
@@ -248,7 +248,7 @@ def _parameters(owner: Mapping[str, Any], what: str) -> dict[str, ParameterValue
 
 
 def text_size(response: InferenceResponse, wanted: RestInfer) -> int:
-    """Estimates how many bytes of the outputs have to be printed, or packed element by element."""
+    """Estimate how many bytes of the outputs have to be printed, or packed element by element."""
     size = packing_size(response)
     for output in response.outputs:
         if output.name not in response.placed and not wanted.wants_binary(output.name):
@@ -257,11 +257,11 @@ def text_size(response: InferenceResponse, wanted: RestInfer) -> int:
 
 
 def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse:
-    """Returns the response: JSON, followed by the outputs requested as binary (spec 3.3).
+    """Return the response: JSON, followed by the outputs requested as binary (spec 3.3).
 
     Large parts are not copied.
 
-    Raises `InvalidArgument` for an output that has no JSON form.
+    Raise `InvalidArgument` for an output that has no JSON form.
     """
     scatters = may_scatter(response)
     pieces: list[Buffer] = [_response_head(response.model_name, response.model_version)]
@@ -296,11 +296,11 @@ def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse
 
 @lru_cache(maxsize=256)
 def _response_head(model_name: str, model_version: str) -> bytes:
-    """Returns the start of the JSON object, without its closing brace."""
+    """Return the start of the JSON object, without its closing brace."""
     return print_json({"model_name": model_name, "model_version": model_version})[:-1]
 
 
 @lru_cache(maxsize=1024)
 def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    """Returns the start of an output's JSON object, without its closing brace."""
+    """Return the start of an output's JSON object, without its closing brace."""
     return print_json({"name": name, "datatype": datatype, "shape": shape})[:-1]

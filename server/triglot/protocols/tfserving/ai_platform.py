@@ -98,7 +98,7 @@ class DecodedRequest:
 
     @classmethod
     def of(cls, find: Callable[[], Servable], decode: Callable[[Servable], PredictCall]) -> DecodedRequest:
-        """Returns the request, decoded for the version that serves now. Raises as both functions."""
+        """Return the request, decoded for the version that serves now. Raise as both functions."""
         servable = find()
         return cls(find, decode, servable, decode(servable))
 
@@ -111,7 +111,7 @@ class Predicted:
     response: InferenceResponse
 
     def encode(self) -> HttpResponse:
-        """Returns the response in the form that the request asks for."""
+        """Return the response in the form that the request asks for."""
         outputs = self.response.outputs
         if self.request.speaks_http:
             body, headers, status = (output.array.item() for output in outputs)
@@ -138,7 +138,7 @@ class AIPlatform:
         self._named = named
 
     def decode(self, http: HttpRequest) -> DecodedRequest:
-        """Decode a call of a project's model. Raises `UnknownResource` and `InvalidArgument`."""
+        """Decode a call of a project's model. Raise `UnknownResource` and `InvalidArgument`."""
         name, version = http.path["model"], http.path.get("version", "")
         resource = f"model resource 'models/{name}{f'/versions/{version}' if version else ''}'"
         find = partial(self.find, http.permission, name, version, resource)
@@ -157,9 +157,9 @@ class AIPlatform:
         return replace(call, named=named and servable.platform not in BARE_PLATFORMS)
 
     def find(self, permission: Permission, name: str, version: str, resource: str) -> Servable:
-        """Returns a model's version, named by a label, or else by its number.
+        """Return a model's version, named by a label, or else by its number.
 
-        Raises `UnknownResource`, which names the `resource`.
+        Raise `UnknownResource`, which names the `resource`.
         """
         try:
             if version:
@@ -172,7 +172,7 @@ class AIPlatform:
             raise UnknownResource(f"The {resource} was not found, or is not ready.") from None
 
     async def predict(self, received: DecodedRequest, call: Call) -> Predicted:
-        """Run a request. Raises `ServingError`."""
+        """Run a request. Raise `ServingError`."""
         with received.find() as servable:
             request = received.decoded
             if servable is not received.servable:
@@ -189,7 +189,7 @@ class AIPlatform:
 
 
 def http_call(body: bytes, headers: Mapping[str, str]) -> PredictCall:
-    """Returns the call of a model that takes whole HTTP messages."""
+    """Return the call of a model that takes whole HTTP messages."""
     texts = {"body": body, "headers": json.dumps(dict(headers)).encode()}
     inputs = [InputTensor(name, "BYTES", (1,), object_array([text], (1,))) for name, text in texts.items()]
     return PredictCall(inputs, HTTP, speaks_http=True)
@@ -208,7 +208,7 @@ def decode_instances(
     `keywords_of` returns the model's keyword arguments among the body's members. `columns`: `inputs` may take the
     place of `instances`.
 
-    Raises `InvalidArgument`; `PayloadTooLarge` for a body beyond `limits`.
+    Raise `InvalidArgument`; `PayloadTooLarge` for a body beyond `limits`.
     """
     chosen: list[str] = []
 
@@ -235,7 +235,7 @@ def decode_instances(
 
 
 def object_of(value: Any) -> dict[str, Any]:
-    """Returns a request's `parameters` as a dict. Raises `InvalidArgument` if they are not an object."""
+    """Return a request's `parameters` as a dict. Raise `InvalidArgument` if they are not an object."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -244,7 +244,7 @@ def object_of(value: Any) -> dict[str, Any]:
 
 
 def _members(body: bytes, limits: JsonLimits) -> dict[str, Any]:
-    """Returns the members of a body that was already read and checked; large arrays are not converted."""
+    """Return the members of a body that was already read and checked; large arrays are not converted."""
     try:
         values: dict[str, Any] = parse_large(body, limits)[0]
     except (ValueError, RuntimeError):
@@ -253,7 +253,7 @@ def _members(body: bytes, limits: JsonLimits) -> dict[str, Any]:
 
 
 def _check_names(body: bytes, limits: JsonLimits, signature: Signature) -> None:
-    """Raises `InvalidArgument` with AI Platform's text if names are wrong (tfs 7.3)."""
+    """Raise `InvalidArgument` with AI Platform's text if names are wrong (tfs 7.3)."""
     names = set(signature.input_rules)
     required = {spec.name for spec in signature.inputs if not spec.optional}
     try:
@@ -272,7 +272,7 @@ def _check_names(body: bytes, limits: JsonLimits, signature: Signature) -> None:
 
 
 def ai_platform_routes(platform: AIPlatform) -> list[Route]:
-    """Returns `projects.predict`, with and without a version."""
+    """Return `projects.predict`, with and without a version."""
     return [
         predict_route(
             path,
@@ -298,7 +298,7 @@ def predict_route(
     documented: ApiOperation,
     **options: Any,
 ) -> Route:
-    """Returns the row of a prediction; `options` are more fields of it."""
+    """Return the row of a prediction; `options` are more fields of it."""
     return Route(
         "POST",
         path,

@@ -97,9 +97,9 @@ class Loader:
         self._max_queue_size = max_queue_size
 
     async def open(self, files: ModelFiles, complete: Complete) -> Servable:
-        """Returns the ready servable. If cancelled, closes what is loaded later.
+        """Return the ready servable. If cancelled, close what is loaded later.
 
-        Raises `ModelLoadError` for any exception of the model's code.
+        Raise `ModelLoadError` for any exception of the model's code.
         """
         loading, began = Loading(self._load, ray_address=self._ray_address), time.monotonic()
         build = partial(self._build, files, loading, asyncio.get_running_loop())
@@ -129,7 +129,7 @@ class Loader:
         return servable
 
     def _build(self, files: ModelFiles, loading: Loading, loop: asyncio.AbstractEventLoop) -> Servable:
-        """Returns the loaded model as a servable that is to be opened. Blocks. Raises `ModelLoadError`."""
+        """Return the loaded model as a servable that is to be opened. Blocks. Raise `ModelLoadError`."""
         model = self._load_model(files, loading)
         if isinstance(model, HostedModel):
             model.loop = loop
@@ -193,7 +193,7 @@ class Loader:
 
 
 def _make(files: ModelFiles, make: Callable[[], Model]) -> Model:
-    """Makes a model in this process. Raises `ModelLoadError` if it has to run in a process of its own."""
+    """Make a model in this process. Raise `ModelLoadError` if it has to run in a process of its own."""
     execution = files.config.execution
     model = None if execution in ELSEWHERE else make()
     if model is not None and (execution or model.execution) not in ELSEWHERE:
@@ -228,7 +228,7 @@ def _has_text(error: ModelLoadError) -> bool:
 
 
 def model_exception(error: ModelLoadError, files: ModelFiles) -> BaseException | None:
-    """Returns the exception that the version's own code raised, with its traceback starting there.
+    """Return the exception that the version's own code raised, with its traceback starting there.
 
     None if there is none, or the code raised a `ServingError` itself.
     """
@@ -263,7 +263,7 @@ def clear_frames(error: BaseException) -> None:
 def _chain(
     error: BaseException, cause: Callable[[BaseException], BaseException | None]
 ) -> Iterator[BaseException]:
-    """Yields an error, its cause, and so on; ends if these form a cycle."""
+    """Yield an error, its cause, and so on; end if these form a cycle."""
     one: BaseException | None = error
     seen: set[int] = set()
     while one is not None and id(one) not in seen:

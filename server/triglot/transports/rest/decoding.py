@@ -26,7 +26,7 @@ FREE_BYTES = 64 * 1024
 """Bytes of a body that are accepted even if other requests have used up the buffer limit."""
 _ADVICE = "; send large tensors as binary data, or raise the server's option"
 TEXT_ON_LOOP = 32 * 1024
-"""Texts above this size are parsed on a thread: the slowest parser, that of TensorFlow Serving's errors, takes
+"""Texts above this size are parsed on a thread: the slowest, of small values of which the last is wrong, take
 20 ms.
 """
 
