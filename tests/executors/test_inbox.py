@@ -13,8 +13,7 @@ from scripted_models import Scripted, number, servable
 
 from direct_work import FutureWork, direct_infer
 from triglot.core.call import Call
-from triglot.executors.parking import Doorbell
-from triglot.executors.thread import LoopInbox, ThreadExecutor
+from triglot.executors.thread import Doorbell, LoopInbox, ThreadExecutor
 from triglot.executors.work import Runnable, explained
 from triglot.scheduling.servable import Servable
 

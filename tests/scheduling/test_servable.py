@@ -18,7 +18,7 @@ from direct_work import direct_infer, direct_stream
 from triglot import Call, Cancelled, InvalidArgument
 from triglot.core.errors import Code, DeadlineExceeded, Internal, QueueFull, ServingError
 from triglot.core.response_buffer import STREAM_BUFFER
-from triglot.executors.parking import Doorbell
+from triglot.executors.thread import Doorbell
 from triglot.scheduling.servable import Servable
 from waiting import until, wait_until
 

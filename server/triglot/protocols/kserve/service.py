@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 from triglot.core.call import Call
-from triglot.core.errors import Internal, InvalidArgument, ModelNotFound, Unavailable, Unimplemented
+from triglot.core.coroutine_work import CoroutineWork
+from triglot.core.errors import Internal, InvalidArgument, ModelNotFound, ServingError, Unavailable, Unimplemented
 from triglot.core.operation import Operation
 from triglot.core.permission import Permission
-from triglot.core.running import Conversation, Requests, Sink
-from triglot.core.types import TensorSpec
-from triglot.dataplane.dataplane import DataPlane
+from triglot.core.running import Conversation, Defer, Requests, Running, Sink
+from triglot.core.types import InferenceRequest, InferenceResponse, TensorSpec
+from triglot.dataplane.dataplane import DataPlane, Decoupled
 from triglot.model.signature import Signature
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.codec import (
@@ -21,14 +22,15 @@ from triglot.protocols.kserve.codec import (
     packing_size,
     scatter_infer,
 )
+from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.extension import Extension
-from triglot.protocols.kserve.inference import UnaryInference
 from triglot.protocols.kserve.layouts import InferDecoder
+from triglot.protocols.kserve.parameters import wants_typed
 from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.kserve.stream import DEFAULTS, InferStream, StreamLimits
 from triglot.protocols.kserve.stream_requests import StreamRequests
-from triglot.protocols.rows import Kind, Method, Service
+from triglot.protocols.rows import InferenceHandler, Kind, Method, Service
 from triglot.protocols.wire import check_control_size, length_prefix, parse, parse_control, rest_size, serialize
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
@@ -51,6 +53,42 @@ UNLOAD_DEPENDENTS = "unload_dependents"
 OIP_PLATFORMS = {"onnxruntime_onnx": "onnx_onnxv1", "pytorch_libtorch": "pytorch_torchscript"}
 """The Open Inference Protocol's names of platforms that Triton names differently."""
 NO_FILES = "models are loaded from the repository only; --allow-model-upload allows files in requests"
+
+
+class UnaryInference(InferenceHandler):
+    """The handler of requests with one response. `endpoint` names the route in the error of a decoupled model.
+
+    `typed`: the default for outputs as `contents`, for requests without that parameter.
+    """
+
+    def __init__(
+        self, dataplane: DataPlane, extended: ExtendedPlane, endpoint: str, *, typed: bool = False
+    ) -> None:
+        self._dataplane = dataplane
+        self._extended = extended
+        self._endpoint = endpoint
+        self._typed = typed
+
+    def start(self, request: InferenceRequest, call: Call, sink: Sink, defer: Defer | None = None) -> Running:
+        if request.options is not None:
+            return CoroutineWork(self._extended.infer(request, call), sink)
+        call.model_name = request.model_name
+        try:
+            servable = self._dataplane.servable_of(call.permission, request)
+        except ServingError as error:
+            call.request_id = request.id
+            raise name_request(error, request.id) from None
+        return self._dataplane.start(servable, request, call, sink, defer)
+
+    def answer(self, response: InferenceResponse, request: InferenceRequest) -> InferenceResponse:
+        if self._typed or request.parameters:
+            response.typed = wants_typed(request, self._typed)
+        return response
+
+    def map_error(self, error: ServingError, request: InferenceRequest, _: Call) -> ServingError:
+        if isinstance(error, Decoupled):
+            return Unimplemented(f"{self._endpoint} doesn't support models with decoupled transaction policy")
+        return name_request(error, request.id)
 
 
 class KServe:

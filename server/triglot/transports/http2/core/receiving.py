@@ -1,0 +1,346 @@
+"""The frames of requests: HEADERS with their CONTINUATIONs, and DATA (RFC 9113, 6.1, 6.2 and 6.10).
+
+DATA frames are the only ones that are handled before they are complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Any, Generic, TypeVar
+
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.events import DataPlaced, DataReceived, Event, RequestEnded, RequestReceived
+from triglot.transports.http2.core.fields import Field, MalformedRequest
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.hpack import BlockParts, Decoder, HpackError
+from triglot.transports.http2.core.streams import H2Error, Stream, Streams
+
+DIRECT_BYTES = 64 * 1024
+"""With this much of a DATA frame still to arrive, another read costs less than a copy from the buffer."""
+
+
+T = TypeVar("T")
+Decoded = tuple[tuple[Field, ...], Sequence[Field]]
+"""The fields of a block, as `Decoder.decode` returns them."""
+
+MAX_PREFIX_BYTES = 6
+"""Bytes before the block in a HEADERS frame: the length of the padding, and a priority."""
+
+
+class HeaderFrames(Generic[T]):
+    """The handler of these frames. All methods may raise `H2Error`."""
+
+    def __init__(self, streams: Streams, read: Callable[[tuple[Field, ...], Sequence[Field]], T]) -> None:
+        self.expects = 0
+        """The stream whose CONTINUATION must be the next frame; 0: none."""
+        self.left = 0
+        """Bytes of a large frame that have not arrived."""
+        self._streams = streams
+        self._read = read
+        self._decoder = Decoder()
+        self._parts = BlockParts(self._decoder)
+        """The block of the current frames, unless it is in one frame that has arrived as a whole."""
+        self._size = self._padding = self._continuations = 0
+        self._end_stream = self._end_headers = False
+
+    def frame(self, kind: int, flags: int, number: int, payload: memoryview, events: list[Event[T]]) -> None:
+        """Handle a frame that has arrived as a whole."""
+        start, end = self._bounds(kind, flags, number, payload, len(payload))
+        if kind == frames.HEADERS and flags & frames.END_HEADERS:
+            try:
+                decoded = self._decoder.decode(bytes(payload[start:end]))
+            except HpackError as error:
+                raise _broken(error) from None
+            self._received(number, decoded, bool(flags & frames.END_STREAM), events)
+            return
+        self._begin(kind, flags, number)
+        self._add(payload[start:end])
+        self._end_frame(events)
+
+    def begin_large(self, kind: int, flags: int, number: int, length: int, prefix: memoryview) -> int:
+        """Begin a frame that is read as it arrives; returns how many bytes of `prefix` have been read.
+
+        `prefix`: its first bytes, `MAX_PREFIX_BYTES` at least.
+        """
+        start, end = self._bounds(kind, flags, number, prefix, length)
+        self._begin(kind, flags, number)
+        self.left, self._padding = length - start, length - end
+        return start
+
+    def more(self, payload: memoryview, events: list[Event[T]]) -> None:
+        """Handle what has arrived of such a frame."""
+        self.left -= len(payload)
+        self._add(payload[: max(0, len(payload) + min(0, self.left - self._padding))])
+        if not self.left:
+            self._end_frame(events)
+
+    @staticmethod
+    def _bounds(kind: int, flags: int, number: int, payload: memoryview, length: int) -> tuple[int, int]:
+        """Returns where the block begins and ends in a frame's payload of `length` bytes."""
+        if kind == frames.CONTINUATION:
+            return 0, length
+        if not number & 1:
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {number}")
+        start, end = 0, length
+        if flags & frames.PADDED:
+            padding = payload[0] if length else 0
+            if padding + 1 > length:
+                raise H2Error(ErrorCode.PROTOCOL_ERROR, "padding longer than the frame")
+            start, end = 1, length - padding
+        if flags & frames.HAS_PRIORITY:
+            if end - start < 5:
+                raise H2Error(ErrorCode.FRAME_SIZE_ERROR, "a priority of fewer than five bytes")
+            start += 5
+        return start, end
+
+    def _begin(self, kind: int, flags: int, number: int) -> None:
+        if kind == frames.HEADERS:
+            self.expects, self._end_stream = number, bool(flags & frames.END_STREAM)
+            self._parts = BlockParts(self._decoder)
+            self._size = self._continuations = 0
+        else:
+            if not self.expects:
+                raise H2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+            self._continuations += 1
+        self._end_headers = bool(flags & frames.END_HEADERS)
+
+    def _add(self, part: memoryview) -> None:
+        limits = self._streams.limits
+        self._size += len(part)
+        if self._size > limits.max_header_block or self._continuations > limits.max_continuations:
+            raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+        try:
+            self._parts.add(part)
+        except HpackError as error:
+            raise _broken(error) from None
+
+    def _end_frame(self, events: list[Event[T]]) -> None:
+        if not self._end_headers:
+            return
+        number, self.expects = self.expects, 0
+        try:
+            fields = self._parts.end()
+        except HpackError as error:
+            raise _broken(error) from None
+        self._parts = BlockParts(self._decoder)
+        self._received(number, ((), fields), self._end_stream, events)
+
+    def request(self, block: bytes) -> T | None:
+        """Decode a request's complete header block; None: not a valid request. Raises `H2Error`."""
+        try:
+            return self._read(*self._decoder.decode(block))
+        except MalformedRequest:
+            return None
+        except HpackError as error:
+            raise _broken(error) from None
+
+    def _received(self, number: int, decoded: Decoded, ended: bool, events: list[Event[T]]) -> None:
+        streams = self._streams
+        if number in streams.open:
+            self._trailers(number, chain(*decoded), ended, events)
+            return
+        if number <= streams.last:
+            if not streams.was_reset(number):
+                raise H2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {number}, which is closed")
+            streams.charge_earned("HEADERS on streams that were reset")
+            return
+        value: T | None = None
+        with suppress(MalformedRequest):
+            value = self._read(*decoded)
+        may_begin = streams.may_begin(number)
+        streams.last = number
+        if number > streams.refuse_after:
+            streams.charge("streams after GOAWAY")
+        elif value is None:
+            streams.reset_invalid(number, ErrorCode.PROTOCOL_ERROR, events)
+        elif not may_begin:
+            streams.refuse(number)
+        else:
+            streams.begin(number, ended=ended)
+            events.append(RequestReceived(number, value, ended))
+
+    def _trailers(self, number: int, fields: Iterable[Field], ended: bool, events: list[Event[T]]) -> None:
+        malformed = not ended or any(field.name.value[:1] == b":" for field in fields)
+        stream = self._streams.open[number]
+        if stream.ended:
+            self._streams.reset_invalid(number, ErrorCode.STREAM_CLOSED, events)
+        elif malformed:
+            self._streams.reset_invalid(number, ErrorCode.PROTOCOL_ERROR, events)
+        else:
+            self._streams.end(stream)
+            events.append(RequestEnded(number))
+
+
+def _broken(error: HpackError) -> H2Error:
+    return H2Error(ErrorCode.COMPRESSION_ERROR, f"invalid header block: {error}")
+
+
+class DataFrame:
+    """The DATA frame being received, and the events of those before it.
+
+    Strategy: a stream's data is copied into its `Sink` at once if that has room, and otherwise stays in the
+    buffer. All data of a stream that arrives together is in one event, until `clear` is called.
+    """
+
+    __slots__ = (
+        "_placed",
+        "_received",
+        "_streams",
+        "active",
+        "arrived",
+        "end_stream",
+        "left",
+        "padding",
+        "small",
+        "stream",
+    )
+
+    def __init__(self, streams: Streams) -> None:
+        self.stream: Stream | None = None
+        """None: the data is discarded."""
+        self.left = self.padding = 0
+        """Bytes that have not arrived."""
+        self.end_stream = False
+        """Whether the frame has END_STREAM."""
+        self.active = False
+        """Whether a frame is being received."""
+        self.arrived = 0
+        """Bytes that have arrived together, of all streams."""
+        self.small = 0
+        """Those in frames too small to be received straight into a sink."""
+        self._streams = streams
+        self._placed: dict[int, DataPlaced] = {}
+        self._received: dict[int, DataReceived] = {}
+
+    def clear(self) -> None:
+        """Start new events: the data that follows arrives in another read."""
+        self.arrived = self.small = 0
+        self._placed.clear()
+        self._received.clear()
+
+    def begin(self, number: int, length: int, flags: int, padding: int, events: list[Any]) -> None:
+        """Begin a frame whose header and padding length have arrived. Raises `H2Error`."""
+        streams = self._streams
+        if not number & 1 or number > streams.last:
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {number}, which is idle")
+        if length > streams.window.left:
+            raise H2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's flow-control window")
+        streams.window.left -= length
+        stream = self._charge_window(number, length, events)
+        if flags & frames.PADDED:
+            if not length:
+                raise H2Error(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without the padding's length")
+            length -= 1
+            if padding > length:
+                raise H2Error(ErrorCode.PROTOCOL_ERROR, "padding longer than the frame")
+            length -= padding
+            streams.bytes_received(padding + 1)
+            streams.consumed(stream, padding + 1)
+        self.end_stream = bool(flags & frames.END_STREAM)
+        if not length and not self.end_stream:
+            streams.charge("empty DATA frames")
+        elif not length and stream is None:
+            streams.charge_earned("empty DATA frames on closed streams")
+        self.stream = stream
+        self.left, self.padding = length, padding
+        self.active = True
+
+    def run(self, number: int, start: int, length: int, buffer: memoryview, events: list[Any]) -> int:
+        """Read all complete frames in a row with data of one stream only; returns where the next frame begins.
+
+        0: there is none, or it needs the general path. `start`: where the first frame's payload begins.
+        """
+        streams = self._streams
+        stream = streams.open.get(number)
+        if stream is None or stream.ended:
+            return 0
+        end, after, total = len(buffer), 0, 0
+        limit = min(streams.window.left, stream.window.left)
+        parts = []
+        while 0 < length <= streams.limits.max_frame and start + length <= end and total + length <= limit:
+            after = start + length
+            parts.append(buffer[start:after])
+            total += length
+            start = after + frames.HEAD_BYTES
+            if start > end:
+                break
+            word, flags, other = frames.HEAD.unpack_from(buffer, after)
+            if flags or other != number or word & 0xFF != frames.DATA:
+                break
+            length = word >> 8
+        if not after:
+            return 0
+        streams.window.left -= total
+        stream.window.left -= total
+        if total < len(parts) * DIRECT_BYTES:
+            self.small += total
+        self.add(stream, parts, total, events)
+        return after
+
+    def add(self, stream: Stream, parts: list[memoryview], size: int, events: list[Any]) -> None:
+        """Handle `size` bytes of a body, in these parts."""
+        self.arrived += size
+        number = stream.id
+        received = self._received.get(number)
+        if received is not None:
+            received.parts += parts
+            return
+        room = None if stream.sink is None else stream.sink.room()
+        if room is not None and stream.sink is not None:
+            count = min(size, len(room))
+            parts = _copy(parts, room)
+            stream.sink.filled(count)
+            self.placed(number, count, events)
+            if not parts:
+                return
+        received = self._received[number] = DataReceived(number, parts, ended=False)
+        events.append(received)
+
+    def placed(self, number: int, size: int, events: list[Any]) -> None:
+        """Note that `size` bytes of a body are in its sink."""
+        placed = self._placed.get(number)
+        if placed is None:
+            placed = self._placed[number] = DataPlaced(number, size, ended=False)
+            events.append(placed)
+        else:
+            placed.size += size
+
+    def end_body(self, stream: Stream, events: list[Any]) -> None:
+        """Note that a body is complete."""
+        self._streams.end(stream)
+        number = stream.id
+        event = self._received.get(number) or self._placed.get(number)
+        if event is None:
+            event = DataReceived(number, [], ended=True)
+            events.append(event)
+        event.ended = True
+
+    def _charge_window(self, number: int, length: int, events: list[Any]) -> Stream | None:
+        """Returns the frame's stream, and charges its window; None: the frame is to be ignored."""
+        streams = self._streams
+        stream = streams.open.get(number)
+        if stream is None:
+            if number <= streams.refuse_after and not streams.was_reset(number):
+                streams.reset_closed(number)
+        elif stream.ended or length > stream.window.left:
+            code = ErrorCode.STREAM_CLOSED if stream.ended else ErrorCode.FLOW_CONTROL_ERROR
+            streams.reset_invalid(number, code, events)
+            stream = None
+        else:
+            stream.window.left -= length
+        return stream
+
+
+def _copy(parts: list[memoryview], room: memoryview) -> list[memoryview]:
+    """Fill the room; returns the parts that did not fit."""
+    at, limit = 0, len(room)
+    for number, part in enumerate(parts):
+        after = at + len(part)
+        if after > limit:
+            room[at:] = part[: limit - at]
+            return [part[limit - at :], *parts[number + 1 :]]
+        room[at:after] = part
+        at = after
+    return []
