@@ -17,7 +17,7 @@ from triglot.telemetry import audit_log, log_fields, log_handlers
 from triglot.transports import listening, text_room, unsent
 from triglot.transports.aio import server as aio_server
 from triglot.transports.http2.core import limits as http2
-from triglot.transports.rest import bodies, decoding
+from triglot.transports.rest import decoding
 
 KIB = 1024
 TESTS_OF = tomllib.loads((ROOT / "tests" / "docs" / "limits.toml").read_text())
@@ -80,7 +80,7 @@ def test_numbers_that_other_tests_shorten() -> None:
     assert listening.SPARE_FILES == 100
     assert (text_room.FREE_BYTES, text_room.MAX_WAIT_SECONDS) == (MIB, 120)
     assert (text_room.MIN_PROGRESS, text_room.CHECK_SECONDS) == (640 * KIB, 10)
-    assert (bodies.MIN_RATE, bodies.GRACE_SECONDS, bodies.IDLE_SECONDS) == (240, 30, 120)
+    assert (decoding.MIN_RATE, decoding.GRACE_SECONDS, decoding.IDLE_SECONDS) == (240, 30, 120)
     assert unsent.STALL_SECONDS == http2.DEFAULTS.stall == 120
     assert (http2.DEFAULTS.min_read, http2.DEFAULTS.max_streams) == (4 * KIB, 1024)
     assert aio_server.MAX_OPEN_CALLS == 65_536

@@ -15,7 +15,7 @@ import pytest_asyncio
 from live import Live, live
 from scripted_models import Inputs, Plain
 
-from triglot.transports.rest import bodies as http_bodies
+from triglot.transports.rest import decoding
 from triglot.transports.rest.routes import MAX_CACHED, MAX_CACHED_LENGTH
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -237,7 +237,7 @@ async def test_a_body_that_is_cut_off_is_no_call(door: Live) -> None:
 async def test_a_body_that_does_not_go_on_is_not_waited_for(
     door: Live, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_bodies, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(decoding, "IDLE_SECONDS", 0.2)
     async with await wire(door) as client, await wire(door) as other:
         client.send("POST", PATH, b"3\r\n{  \r\n", way)
         assert (await other.ask("POST", PATH, TINY, sized(TINY))).status == 200

@@ -21,7 +21,7 @@ from triglot.protocols.rows import DamagedBody, InflatedTooLarge
 from triglot.transports.http2.core import frames
 from triglot.transports.inflate import PART_BYTES, WINDOW_BITS, inflate
 from triglot.transports.request_bytes import RequestBytes
-from triglot.transports.rest import bodies as http_bodies
+from triglot.transports.rest import decoding
 from triglot.transports.rest.decoding import FREE_BYTES
 from waiting import until
 
@@ -175,7 +175,7 @@ async def test_a_bomb_over_grpc_is_counted_as_it_grows(path: str) -> None:
 
 @both
 async def test_a_body_that_trickles_is_not_waited_for(kind: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_bodies, "GRACE_SECONDS", 0.3)  # It is no option.
+    monkeypatch.setattr(decoding, "GRACE_SECONDS", 0.3)  # It is no option.
     async with served() as here, AsyncExitStack() as stack:
         upload = kind(10_000)
         await upload.begin(here, stack)
@@ -193,7 +193,7 @@ async def test_a_body_that_trickles_is_not_waited_for(kind: Make, monkeypatch: p
 
 @both
 async def test_a_body_that_is_quick_enough_is_read(kind: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_bodies, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(decoding, "GRACE_SECONDS", 0.3)
     body = padded(10_000)
     async with served() as here, AsyncExitStack() as stack:
         upload = kind(len(body))

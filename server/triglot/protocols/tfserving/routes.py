@@ -6,9 +6,14 @@ Serving. A request becomes a `RestCall`: what to run, and how to print its resul
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import re
+import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -28,7 +33,6 @@ from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.openapi.operation import ApiOperation
 from triglot.protocols.rows import DamagedBody, InferenceHandler, InflatedTooLarge, Route
-from triglot.protocols.tfserving.cloud_events import Event, event_of
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
 from triglot.protocols.tfserving.inference import ExamplesRequest
 from triglot.protocols.tfserving.json_models import encode_json, json_inputs, read_object, split_keywords
@@ -87,6 +91,76 @@ STATUS = {
     Code.UNAUTHENTICATED: 401,
 }
 NOT_FOUND_PAGE = b"<HTML><HEAD>\n<TITLE>404 Not Found</TITLE>\n</HEAD><BODY>\n<H1>Not Found</H1>\n</BODY></HTML>\n"
+
+
+STRUCTURED = "application/cloudevents+json"
+RESPONSE_TYPE = "io.kserve.inference.response"
+SOURCE_PREFIX = "io.kserve.inference."
+_REQUIRED = ("specversion", "id", "source", "type")
+_VERSIONS = ("1.0", "0.3")
+_HEADERS = tuple(f"ce-{name}" for name in _REQUIRED)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A request's event: its `data`, the request itself, and whether it was structured."""
+
+    data: bytes
+    structured: bool
+
+    def response(self, model: str, body: bytes | Scattered) -> HttpResponse:
+        """Returns the event that answers this one, with a model's response as its data."""
+        attributes = {
+            "specversion": "1.0",
+            "id": str(uuid.uuid4()),
+            "source": SOURCE_PREFIX + model,
+            "type": RESPONSE_TYPE,
+            "time": datetime.now(UTC).isoformat(),
+        }
+        if not self.structured:
+            return HttpResponse(body, headers={f"ce-{name}": value for name, value in attributes.items()})
+        head = json.dumps({**attributes, "datacontenttype": "application/json"}).encode()
+        pieces = body.pieces if isinstance(body, Scattered) else [body]
+        return HttpResponse(Scattered([head[:-1], b', "data": ', *pieces, b"}"]), content_type=STRUCTURED)
+
+
+def event_of(http: HttpRequest, limits: JsonLimits) -> Event | None:
+    """Returns the event in a request, None if it is a plain one.
+
+    Raises `InvalidArgument` for an event without a required attribute, of another specification or without data.
+    """
+    headers = http.headers
+    if all(name in headers for name in _HEADERS):
+        _check({name: headers[f"ce-{name}"] for name in _REQUIRED})
+        return Event(bytes(http.body), structured=False)
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != STRUCTURED:
+        return None
+    members = read_object(bytes(http.body), limits)
+    _check(members)
+    return Event(_data(members), structured=True)
+
+
+def _check(attributes: Mapping[str, Any]) -> None:
+    for name in _REQUIRED:
+        value = attributes.get(name)
+        if not isinstance(value, str) or not value:
+            raise InvalidArgument(f"CloudEvent: expected the attribute '{name}' as a string, got {value!r:.60}")
+    if attributes["specversion"] not in _VERSIONS:
+        got = f"{attributes['specversion']!r:.60}"
+        raise InvalidArgument(f"CloudEvent: specversion: expected one of {', '.join(_VERSIONS)}, got {got}")
+
+
+def _data(members: Mapping[str, Any]) -> bytes:
+    """Returns the data of a structured event: JSON, or base64 of it."""
+    if (data := members.get("data")) is not None:
+        return json.dumps(data).encode()
+    encoded = members.get("data_base64")
+    if not isinstance(encoded, str):
+        raise InvalidArgument("CloudEvent: expected 'data', or 'data_base64', got none")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except binascii.Error as error:
+        raise InvalidArgument(f"CloudEvent: data_base64: expected base64, got something else: {error}") from None
 
 
 @dataclass(slots=True)

@@ -27,9 +27,8 @@ from triglot.transports.http1.requests import (
     RequestHead,
     RequestReader,
 )
-from triglot.transports.rest.answers import FIXED_FIELDS
+from triglot.transports.rest.answers import FIXED_FIELDS, error_body
 from triglot.transports.rest.calls import HttpCalls
-from triglot.transports.rest.errors import error_body
 from triglot.transports.rest.exchange import Exchange, IncomingBody
 from triglot.transports.rest.fields import BAD_REQUEST, Fields
 from triglot.transports.unsent import StallTimer

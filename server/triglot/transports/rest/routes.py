@@ -14,7 +14,7 @@ from http import HTTPStatus
 from triglot.core.http import HttpResponse
 from triglot.protocols.rows import Route
 from triglot.telemetry.calls import Endpoint
-from triglot.transports.rest.errors import error_body
+from triglot.transports.rest.answers import error_body
 
 MAX_CACHED, MAX_CACHED_LENGTH = 1024, 160
 """Limits on the cached requests, and on the characters of their method and path."""
