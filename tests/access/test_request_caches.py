@@ -376,6 +376,7 @@ CACHES = {
 }
 OPERATORS = Counter(
     {
+        "executors/process/frames.py": 2,
         "platform/mapping.py": 1,
         "platform/bus_errors.py": 1,
         "repository/storage/http.py": 1,
@@ -392,7 +393,10 @@ OPERATORS = Counter(
         "protocols/tfserving/tfrecord.py": 1,
     }
 )
-"""Caches of functions whose arguments are the server's own: files, routes, status lines, fields, powers of ten."""
+"""Caches of functions whose arguments are the server's own: files, routes, status lines, fields, powers of ten.
+
+In `executors/process` they are the places of arrays in memory, 64 lists of at most 1 KiB.
+"""
 
 
 def cached_functions() -> Iterator[str]:
