@@ -23,7 +23,7 @@ from triglot.transports.http2.core.hpack import Decoder
 from triglot.transports.http2.core.limits import DEFAULTS, MAX_FIELDS_BYTES, MAX_HEADER_BYTES, Limits
 from triglot.transports.http2.core.requests import CALL_BYTES, read_head, response_head, trailers
 from triglot.transports.http2.core.sending import Sender
-from triglot.transports.http2.messages import prefix
+from triglot.transports.http2.messages import PREFIX
 from triglot.transports.http2.protocol import H2Protocol
 from triglot.transports.http2.server import H2Server
 from waiting import until
@@ -106,7 +106,7 @@ def test_what_small_answers_take_that_wait_for_a_window() -> None:
     tracemalloc.start()
     try:
         for number in range(count):
-            body = [prefix(4), b"%04d" % number]
+            body = [PREFIX.pack(False, 4), b"%04d" % number]
             sender.respond(number, response_head(), body, 9, trailers(0, ""))
         sender.take()
         assert tracemalloc.get_traced_memory()[0] < 700 * count

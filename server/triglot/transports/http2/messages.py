@@ -37,11 +37,6 @@ Message = bytes | memoryview | CompressedMessage
 Take = Callable[[int, int], tuple[memoryview, memoryview]]
 
 
-def prefix(size: int, compressed: bool = False) -> bytes:
-    """Returns the prefix of a message of `size` bytes; `compressed`: it is compressed."""
-    return PREFIX.pack(compressed, size)
-
-
 class MessageReader:
     """Splits one stream's body into messages; the `Sink` of large ones.
 

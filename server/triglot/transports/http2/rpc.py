@@ -37,7 +37,6 @@ from triglot.transports.http2.messages import (
     CompressedMessage,
     Message,
     decompressed,
-    prefix,
 )
 from triglot.transports.http2.roles import Connected
 from triglot.transports.shutdown import SHUTTING_DOWN
@@ -111,7 +110,7 @@ class Rpc(GrpcCall):
         if self.over:
             return False
         out = self._begin_response()
-        head = prefix(len(message), compressed)
+        head = PREFIX.pack(compressed, len(message))
         if not isinstance(message, bytes):
             out.data(self.number, (head, *message.pieces))
         elif len(message) < JOIN_BYTES:
@@ -140,7 +139,7 @@ class Rpc(GrpcCall):
             while responses and size + len(responses[0]) < JOIN_BYTES:
                 message = responses.popleft()
                 size += PREFIX_BYTES + len(message)
-                pieces += prefix(len(message)), message
+                pieces += PREFIX.pack(False, len(message)), message
             out = self._begin_response()
             out.data(self.number, (b"".join(pieces),))
             self.protocol.schedule_write()
