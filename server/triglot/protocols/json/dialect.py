@@ -101,7 +101,7 @@ def loads_unique(text: bytes) -> Any:
 def _count_members(value: Any) -> int:
     """Return the number of members of all objects in a value."""
     count, level = 0, [value]
-    while level:
+    while not set(map(type, level)).isdisjoint((dict, list)):
         objects = [item for item in level if type(item) is dict]
         lists = [item for item in level if type(item) is list]
         count += sum(map(len, objects))
