@@ -70,9 +70,12 @@ class Authority:
             now + timedelta(hours=1),
         )
         if names:
-            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        signing = serialization.load_pem_private_key(self.ca.private_key_pem.bytes(), None)
-        certificate = builder.sign(cast("ec.EllipticCurvePrivateKey", signing), hashes.SHA256())
+            # Critical without a subject (RFC 5280, 4.2.1.6): clients since Python 3.13 are strict.
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=not common)
+        loaded = serialization.load_pem_private_key(self.ca.private_key_pem.bytes(), None)
+        signing = cast("ec.EllipticCurvePrivateKey", loaded)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
+        certificate = builder.add_extension(issuer, critical=False).sign(signing, hashes.SHA256())
         secret = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
