@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import abstractmethod
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -20,7 +19,7 @@ from triglot.executors.process.process import Process
 from triglot.executors.work import Function, Inputs
 from triglot.model.config import Device, ModelConfig
 from triglot.model.configure import configured_instances
-from triglot.model.model import AUTO, Model, is_async, is_decoupled
+from triglot.model.model import AUTO, Model, is_decoupled
 
 
 class RemoteModel(HostedModel):
@@ -34,6 +33,7 @@ class RemoteModel(HostedModel):
         super().__init__()
         vars(self).update(declared["attributes"])
         self.looks_at_call = declared["takes_call"]
+        self._on_loop: bool = declared["on_loop"]
         self.execution = pool.program.execution
         self.model_config = pool.program.config
         self.inputs_in_place = True  # The process gets a copy.
@@ -55,7 +55,7 @@ class RemoteModel(HostedModel):
         pool.hang_seconds, pool.longest_run = self.hang_seconds, self.longest_run
         pool.idempotent = self.idempotent and self.sequence_batching is None
         if self.sequence_batching is not None:
-            pool.sticky = not is_async(self.infer)  # `async def` code is called by no threads.
+            pool.sticky = not self._on_loop  # `async def` code is called by no threads.
             pool.on_lost = self._lost
         pool.changed = self._changed
         pool.loop = lambda: self.loop
@@ -125,6 +125,11 @@ class RemoteModel(HostedModel):
         return lambda inputs, call: self._wait(calls.run(inputs, call))
 
     @property
+    def orphaned(self) -> int:
+        """See `HostedModel`."""
+        return sum(process.calls.orphaned for process in self._pool.there())
+
+    @property
     def alive(self) -> bool:
         """Whether a process is ready."""
         return self._pool.live > 0
@@ -182,63 +187,47 @@ class RemoteModel(HostedModel):
             member.execution_waited(since)
         return checkout
 
-    @abstractmethod
     async def _pause(self) -> None:
         """Wait until a process may be available."""
+        if self._on_loop:
+            await asyncio.sleep(BEAT_SECONDS)
+        else:
+            self._pool.wait()
 
-    @abstractmethod
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Returns the result of the coroutine `work`. Blocks; on a thread."""
+        """Return the result of the coroutine `work`. Blocks; on a thread."""
+        if not self._on_loop:
+            return run_blocking(work)
+        assert self.loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
-
-class SerialModel(RemoteModel):
-    """A model with plain (not `async def`) code: each process runs one call at a time, and its caller blocks."""
+    # --- calls of plain code, whose caller blocks ---
 
     def run(self, inputs: Inputs, call: Call) -> Any:
-        """See `RemoteModel.run_async`."""
+        """See `run_async`."""
         return run_blocking(self.run_async(inputs, call))
 
     def run_list(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
-        """See `RemoteModel.run_list_async`."""
+        """See `run_list_async`."""
         return run_blocking(self.run_list_async(inputs, calls))
 
     def stream(self, inputs: Inputs, call: Call) -> Generator[Any, None, None]:
-        """See `RemoteModel.stream_async`."""
+        """See `stream_async`."""
         answers = self.stream_async(inputs, call)
         del inputs
         yield from iterate(answers)
 
-    async def _pause(self) -> None:
-        self._pool.wait()
-
-    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return run_blocking(work)
-
-
-class LoopModel(RemoteModel):
-    """A model with `async def` code; each process runs any number of calls at a time."""
-
-    run, run_list, stream = RemoteModel.run_async, RemoteModel.run_list_async, RemoteModel.stream_async
-
-    @property
-    def orphaned(self) -> int:
-        """See `HostedModel`."""
-        return sum(process.calls.orphaned for process in self._pool.there())
-
-    async def _pause(self) -> None:
-        await asyncio.sleep(BEAT_SECONDS)
-
-    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        assert self.loop is not None
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
-
 
 def remote_model(pool: Pool, declared: Mapping[str, Any]) -> RemoteModel:
     """Returns the model as its first process declared it; its class has the name of the model's own."""
-    kind = LoopModel if declared["on_loop"] else SerialModel
-    methods: dict[str, Any] = {"infer": kind.stream if declared["streams"] else kind.run}
-    if declared["lists"] and not declared["streams"]:
-        methods["infer_batch"] = kind.run_list
+    kind, on_loop = RemoteModel, declared["on_loop"]
+    methods: dict[str, Any] = {}
+    if declared["streams"]:
+        methods["infer"] = kind.stream_async if on_loop else kind.stream
+    else:
+        methods["infer"] = kind.run_async if on_loop else kind.run
+        if declared["lists"]:
+            methods["infer_batch"] = kind.run_list_async if on_loop else kind.run_list
     if not declared["starts"]:
         methods["start_instance"] = Model.start_instance
     named: type[RemoteModel] = type(declared["class"], (kind,), methods)
