@@ -126,6 +126,17 @@ def test_sending_does_not_block_and_all_arrives_in_order(ends: tuple[Channel, Ch
     assert other.receive().call == 100
 
 
+def test_a_side_that_ends_can_wait_until_all_is_sent(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    for number in range(100):
+        one.send(Kind.CALL, call=number, text=100_000 * b"x")
+    with ThreadPoolExecutor() as threads:
+        flushed = threads.submit(one.flush)
+        assert [other.receive().call for _ in range(100)] == list(range(100))
+        flushed.result(LONG)
+    assert not one.congested
+
+
 def test_frames_that_wait_are_dropped_with_the_other_side(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
     boxes = [Mailbox() for _ in range(100)]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from triglot import Signature, TensorSpec
 from triglot.core.tensor import DATATYPES, bytes_elements, datatype_of
+from triglot.executors.process.child import InstanceConfig
 from triglot.executors.process.frames import HEAD, Frame, FrameError, FrameReader, Kind, Place, pack
-from triglot.executors.process.instance_config import InstanceConfig
 from triglot.executors.process.values import dumps, loads
 from triglot.model.config import Device, InstanceGroup, ModelConfig, TensorConfig
 from triglot.model.scheduling import DynamicBatching, QueuePolicy

@@ -14,7 +14,7 @@ import pytest
 from told_models import SECONDS, Told, told
 
 from triglot import Unavailable
-from triglot.executors.process.monitor import ProcessMonitor
+from triglot.executors.process.pool import ProcessMonitor
 from waiting import until
 
 TWO_INSTANCES = "\nTold.instances = 2\n"

@@ -12,11 +12,11 @@ from triglot.executors.work import Function
 from triglot.model.model import Model
 
 
-def not_at_all(_: Function) -> None:
+def no_warm_up(_: Function) -> None:
     """Do nothing: the default of `HostedModel.warm_up`."""
 
 
-def nobody_to_tell(_: int, __: int, ___: str) -> None:
+def ignore_loss(_: int, __: int, ___: str) -> None:
     """Do nothing: the default of `HostedModel.on_lost`."""
 
 
@@ -43,8 +43,8 @@ class HostedModel(Model):
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.on_change: Callable[[], Any] = lambda: None
-        self.warm_up: Callable[[Function], object] = not_at_all
-        self.on_lost: Callable[[int, int, str], object] = nobody_to_tell
+        self.warm_up: Callable[[Function], object] = no_warm_up
+        self.on_lost: Callable[[int, int, str], object] = ignore_loss
 
     @abstractmethod
     def start(self) -> None:

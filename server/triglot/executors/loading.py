@@ -18,8 +18,7 @@ from triglot.model.ray_options import RAY_DEFAULTS, RayOptions
 
 if TYPE_CHECKING:
     from triglot.executors.process.environment import Environment
-    from triglot.executors.process.monitor import RestartPolicy
-    from triglot.executors.process.pool import Pool, Start
+    from triglot.executors.process.pool import Pool, RestartPolicy, Start
     from triglot.executors.process.process import Program
     from triglot.executors.process.remote_model import RemoteModel
     from triglot.executors.ray.instance import RayPlace
@@ -63,8 +62,7 @@ class Loading:
         """
         # Few servers have models that run elsewhere.
         from triglot.executors.process.environment import Environment  # noqa: PLC0415
-        from triglot.executors.process.monitor import DEFAULT_POLICY  # noqa: PLC0415
-        from triglot.executors.process.pool import Pool  # noqa: PLC0415
+        from triglot.executors.process.pool import DEFAULT_POLICY, Pool  # noqa: PLC0415
         from triglot.executors.process.process import Process, Program  # noqa: PLC0415
         from triglot.executors.process.remote_model import remote_model  # noqa: PLC0415
         from triglot.executors.ray.instance import RayPlace  # noqa: PLC0415

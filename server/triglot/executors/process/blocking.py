@@ -23,7 +23,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def iterate(answers: AsyncGenerator[T, None], run: Run = run_blocking) -> Generator[T, None, None]:
-    """Yields the generator's items, each step run by `run`; closing this generator closes that one."""
+    """Yield the generator's items, each step run by `run`; closing this generator closes that one."""
     try:
         while (answer := run(_next(answers))) is not None:
             yield answer

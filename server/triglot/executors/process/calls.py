@@ -20,10 +20,16 @@ from typing import Any, Protocol
 
 from triglot.core.call import BatchCall, Call
 from triglot.core.errors import Cancelled, Internal, ServingError, Unavailable, is_serving_error
-from triglot.executors.process.answers import answer_of, list_of, non_tensor_fields
-from triglot.executors.process.call_fields import asked_of, call_fields, members_of
 from triglot.executors.process.channel import Channel, Mailbox, Message
 from triglot.executors.process.failures import description, error_fields, error_from, load_error
+from triglot.executors.process.fields import (
+    answer_of,
+    asked_of,
+    call_fields,
+    list_of,
+    members_of,
+    non_tensor_fields,
+)
 from triglot.executors.process.frames import FIRST_QUESTION, OUTCOMES, FrameError, Kind
 from triglot.executors.process.shared_memory import Placed, packed
 from triglot.executors.process.values import dumps
@@ -34,7 +40,7 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 0.5
 """How long to wait for a cancelled call to end in its process; a call that blocks there is orphaned then."""
 Content = Callable[[], tuple[bytes, Placed | None]]
-"""Returns the JSON text and the placed tensors of the frame that begins a call."""
+"""Return the JSON text and the placed tensors of the frame that begins a call."""
 _QUESTIONS = (Kind.METADATA, Kind.MODEL)
 
 
@@ -57,7 +63,7 @@ class Owner(Protocol):
         """Word for it in messages: "process" or "actor"."""
 
     def why_gone(self) -> str:
-        """Returns the reason why it closed its connection. Blocks."""
+        """Return the reason why it closed its connection. Blocks."""
 
     def kill(self, why: str) -> None:
         """Kill it at once, for the reason `why`."""
@@ -116,7 +122,7 @@ class Calls:
         return (await self._result(lambda: (dumps(setup), None), Call(), Kind.LOAD)).fields
 
     async def run(self, inputs: Inputs, call: Call) -> Any:
-        """Returns what `infer` returns. Responses that it sends before with `call.respond` are passed to `call`.
+        """Return what `infer` returns. Responses that it sends before with `call.respond` are passed to `call`.
 
         Raises what the model raises, `NotBegun`, and `Unavailable` if the process ends or hangs meanwhile: `Lost`
         if it has sent no response.
@@ -124,7 +130,7 @@ class Calls:
         return answer_of(await self._result(partial(self._one, inputs, call), call))
 
     async def run_list(self, inputs: Sequence[Inputs], call: BatchCall) -> list[Any]:
-        """Returns what `infer_batch` returns: outputs, or an exception, for each member. Raises as `run`."""
+        """Return what `infer_batch` returns: outputs, or an exception, for each member. Raises as `run`."""
         return list_of(await self._result(partial(self._list, inputs, call), call), error_from)
 
     async def start(self, call: Call) -> None:
@@ -343,7 +349,7 @@ class Calls:
 
     def _reply_with(self, kind: Kind, question: int, answer: Any) -> None:
         """Send an answer: tensors with other fields, the result of a `ModelTask`, or None."""
-        fields = {"said": answer} if isinstance(answer, bool) else non_tensor_fields(answer)
+        fields = {"result": answer} if isinstance(answer, bool) else non_tensor_fields(answer)
         placed = self._channel.place(answer) if isinstance(answer, Mapping) else None
         self._reply(kind, question, dumps(fields) if fields else b"", placed)
 
@@ -387,7 +393,7 @@ class Calls:
             state.cancelled |= cancelled
 
     def check_ready(self) -> bool:
-        """Returns whether the model's readiness check passes; False if the process ends meanwhile. Blocks."""
+        """Return whether the model's readiness check passes; False if the process ends meanwhile. Blocks."""
         with self._channel.lock:
             self._last = number = self._last + 1
         self._channel.send(Kind.CHECK, call=number)
@@ -405,7 +411,7 @@ def _cancel_all(tasks: set[asyncio.Task[None]]) -> None:
 
 
 def _returned(message: Message) -> Message:
-    """Returns the message with what the model's code returned. Raises what that raised."""
+    """Return the message with what the model's code returned. Raises what that raised."""
     if message.kind is Kind.FAILED:
         raise error_from(message.fields)
     if message.kind is Kind.UNLOADABLE:
@@ -414,11 +420,11 @@ def _returned(message: Message) -> Message:
 
 
 def _member(call: Call, message: Message) -> Call:
-    """Returns the member of the call that a response is for; without members, the call."""
+    """Return the member of the call that a response is for; without members, the call."""
     fields = message.fields if message.text else None
     return call if fields is None or "member" not in fields else call.members[fields["member"]]
 
 
 def _readable(error: BaseException) -> ServingError:
-    """Returns an error of another model as the asking model sees it."""
+    """Return an error of another model as the asking model sees it."""
     return error if is_serving_error(error) else Internal(f"{type(error).__name__}: {description(error)}")

@@ -208,12 +208,13 @@ class Channel:
             try:
                 self._send_all(socket.MSG_DONTWAIT)
             except BlockingIOError:
-                threading.Thread(target=self._send_rest, name="sends", daemon=True).start()
+                threading.Thread(target=self.flush, name="sends", daemon=True).start()
                 return
             finally:
                 self._sending.release()
 
-    def _send_rest(self) -> None:
+    def flush(self) -> None:
+        """Block until all frames are sent, or the other side is gone."""
         while self._unsent:
             with self._sending:
                 self._send_all(0)
@@ -246,7 +247,7 @@ class Channel:
     # --- receive ---
 
     async def take(self, box: Mailbox) -> Any:
-        """Returns the box's next message; waits for it, or blocks on a thread without an event loop.
+        """Return the box's next message; waits for it, or blocks on a thread without an event loop.
 
         Raises the error that was put there.
         """
@@ -304,7 +305,7 @@ class Channel:
             self.deliver(message)
 
     def receive(self) -> Message:
-        """Returns the next message, waiting for it. Raises `Gone`, also for bytes that are not a valid frame.
+        """Return the next message, waiting for it. Raises `Gone`, also for bytes that are not a valid frame.
 
         On one thread at a time.
         """
@@ -320,7 +321,7 @@ class Channel:
         return Message(frame.kind, frame.call, frame.text, named)
 
     def _tensors(self, frame: Frame, places: tuple[Place, ...]) -> Named:
-        """Returns the frame's tensors; maps its region if it is new. Raises `ValueError` and `OSError`."""
+        """Return the frame's tensors; maps its region if it is new. Raises `ValueError` and `OSError`."""
         if frame.region_size:
             if not self._descriptors:
                 raise FrameError(f"region {frame.region} came without its file descriptor")
@@ -344,7 +345,7 @@ class Channel:
         self._frames.extend(self._reader.feed(data))
 
     def has_unread(self) -> bool:
-        """Returns whether the other side has sent what nobody has read yet. On one thread at a time."""
+        """Return whether the other side has sent what nobody has read yet. On one thread at a time."""
         return any(events == select.POLLIN for _, events in self._unread.poll(0))
 
     def trim(self, now: float) -> None:

@@ -134,7 +134,7 @@ class Environment:
         return printed
 
     def command(self, *arguments: str) -> list[str]:
-        """Returns the command that runs the process's `main` with these arguments."""
+        """Return the command that runs the process's `main` with these arguments."""
         if self._path is None:
             path = [str(path) for path in sys.path]
             return [sys.executable, "-c", _SAME_PYTHON.format(path=path), *arguments]

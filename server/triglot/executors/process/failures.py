@@ -45,7 +45,7 @@ _CLASSES: Mapping[Code, type[ServingError]] = {
 
 
 def description(error: BaseException) -> str:
-    """Returns the exception's text, or a substitute if the exception's own code fails."""
+    """Return the exception's text, or a substitute if the exception's own code fails."""
     return text_of(error)[:MAX_TRACE]
 
 
@@ -57,7 +57,7 @@ def _trace(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Returns "file:line" of the frame that raised the exception; "" without a traceback."""
+    """Return "file:line" of the frame that raised the exception; "" without a traceback."""
     frames = [*traceback.walk_tb(error.__traceback__)]
     return f"{frames[-1][0].f_code.co_filename}:{frames[-1][1]}" if frames else ""
 
@@ -99,7 +99,7 @@ def load_failure_fields(error: BaseException, file: Path) -> dict[str, Any]:
 
 
 def _own_error(error: BaseException, folder: Path) -> BaseException | None:
-    """Returns the exception that the model's own code, in `folder`, raised, with its traceback from there on.
+    """Return the exception that the model's own code, in `folder`, raised, with its traceback from there on.
 
     That is `error` or, since the texts of `ModelLoadError` and `ServingError` are complete, the first other one of
     their causes; None if there is none, or if its traceback has no frame in `folder`.
@@ -138,7 +138,7 @@ def load_error(fields: Mapping[str, Any]) -> ModelLoadError:
 
 
 def cause_from(fields: Mapping[str, Any]) -> Exception | None:
-    """Returns a `ModelFailure` with the class name of the model's exception; None if that was a `ServingError`."""
+    """Return a `ModelFailure` with the class name of the model's exception; None if that was a `ServingError`."""
     if "kind" not in fields:
         return None
     failure: Exception = type(fields["kind"], (ModelFailure,), {PLACE: fields["place"]})(fields["text"])

@@ -116,7 +116,7 @@ class Frame(NamedTuple):
 
 
 def pack(frame: Frame) -> bytes:
-    """Returns the frame as bytes. Raises `FrameError` for one that is too long."""
+    """Return the frame as bytes. Raises `FrameError` for one that is too long."""
     kind, call, text, places, region, region_size, released = frame
     lists = _packed(places, tuple(released)) if places or released else b""
     if len(lists) + len(text) > MAX_FRAME:
@@ -154,14 +154,14 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes | bytearray, at: int = 0) -> Head:
-        """Returns the head that stands at this position. Raises `FrameError` for a frame that is too long."""
+        """Return the head that stands at this position. Raises `FrameError` for a frame that is too long."""
         head = cls._make(HEAD.unpack_from(data, at))
         if head.lists + head.text > MAX_FRAME:
             raise FrameError(f"a frame of {head.lists + head.text} bytes: expected at most {MAX_FRAME}")
         return head
 
     def frame(self, lists: bytes, text: bytes) -> Frame:
-        """Returns the frame of which the rest is this. Raises `FrameError` for an invalid one."""
+        """Return the frame of which the rest is this. Raises `FrameError` for an invalid one."""
         try:
             places, released = (_parsed_before if len(lists) <= _CACHED else _parsed)(lists) if lists else ((), ())
             found = places if self.has_tensors else None

@@ -55,7 +55,7 @@ class Heartbeat:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Returns the CPU time in seconds that a process has used; 0 if the system does not provide it."""
+    """Return the CPU time in seconds that a process has used; 0 if the system does not provide it."""
     # The id of another process's CPU clock, as clock_getcpuclockid() computes it on Linux.
     with suppress(OSError, AttributeError):
         return time.clock_gettime((~pid << 3) | 2)
@@ -63,7 +63,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def has_something_to_do(pid: int) -> bool:
-    """Returns whether one of the process's threads runs, is runnable, or waits for a disk."""
+    """Return whether one of the process's threads runs, is runnable, or waits for a disk."""
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             # The thread may end at this moment.

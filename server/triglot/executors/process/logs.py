@@ -28,7 +28,7 @@ _KNOWN = _UTC << 1
 
 
 def log_setup(*, remote: bool = False) -> dict[str, Any]:
-    """Returns the log settings that a process starts with. `remote`: it cannot write to the server's log file.
+    """Return the log settings that a process starts with. `remote`: it cannot write to the server's log file.
 
     Only the switches if the root logger has no handler of a known kind, as when an application has set up the log.
     """
@@ -44,7 +44,7 @@ def log_setup(*, remote: bool = False) -> dict[str, Any]:
 
 
 def switches() -> int:
-    """Returns the levels that are enabled now, for each of `_NAMES`, and whether times are in UTC, as bits."""
+    """Return the levels that are enabled now, for each of `_NAMES`, and whether times are in UTC, as bits."""
     handler = _handler()
     places = enumerate((name, kind) for name in _NAMES for kind in _KINDS)
     on = sum(1 << place for place, (name, kind) in places if _is_on(name, kind, handler))
@@ -53,7 +53,7 @@ def switches() -> int:
 
 
 def _handler() -> logging.Handler | None:
-    """Returns the first handler of the root logger that a process can reproduce; None without one."""
+    """Return the first handler of the root logger that a process can reproduce; None without one."""
     handlers = logging.getLogger().handlers
     plain = (one for one in handlers if type(one) in _KINDS_OF_HANDLERS)
     return next((one for one in plain if one.formatter is not None), None)

@@ -9,23 +9,24 @@ none.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
+import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from triglot.core.call import Call
 from triglot.core.errors import ModelLoadError, Unavailable
 from triglot.core.readings import Reading
-from triglot.executors.process.affinity import ThreadAffinity
 from triglot.executors.process.calls import Calls, Lost, NotBegun
 from triglot.executors.process.health import BEAT_SECONDS
-from triglot.executors.process.monitor import DEFAULT_POLICY, ProcessMonitor, RestartPolicy
 from triglot.executors.process.process import Process, Program
 from triglot.executors.work import reason_to_skip
 from triglot.model.metrics import Family, ModelMetrics
@@ -36,6 +37,136 @@ MAX_TRIES = 3
 """Limit on the instances that an idempotent call is tried on: it may be what ends them."""
 
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """Delays and timeouts of the processes of a model, in seconds.
+
+    A lost process is replaced after `first_delay`; the delay doubles with each further loss, up to
+    `longest_delay`, and starts again at `first_delay` after a process that lasted for `steady`. A replacement may
+    take `load_timeout` to load, or ten times as long as the first process took if that is more. At shutdown each
+    process has `end_timeout` to close its model, and then `kill_timeout` to end after SIGTERM.
+    """
+
+    first_delay: float = 0.1
+    longest_delay: float = 30.0
+    steady: float = 10.0
+    load_timeout: float = 60.0
+    end_timeout: float = 10.0
+    kill_timeout: float = 1.0
+
+
+DEFAULT_POLICY = RestartPolicy()
+
+
+class ProcessMonitor:
+    """A thread that periodically calls every function in `checks()`, and runs the functions given to `do`.
+
+    Processes that it starts are ended by the system when this thread ends, where the system supports that. So it
+    keeps running whatever fails; of failures in a row only the first is logged.
+    """
+
+    def __init__(self, name: str, checks: Callable[[], Iterable[Callable[[], object]]]) -> None:
+        self._checks = checks
+        self._failing = False
+        self._orders: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                order = self._orders.get(timeout=BEAT_SECONDS)
+            except queue.Empty:
+                self._check()
+            else:
+                if order is None:
+                    return
+                order()
+
+    def _check(self) -> None:
+        failed = False
+        try:
+            for check in self._checks():
+                try:
+                    check()
+                except BaseException:
+                    failed = True
+                    self._log_failure()
+        except BaseException:
+            failed = True
+            self._log_failure()
+        self._failing = failed
+
+    def _log_failure(self) -> None:
+        if not self._failing:
+            log.exception("%s: a check failed; the next checks follow", self._thread.name)
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Run `work` on the monitor's thread; returns or raises what it returns or raises. Blocks.
+
+        Called on other threads. Raises `OSError` after `end`.
+        """
+        done: Future[T] = Future()
+
+        def order() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._orders.put(order)
+        while not wait([done], 10 * BEAT_SECONDS).done:
+            if not self._thread.is_alive():
+                raise OSError("the thread that watches processes has ended")
+        return done.result()
+
+    def end(self) -> None:
+        """End the thread, and wait until it has ended."""
+        self._orders.put(None)
+        self._thread.join()
+
+
+class ThreadAffinity:
+    """Assigns each thread the number of its process, and detects that this process was replaced since.
+
+    The processes of a model are numbered; a process that replaces a lost one has the same number.
+    """
+
+    def __init__(self) -> None:
+        self._threads = threading.local()
+        self._numbers = itertools.count()
+        self._losses: Counter[int] = Counter()
+
+    def take(self, number: int, losses: int) -> None:
+        """Assign this number to the calling thread, whose next calls are for the process after `losses` losses."""
+        self._threads.number = number
+        self._threads.losses = losses
+
+    def number(self, count: int) -> int:
+        """Return the calling thread's number; a thread without one is assigned the next, below `count`."""
+        number: int | None = getattr(self._threads, "number", None)
+        if number is None:
+            number = self._threads.number = next(self._numbers) % max(1, count)
+        return number
+
+    def lose(self, number: int) -> None:
+        """Count a loss of the process with this number. On any thread."""
+        self._losses[number] += 1
+
+    def losses(self, number: int) -> int:
+        """Return how often the process with this number was lost."""
+        return self._losses[number]
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the calling thread's process was lost since the thread took its number."""
+        losses = getattr(self._threads, "losses", None)
+        return losses is not None and losses != self._losses[self._threads.number]
+
+
 class PoolMetrics(ModelMetrics):
     """The metrics that the processes of a model have reported."""
 
@@ -44,7 +175,7 @@ class PoolMetrics(ModelMetrics):
         self._processes = processes
 
     def collect(self) -> Iterator[Family]:
-        """Returns the families, after all changes that have arrived."""
+        """Return the families, after all changes that have arrived."""
         for process in self._processes():
             process.channel.poll()
         return super().collect()
@@ -57,7 +188,7 @@ class Slot:
     `number` is the instance's. `process` takes calls; `loading` is not ready yet. Without either, the next process
     is started at `due` (0: none is scheduled). `begun` is when the process became ready, or began to load.
     `lost_in_a_row` counts losses and failed restarts since a process last proved steady (`RestartPolicy`). A slot
-    that `goes` is being removed, and gets no more calls. Times are `time.monotonic()` instants.
+    that is `removing` gets no more calls. Times are `time.monotonic()` instants.
     """
 
     number: int
@@ -66,9 +197,9 @@ class Slot:
     begun: float = 0.0
     due: float = 0.0
     lost_in_a_row: int = 0
-    goes: bool = False
+    removing: bool = False
 
-    def put_off(self, policy: RestartPolicy) -> float:
+    def schedule_restart(self, policy: RestartPolicy) -> float:
         """Schedule the next process; returns the delay in seconds, which doubles with each call in a row."""
         delay = min(policy.first_delay * 2.0 ** min(self.lost_in_a_row, 60), policy.longest_delay)
         self.lost_in_a_row += 1
@@ -120,7 +251,7 @@ class Pool:
         self.on_lost: Callable[[int, int], object] = lambda _, __: None
         """Called, on any thread, with the number of an instance whose process is lost, and its losses so far."""
         self.loop: Callable[[], asyncio.AbstractEventLoop | None] = lambda: None
-        """Returns the server's event loop, which runs calls of `async def` code and answers callbacks."""
+        """Return the server's event loop, which runs calls of `async def` code and answers callbacks."""
         self.hang_seconds = self.longest_run = 0.0
         self.idempotent = False
         """Whether calls that were lost with their process run again in another one."""
@@ -136,7 +267,7 @@ class Pool:
         self._closed = False
         self._gone: list[Process] = []
         self.affinity = ThreadAffinity()
-        self.metrics = PoolMetrics(self.there)
+        self.metrics = PoolMetrics(self.processes)
         self._monitor = ProcessMonitor(f"{program.name} processes", self._checks)
 
     # --- start ---
@@ -159,36 +290,24 @@ class Pool:
         with self._free:
             more = [Slot(number) for number in range(len(self._slots), count)]
             self._slots += more
-        errors: list[Exception] = []
-
-        def fill(slot: Slot) -> None:
-            try:
-                self._fill(slot)
-            except Exception as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=fill, args=(slot,), daemon=True) for slot in more]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        if more:
+            with ThreadPoolExecutor(len(more), f"{self.program.name} loads") as threads:
+                all(threads.map(self._fill, more))
 
     def shrink(self, count: int) -> None:
         """Keep the first `count` processes; the others end after their current calls. Blocks until then."""
         with self._free:
-            going = self._slots[count:]
-            for slot in going:
-                slot.goes = True
+            removed = self._slots[count:]
+            for slot in removed:
+                slot.removing = True
             self._free.wait_for(
-                lambda: self._closed or all(slot.process is None or not slot.process.reserved for slot in going)
+                lambda: self._closed or all(slot.process is None or not slot.process.reserved for slot in removed)
             )
             if self._closed:
                 return
-            self._slots = [slot for slot in self._slots if slot not in going]
-            ended = [slot.process for slot in going if slot.process is not None]
-            loading = [slot.loading for slot in going if slot.loading is not None]
+            self._slots = [slot for slot in self._slots if slot not in removed]
+            ended = [slot.process for slot in removed if slot.process is not None]
+            loading = [slot.loading for slot in removed if slot.loading is not None]
             self._gone += [*ended, *loading]
             self.live -= len(ended)
         for process in loading:
@@ -292,7 +411,7 @@ class Pool:
             self._free.notify_all()
 
     def runs_again(self, call: Call, error: BaseException | None) -> bool:
-        """Returns whether a call whose process was lost is to run in another one.
+        """Return whether a call whose process was lost is to run in another one.
 
         Raises `Unavailable` if it has been lost `MAX_TRIES` times.
         """
@@ -308,7 +427,7 @@ class Pool:
         found, least = None, math.inf
         for slot in self._slots:
             process = slot.process
-            if process is None or process.lost or slot.goes or mine not in (None, slot.number):
+            if process is None or process.lost or slot.removing or mine not in (None, slot.number):
                 continue
             if (
                 process.reserved < process.capacity
@@ -318,7 +437,7 @@ class Pool:
         return found
 
     def unstarted(self) -> Process | None:
-        """Returns a process whose instance was not started yet, marked as started; None if there is none."""
+        """Return a process whose instance was not started yet, marked as started; None if there is none."""
         with self._free:
             for slot in self._slots:
                 if (process := slot.process) is not None and not process.started:
@@ -338,7 +457,7 @@ class Pool:
     # --- checks by the monitor ---
 
     def _checks(self) -> list[Callable[[], object]]:
-        """Returns the checks of one round of the monitor."""
+        """Return the checks of one round of the monitor."""
         with self._free:
             return [*(partial(self._check_slot, slot) for slot in self._slots), self._forget]
 
@@ -373,12 +492,12 @@ class Pool:
             self._gone.append(process)
             self.live -= 1
             none_left = not self.live
-            if self._closed or slot.goes:
+            if self._closed or slot.removing:
                 self._free.notify_all()
                 return
             if time.monotonic() - slot.begun >= self._policy.steady:
                 slot.lost_in_a_row = 0
-            delay = slot.put_off(self._policy)
+            delay = slot.schedule_restart(self._policy)
             self._restarts["hung" if process.hung else "ended"] += 1
         # As strings: a handler that keeps the log record must not keep the process.
         log.error("%s %s; it is restarted in %.1f s", str(process), process.lost, delay)
@@ -405,7 +524,7 @@ class Pool:
 
     def _not_replaced(self, slot: Slot, error: BaseException) -> None:
         with self._free:
-            delay = slot.put_off(self._policy)
+            delay = slot.schedule_restart(self._policy)
             self._failure = f"its {self.program.kind} was lost and could not be restarted: {error}"
             self._free.notify_all()
             if self._closed:
@@ -428,20 +547,20 @@ class Pool:
         with self._free:
             self._closed = True
             self._free.notify_all()
-            there = self.there()
+            there = self.processes()
         for process in filter(which, there):
             process.kill(why)
 
-    def there(self) -> list[Process]:
-        """Returns all processes: ready, loading, and lost ones that are not released yet."""
+    def processes(self) -> list[Process]:
+        """Return all processes: ready, loading, and lost ones that are not released yet."""
         return [one for slot in self._slots for one in (slot.process, slot.loading) if one] + self._gone
 
     def check_ready(self) -> bool:
-        """Returns whether the readiness check of the model passes in every ready process. Blocks."""
+        """Return whether the readiness check of the model passes in every ready process. Blocks."""
         return all(process.check_ready() for process in self.ready())
 
     def ready(self) -> list[Process]:
-        """Returns the processes that take calls."""
+        """Return the processes that take calls."""
         return [process for slot in self._slots if (process := slot.process) is not None]
 
     def close(self) -> None:
@@ -449,7 +568,7 @@ class Pool:
         with self._free:
             self._closed = True
             self._free.notify_all()
-            there = self.there()
+            there = self.processes()
             loading = {slot.loading for slot in self._slots}
             self.live = 0
         for process in there:
@@ -463,7 +582,7 @@ class Pool:
         # The monitor may just have started another process.
         self._monitor.end()
         with self._free:
-            there = [process for process in self.there() if process not in there]
+            there = [process for process in self.processes() if process not in there]
             self._slots.clear()
             self._gone.clear()
         for process in there:

@@ -117,7 +117,7 @@ class Process:
 
     @classmethod
     def start(cls, program: Program, number: int, take_metrics: Callable[[Any], object]) -> Process:
-        """Returns a new process, which waits for `load`.
+        """Return a new process, which waits for `load`.
 
         `take_metrics` gets each change of its model's metrics, on any thread. It ends with the thread that calls
         this. Raises `OSError`.
@@ -184,11 +184,11 @@ class Process:
         return declared
 
     def _file(self, program: Program) -> Path:
-        """Returns the path of the model's file on the process's machine."""
+        """Return the path of the model's file on the process's machine."""
         return program.file.absolute()
 
     def _capacity(self, program: Program) -> float:
-        """Returns how many calls of plain (not `async def`) code may be sent to it at the same time."""
+        """Return how many calls of plain (not `async def`) code may be sent to it at the same time."""
         return 1
 
     # --- calls ---
@@ -220,7 +220,7 @@ class Process:
         self._switch_log()
 
     def _why_hung(self, hang_seconds: float, longest_run: float) -> str:
-        """Returns the reason to kill a hung process; "" if it does not hang."""
+        """Return the reason to kill a hung process; "" if it does not hang."""
         if 0 < hang_seconds <= self.heartbeat.silence:
             return f"sent no heartbeat for {self.heartbeat.silence:.1f} s and was killed"
         if 0 < longest_run < self.calls.run_seconds:
@@ -247,7 +247,7 @@ class Process:
     # --- end ---
 
     def check_ready(self) -> bool:
-        """Returns whether its model's readiness check passes; False if the process ends meanwhile. Blocks."""
+        """Return whether its model's readiness check passes; False if the process ends meanwhile. Blocks."""
         return self.calls.check_ready()
 
     def why_gone(self) -> str:
@@ -262,12 +262,12 @@ class Process:
         return self._lost_or(self._ended(status))
 
     def ended(self) -> str:
-        """Returns the reason why it has ended; "" while it runs."""
+        """Return the reason why it has ended; "" while it runs."""
         status = self._body.poll()
         return "" if status is None else self._lost_or(self._ended(status))
 
     def _ended(self, status: int) -> str:
-        """Returns the text for a process that ended with this exit status."""
+        """Return the text for a process that ended with this exit status."""
         return _ended(status)
 
     def _lost_or(self, why: str) -> str:
@@ -318,7 +318,7 @@ class Process:
 
 
 def log_descriptor() -> int:
-    """Returns the stdout and stderr for processes that the server starts: stderr if open, else `DEVNULL`."""
+    """Return the stdout and stderr for processes that the server starts: stderr if open, else `DEVNULL`."""
     try:
         os.fstat(2)
     except OSError:

@@ -11,7 +11,7 @@ from typing import Any
 
 from triglot.core.call import BatchCall, Call
 from triglot.core.readings import Reading
-from triglot.executors.hosted import HostedModel, nobody_to_tell, not_at_all
+from triglot.executors.hosted import HostedModel, ignore_loss, no_warm_up
 from triglot.executors.process.blocking import iterate, run_blocking
 from triglot.executors.process.health import BEAT_SECONDS
 from triglot.executors.process.pool import Checkout, Pool
@@ -87,7 +87,7 @@ class RemoteModel(HostedModel):
         return max(0, after - before), max(0, before - after)
 
     def _devices(self, config: ModelConfig) -> list[Device]:
-        """Returns the device of each instance, or an empty list if that depends on which GPUs there are."""
+        """Return the device of each instance, or an empty list if that depends on which GPUs there are."""
         anywhere = {"CPU", "MODEL"} | ({"AUTO"} if self.platform == "python" else set())
         return config.devices(int) if all(group.kind in anywhere for group in config.instance_groups) else []
 
@@ -118,7 +118,7 @@ class RemoteModel(HostedModel):
         self._wait(process.calls.start(call))
 
     def _run_on(self, process: Process) -> Function:
-        """Returns a function that runs the model in this process, on a thread that blocks."""
+        """Return a function that runs the model in this process, on a thread that blocks."""
         calls = process.calls
         if is_decoupled(self.infer):
             return lambda inputs, call: iterate(calls.stream(inputs, call), self._wait)
@@ -127,7 +127,7 @@ class RemoteModel(HostedModel):
     @property
     def orphaned(self) -> int:
         """See `HostedModel`."""
-        return sum(process.calls.orphaned for process in self._pool.there())
+        return sum(process.calls.orphaned for process in self._pool.processes())
 
     @property
     def alive(self) -> bool:
@@ -147,7 +147,7 @@ class RemoteModel(HostedModel):
         """Have each process close the model and end. Blocks until they have ended."""
         self._pool.close()
         self._start_call = None
-        self.warm_up, self.on_lost = not_at_all, nobody_to_tell  # They would keep their owners alive.
+        self.warm_up, self.on_lost = no_warm_up, ignore_loss  # They would keep their owners alive.
 
     def readings(self) -> Iterator[Reading]:
         """See `Pool.readings`."""
@@ -156,13 +156,13 @@ class RemoteModel(HostedModel):
     # --- calls ---
 
     async def run_async(self, inputs: Inputs, call: Call) -> Any:
-        """Returns what the model returns. Raises what that raises, and `Unavailable` if its process is lost."""
+        """Return what the model returns. Raises what that raises, and `Unavailable` if its process is lost."""
         while True:
             with self._pool.checkout(call) or await self._waited(call) as calls:
                 return await calls.run(inputs, call)
 
     async def run_list_async(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
-        """Returns the outputs, or the error, of each request. Raises as `run_async`."""
+        """Return the outputs, or the error, of each request. Raises as `run_async`."""
         call = BatchCall(calls)
         while True:
             with self._pool.checkout(call) or await self._waited(call) as of_process:
@@ -219,7 +219,7 @@ class RemoteModel(HostedModel):
 
 
 def remote_model(pool: Pool, declared: Mapping[str, Any]) -> RemoteModel:
-    """Returns the model as its first process declared it; its class has the name of the model's own."""
+    """Return the model as its first process declared it; its class has the name of the model's own."""
     kind, on_loop = RemoteModel, declared["on_loop"]
     methods: dict[str, Any] = {}
     if declared["streams"]:

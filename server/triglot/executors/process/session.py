@@ -18,11 +18,18 @@ from triglot.core.errors import Unavailable
 from triglot.core.permission import Permission
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.types import NO_INPUT_PARAMETERS
-from triglot.executors.process.answers import answer_of, non_tensor_fields, rows_of, text_of
 from triglot.executors.process.blocking import iterate, run_blocking
-from triglot.executors.process.call_fields import asked_fields, inputs_of, streams
 from triglot.executors.process.channel import Channel, Mailbox, Message
 from triglot.executors.process.failures import error_of
+from triglot.executors.process.fields import (
+    answer_of,
+    asked_fields,
+    inputs_of,
+    non_tensor_fields,
+    rows_of,
+    streams,
+    text_of,
+)
 from triglot.executors.process.frames import FIRST_QUESTION, Kind
 from triglot.executors.process.shared_memory import Placed
 from triglot.executors.process.values import dumps
@@ -70,7 +77,7 @@ class Session:
         self.channel.unattended = serial
 
     def next(self) -> CallState:
-        """Returns what a frame of the kinds `_NEW` begins, waiting for it. On the main thread."""
+        """Return what a frame of the kinds `_NEW` begins, waiting for it. On the main thread."""
         self.channel.wait(self._new.__len__)
         return self._new.popleft()
 
@@ -167,7 +174,7 @@ class CallState(Mailbox):
         self._session.forget(self.number)
 
     def is_cancelled(self, number: int) -> bool:
-        """Returns whether the server has cancelled this call, or that with this number, which may be a member."""
+        """Return whether the server has cancelled this call, or that with this number, which may be a member."""
         return self.stopped or number in self._session.cancelled
 
     # --- responses ---
@@ -221,7 +228,7 @@ class CallState(Mailbox):
     # --- questions to the server ---
 
     def metadata(self, member: int | None) -> Iterable[tuple[str, str | bytes]]:
-        """Returns the metadata of the request; empty once the call has ended."""
+        """Return the metadata of the request; empty once the call has ended."""
         try:
             question, box = self._ask(Kind.METADATA, {"member": member})
         except Unavailable:
@@ -254,22 +261,22 @@ class CallState(Mailbox):
         try:
             return await self._answer(box)
         except asyncio.CancelledError:
-            self._say(Kind.STOP, question)
+            self._follow_up(Kind.STOP, question)
             raise
         finally:
             self._session.forget(question)
 
     async def _stream(self, asked: ModelCall | ModelTask, member: int | None) -> AsyncGenerator[Any, None]:
-        """Yields the responses one by one; closing the generator stops the call."""
+        """Yield the responses one by one; closing the generator stops the call."""
         question, box = self._ask(Kind.MODEL, {**asked_fields(asked, member), "stream": True}, inputs_of(asked))
         try:
             while (answer := await self._answer(box)) is not None:
                 yield answer
                 del answer
-                if not self._say(Kind.GO_ON, question):
+                if not self._follow_up(Kind.GO_ON, question):
                     raise _ended()
         finally:
-            self._say(Kind.STOP, question)
+            self._follow_up(Kind.STOP, question)
             self._session.forget(question)
 
     def _ask(
@@ -281,13 +288,13 @@ class CallState(Mailbox):
             return self._session.ask(self.number, kind, fields, tensors)
 
     async def _answer(self, box: Mailbox) -> Any:
-        """Returns the response once it has arrived; blocks on a thread without a loop. Raises `ServingError`."""
+        """Return the response once it has arrived; blocks on a thread without a loop. Raises `ServingError`."""
         message = await self._session.channel.take(box)
         if message.kind is Kind.REFUSAL:
             raise error_of(message.fields)
         return answer_of(message)
 
-    def _say(self, kind: Kind, question: int) -> bool:
+    def _follow_up(self, kind: Kind, question: int) -> bool:
         """Ask for the next response (GO_ON), or for no more (STOP); returns False if the call has ended."""
         with self._lock:
             if not self._over:

@@ -63,7 +63,7 @@ Named = list[tuple[str, Array]]
 
 
 def shared_memory(size: int) -> int:
-    """Returns the file descriptor of `size` bytes of shared memory, zeroed and anonymous. Raises `OSError`."""
+    """Return the file descriptor of `size` bytes of shared memory, zeroed and anonymous. Raises `OSError`."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("triglot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
@@ -93,7 +93,7 @@ def _check_room(size: int) -> None:
 
 
 def _available() -> int:
-    """Returns the bytes of available memory; `MAX_BYTES` where the system does not report them."""
+    """Return the bytes of available memory; `MAX_BYTES` where the system does not report them."""
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -102,7 +102,7 @@ def _available() -> int:
 
 
 def mapped(descriptor: int, size: int, *, writable: bool) -> mmap.mmap:
-    """Returns the mapped memory, which outlives the file descriptor. Raises `ValueError` if it is smaller."""
+    """Return the mapped memory, which outlives the file descriptor. Raises `ValueError` if it is smaller."""
     access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
     return mmap.mmap(descriptor, size, mmap.MAP_SHARED, access)
 
@@ -143,7 +143,7 @@ Row = tuple[str, str, tuple[int, ...], Contents]
 
 
 def packed(tensors: Mapping[Any, Any]) -> list[Row]:
-    """Returns the tensors as rows for `Arena.place`.
+    """Return the tensors as rows for `Arena.place`.
 
     Raises `TypeError` for a dtype that is no datatype's, and `MemoryError` when there is not enough memory.
     """
@@ -283,7 +283,7 @@ class Mirror:
             os.close(descriptor)
 
     def tensors(self, number: int, places: Sequence[Place]) -> Named:
-        """Returns the tensors in the region of this number, as read-only arrays with their names; 0: no region.
+        """Return the tensors in the region of this number, as read-only arrays with their names; 0: no region.
 
         Raises `FrameError` for an unknown region, or places that do not fit it.
         """
@@ -310,7 +310,7 @@ class Mirror:
         self._released.append(number)
 
     def released(self) -> list[int]:
-        """Returns the regions that have become free since the last call."""
+        """Return the regions that have become free since the last call."""
         released: list[int] = []
         with suppress(IndexError):  # Another thread may take the last one.
             while self._released:
@@ -323,7 +323,7 @@ class Mirror:
 
 
 def array_at(base: Array, place: Place) -> Array:
-    """Returns the tensor over the bytes of `base`; a copy for BYTES.
+    """Return the tensor over the bytes of `base`; a copy for BYTES.
 
     Raises `FrameError` for a wrong size and for wrongly packed BYTES.
     """

@@ -42,27 +42,27 @@ class Unpacked:
 
     @classmethod
     def of(cls, archive: Path, finish: Callable[[Path], object], cancelled: Callable[[], bool]) -> Unpacked:
-        """Returns the folder of an environment's archive, which is unpacked unless the cache has it.
+        """Return the folder of an environment's archive, which is unpacked unless the cache has it.
 
         `finish` completes a new folder, which it gets. Blocks. Raises `GivenUp` once `cancelled` returns true,
         `OSError`, `TarError`, and what `finish` raises.
         """
         source = _source_of(archive)
-        return cls._there(
+        return cls._in_cache(
             "environments", source, lambda folder: _unpack(archive, folder, finish, cancelled), cancelled
         )
 
     @classmethod
     def made(cls, kind: str, source: str, make: Callable[[Path], object]) -> Unpacked:
-        """Returns the folder of this kind and source, which is made unless the cache has it.
+        """Return the folder of this kind and source, which is made unless the cache has it.
 
         `kind` names a folder of the cache, and `source` identifies the contents. `make` fills a new folder, which
         it gets. Blocks. Raises `OSError`, and what `make` raises.
         """
-        return cls._there(kind, source, partial(_make, make), lambda: False)
+        return cls._in_cache(kind, source, partial(_make, make), lambda: False)
 
     @classmethod
-    def _there(
+    def _in_cache(
         cls, kind: str, source: str, make: Callable[[Path], object], cancelled: Callable[[], bool]
     ) -> Unpacked:
         home = _home(kind)
@@ -98,7 +98,7 @@ def _source_of(archive: Path) -> str:
 
 
 def _home(kind: str) -> Path:
-    """Returns the cache's folder of this kind, which only this user can write to. Raises `OSError`."""
+    """Return the cache's folder of this kind, which only this user can write to. Raises `OSError`."""
     said = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         cache = said if said.is_absolute() else Path.home() / ".cache"
@@ -171,7 +171,7 @@ def _sweep(home: Path) -> None:
 
 
 def _is_current(whole: Path) -> bool:
-    """Returns whether a folder is complete, and its archive unchanged. `whole`: the file with its source."""
+    """Return whether a folder is complete, and its archive unchanged. `whole`: the file with its source."""
     try:
         source = whole.read_text()
         return source == _source_of(Path(json.loads(source)[0]))

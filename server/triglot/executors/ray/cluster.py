@@ -115,7 +115,7 @@ class Cluster:
     thread may use it.
     """
 
-    _there: dict[str, Cluster] = {}
+    _by_address: dict[str, Cluster] = {}
     _registry = threading.Lock()
 
     def __init__(self, address: str) -> None:
@@ -128,7 +128,7 @@ class Cluster:
 
     @classmethod
     def open(cls, address: str, file: Path) -> Cluster:
-        """Returns the cluster at this address, for the model of `file`.
+        """Return the cluster at this address, for the model of `file`.
 
         Raises `MissingDependency` when Ray is not installed.
         """
@@ -137,7 +137,7 @@ class Cluster:
                 f"{file}: execution 'ray' needs ray, which is not installed; run: pip install 'triglot[ray]'"
             )
         with cls._registry:
-            cluster = cls._there.setdefault(address, cls(address))
+            cluster = cls._by_address.setdefault(address, cls(address))
             cluster._users += 1
             return cluster
 
@@ -147,7 +147,7 @@ class Cluster:
             self._users -= 1
             if self._users:
                 return
-            self._there.pop(self.address, None)
+            self._by_address.pop(self.address, None)
         with self._lock:
             driver, self._driver = self._driver, None
             connection, self._connection = self._connection, None
@@ -162,7 +162,7 @@ class Cluster:
             connection.close()
 
     def start(self, title: str, order: Mapping[str, Any]) -> ActorBody:
-        """Returns a new actor, which Ray places later. Raises `OSError` when the driver cannot be reached.
+        """Return a new actor, which Ray places later. Raises `OSError` when the driver cannot be reached.
 
         `title` names it in logs; `order` holds the other fields of the driver's order.
         """
@@ -192,14 +192,14 @@ class Cluster:
     def _start_driver(self) -> None:
         ours, theirs = socket.socketpair()
         path = [str(one) for one in sys.path]
-        log_there = log_descriptor()
+        output = log_descriptor()
         with theirs:
             self._driver = subprocess.Popen(
                 [sys.executable, "-c", _DRIVER.format(path=path), str(theirs.fileno()), self.address],
                 env=_SETTINGS | os.environ,
                 stdin=subprocess.DEVNULL,
-                stdout=log_there,
-                stderr=log_there,
+                stdout=output,
+                stderr=output,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -214,7 +214,7 @@ class Cluster:
                 if "failed" in event:
                     why = event["failed"]
                 elif "actor" in event:
-                    self._took(event)
+                    self._handle_event(event)
         with self._lock:
             bodies = list(self._bodies.values())
             self._bodies.clear()  # The next driver does not know the running actors.
@@ -227,7 +227,7 @@ class Cluster:
             if not body.placed:
                 body.end(f"could not be started: {why}")
 
-    def _took(self, event: Mapping[str, Any]) -> None:
+    def _handle_event(self, event: Mapping[str, Any]) -> None:
         body = self._bodies.get(event["actor"])
         if body is not None:
             body.take(event)

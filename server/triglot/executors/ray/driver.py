@@ -118,7 +118,7 @@ class Driver:
 
 
 def _wait_for_end(actor: Any, ended: Any) -> str:
-    """Returns the reason for the actor's end, as far as Ray knows it. Blocks until then."""
+    """Return the reason for the actor's end, as far as Ray knows it. Blocks until then."""
     while True:
         try:
             ray.get(ended)
@@ -133,7 +133,7 @@ def _wait_for_end(actor: Any, ended: Any) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns the text of one of Ray's errors as one line of at most `_MAX_REASON` characters."""
+    """Return the text of one of Ray's errors as one line of at most `_MAX_REASON` characters."""
     if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
         error = error.cause
     text = " ".join(str(error).split()) or type(error).__name__
@@ -155,7 +155,7 @@ class Files:
         self._users: dict[str, int] = {}
 
     def put(self, files: Mapping[str, str]) -> tuple[str, list[Any]]:
-        """Returns the files' digest, which names them, and references to the parts of their archive.
+        """Return the files' digest, which names them, and references to the parts of their archive.
 
         `files`: their "root", and in "only" the name of the one file that is meant, "" for all. Each `put` needs a
         `drop`.
@@ -180,7 +180,7 @@ class Files:
 
 
 def _digest(root: Path, only: str) -> str:
-    """Returns a digest of the files' paths, sizes and times: files of gigabytes take too long to read."""
+    """Return a digest of the files' paths, sizes and times: files of gigabytes take too long to read."""
     paths = [root / only] if only else sorted(path for path in root.rglob("*") if path.is_file())
     known = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     return hashlib.sha256(json.dumps([socket.gethostname(), str(root), known]).encode()).hexdigest()

@@ -150,7 +150,7 @@ class RayPlace:
             cluster.close()
 
     def start(self, program: Program, number: int, take_metrics: Callable[[Any], object]) -> ActorProcess:
-        """Returns a new actor, which waits for `load`; see `Process.start`.
+        """Return a new actor, which waits for `load`; see `Process.start`.
 
         Raises `OSError` when the driver cannot be reached, or loading was cancelled.
         """
@@ -169,5 +169,5 @@ class RayPlace:
 
 
 def _gpus(config: ModelConfig) -> float:
-    """Returns the default number of GPUs of an instance: 1 if the model has an instance group of kind GPU."""
+    """Return the default number of GPUs of an instance: 1 if the model has an instance group of kind GPU."""
     return float(any(group.kind == "GPU" for group in config.instance_groups))

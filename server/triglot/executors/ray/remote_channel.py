@@ -60,7 +60,7 @@ class RemoteChannel(Channel):
         return Message(frame.kind, frame.call, frame.text, named)
 
     def _behind(self, frame: Frame, places: tuple[Place, ...]) -> list[tuple[str, Any]]:
-        """Returns the tensors that follow the frame. Raises `OSError`, and `ValueError` for impossible sizes."""
+        """Return the tensors that follow the frame. Raises `OSError`, and `ValueError` for impossible sizes."""
         if not (size := frame.region_size):
             return [(place.name, array_at(_NOTHING, place)) for place in places]
         if size > MAX_BYTES or max(place.offset + place.size for place in places) > size:
@@ -91,7 +91,7 @@ class RemoteChannel(Channel):
 
 
 def _bytes_of(data: Any, datatype: str) -> Any:
-    """Returns the elements' bytes in C order, without a copy for a contiguous array of this dtype."""
+    """Return the elements' bytes in C order, without a copy for a contiguous array of this dtype."""
     if isinstance(data, Stack):
         whole = np.empty(data.shape, DATATYPES[datatype].dtype)
         data.copy_to(whole)

@@ -1,0 +1,190 @@
+"""The fields of calls and responses: what a frame has in its JSON text, besides the tensors in a region.
+
+A call has those of `call_fields`, and a call that the model's code makes those of `asked_fields`. The fields of a
+response are its `parameters`, and whether it is `final` or `partial`, unless they are empty. A list of responses
+has, for each in order, its fields with the number of its tensors, or the error of its request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+from triglot.core.call import Call, ModelCall, ModelTask
+from triglot.core.errors import Internal
+from triglot.core.request_scheduling import PLAIN
+from triglot.core.tensor import Array
+from triglot.core.types import Answer
+from triglot.executors.process.channel import Message
+from triglot.executors.process.failures import failure_fields
+from triglot.executors.process.shared_memory import Row, packed
+from triglot.executors.process.values import dumps
+
+_NON_TENSOR_FIELDS = ("parameters", "final", "partial")
+
+
+def call_fields(call: Call, *, log_ids: bool = False) -> dict[str, Any]:
+    """In the server: returns the fields of a call for its process, without defaults.
+
+    `log_ids`: include the ids that the process logs.
+    """
+    fields = _own_fields(call, log_ids)
+    if (members := members_of(call)) is not None:
+        fields["members"] = [_own_fields(member, log_ids) for member in members]
+    return fields
+
+
+def members_of(call: Call) -> Sequence[Call] | None:
+    """Return the calls that are executed together; None for a call that is executed alone."""
+    members = call.members
+    return None if len(members) == 1 and members[0] is call else members
+
+
+def _own_fields(call: Call, log_ids: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "id": call.request_id,
+        "signature": call.signature_name,
+        "parameters": call.parameters,
+        "input_parameters": dict(call.input_parameters),
+        "model": call.model_name,
+        "version": call.model_version,
+        "batch": call.batch_size,
+        "size": call.size,
+        "outputs": list(call.requested_outputs),
+        "client": call.client,
+    }
+    if log_ids or call.span is not None:  # Otherwise the headers are read only when the model's code needs them.
+        fields["log_id"] = call.log_ids[0]
+        fields["context"] = call.traceparent, call.tracestate
+    if call.scheduling is not PLAIN:
+        one = call.scheduling
+        fields["scheduling"] = (
+            one.priority,
+            one.timeout,
+            one.sequence_id,
+            one.sequence_start,
+            one.sequence_end,
+        )
+    found = {name: value for name, value in fields.items() if value}
+    if call.deadline is not None:
+        found["remaining"] = call.remaining  # The clocks of two machines differ.
+    return found
+
+
+def asked_fields(asked: ModelCall | ModelTask, member: int | None) -> dict[str, Any]:
+    """In the process: returns the fields of a model's call of another model, or of its task, without the inputs.
+
+    `member`: index of the member on whose behalf it is made; None: the call itself.
+    """
+    if isinstance(asked, ModelTask):
+        return {"task": asdict(asked), "member": member}
+    return {
+        "model": asked.model,
+        "version": asked.version,
+        "outputs": list(asked.outputs),
+        "signature_name": asked.signature_name,
+        "parameters": None if asked.parameters is None else dict(asked.parameters),
+        "request_id": asked.request_id,
+        "member": member,
+    }
+
+
+def streams(asked: ModelCall | ModelTask) -> bool:
+    """Return whether the model reads the responses as a stream."""
+    return isinstance(asked, ModelCall) and asked.stream
+
+
+def inputs_of(asked: ModelCall | ModelTask) -> Mapping[str, Any] | None:
+    """Return the tensors that accompany `asked_fields`; None for a task."""
+    return asked.inputs if isinstance(asked, ModelCall) else None
+
+
+def asked_of(fields: Mapping[str, Any], inputs: Mapping[str, Any], *, stream: bool) -> ModelCall | ModelTask:
+    """In the server: returns the model's call or task that has these fields."""
+    if "task" in fields:
+        return ModelTask(**fields["task"])
+    return ModelCall(inputs=inputs, stream=stream, **fields)
+
+
+def rows_of(answer: object, model: str) -> list[Row]:
+    """Return the rows of what this model's `infer` returned. Raises `Internal` for an invalid response."""
+    if not isinstance(answer, Mapping):
+        raise Internal(f"model '{model}' returned {type(answer).__name__}, expected a dict of outputs by name")
+    try:
+        return packed(answer)
+    except TypeError as error:
+        raise Internal(f"model '{model}' returned output {error}") from None
+
+
+def non_tensor_fields(answer: object) -> dict[str, Any]:
+    """Return the fields of a response besides its tensors."""
+    if not isinstance(answer, Answer):
+        return {}
+    fields = {"parameters": answer.parameters, "final": answer.final, "partial": answer.partial}
+    return {name: value for name, value in fields.items() if value}
+
+
+def text_of(fields: Mapping[str, Any], model: str) -> bytes:
+    """Return the fields as JSON, nothing without any. Raises `Internal` for parameters that cannot be sent."""
+    try:
+        return dumps(fields) if fields else b""
+    except TypeError as error:
+        raise Internal(f"model '{model}' returned response parameters: {error}") from None
+
+
+def answer_of(message: Message) -> Any:
+    """Return the received response as a dict; the result of a `ModelTask`; None if there is neither."""
+    tensors = message.tensors
+    if not message.text:
+        return tensors
+    return message.fields.get("result") if tensors is None else _whole(tensors, message.fields)
+
+
+def _whole(tensors: dict[str, Array], fields: Mapping[str, Any]) -> dict[str, Any]:
+    if fields.keys().isdisjoint(_NON_TENSOR_FIELDS):
+        return tensors
+    final, partial = fields.get("final", False), fields.get("partial", False)
+    return Answer(tensors, fields.get("parameters", {}), final=final, partial=partial)
+
+
+# --- lists ---
+
+
+def grouped(named: Iterable[tuple[str, Array]], counts: Iterable[int]) -> Iterator[dict[str, Array]]:
+    """Yield the tensors of each of several requests or responses. `counts`: their numbers of tensors."""
+    tensors = iter(named)
+    for count in counts:
+        yield dict(islice(tensors, count))
+
+
+def list_rows(answers: Sequence[Any], model: str) -> tuple[list[Row], list[dict[str, Any]]]:
+    """Return the rows of what this model's `infer_batch` returned, and the fields of each response.
+
+    An invalid response fails only its own request.
+    """
+    rows: list[Row] = []
+    fields: list[dict[str, Any]] = []
+    for answer in answers:
+        try:
+            if isinstance(answer, BaseException):
+                raise answer
+            own, other = rows_of(answer, model), non_tensor_fields(answer)
+            text_of(other, model)
+        except BaseException as error:  # Fails this request only.
+            fields.append({"error": failure_fields(error)})
+        else:
+            rows += own
+            fields.append({**other, "count": len(own)})
+    return rows, fields
+
+
+def list_of(message: Message, error_of: Any) -> list[Any]:
+    """Return the received responses; for each that failed, what `error_of` returns for its error's fields."""
+    fields: list[dict[str, Any]] = message.fields["answers"]
+    groups = grouped(message.named or (), (one.get("count", 0) for one in fields))
+    return [
+        error_of(one["error"]) if "error" in one else _whole(tensors, one)
+        for one, tensors in zip(fields, groups, strict=True)
+    ]
