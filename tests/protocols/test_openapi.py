@@ -22,7 +22,7 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.tensor import Array
 from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import Signature
-from triglot.protocols.openapi.operation import SCHEMAS
+from triglot.protocols.api_operation import SCHEMAS
 from triglot.protocols.openapi.routes import openapi_routes
 from triglot.protocols.registry import rows
 from triglot.protocols.rows import Route

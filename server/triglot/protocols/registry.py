@@ -13,6 +13,7 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import ADMINISTRATION
 from triglot.core.permission import Permission
 from triglot.dataplane.dataplane import DataPlane
+from triglot.protocols import api_operation as operation
 from triglot.protocols.grpc.health import Health
 from triglot.protocols.grpc.reflection import reflection_services
 from triglot.protocols.grps import openapi as grps_api
@@ -34,7 +35,6 @@ from triglot.protocols.kserve.stream import StreamLimits
 from triglot.protocols.kserve.trace_settings import TraceSetting
 from triglot.protocols.monitor import openapi as monitor_api
 from triglot.protocols.monitor.routes import METRICS, About, monitor_routes, page_route, readable
-from triglot.protocols.openapi import operation
 from triglot.protocols.openapi.routes import openapi_routes
 from triglot.protocols.rows import Method, Route, Service
 from triglot.protocols.tfserving import openapi as tfserving_api

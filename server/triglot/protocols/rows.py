@@ -21,7 +21,7 @@ from triglot.core.operation import Operation
 from triglot.core.running import Conversation, Defer, Requests, Responses, Running, Sink
 from triglot.core.scattered import Scattered
 from triglot.model.metadata import ModelMetadata
-from triglot.protocols.openapi.operation import ApiOperation
+from triglot.protocols.api_operation import ApiOperation
 
 _PATTERN = re.compile(r":[^{}]*}")
 MAX_CONTROL_BYTES = 1024 * 1024

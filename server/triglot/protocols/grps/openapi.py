@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from triglot.model.metadata import ModelMetadata
-from triglot.protocols.openapi.operation import (
+from triglot.protocols.api_operation import (
     BINARY,
     BYTES,
     COUNT,

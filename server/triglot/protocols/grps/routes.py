@@ -18,6 +18,7 @@ from triglot.core.operation import Operation
 from triglot.core.running import Defer, Running, Sink
 from triglot.core.types import HttpChunk, InferenceResponse
 from triglot.model.metadata import ModelMetadata
+from triglot.protocols.api_operation import ALLOW, ApiOperation
 from triglot.protocols.grps import openapi
 from triglot.protocols.grps.answers import Answer
 from triglot.protocols.grps.codec import decode_answer
@@ -30,7 +31,6 @@ from triglot.protocols.grps.request import Request
 from triglot.protocols.grps.service import PROTOCOL, Grps, worded
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.json.text import read_body
-from triglot.protocols.openapi.operation import ALLOW, ApiOperation
 from triglot.protocols.rows import InferenceHandler, Route
 
 PREFIX = "/grps/v1"

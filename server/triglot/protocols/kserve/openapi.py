@@ -11,9 +11,7 @@ from urllib.parse import quote
 from triglot.core.types import TensorSpec
 from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import shape_text
-from triglot.protocols.kserve.json_elements import NO_JSON
-from triglot.protocols.kserve.rest import HEADER_NAME
-from triglot.protocols.openapi.operation import (
+from triglot.protocols.api_operation import (
     BINARY,
     BOOLEAN,
     BYTES,
@@ -31,7 +29,9 @@ from triglot.protocols.openapi.operation import (
     record,
     ref,
 )
-from triglot.protocols.openapi.tensors import described, element_schema, shape_schema
+from triglot.protocols.api_tensors import described, element_schema, shape_schema
+from triglot.protocols.kserve.json_elements import NO_JSON
+from triglot.protocols.kserve.rest import HEADER_NAME
 from triglot.protocols.sample_calls import LARGEST_EXAMPLE, binary_call, sample_calls, stream_call
 
 _BINARY = (

@@ -18,11 +18,11 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
 from triglot.dataplane.control import REGISTER, UNREGISTER, Arguments, Control
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols.api_operation import ApiOperation
 from triglot.protocols.json.dialect import type_name
 from triglot.protocols.json.text import read_body
 from triglot.protocols.kserve import openapi as api
 from triglot.protocols.kserve.regions import MAX_NAME, Region, Regions
-from triglot.protocols.openapi.operation import ApiOperation
 from triglot.protocols.rows import Kind, Method, Route
 from triglot.protocols.wire import parse_control, serialize
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triglot.protocols.openapi.operation import (
+from triglot.protocols.api_operation import (
     JSON,
     OBJECT,
     STRING,

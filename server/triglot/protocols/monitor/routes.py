@@ -21,10 +21,10 @@ from triglot.dataplane.control import NAMES, Arguments, Control, Reports
 from triglot.dataplane.control import OVERVIEW as OVERVIEW_REPORT
 from triglot.dataplane.control import SERIES as SERIES_REPORT
 from triglot.dataplane.dataplane import DataPlane
+from triglot.protocols.api_operation import ALLOW, ApiOperation
 from triglot.protocols.monitor import openapi
 from triglot.protocols.monitor.details import encode_details, model_details
 from triglot.protocols.monitor.overview import overview, overview_report
-from triglot.protocols.openapi.operation import ALLOW, ApiOperation
 from triglot.protocols.pages import TOKEN_SCRIPT, page_headers, page_text
 from triglot.protocols.rows import Route
 from triglot.repository.manager.plan import Version

@@ -15,7 +15,7 @@ from typing import Any
 
 from triglot.core.fast_json import dumps
 from triglot.model.metadata import ModelMetadata
-from triglot.protocols.openapi.operation import AI_PLATFORM, JSON, ApiOperation, Content, Schema
+from triglot.protocols.api_operation import AI_PLATFORM, JSON, ApiOperation, Content, Schema
 from triglot.protocols.rows import Route
 
 OPENAPI = "3.1.0"

@@ -26,9 +26,9 @@ from triglot.core.tensor import object_array
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, ParameterValue
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
+from triglot.protocols.api_operation import ApiOperation
 from triglot.protocols.json.arrays import parse_large
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
-from triglot.protocols.openapi.operation import ApiOperation
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving import openapi as api
 from triglot.protocols.tfserving.http_body import unwrapped

@@ -10,7 +10,7 @@ from triglot.core.tensor import DATATYPES
 from triglot.core.types import TensorSpec
 from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import shape_text
-from triglot.protocols.openapi.operation import (
+from triglot.protocols.api_operation import (
     AI_PLATFORM,
     BOOLEAN,
     ERROR,
@@ -25,7 +25,7 @@ from triglot.protocols.openapi.operation import (
     record,
     ref,
 )
-from triglot.protocols.openapi.tensors import described
+from triglot.protocols.api_tensors import described
 from triglot.protocols.sample_calls import LARGEST_EXAMPLE, sample_calls
 from triglot.protocols.tfserving.json_tensors import RULES
 

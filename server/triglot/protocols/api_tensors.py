@@ -8,7 +8,7 @@ from triglot.core.tensor import DATATYPES
 from triglot.core.types import TensorSpec
 from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import shape_text
-from triglot.protocols.openapi.operation import BOOLEAN, COUNT, STRING, Schema
+from triglot.protocols.api_operation import BOOLEAN, COUNT, STRING, Schema
 
 
 def element_schema(datatype: str) -> Schema:
