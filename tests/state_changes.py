@@ -16,9 +16,9 @@ import aiohttp
 import triglot
 from process import write_model
 from triglot.core.operation import ADMINISTRATION, Operation
+from triglot.protocols.protocol import Context
 from triglot.protocols.registry import Rows, rows
 from triglot.protocols.rows import Route
-from triglot.protocols.tfserving.service import Predictions
 
 PREDICT, OWN_PREDICT = "/own/predict", "/own/grps"
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}
@@ -117,7 +117,7 @@ async def changing_server(folder: Path, **options: Any) -> AsyncIterator[Changin
 def rows_of(config: triglot.Config) -> Rows:
     """Returns the gRPC methods and REST routes of a server with this configuration."""
     server = triglot.Server([], config)
-    return rows(server.dataplane, Predictions(server.dataplane), server.telemetry, config)
+    return rows(Context(server.dataplane, server.telemetry, config))
 
 
 def changes_of(config: triglot.Config, key: str) -> list[Change]:

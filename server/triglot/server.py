@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from triglot import backends
+from triglot import backends, parts
 from triglot.access.tallies import LocalTally, SharedTallies, Tallies
 from triglot.config.options import NO_PORT, Config, ConfigError
 from triglot.config.trace_config import OPENTELEMETRY, TraceConfig
@@ -24,17 +24,15 @@ from triglot.core.recording import Recording
 from triglot.dataplane.control import Control
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_calls import ModelCalls
-from triglot.dataplane.recorder import Recorder
+from triglot.dataplane.recorder import Record, Recorder
 from triglot.model.metadata import ModelMetadata
 from triglot.platform.cgroups import memory_bound
 from triglot.platform.cpus import cpu_count
 from triglot.platform.memory import trim_when_idle
 from triglot.protocols.kserve.regions import Regions
-from triglot.protocols.registry import rows
+from triglot.protocols.protocol import Context
+from triglot.protocols.registry import protocol_parts, rows
 from triglot.protocols.rows import Service
-from triglot.protocols.tfserving.records import encode_record
-from triglot.protocols.tfserving.service import Predictions
-from triglot.protocols.tfserving.warmup import read_warm_up, warm_up
 from triglot.repository.config.bounds import Bounds
 from triglot.repository.config.default_batching import DefaultBatching
 from triglot.repository.config.settings import ModelSettings, folders_of, record_folders_of
@@ -42,7 +40,7 @@ from triglot.repository.manager.loader import Adapt, Load
 from triglot.repository.manager.manager import Manager
 from triglot.repository.manager.starting import start_instances
 from triglot.repository.manager.summary import VersionSummary, table
-from triglot.repository.manager.warm_up import warm_up as run_warm_up
+from triglot.repository.manager.warm_up import WARM_UP_FILE, warm_up
 from triglot.repository.scan.source import ModelFiles, NamedPath
 from triglot.repository.storage.storage import Storage
 from triglot.scheduling.admission import Admission, Limits
@@ -115,7 +113,7 @@ class Server:
         self._record_folders = [*record_folders_of(own), *(Path(prefix).parent for prefix in prefixes)]
         self.telemetry = telemetry or Telemetry()
         self._recorder = Recorder(
-            encode_record,
+            _encode_record,
             self.telemetry.records,
             _recording(self.config),
             suffix="" if control.alone else f"-w{control.number}",
@@ -176,7 +174,6 @@ class Server:
         self._access_renewed: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._resting: asyncio.Task[None] | None = None
-        self._predictions = Predictions(self.dataplane)
         self.grpc_port = 0
         self.rest_port = 0
         self._grpc: GrpcServer | H2Server | None = None
@@ -198,6 +195,7 @@ class Server:
                 _check_free(self.config.host, port)
         if self.config.grpc_socket:
             _check_socket(self.config.grpc_socket)
+        protocol_parts(self.config)
         self._tracer.check()
         self._start_spans()
         self._check_record_folders()
@@ -224,6 +222,11 @@ class Server:
         self._recorder.configure({name: recording for name, recording in own.items() if recording is not None})
 
     def _check_record_folders(self) -> None:
+        if self._record_folders:
+            try:
+                parts.load("observer", "request records")
+            except parts.MissingPart as error:
+                raise ConfigError(f"request_log: {error}") from error
         for folder in self._record_folders:
             if not folder.is_dir():
                 raise OSError(f"request records: expected a prefix in an existing folder, got {folder}")
@@ -332,9 +335,14 @@ class Server:
     async def _warm_up(self, servable: Servable, files: ModelFiles) -> None:
         # Calls of the model during its warm-up are not counted either.
         reach = ModelCalls(self.dataplane, None).reach
-        await run_warm_up(servable, files.config.warm_up, reach)
-        recorded = await asyncio.to_thread(read_warm_up, files.file.parent)
-        await warm_up(self._predictions, servable, recorded)
+        await warm_up(servable, files.config.warm_up, reach)
+        recorded = files.file.parent / WARM_UP_FILE
+        if await asyncio.to_thread(recorded.is_file):
+            try:
+                replay = parts.load("observer", "warm-up records")
+            except parts.MissingPart as error:
+                raise ModelLoadError(f"{recorded}: {error}") from error
+            await replay(self.dataplane, servable, recorded)
 
     async def _open(self) -> None:
         started = time.monotonic()
@@ -349,15 +357,16 @@ class Server:
             access_lines=self.config.access_log,
         )
         services, routes = rows(
-            self.dataplane,
-            self._predictions,
-            self.telemetry,
-            self.config,
-            self._about,
-            self._logs,
-            self._regions,
-            lambda: self.grpc_port,
-            self._admission.limits,
+            Context(
+                self.dataplane,
+                self.telemetry,
+                self.config,
+                self._about,
+                self._logs,
+                self._regions,
+                lambda: self.grpc_port,
+                self._admission.limits,
+            )
         )
         await self.dataplane.control.loaded()
         self._ticking = asyncio.create_task(self.telemetry.run())
@@ -499,6 +508,12 @@ def _http_server(config: Config) -> type[HttpServer]:
     from triglot.transports.aiohttp.server import AiohttpServer  # noqa: PLC0415
 
     return AiohttpServer
+
+
+def _encode_record(record: Record) -> bytes:
+    """Return a record's bytes in its file; what encodes it is imported with the first one."""
+    encoded: bytes = parts.load("observer", "request records")(record)
+    return encoded
 
 
 def _plural(count: int, thing: str) -> str:

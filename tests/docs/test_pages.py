@@ -50,6 +50,15 @@ def test_files_and_targets_are_there(name: str) -> None:
     assert set(MADE_BY_MAKE.findall(text)) <= set(targets)
 
 
+def test_new_protocol_takes_150_lines_and_changes_no_file() -> None:
+    text = (ROOT / "docs" / "extending.md").read_text()
+    blocks = blocks_of(text[: text.index("## An option")])
+    assert [block for block in blocks if block.language == "diff"] == []
+    files = {block.title: len(block.text.splitlines()) for block in blocks if block.title.startswith("vectors.")}
+    assert files.keys() == {"vectors.proto", "vectors.py"}
+    assert sum(files.values()) <= 150, files
+
+
 def test_pictures_are_small() -> None:
     sizes = {file.name: file.stat().st_size for file in (ROOT / "docs").rglob("*.png")}
     assert sizes

@@ -29,7 +29,7 @@ from triglot.pb.grps.grps_pb2 import DT_FLOAT32, GenericTensor
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import inference_pb2 as tf_pb2
 from triglot.pb.tfserving import management_pb2
-from triglot.protocols.tfserving.warmup import WARM_UP_FILE
+from triglot.repository.manager.warm_up import WARM_UP_FILE
 from waiting import wait_until
 
 MODELS = Path(__file__).parents[1] / "models_tfserving"

@@ -20,9 +20,9 @@ from triglot.pb import service as service_descriptor
 from triglot.pb.grpc.health.v1 import health_pb2 as health
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.service import SERVICE, KServe
+from triglot.protocols.protocol import Context
 from triglot.protocols.registry import rows
 from triglot.protocols.rows import Kind
-from triglot.protocols.tfserving.service import Predictions
 from triglot.transports.grpc_calls import endpoint_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -64,7 +64,7 @@ async def assert_that_all_is_well(served: Served) -> None:
 
 async def test_every_row_is_a_method_of_its_service() -> None:
     server = triglot.Server([])
-    services, _ = rows(server.dataplane, Predictions(server.dataplane), server.telemetry, server.config)
+    services, _ = rows(Context(server.dataplane, server.telemetry, server.config))
     assert len(services) == 8
     for service in services:
         methods = service_descriptor(service.name).methods_by_name
@@ -78,7 +78,7 @@ async def test_every_row_is_a_method_of_its_service() -> None:
 async def test_methods_of_one_name_are_counted_apart() -> None:
     """TensorFlow Serving's and Vertex AI's PredictionService each have a Predict."""
     server = triglot.Server([])
-    services, _ = rows(server.dataplane, Predictions(server.dataplane), server.telemetry, server.config)
+    services, _ = rows(Context(server.dataplane, server.telemetry, server.config))
     methods = [(service, method) for service in services for method in service.methods]
     endpoints = [endpoint_of(server.telemetry, *row) for row in methods]
     assert [one.rpc for one in endpoints] == [f"{service.name}/{method.name}" for service, method in methods]

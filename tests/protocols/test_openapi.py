@@ -24,9 +24,9 @@ from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import Signature
 from triglot.protocols.api_operation import SCHEMAS
 from triglot.protocols.openapi.routes import openapi_routes
+from triglot.protocols.protocol import Context
 from triglot.protocols.registry import rows
 from triglot.protocols.rows import Route
-from triglot.protocols.tfserving.service import Predictions
 from triglot.telemetry.store import Telemetry
 from triglot.transports.rest.routes import Refused, Router
 
@@ -101,7 +101,7 @@ def router_of(routes: list[Route]) -> Router:
 
 def routes_of(config: triglot.Config) -> list[Route]:
     server = triglot.Server([], config)
-    _, routes = rows(server.dataplane, Predictions(server.dataplane), server.telemetry, config)
+    _, routes = rows(Context(server.dataplane, server.telemetry, config))
     return routes
 
 

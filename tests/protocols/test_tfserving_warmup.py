@@ -16,7 +16,8 @@ from triglot.core.errors import ModelLoadError
 from triglot.pb.tfserving import prediction_log_pb2 as pb
 from triglot.protocols.tfserving import tfrecord
 from triglot.protocols.tfserving.tfrecord import DamagedRecords, framed, masked_crc32c, read_records
-from triglot.protocols.tfserving.warmup import MAX_RECORDS, WARM_UP_FILE, read_warm_up
+from triglot.protocols.tfserving.warmup import MAX_RECORDS, read_warm_up
+from triglot.repository.manager.warm_up import WARM_UP_FILE
 
 SCRIPT = Path(__file__).parent / "clients" / "tensorflow_messages.py"
 RUN_SECONDS = 300
@@ -148,23 +149,22 @@ def test_records_before_a_damaged_one_are_given() -> None:
         next(records)
 
 
-def folder_with(folder: Path, data: bytes) -> Path:
+def file_with(folder: Path, data: bytes) -> Path:
     file = folder / WARM_UP_FILE
     file.parent.mkdir()
     file.write_bytes(data)
-    return folder
+    return file
 
 
 def test_recorded_requests(tmp_path: Path) -> None:
-    assert read_warm_up(tmp_path) == []
     logs = [log("m"), pb.PredictionLog(), log("n" * 40_000)]
-    assert read_warm_up(folder_with(tmp_path, file_of(*[one.SerializeToString() for one in logs]))) == logs
+    assert read_warm_up(file_with(tmp_path, file_of(*[one.SerializeToString() for one in logs]))) == logs
 
 
 @pytest.mark.parametrize("data", [file_of(b"")[:-1], b"not in this format at all", file_of(b"") + b"\0" * 100])
 def test_a_damaged_file(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(ModelLoadError) as caught:
-        read_warm_up(folder_with(tmp_path, data))
+        read_warm_up(file_with(tmp_path, data))
     text = str(caught.value)
     assert text.startswith(f"{tmp_path / WARM_UP_FILE}: ")
     assert text.endswith(". Please verify your warmup data is in TFRecord format.")
@@ -172,15 +172,15 @@ def test_a_damaged_file(tmp_path: Path, data: bytes) -> None:
 
 def test_a_record_that_is_no_request(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="Failed to parse warmup record: ") as caught:
-        read_warm_up(folder_with(tmp_path, file_of(log("m").SerializeToString(), b"\x0a\x05")))
+        read_warm_up(file_with(tmp_path, file_of(log("m").SerializeToString(), b"\x0a\x05")))
     assert str(caught.value).startswith(f"{tmp_path / WARM_UP_FILE}: ")
 
 
 def test_the_number_of_records_is_bounded(tmp_path: Path) -> None:
     one = file_of(b"")
-    file = folder_with(tmp_path, one * MAX_RECORDS) / WARM_UP_FILE
-    assert len(read_warm_up(tmp_path)) == MAX_RECORDS == 1000
+    file = file_with(tmp_path, one * MAX_RECORDS)
+    assert len(read_warm_up(file)) == MAX_RECORDS == 1000
     file.write_bytes(one * (MAX_RECORDS + 1))
     with pytest.raises(ModelLoadError) as caught:
-        read_warm_up(tmp_path)
+        read_warm_up(file)
     assert str(caught.value) == f"Number of warmup records exceeds the maximum (1000) at {file}"

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ from triglot.cli.triton_flags import replacement_of
 from triglot.config.option_fields import unknown
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ModelLoadError
+from triglot.parts import MissingPart, missing_text
 from triglot.telemetry.log_handlers import log_handler
 from triglot.telemetry.log_settings import JSON, formatter
 from triglot.version import __version__
@@ -55,15 +57,26 @@ def command_line(command: str = "") -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"triglot {__version__}")
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
-    for name in [command] if command in COMMANDS else COMMANDS:
-        _module(name).add_parser(commands)
+    if command in COMMANDS:
+        try:
+            _module(command).add_parser(commands)
+        except MissingPart as error:
+            parser.error(str(error))
+    else:
+        for name in COMMANDS:
+            with suppress(MissingPart):
+                _module(name).add_parser(commands)
     for command_parser in commands.choices.values():
         command_parser.set_defaults(flag_names=list(command_parser._option_string_actions))
     return parser
 
 
 def _module(command: str) -> Any:
-    return importlib.import_module(COMMANDS[command])
+    """Returns a command's module. Raises `MissingPart` if it is for a part that is not there."""
+    try:
+        return importlib.import_module(COMMANDS[command])
+    except ModuleNotFoundError as error:
+        raise MissingPart(missing_text(f"the command {command}", error)) from error
 
 
 def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:

@@ -19,6 +19,7 @@ from triglot.config.trace_config import (
     levels_of,
     with_triton_config,
 )
+from triglot.parts import PROTOCOLS
 
 ENVIRONMENT_PREFIX = "TRIGLOT_"
 TOKEN_VARIABLE = "TRIGLOT_TOKEN"
@@ -48,7 +49,6 @@ REPEATED = (
 )
 """Lists whose flag may be repeated, as in Triton; the values are joined."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
-PROTOCOLS = ("kserve", "tfserving", "grps")
 MAX_WORKERS = 1024
 CLIENT_AUTH = ("none", "optional", "required")
 GRPC_TRANSPORTS = ("aio", "h2")
@@ -163,8 +163,8 @@ class Config:
     protocols: str = option(
         PROTOCOL,
         ",".join(PROTOCOLS),
-        f"protocols to serve, of {', '.join(PROTOCOLS)}; with kserve first, / answers liveness checks that do not "
-        "ask for HTML",
+        f"protocols to serve, of {', '.join(PROTOCOLS)}, or MODULE:FUNCTION of another package; with kserve "
+        "first, / answers liveness checks that do not ask for HTML",
         value="NAME,...",
     )
     server_name: str = option(
@@ -605,7 +605,8 @@ class Config:
                     f"{name}: only with model_control_mode {mode}, and that is {self.model_control_mode}"
                 )
         for name in self.protocol_names:
-            if name not in PROTOCOLS:
+            # One of another package is named by its import string.
+            if name not in PROTOCOLS and ":" not in name:
                 raise ConfigError(
                     f"protocols: {unknown(name, PROTOCOLS, 'protocol')}; there are {', '.join(PROTOCOLS)}"
                 )
@@ -691,6 +692,12 @@ class Config:
     def protocol_names(self) -> frozenset[str]:
         """The names in `protocols`."""
         return frozenset(name.strip() for name in self.protocols.split(","))
+
+    @property
+    def served_protocols(self) -> list[str]:
+        """The names in `protocols`: the server's own in the order of its table, then those of other packages."""
+        names = self.protocol_names
+        return [*(name for name in PROTOCOLS if name in names), *sorted(names.difference(PROTOCOLS))]
 
     @property
     def models_to_load(self) -> tuple[str, ...]:

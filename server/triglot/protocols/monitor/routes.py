@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,11 @@ from triglot.dataplane.control import NAMES, Arguments, Control, Reports
 from triglot.dataplane.control import OVERVIEW as OVERVIEW_REPORT
 from triglot.dataplane.control import SERIES as SERIES_REPORT
 from triglot.dataplane.dataplane import DataPlane
-from triglot.protocols.api_operation import ALLOW, ApiOperation
+from triglot.protocols.api_operation import ApiOperation
 from triglot.protocols.monitor import openapi
 from triglot.protocols.monitor.details import encode_details, model_details
 from triglot.protocols.monitor.overview import overview, overview_report
-from triglot.protocols.pages import TOKEN_SCRIPT, page_headers, page_text
+from triglot.protocols.pages import PROTOCOL, TOKEN_SCRIPT, page_headers, page_text, readable
 from triglot.protocols.rows import Route
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.process import MachineUsage
@@ -36,7 +36,6 @@ from triglot.version import __version__
 if TYPE_CHECKING:
     from triglot.protocols.monitor.prometheus import PrometheusText
 
-PROTOCOL = "monitor"
 METRICS = "/metrics"
 SERIES = "/grps/v1/monitor/series"
 PAGE = "/grps/v1/monitor/metrics"
@@ -164,26 +163,6 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> 
         _model_route(dataplane, about),
     ]
     return [row for route in routes for row in readable(route)]
-
-
-def readable(route: Route) -> list[Route]:
-    """Returns a path's rows: GET, HEAD, and OPTIONS (grps 3.1)."""
-    allowed = HttpResponse(b"", content_type=TEXT, headers={"Allow": "GET, HEAD, OPTIONS"})
-
-    async def allow(*_: object) -> None:
-        pass
-
-    options = Route(
-        "OPTIONS",
-        route.path,
-        Operation.PUBLIC,
-        lambda _: None,
-        allow,
-        lambda *_: allowed,
-        protocol=PROTOCOL,
-        documented=(ALLOW,),
-    )
-    return [route, replace(route, verb="HEAD"), options]
 
 
 def page_route(telemetry: Telemetry, control: Control, path: str, about: About) -> Route:

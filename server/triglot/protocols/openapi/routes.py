@@ -14,9 +14,8 @@ from triglot.core.operation import Operation
 from triglot.core.permission import Permission
 from triglot.model.metadata import ModelMetadata
 from triglot.protocols.api_operation import NO_CONTENT, OBJECT, STRING, ApiOperation, Schema, json_body
-from triglot.protocols.monitor.routes import PROTOCOL, readable
 from triglot.protocols.openapi.document import document
-from triglot.protocols.pages import TOKEN_SCRIPT, page_headers, page_text
+from triglot.protocols.pages import PROTOCOL, TOKEN_SCRIPT, page_headers, page_text, readable
 from triglot.protocols.rows import Route
 from triglot.version import __version__
 

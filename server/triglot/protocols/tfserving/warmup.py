@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError, ServingError
+from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.tfserving import inference_pb2, prediction_log_pb2
 from triglot.protocols.tfserving.codec import decode_predict
 from triglot.protocols.tfserving.inference import decode_examples, decode_multi
@@ -16,15 +18,16 @@ from triglot.protocols.tfserving.tfrecord import DamagedRecords, read_records
 from triglot.protocols.wire import parse, serialize
 from triglot.scheduling.servable import Servable
 
-WARM_UP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 MAX_RECORDS = 1000
 
 
-def read_warm_up(folder: Path) -> list[prediction_log_pb2.PredictionLog]:
-    """Returns the recorded requests in a version's folder; none without a file. Raises `ModelLoadError`."""
-    file = folder / WARM_UP_FILE
-    if not file.is_file():
-        return []
+async def run_warm_up_file(dataplane: DataPlane, servable: Servable, file: Path) -> None:
+    """Run the recorded requests in a file on a version. Raises `ModelLoadError`."""
+    await warm_up(Predictions(dataplane), servable, await asyncio.to_thread(read_warm_up, file))
+
+
+def read_warm_up(file: Path) -> list[prediction_log_pb2.PredictionLog]:
+    """Return the recorded requests in a file. Raises `ModelLoadError`."""
     logs: list[prediction_log_pb2.PredictionLog] = []
     try:
         for record in read_records(file.read_bytes()):

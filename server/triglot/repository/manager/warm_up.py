@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from triglot.core.call import Call, Reach, no_models
@@ -37,6 +38,8 @@ from triglot.scheduling.servable import Servable
 
 log = logging.getLogger(__name__)
 
+WARM_UP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
+"""TensorFlow Serving's warm-up file, in the folder of a version: recorded requests (tfs 6.6)."""
 MAX_RESPONSES = 1000
 """Limit on the responses of a decoupled run, since a stream need not end by itself."""
 

@@ -1,0 +1,194 @@
+"""Each part taken away in turn: the core serves without it, and what asks for it gets an error that names it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from process import Triglot, run_triglot, write_model
+from triglot import parts
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.repository.manager.warm_up import WARM_UP_FILE
+
+PACKAGE = Path(parts.__file__).parent
+MODEL = """
+import triglot
+
+class Double(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "FP32", [1])]
+    outputs = [triglot.TensorSpec("y", "FP32", [1])]
+
+    def infer(self, inputs):
+        return {"y": inputs["x"] * 2}
+"""
+CORE = {
+    "TRIGLOT_HOST": "127.0.0.1",
+    "TRIGLOT_GRPC_PORT": "0",
+    "TRIGLOT_REST_PORT": "0",
+    "TRIGLOT_DRAIN_DELAY": "0",
+    "TRIGLOT_PROTOCOLS": "kserve",
+    "TRIGLOT_MODEL_CONTROL_MODE": "explicit",
+}
+INPUT = {"name": "x", "datatype": "FP32", "shape": [1], "data": [2.5]}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A way to ask for a part: options and files of a server that does not start without it, and its error."""
+
+    error: str
+    options: Mapping[str, str]
+    prepare: Callable[[Path], object] = lambda _: None
+
+
+def lacks(what: str, module: str) -> str:
+    return f"{what} is not in this build of Triglot, which has no triglot.{module}"
+
+
+def recorded(models: Path) -> None:
+    file = models / "double" / "1" / WARM_UP_FILE
+    file.parent.mkdir()
+    file.write_bytes(b"")
+
+
+LOADED = {"TRIGLOT_MODEL_CONTROL_MODE": "none"}
+REFUSING: dict[str, list[Asked]] = {
+    "protocols/tfserving": [
+        Asked(
+            "protocols: " + lacks("the protocol tfserving", "protocols.tfserving"),
+            {"TRIGLOT_PROTOCOLS": "kserve,tfserving"},
+        ),
+        Asked(
+            "request_log: " + lacks("the observer request records", "protocols.tfserving"),
+            {"TRIGLOT_REQUEST_LOG": "records"},
+        ),
+        Asked(lacks("the observer warm-up records", "protocols.tfserving"), LOADED, recorded),
+    ],
+    "protocols/grps": [
+        Asked("protocols: " + lacks("the protocol grps", "protocols.grps"), {"TRIGLOT_PROTOCOLS": "grps,kserve"})
+    ],
+}
+"""By part, what does not start without it."""
+ANSWERING = {
+    "protocols/monitor": ("/metrics", lacks("the protocol monitor", "protocols.monitor")),
+    "protocols/openapi": ("/openapi.json", lacks("the protocol openapi", "protocols.openapi")),
+}
+"""By part, a path that answers 501 without it, and its text."""
+
+
+def package_without(part: str, folder: Path) -> dict[str, str]:
+    """A copy of the package, by links, without a folder or file; returns the environment that runs it."""
+    place, copy = PACKAGE, folder / "without" / "triglot"
+    *above, name = part.split("/")
+    for step in [*above, name]:
+        copy.mkdir(parents=True)
+        others = [entry for entry in place.iterdir() if entry.name not in (step, f"{step}.py", "__pycache__")]
+        assert len(others) < len([entry for entry in place.iterdir() if entry.name != "__pycache__"]), part
+        for entry in others:
+            (copy / entry.name).symlink_to(entry)
+        place, copy = place / step, copy / step
+    return {"PYTHONPATH": str(folder / "without")}
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    write_model(tmp_path / "models" / "double" / "1", MODEL)
+    return tmp_path / "models"
+
+
+def post(url: str, body: object) -> object:
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=60) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
+
+
+@pytest.mark.parametrize("part", sorted({*REFUSING, *ANSWERING}))
+def test_core_serves_without_the_part(part: str, models: Path, tmp_path: Path) -> None:
+    environment = CORE | package_without(part, tmp_path)
+    with Triglot(models, environment=environment) as server:
+        grpc_port, rest_port = server.ports()
+        url = f"http://127.0.0.1:{rest_port}/v2"
+        post(f"{url}/repository/models/double/load", {})
+        answer = post(f"{url}/models/double/infer", {"inputs": [INPUT]})
+        assert isinstance(answer, dict)
+        assert answer["outputs"][0]["data"] == [5.0]
+        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+            service = "/inference.GRPCInferenceService"
+            infer = channel.unary_unary(
+                f"{service}/ModelInfer", pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
+            )
+            request = pb.ModelInferRequest(model_name="double")
+            tensor = request.inputs.add(name="x", datatype="FP32", shape=[1])
+            tensor.contents.fp32_contents.append(2.5)
+            assert infer(request, timeout=60).outputs[0].name == "y"
+        post(f"{url}/repository/models/double/unload", {})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            post(f"{url}/models/double/infer", {"inputs": [INPUT]})
+        refused.value.close()
+        if part in ANSWERING:
+            path, text = ANSWERING[part]
+            with pytest.raises(urllib.error.HTTPError) as missing:
+                urllib.request.urlopen(f"http://127.0.0.1:{rest_port}{path}", timeout=60)
+            assert (missing.value.code, json.loads(missing.value.read())) == (501, {"error": text})
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("part", "asked"), [pytest.param(part, one, id=part) for part, all_of in REFUSING.items() for one in all_of]
+)
+def test_missing_part_is_an_error_where_it_is_asked_for(
+    part: str, asked: Asked, models: Path, tmp_path: Path
+) -> None:
+    asked.prepare(models)
+    ended = run_triglot("serve", models, environment=CORE | package_without(part, tmp_path) | asked.options)
+    assert ended.returncode
+    assert asked.error in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, its in parts.PARTS.items() for name in its])
+def test_part_is_where_the_table_says(kind: str, name: str) -> None:
+    module, attribute = parts.PARTS[kind][name].split(":")
+    assert hasattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        (
+            "no_such_module:protocol",
+            "the protocol no_such_module:protocol needs the module no_such_module, which is not installed or not "
+            "on PYTHONPATH",
+        ),
+        ("json:protocol", "the protocol json:protocol: json has no attribute 'protocol'"),
+    ],
+)
+def test_protocol_of_another_package_that_is_not_there(name: str, error: str) -> None:
+    ended = run_triglot("serve", environment=CORE | {"TRIGLOT_PROTOCOLS": f"kserve,{name}"})
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (2, f"triglot: protocols: {error}")
+
+
+@pytest.mark.parametrize(
+    ("part", "command", "module"),
+    [
+        ("protocols/tfserving", "tfserving", "protocols.tfserving"),
+        ("protocols/tfserving", "replay", "protocols.tfserving"),
+        ("backends/grps", "grps", "backends.grps"),
+    ],
+)
+def test_command_of_a_missing_part(part: str, command: str, module: str, tmp_path: Path) -> None:
+    environment = package_without(part, tmp_path)
+    ended = run_triglot(command, environment=environment)
+    assert (ended.returncode, ended.stderr) == (2, f"triglot: {lacks(f'the command {command}', module)}\n")
+    listed = run_triglot("--help", environment=environment)
+    assert listed.returncode == 0
+    assert f"\n    {command} " not in listed.stdout
+    assert "\n    serve " in listed.stdout
