@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import ast
+import importlib.util
 import json
 import urllib.error
 import urllib.request
@@ -42,11 +43,12 @@ INPUT = {"name": "x", "datatype": "FP32", "shape": [1], "data": [2.5]}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A way to ask for a part: options and files of a server that does not start without it, and its error."""
+    """What asks for a part: options and files, or the URL, of a server that does not start without it."""
 
     error: str
     options: Mapping[str, str]
     prepare: Callable[[Path], object] = lambda _: None
+    url: str = ""
 
 
 def lacks(what: str, module: str) -> str:
@@ -59,27 +61,63 @@ def recorded(models: Path) -> None:
     file.write_bytes(b"")
 
 
+def model_file(name: str, content: str = "") -> Callable[[Path], object]:
+    """Add a model of one file."""
+
+    def write(models: Path) -> None:
+        file = models / "asked" / "1" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(content)
+
+    return write
+
+
+def backend(name: str, prepare: Callable[[Path], object]) -> tuple[str, list[Asked]]:
+    """A folder or file of a backend, and that a model asks for it."""
+    return f"backends/{name}", [Asked(lacks(f"the {name} backend", f"backends.{name}"), LOADED, prepare)]
+
+
+def store(scheme: str, module: str) -> tuple[str, list[Asked]]:
+    """A file of a store of models, and that a URL asks for it."""
+    text = lacks(f"the {scheme} store", f"repository.storage.{module}")
+    return f"repository/storage/{module}", [Asked(text, LOADED, url=f"{scheme}://host/models")]
+
+
 LOADED = {"TRIGLOT_MODEL_CONTROL_MODE": "none"}
 REFUSING: dict[str, list[Asked]] = {
     "protocols/tfserving": [
         Asked(
-            "protocols: " + lacks("the protocol tfserving", "protocols.tfserving"),
+            "protocols: " + lacks("the tfserving protocol", "protocols.tfserving"),
             {"TRIGLOT_PROTOCOLS": "kserve,tfserving"},
         ),
         Asked(
-            "request_log: " + lacks("the observer request records", "protocols.tfserving"),
+            "request_log: " + lacks("the request records observer", "protocols.tfserving"),
             {"TRIGLOT_REQUEST_LOG": "records"},
         ),
-        Asked(lacks("the observer warm-up records", "protocols.tfserving"), LOADED, recorded),
+        Asked(lacks("the warm-up records observer", "protocols.tfserving"), LOADED, recorded),
     ],
     "protocols/grps": [
-        Asked("protocols: " + lacks("the protocol grps", "protocols.grps"), {"TRIGLOT_PROTOCOLS": "grps,kserve"})
+        Asked("protocols: " + lacks("the grps protocol", "protocols.grps"), {"TRIGLOT_PROTOCOLS": "grps,kserve"})
     ],
+    **dict(
+        [
+            backend("mlserver", model_file("model-settings.json", "{}")),
+            backend("onnx", model_file("model.onnx")),
+            backend("sklearn", model_file("model.joblib")),
+            backend("tensorflow", model_file("saved_model.pb")),
+            backend("torch", model_file("model.pt")),
+            backend("triton_python", model_file("model.py", "class TritonPythonModel: pass")),
+            backend("xgboost", model_file("model.ubj")),
+            store("s3", "buckets"),
+            store("hf", "hub"),
+            store("https", "web"),
+        ]
+    ),
 }
 """By part, what does not start without it."""
 ANSWERING = {
-    "protocols/monitor": ("/metrics", lacks("the protocol monitor", "protocols.monitor")),
-    "protocols/openapi": ("/openapi.json", lacks("the protocol openapi", "protocols.openapi")),
+    "protocols/monitor": ("/metrics", lacks("the monitor protocol", "protocols.monitor")),
+    "protocols/openapi": ("/openapi.json", lacks("the openapi protocol", "protocols.openapi")),
 }
 """By part, a path that answers 501 without it, and its text."""
 
@@ -148,7 +186,9 @@ def test_missing_part_is_an_error_where_it_is_asked_for(
     part: str, asked: Asked, models: Path, tmp_path: Path
 ) -> None:
     asked.prepare(models)
-    ended = run_triglot("serve", models, environment=CORE | package_without(part, tmp_path) | asked.options)
+    ended = run_triglot(
+        "serve", asked.url or models, environment={**CORE, **package_without(part, tmp_path), **asked.options}
+    )
     assert ended.returncode
     assert asked.error in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -156,8 +196,15 @@ def test_missing_part_is_an_error_where_it_is_asked_for(
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, its in parts.PARTS.items() for name in its])
 def test_part_is_where_the_table_says(kind: str, name: str) -> None:
-    module, attribute = parts.PARTS[kind][name].split(":")
-    assert hasattr(importlib.import_module(module), attribute)
+    """Its module defines it; it is not imported, since that takes the libraries of all parts."""
+    module, function = parts.PARTS[kind][name].split(":")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text())
+    assert function in {
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
 
 
 @pytest.mark.parametrize(
@@ -165,8 +212,7 @@ def test_part_is_where_the_table_says(kind: str, name: str) -> None:
     [
         (
             "no_such_module:protocol",
-            "the protocol no_such_module:protocol needs the module no_such_module, which is not installed or not "
-            "on PYTHONPATH",
+            "the protocol no_such_module:protocol: there is no module no_such_module on Python's path",
         ),
         ("json:protocol", "the protocol json:protocol: json has no attribute 'protocol'"),
     ],

@@ -18,6 +18,26 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "monitor": "triglot.protocols.monitor.protocol:monitor",
         "openapi": "triglot.protocols.openapi.protocol:openapi",
     },
+    "backend": {
+        "ensemble": "triglot.backends.ensemble:load",
+        "mlserver": "triglot.backends.mlserver:load",
+        "onnx": "triglot.backends.onnx:load",
+        "predictor": "triglot.backends.predictor:load",
+        "python": "triglot.backends.python:load",
+        "sklearn": "triglot.backends.sklearn:load",
+        "tensorflow": "triglot.backends.tensorflow:load",
+        "torch": "triglot.backends.torch:load",
+        "xgboost": "triglot.backends.xgboost:load",
+        "kserve_model": "triglot.backends.kserve_model:model_of",
+        "triton_python": "triglot.backends.triton_python.loading:model_of",
+    },
+    "store": {
+        "s3": "triglot.repository.storage.buckets:Bucket",
+        "gs": "triglot.repository.storage.buckets:Bucket",
+        "az": "triglot.repository.storage.buckets:Bucket",
+        "hf": "triglot.repository.storage.hub:Hub",
+        "https": "triglot.repository.storage.web:WebArchive",
+    },
     "observer": {
         "request records": "triglot.protocols.tfserving.records:encode_record",
         "warm-up records": "triglot.protocols.tfserving.warmup:run_warm_up_file",
@@ -28,6 +48,25 @@ PAGES: Final = ("monitor", "openapi")
 """Protocols that are served beside those that a configuration names."""
 PROTOCOLS: Final = tuple(name for name in PARTS["protocol"] if name not in PAGES)
 """Protocols that a configuration names; the default order."""
+PYTHON_CLASSES: Final = ("kserve_model", "triton_python")
+"""Backends of classes in files of the python backend."""
+BACKENDS: Final = tuple(name for name in PARTS["backend"] if name not in PYTHON_CLASSES)
+"""Backends that a model's file or configuration names."""
+EXTRAS: Final = {
+    "flask": "grps",
+    "huggingface_hub": "hub",
+    "joblib": "sklearn",
+    "jwt": "jwt",
+    "obstore": "storage",
+    "onnxruntime": "onnx",
+    "pynvml": "nvidia",
+    "ray": "ray",
+    "sklearn": "sklearn",
+    "tensorflow": "tensorflow",
+    "torch": "torch",
+    "xgboost": "xgboost",
+}
+"""The extra of this distribution that installs a module."""
 
 
 class MissingPart(ImportError):
@@ -36,26 +75,40 @@ class MissingPart(ImportError):
 
 def load(kind: str, name: str) -> Any:
     """Return what stands for a part, imported. Raises `MissingPart`."""
-    return load_string(PARTS[kind][name], f"the {kind} {name}")
+    return load_string(PARTS[kind][name], f"the {name} {kind}")
+
+
+def load_module(kind: str, name: str) -> Any:
+    """Return the module of a part, imported: for other parts that use it. Raises `MissingPart`."""
+    return load_string(PARTS[kind][name].partition(":")[0], f"the {name} {kind}")
 
 
 def load_string(target: str, what: str) -> Any:
-    """Return the attribute at "module:attribute", imported. Raises `MissingPart`.
+    """Return the attribute at "module:attribute", or the module without one, imported. Raises `MissingPart`.
 
     `what` names it in errors. Only strings of the operator come here, never those of clients.
     """
-    module, _, attribute = target.partition(":")
+    name, _, attribute = target.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}.") and not _is_own(name):
+            raise MissingPart(f"{what}: there is no module {error.name} on Python's path") from error
         raise MissingPart(missing_text(what, error)) from error
-    except AttributeError:
-        raise MissingPart(f"{what}: {module} has no attribute {attribute!r}") from None
+    if attribute and not hasattr(module, attribute):
+        raise MissingPart(f"{what}: {name} has no attribute {attribute!r}")
+    return getattr(module, attribute) if attribute else module
 
 
 def missing_text(what: str, error: ModuleNotFoundError) -> str:
-    """Return the error's text for `what` needs a module that is not there: a part of this package, or another."""
+    """Return the text for what needs a missing module: a part of this package, or a library to install."""
     name = error.name or str(error)
-    if name.partition(".")[0] == "triglot":
+    if _is_own(name):
         return f"{what} is not in this build of Triglot, which has no {name}"
-    return f"{what} needs the module {name}, which is not installed or not on PYTHONPATH"
+    module = name.partition(".")[0]
+    package = f"'triglot[{EXTRAS[module]}]'" if module in EXTRAS else module
+    return f"{what} needs {module}, which is not installed; run: pip install {package}"
+
+
+def _is_own(module: str) -> bool:
+    return module.partition(".")[0] == "triglot"

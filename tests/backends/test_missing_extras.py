@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from triglot.backends import BACKENDS, EXTRAS, missing_dependency
+from triglot.backends import missing_dependency
 from triglot.core.errors import MissingDependency
+from triglot.parts import BACKENDS, EXTRAS
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 FILE = Path("models/m/1/model.onnx")
-MODULES = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}
+MODULES = {"PyJWT": "jwt", "nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}
 """The module of a distribution, where that has another name."""
 
 
 def requirements() -> dict[str, list[str]]:
-    """The names of the distributions of each extra that is a backend's."""
+    """The names of the distributions of each extra."""
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
     return {
         extra: [re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in names]
         for extra, names in extras.items()
-        if extra not in ("jwt", "ray", "storage")
     }
 
 
@@ -34,11 +34,11 @@ def missing(module: str) -> str:
 
 def test_every_module_has_the_extra_that_brings_it() -> None:
     brought = {MODULES.get(name, name): extra for extra, names in requirements().items() for name in names}
-    del brought["pysimdjson"]  # The server's own, not a model's.
+    del brought["pysimdjson"]  # Without it, the server reads JSON by another library.
     assert brought == EXTRAS
 
 
-@pytest.mark.parametrize("backend", sorted(BACKENDS.keys() - {"ensemble", "mlserver", "predictor", "python"}))
+@pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"ensemble", "mlserver", "predictor", "python"}))
 def test_the_library_of_a_backend_is_an_extra_of_its_name(backend: str) -> None:
     assert backend in EXTRAS.values()
 

@@ -9,7 +9,6 @@ import pytest
 from google.protobuf.message import Message
 from reading_configs import meaning
 
-from triglot.backends import BACKENDS
 from triglot.model.config import (
     ALL,
     LATEST,
@@ -22,6 +21,7 @@ from triglot.model.config import (
     WarmUpRequest,
 )
 from triglot.model.scheduling import DynamicBatching
+from triglot.parts import BACKENDS
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.config.model_config import BACKEND_OF_NAME, CONFIG_FILE, config_of, read_config
 

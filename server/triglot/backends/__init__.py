@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from triglot import parts
 from triglot.core.errors import MissingDependency, ModelLoadError, text_of
 from triglot.model.config import NO_CONFIG, ModelConfig
 from triglot.model.model import Model
 from triglot.model.reshaping import warn_of_reshapes
 
-BACKENDS = {
-    "ensemble": "triglot.backends.ensemble:load",
-    "mlserver": "triglot.backends.mlserver:load",
-    "onnx": "triglot.backends.onnx:load",
-    "predictor": "triglot.backends.predictor:load",
-    "python": "triglot.backends.python:load",
-    "sklearn": "triglot.backends.sklearn:load",
-    "tensorflow": "triglot.backends.tensorflow:load",
-    "torch": "triglot.backends.torch:load",
-    "xgboost": "triglot.backends.xgboost:load",
-}
-"""Name → "module:function"; the function makes a loaded `Model` of a model's file and configuration."""
 RESHAPING = ("ensemble", "onnx", "python")
 """Backends that support `reshape` of a configuration."""
-EXTRAS = {
-    "flask": "grps",
-    "joblib": "sklearn",
-    "onnxruntime": "onnx",
-    "pynvml": "nvidia",
-    "sklearn": "sklearn",
-    "tensorflow": "tensorflow",
-    "torch": "torch",
-    "xgboost": "xgboost",
-}
-"""The extra of this distribution that installs a module."""
 
 
 def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
@@ -45,15 +22,10 @@ def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
     Raise `MissingDependency` if the backend's library is not installed, and `ModelLoadError` for any other
     failure.
     """
-    module_name, function_name = BACKENDS[backend].split(":")
     try:
-        function: Callable[[Path, ModelConfig], Model] = getattr(
-            importlib.import_module(module_name), function_name
-        )
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.startswith("triglot"):
-            raise
-        raise missing_dependency(file, f"the {backend} backend", error) from error
+        function: Callable[[Path, ModelConfig], Model] = parts.load("backend", backend)
+    except parts.MissingPart as error:
+        raise MissingDependency(f"{file}: {error}") from error
     except ImportError as error:
         raise ModelLoadError(f"{file}: the {backend} backend cannot be imported: {error}") from error
     if backend not in RESHAPING:
@@ -68,9 +40,7 @@ def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
 
 def missing_dependency(file: Path, what: str, error: ModuleNotFoundError) -> MissingDependency:
     """Return the error for a model that needs a missing module; it says what to install."""
-    module = (error.name or str(error)).partition(".")[0]
-    package = f"'triglot[{EXTRAS[module]}]'" if module in EXTRAS else module
-    return MissingDependency(f"{file}: {what} needs {module}, which is not installed; run: pip install {package}")
+    return MissingDependency(f"{file}: {parts.missing_text(what, error)}")
 
 
 def described(file: Path, error: BaseException) -> str:

@@ -7,7 +7,6 @@ its own: many of its calls can wait there concurrently, and none blocks the serv
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import threading
 from abc import abstractmethod
@@ -20,8 +19,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from triglot import parts
 from triglot.core.call import Call
-from triglot.core.errors import Internal, InvalidArgument, NotFound, ServingError
+from triglot.core.errors import Internal, InvalidArgument, MissingDependency, NotFound, ServingError
 from triglot.core.tensor import DATATYPES, Array, bytes_elements, object_array
 from triglot.core.types import Answer
 from triglot.model.config import ModelConfig
@@ -32,11 +32,11 @@ T = TypeVar("T")
 Inputs = Mapping[str, Array]
 CLASSES = MappingProxyType(
     {
-        "mlserver": ("MLModel", "triglot.backends.mlserver:model_of"),
-        "kserve": ("Model", "triglot.backends.kserve_model:model_of"),
+        "mlserver": ("MLModel", "mlserver"),
+        "kserve": ("Model", "kserve_model"),
     }
 )
-"""By package: the base class, and the function that makes a model from a class, its file and its configuration."""
+"""By package: the base class, and the backend whose `model_of` makes a model of a class."""
 
 
 def mentions(source: bytes) -> bool:
@@ -52,12 +52,18 @@ def model_of(module: ModuleType, file: Path, config: ModelConfig) -> Model | Non
     for value in vars(module).values():
         if inspect.isclass(value) and value.__module__ == module.__name__:
             for base in value.__mro__[1:]:
-                name, path = CLASSES.get(base.__module__.partition(".")[0], ("", ""))
+                name, backend = CLASSES.get(base.__module__.partition(".")[0], ("", ""))
                 if base.__name__ == name:
-                    adapter, _, function = path.partition(":")
-                    model: Model = getattr(importlib.import_module(adapter), function)(value, file, config)
+                    model: Model = _adapter(backend, file).model_of(value, file, config)
                     return model
     return None
+
+
+def _adapter(backend: str, file: Path) -> Any:
+    try:
+        return parts.load_module("backend", backend)
+    except parts.MissingPart as error:
+        raise MissingDependency(f"{file}: {error}") from error
 
 
 class CodeLoop:

@@ -15,11 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from triglot import parts
 from triglot.backends import foreign_classes, missing_dependency
 from triglot.backends.child_modules import unique_name
 from triglot.backends.foreign_classes import mentions
 from triglot.backends.model_modules import ModelModules, ModuleFinder
-from triglot.core.errors import ModelLoadError, NeedsProcess
+from triglot.core.errors import MissingDependency, ModelLoadError, NeedsProcess
 from triglot.model.config import ELSEWHERE, ModelConfig
 from triglot.model.model import Model, is_async
 from triglot.model.reshaping import warn_of_reshapes
@@ -56,15 +57,18 @@ def load(file: Path, config: ModelConfig) -> Model:
 
 
 def _load_tritons(file: Path, config: ModelConfig) -> Model:
-    from triglot.backends.triton_python import loading  # noqa: PLC0415 - Only for such models.
-
+    try:
+        loading = parts.load_module("backend", "triton_python")
+    except parts.MissingPart as error:
+        raise MissingDependency(f"{file}: {error}") from error
     modules = loading.modules_of(file, config)
     try:
         with modules.by_plain_names():
             module = _import(file, modules, f"{modules.name}.{file.stem}")
         model_class = getattr(module, TRITON_CLASS, None)
         if inspect.isclass(model_class) and not _usable_classes(module):
-            return loading.model_of(file, config, model_class, modules)
+            model: Model = loading.model_of(file, config, model_class, modules)
+            return model
     except BaseException:
         modules.close()
         raise

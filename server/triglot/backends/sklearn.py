@@ -8,7 +8,6 @@ are known to work.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import re
 import sys
@@ -36,6 +35,7 @@ from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model, signature_of
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
+from triglot.parts import load_module
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +71,9 @@ def _model(file: Path, found: Any) -> Model:
     family = type(found).__mro__
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in family}
     if "xgboost" in sys.modules:
-        importlib.import_module("triglot.backends.xgboost").check_pickle(file)
+        load_module("backend", "xgboost").check_pickle(file)
     if "xgboost.core.Booster" in names:
-        model: Model = importlib.import_module("triglot.backends.xgboost").BoosterModel(found)
+        model: Model = load_module("backend", "xgboost").BoosterModel(found)
         return model
     if "xgboost.sklearn.XGBModel" in names:
         # These classes need no feature names; only linear models require them.

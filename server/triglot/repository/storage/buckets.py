@@ -29,7 +29,7 @@ from triglot.repository.storage.store import (
     without_folders,
     without_secrets,
 )
-from triglot.repository.storage.urls import Url
+from triglot.repository.storage.urls import ENDPOINTS, Url
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -37,12 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MISSING = "needs obstore, which is not installed; run: pip install 'triglot[storage]'"
-ENDPOINTS = {
-    "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"),
-    "gs": ("STORAGE_EMULATOR_HOST", "GOOGLE_BASE_URL"),
-    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-}
-"""Environment variables that set another server than the cloud's own."""
 _CREDENTIALS = {"s3": profile_options, "gs": google_options, "az": azure_options}
 _OPENING = Lock()
 """Stores that are opened at the same time share what fetches their credentials."""

@@ -10,13 +10,11 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import TypeVar
 
-from triglot.repository.storage.buckets import ENDPOINTS, Bucket
+from triglot import parts
 from triglot.repository.storage.cache import CONNECTIONS, Cache, Missing
-from triglot.repository.storage.hub import Hub
 from triglot.repository.storage.mirror import Mirror, MirrorRequest, Plan
 from triglot.repository.storage.store import ObjectChanged, Store, StoredObject, StoreError, StoreUnreachable
-from triglot.repository.storage.urls import HINTS, Url
-from triglot.repository.storage.web import WebArchive
+from triglot.repository.storage.urls import ENDPOINTS, HINTS, Url
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +33,11 @@ def open_store(url: Url) -> Store:
         )
     if not url.host or ".." in url.key.split("/"):
         raise StoreError(f"expected {url.scheme}://HOST/PATH without ..")
-    kinds: Mapping[str, Callable[[Url], Store]] = {"hf": Hub, "https": WebArchive}
-    return kinds.get(url.scheme, Bucket)(url)
+    try:
+        make: Callable[[Url], Store] = parts.load("store", url.scheme)
+    except parts.MissingPart as error:
+        raise StoreError(str(error)) from None
+    return make(url)
 
 
 def update(cache: Cache, requests: Mapping[Mirror, MirrorRequest], *, settle: bool) -> None:

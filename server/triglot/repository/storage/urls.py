@@ -23,6 +23,12 @@ HINTS = {
     "http": "expected https://",
 }
 """Hints for schemes that other programs use."""
+ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"),
+    "gs": ("STORAGE_EMULATOR_HOST", "GOOGLE_BASE_URL"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""Environment variables that set another server than the cloud's own."""
 _URL = re.compile(rf"({'|'.join((*SCHEMES, *HINTS))}):/+(.*)", re.DOTALL)
 
 
