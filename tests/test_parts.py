@@ -103,6 +103,7 @@ REFUSING: dict[str, list[Asked]] = {
         [
             backend("mlserver", model_file("model-settings.json", "{}")),
             backend("onnx", model_file("model.onnx")),
+            backend("predictor", model_file("predictor.toml")),
             backend("sklearn", model_file("model.joblib")),
             backend("tensorflow", model_file("saved_model.pb")),
             backend("torch", model_file("model.pt")),
