@@ -116,6 +116,30 @@ async def test_a_decoupled_model_that_fails_has_said_what_it_has_said() -> None:
     assert [value(one) for one in found if one.infer_response.id == "8"] == [2]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_several_long_answers_of_a_thread_end_once(fails: bool) -> None:
+    """Each of them is encoded on a thread, and the next one is ready by then."""
+
+    class Long(Model):
+        inputs = Plain.inputs
+        outputs = [TensorSpec("y", "BYTES", [-1])]
+
+        def infer(self, inputs: Inputs) -> Iterator[dict[str, Any]]:
+            for at in range(5):
+                yield {"y": np.full(1 << 15, b"%d" % at, object)}
+            if fails:
+                raise FailedPrecondition("no more")
+
+    async with live({"long": Long()}) as door:
+        found = await answers(door, asking("long", 0, **WANTED))
+        in_flight = door.server.telemetry.in_flight
+    contents = [one.infer_response.raw_output_contents[0] for one in found if one.infer_response.outputs]
+    assert [content[4:5] for content in contents] == [b"%d" % at for at in range(5)]
+    (last,) = found[5:]
+    assert last.error_message == ("no more" if fails else "")
+    assert in_flight == 0
+
+
 @pytest.mark.parametrize("said", ["true", "false", "TRUE"])
 async def test_only_true_ends_the_call_with_a_status(said: str) -> None:
     told = asyncio.Event()

@@ -234,7 +234,7 @@ class _DecoupledRequest(Sink):
         response.typed = wants_typed(self._request, self._requests.typed)
         if packing_size(response) > LONG_BYTES:
             self._encoding = True
-            self._output.start_task(self._encode_long(response), self._encoded)
+            self._output.start_task(self._encode_long(response), self._encoding_cancelled)
             return False
         try:
             return self._put(_encoded(response, self._call, final=response.final))
@@ -246,18 +246,23 @@ class _DecoupledRequest(Sink):
         try:
             encoded = await asyncio.to_thread(_encoded, response, self._call, final=response.final)
         except asyncio.CancelledError:
-            pass  # With the stream, and so with this request.
+            self._encoding_cancelled()
         except Exception as error:
+            self._encoding = False
             self._break_off(error)
         else:
-            if self._put(encoded):
+            self._encoding = False  # First: to resume may start to encode the next response.
+            has_room = self._put(encoded)
+            if self._end is not None:
+                self._conclude(*self._end)
+            elif has_room:
                 self._resume()
-        self._encoded()
 
-    def _encoded(self) -> None:
+    def _encoding_cancelled(self) -> None:
+        """Note that the stream was cancelled, and this request with it."""
         self._encoding = False
         if self._end is not None:
-            self._conclude(*self._end)
+            self._conclude(CallCancelled("the call was cancelled"))
 
     def _break_off(self, error: Exception) -> None:
         running = self._running
