@@ -15,9 +15,11 @@ import pytest
 from live import Live, live, request
 
 from triglot import Model, TensorSpec
+from triglot.transports.off_loop import OFF_LOOP_BYTES
 
 JSON = {"Content-Type": "application/json"}
 BODY = {"ndarray": [1.0]}
+COUNT = 20
 
 
 class Steps(Model):
@@ -82,6 +84,25 @@ async def test_the_head_comes_before_the_first_answer_and_each_answer_when_it_is
             assert json.loads(chunk)["gtensors"]["tensors"][0]["flat_float32"] == [value]
         # Not by chunks: for aiohttp's client an end that comes by itself is an empty one.
         assert await response.content.read() == b""
+
+
+async def test_no_short_answer_overtakes_a_long_one_that_is_encoded_on_a_thread() -> None:
+    class Numbers(Model):
+        inputs = Steps.inputs
+        outputs = [TensorSpec("y", "INT64", [-1])]
+
+        def infer(self, inputs: Any) -> Iterator[dict[str, Any]]:
+            for at in range(COUNT):
+                # The text of the long ones is short enough that the next one is asked for at once.
+                yield {"y": np.full(1 if at % 2 else OFF_LOOP_BYTES // 8 + 1, at % 10)}
+
+    async with live({"numbers": Numbers()}) as server:
+        url = f"{server.url}/models/numbers/generate_stream"
+        async with server.session.post(url, json={"x": [1.0]}) as response:
+            *documents, rest = (await response.text()).split("\n\n")
+    answers = [json.loads(one.removeprefix("data: "))["y"] for one in documents]
+    first = [answer[0] if isinstance(answer, list) else answer for answer in answers]
+    assert (first, rest) == ([at % 10 for at in range(COUNT)], "")
 
 
 async def test_a_client_that_leaves_ends_the_model() -> None:

@@ -204,7 +204,9 @@ class RowCall(Sink):
             except Exception as error:
                 self._break_off(error)
 
-    def _sent_slowly(self, _: object) -> None:
+    def _sent_slowly(self, task: asyncio.Task[None]) -> None:
+        if self._sending not in (None, task):
+            return  # The next response is being encoded already.
         self._sending = None
         if self._ends_after and not self._closed:
             if self._cancel_count:
