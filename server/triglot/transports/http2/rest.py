@@ -42,8 +42,6 @@ from triglot.transports.rest.fields import (
 
 CONTINUE, UNAVAILABLE = 100, 503
 BODILESS = (204, 304)
-MAX_IN_A_ROW = 16
-"""Pieces of a response in a row, after which other tasks get a turn."""
 _METHOD = re.compile(rb"[A-Z]{1,32}")
 _TARGET = re.compile(rb"[/*][\x21-\x7e\x80-\xff]*")
 _NOT_PASSED_ON = {b"host", b"cookie", b"te"}
@@ -55,7 +53,7 @@ _LINE_END = 4
 class RestCall(Rpc):
     """One REST request and its response. On the event loop."""
 
-    __slots__ = ("_calls", "_pieces", "_writing")
+    __slots__ = ("_calls", "_writing")
 
     def __init__(
         self,
@@ -71,7 +69,6 @@ class RestCall(Rpc):
         self.kind = Kind.BIDI_STREAM  # Its body is read as it arrives.
         self.body = RestBody(self, 0 if ended else head.length)
         self._calls = calls
-        self._pieces = 0
         self._writing: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
@@ -106,9 +103,6 @@ class RestCall(Rpc):
         """Send a part of the body. Raises `ConnectionError` when the client no longer reads."""
         self.protocol.connection.out.data(self.number, (piece,))
         self.protocol.schedule_write()
-        self._pieces += 1
-        if not self._pieces % MAX_IN_A_ROW:
-            await asyncio.sleep(0)
         while not self.over and self.protocol.connection.out.is_blocked(self.number):
             self._writing = self.protocol.loop.create_future()
             await self._writing

@@ -73,6 +73,8 @@ LATE_SECONDS = 0.02
 MAX_UNWRITTEN = 16
 MAX_UNWRITTEN_BYTES = 64 * 1024
 """Chunks of a stream that wait until the client has read those before them."""
+MAX_IN_A_ROW = 16
+"""Chunks of a stream in a row, after which other tasks get a turn."""
 STREAM_HEADERS = {"X-Accel-Buffering": "no"}
 """Headers of streams: a proxy that buffers responses would defeat the purpose."""
 
@@ -250,6 +252,7 @@ class HttpCall(RowCall):
         """Send the chunks as the client reads them."""
         try:
             await http.begin(status, fields)
+            written = 0
             while self._chunks or not self._closed:
                 if not self._chunks:
                     self._changed.clear()
@@ -262,6 +265,9 @@ class HttpCall(RowCall):
                 await in_time(
                     self.call, http.write(chunk), LAST_MESSAGE_SECONDS, "while the client read the response"
                 )
+                written += 1
+                if not written % MAX_IN_A_ROW:
+                    await asyncio.sleep(0)  # A write suspends only if the client does not read.
             await http.finish()
         except asyncio.CancelledError:
             return  # The call has ended. If raised, the task would keep it, and its frames.
