@@ -60,7 +60,7 @@ async def lose(way: signal.Signals, times: int) -> list[Loss]:
         file = Path(name) / "model.py"
         file.write_text(MODEL)
         others = _children()
-        model = Loading(backends.load)("lost", "python", file, ModelConfig())
+        model = await asyncio.to_thread(Loading(backends.load), "lost", "python", file, ModelConfig())
         await asyncio.to_thread(model.start)
         servable = Servable("lost", 1, model, max_queue_size=10)
         try:

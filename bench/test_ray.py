@@ -24,10 +24,10 @@ def test_throughput(ray_nodes: Nodes) -> None:
 
 def test_a_node_is_killed(ray_nodes: Nodes) -> None:
     (loss,) = raychanges.losses(ray_nodes, 1, PLAN.seconds)
-    assert len(loss.failed) == 1
+    assert 1 <= len(loss.failed) <= raychanges.IN_ACTOR
     assert (loss.lost, loss.hung, loss.twice) == (0, 0, 0)
     assert loss.meanwhile > 0
-    assert "0 calls lost that did not run there, goal 0; 0 hung, goal 0" in "\n".join(
+    assert "0 calls lost that were not in the actor, goal 0; 0 hung, goal 0" in "\n".join(
         raychanges.loss_lines([loss])
     )
 

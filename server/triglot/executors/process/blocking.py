@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -15,7 +16,8 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         value: T = end.value
         return value
-    work.close()
+    with suppress(RuntimeError):  # What it does at its end would wait, too.
+        work.close()
     raise RuntimeError("expected code that blocks, and it waits for an event loop")
 
 
