@@ -14,7 +14,7 @@ def write_pieces(transport: asyncio.WriteTransport, pieces: Sequence[bytes | mem
 
     asyncio's own `writelines`, new in CPython 3.12, began with faults of which the last is fixed in 3.14.8: it did
     not pause the protocol (gh-127655, CVE-2024-12254), raised `TypeError` on a closing transport (gh-136234), and
-    hung after an empty piece (gh-155888). Before that, the pieces are joined, as in 3.11.
+    could hang (gh-155888). Before that, the pieces are joined, as in 3.11.
     """
     # uvloop's transports are no subclass of asyncio's.
     if _IS_WRITELINES_SAFE or not isinstance(transport, asyncio.Transport):
