@@ -290,15 +290,17 @@ with ThreadPoolExecutor(3) as threads:
         assert await one.say(text, call) == "[3, 3, 3]"
 
 
-async def test_a_warm_up_reaches_every_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [ON_LOOP, PLAIN], ids=["on the loop", "plain"])
+async def test_a_warm_up_reaches_every_process(tmp_path: Path, kind: str) -> None:
     more = """
 Told.instances = 3
 Told.any_tensors = False
 Told.inputs = [triglot.TensorSpec("code", "BYTES", [1])]
 Told.outputs = [triglot.TensorSpec("said", "BYTES", [1])]
-Told.example = {"code": np.array([b"(folder / f'warm-{os.getpid()}').touch()\\nreturn os.getpid()"], object)}
+Told.example = {"code": np.array([b"(folder / f'warm-{os.getpid()}').touch()"], object)}
+Told.answer = lambda self, value: {"said": np.array([str(value)])}
 """
-    async with told(tmp_path, ON_LOOP, more=more) as one:
+    async with told(tmp_path, kind, more=more) as one:
         await warm_up(one.servable)
         assert len(one.files("warm")) == 3
         with pytest.raises(Unavailable):

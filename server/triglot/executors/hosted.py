@@ -69,6 +69,10 @@ class HostedModel(Model):
     def abandon(self) -> None:
         """End the processes whose calls have not ended in time. On any thread; `close` follows."""
 
+    @abstractmethod
+    def functions(self) -> Sequence[Function]:
+        """Return a function for each instance that is there: it runs the model on it, and blocks."""
+
     def runs_on(self, instance: int, losses: int) -> None:
         """Bind the calling thread to an instance, whose process had been lost `losses` times.
 

@@ -124,6 +124,10 @@ class RemoteModel(HostedModel):
             return lambda inputs, call: iterate(calls.stream(inputs, call), self._wait)
         return lambda inputs, call: self._wait(calls.run(inputs, call))
 
+    def functions(self) -> Sequence[Function]:
+        """See `HostedModel`."""
+        return [self._run_on(process) for process in self._pool.ready()]
+
     @property
     def orphaned(self) -> int:
         """See `HostedModel`."""

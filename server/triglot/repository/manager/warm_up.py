@@ -138,8 +138,10 @@ class _Runner:
         name = f"making the inputs of {sample.name} of {self._servable}"
         inputs = await in_thread(partial(sample.bind, self._servable), name=name)
         for _ in range(sample.count):
-            if self._servable.on_loop:
-                await self._on_loops(inputs)
+            if isinstance(self._servable.model, HostedModel):
+                await self._on_processes(self._servable.model.functions(), inputs)
+            elif self._servable.on_loop:
+                await self._on_loop(inputs)
             else:
                 await self._servable.on_every_instance(inputs, self._on_instance, self._to_serving_error)
 
@@ -151,7 +153,7 @@ class _Runner:
                 self._on_instance(function, inputs, Call())
 
     def _on_instance(self, function: Function, inputs: Inputs, call: Call) -> None:
-        """Run one request on an instance's thread."""
+        """Run one request; on a thread."""
         self._set_up(call)
         responses = _Responses(self._servable)
         call.outlet = responses
@@ -170,18 +172,24 @@ class _Runner:
         call.signature_name = self._servable.default_signature
         call.reach = self._reach
 
-    async def _on_loops(self, inputs: Inputs) -> None:
-        """Run a request on the server's loop; for a model in processes, one call per instance."""
-        model = self._servable.model
-        runs = model.instances if isinstance(model, HostedModel) else 1
-        tasks = [asyncio.create_task(self._on_loop(inputs)) for _ in range(runs)]
+    async def _on_processes(self, functions: Sequence[Function], inputs: Inputs) -> None:
+        """Run a request with each of the functions, which block, at the same time."""
+        calls = [Call() for _ in functions]
+        name = f"the warm-up of {self._servable}"
+        runs = [
+            in_thread(partial(self._on_instance, function, inputs, call), name=name)
+            for function, call in zip(functions, calls, strict=True)
+        ]
         try:
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*runs)
+        except Exception as error:
+            raise self._to_serving_error(error) from None
         finally:
-            for task in tasks:
-                task.cancel()
+            for call in calls:
+                call.cancel()
 
     async def _on_loop(self, inputs: Inputs) -> None:
+        """Run a request on the server's loop."""
         call = Call()
         self._set_up(call)
         responses = _Responses(self._servable)
