@@ -13,7 +13,6 @@ from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.events import DataReceived, RequestReceived, WholeRequest
 from triglot.transports.http2.core.limits import Limits
-from triglot.transports.http2.core.requests import RpcHead, read_head
 
 END_BOTH = frames.END_HEADERS | frames.END_STREAM
 # One byte for each of the first two; a literal path.
@@ -22,9 +21,9 @@ OPEN = frame(frames.HEADERS, frames.END_HEADERS, 1, BLOCK)
 CLOSED = frame(frames.HEADERS, END_BOTH, 1, BLOCK)
 
 
-def connection(**limits: Any) -> Connection[RpcHead]:
+def connection(**limits: Any) -> Connection:
     """The core, to be fed by hand."""
-    return Connection(read_head, Limits(**limits))
+    return Connection(Limits(**limits))
 
 
 @dataclass
@@ -45,7 +44,7 @@ def joined(events: Iterable[Any]) -> Iterator[Any]:
             yield event
 
 
-def answered(one: Connection[RpcHead]) -> None:
+def answered(one: Connection) -> None:
     """Every request is."""
     for number in list(one.streams):
         one.out.headers(number, b"\x88", end=True)
@@ -56,7 +55,7 @@ def request(stream: int, body: bytes) -> bytes:
     return frame(frames.HEADERS, frames.END_HEADERS, stream, BLOCK) + data(stream, body)
 
 
-def act(one: Connection[RpcHead], events: list[Any]) -> list[Any]:
+def act(one: Connection, events: list[Any]) -> list[Any]:
     """What an owner does that answers at once, and what it saw: one stream after the other, each body as a whole.
 
     How streams follow each other is nobody's business, and depends on what comes together.

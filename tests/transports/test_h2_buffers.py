@@ -150,7 +150,7 @@ class Receiver:
     def __init__(self, buffer: memoryview | None = None) -> None:
         self.pool = BufferPool()
         self.readers: dict[int, MessageReader] = {}
-        self.connection: Connection[object] = Connection(lambda *fields: fields, buffer=buffer)
+        self.connection = Connection(buffer=buffer)
         self.placed = 0
 
     def begin(self, number: int) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import h2.config
@@ -10,14 +10,13 @@ import h2.connection
 import h2.events
 import h2.settings
 from h2_core import Part, joined
-from h2_peers import pairs_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.events import Drained, RequestReceived, WholeRequest
-from triglot.transports.http2.core.fields import Field
 from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.core.requests import RpcHead
 
 REQUEST = [
     (":method", "POST"),
@@ -29,10 +28,6 @@ REQUEST = [
 ]
 HEADERS = b"\x88"  # :status 200, of the static table
 TRAILERS = b"\x00\x0bgrpc-status\x010"
-
-
-def fields(start: Sequence[Field], rest: Sequence[Field]) -> dict[bytes, bytes]:
-    return dict(pairs_of([*start, *rest]))
 
 
 def client() -> h2.connection.H2Connection:
@@ -61,9 +56,9 @@ class Pair:
 
     def __init__(self, sizes: list[int], limits: Limits | None = None) -> None:
         self.client = client()
-        self.server = Connection(fields, limits or Limits())
+        self.server = Connection(limits or Limits())
         self.bodies: dict[int, bytes] = {}
-        self.asked: dict[int, Any] = {}
+        self.asked: dict[int, RpcHead] = {}
         self.answers: dict[int, bytes] = {}
         self.ended: dict[int, dict[str, str]] = {}
         self.drained: list[int] = []
@@ -155,7 +150,7 @@ def test_bodies_come_and_go(bodies: list[bytes], sizes: list[int], padding: int)
     assert {stream: pair.answers.get(stream, b"") for stream in streams} == streams
     assert pair.ended == {stream: {"grpc-status": "0"} for stream in streams}
     assert pair.server.streams == {}
-    assert all(headers[b":path"] == b"/a.B/C" for headers in pair.asked.values())
+    assert all(head.path == "/a.B/C" for head in pair.asked.values())
 
 
 @given(

@@ -14,7 +14,6 @@ from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import BULK_BYTES, READ_BYTES, Connection
 from triglot.transports.http2.core.events import ConnectionEnded, DataPlaced, RequestReceived, StreamReset
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.requests import RpcHead
 from triglot.transports.http2.messages import IN_PLACE_BYTES, MessageReader
 
 STREAM, ALL = 150_000, 400_000
@@ -25,7 +24,7 @@ class Sending:
     """A client that knows its windows by what it is told, and the core, whose owner gives room back at once."""
 
     def __init__(self, cuts: list[int]) -> None:
-        self.core: Connection[RpcHead] = connection(stream_window=STREAM, connection_window=ALL)
+        self.core: Connection = connection(stream_window=STREAM, connection_window=ALL)
         self.readers = {number: MessageReader(10**7, lambda size, _: self._memory(size)) for number in NUMBERS}
         self.room = Counter({0: frames.DEFAULT_WINDOW})
         self.received: Counter[int] = Counter()

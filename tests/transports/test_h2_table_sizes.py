@@ -17,7 +17,6 @@ from test_h2_rest import ONE, answer, client_of, fields
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection
-from triglot.transports.http2.core.requests import RpcHead
 
 SIZE = frames.Setting.HEADER_TABLE_SIZE
 SIZES = [
@@ -68,7 +67,7 @@ async def test_rest_calls_after_each_size(sizes: Sequence[int]) -> None:
 BLOCK = b"\x88" + hpack.Encoder().encode([("a", "b")])
 
 
-def begins(one: Connection[RpcHead]) -> list[bool]:
+def begins(one: Connection) -> list[bool]:
     """Whether each header block that was sent begins with the size of the table."""
     sent, begun = b"".join(one.out.take()), []
     while sent:

@@ -14,7 +14,6 @@ from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.events import ConnectionEnded, RequestReceived, StreamReset, WholeRequest
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.requests import RpcHead, read_head
 from waiting import until
 
 FOLDER = Path(__file__).parent / "recordings"
@@ -41,7 +40,7 @@ class Core:
     """A connection without a socket, whose owner answers healthy calls at once, and no others."""
 
     def __init__(self) -> None:
-        self.connection: Connection[RpcHead] = Connection(read_head)
+        self.connection = Connection()
         self.healthy: list[int] = []
         self.held = self.resets = 0
         self.sent = b""

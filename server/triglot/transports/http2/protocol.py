@@ -32,7 +32,6 @@ from triglot.transports.http2.core.events import (
     WholeRequest,
 )
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.requests import RpcHead, read_head
 from triglot.transports.http2.messages import PREFIX, PREFIX_BYTES
 from triglot.transports.http2.rest import begin_rest
 from triglot.transports.http2.roles import OpenCall, Serving
@@ -60,7 +59,7 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def __init__(self, server: Serving, remote: str) -> None:
         self.loop = asyncio.get_running_loop()
-        self.connection: Connection[RpcHead] = Connection(read_head, server.limits, buffer=server.read_buffer)
+        self.connection = Connection(server.limits, buffer=server.read_buffer)
         self.rpcs: dict[int, OpenCall] = {}
         self._refused: dict[int, tuple[OpenCall, ServingError]] = {}
         """Rejected streams, by number, until their status is sent."""
@@ -271,7 +270,7 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     # --- events ---
 
-    def _act(self, event: Event[RpcHead]) -> None:
+    def _act(self, event: Event) -> None:
         if isinstance(event, DataReceived):
             if (rpc := self.rpcs.get(event.stream)) is not None:
                 self._data(rpc, event.parts, 0, event.ended)
@@ -301,7 +300,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             rpc.release()
             rpc.cancel()
 
-    def _begin(self, event: RequestReceived[RpcHead]) -> None:
+    def _begin(self, event: RequestReceived) -> None:
         head, number = event.headers, event.stream
         if number not in self.connection.streams:
             return  # Reset by a frame that arrived together with the request: no response is needed.
@@ -368,7 +367,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return self.connection.out.unsent + buffered
 
-    def _begin_whole(self, event: WholeRequest[RpcHead]) -> None:
+    def _begin_whole(self, event: WholeRequest) -> None:
         """Start a call whose only message has arrived: the fast path."""
         if event.stream not in self.connection.streams:
             return  # See `_begin`.

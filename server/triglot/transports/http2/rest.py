@@ -279,9 +279,7 @@ class _Incoming(IncomingBody):
         return await super().read()
 
 
-def begin_rest(
-    protocol: Connected, event: RequestReceived[RpcHead], transport: asyncio.BaseTransport | None
-) -> None:
+def begin_rest(protocol: Connected, event: RequestReceived, transport: asyncio.BaseTransport | None) -> None:
     """Answer a request that is not a gRPC call by REST, if that is served on this port."""
     head, number, rest = event.headers, event.stream, protocol.server.rest
     if transport is None:

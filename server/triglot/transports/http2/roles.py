@@ -145,7 +145,7 @@ class Connected(IdleConnection, Protocol):
     """A connection, as its calls see it; see `H2Protocol`."""
 
     loop: asyncio.AbstractEventLoop
-    connection: Connection[RpcHead]
+    connection: Connection
     server: Serving
     closed: asyncio.Future[None]
     remote: str

@@ -10,8 +10,8 @@ connection: then the last event is `ConnectionEnded`, and the last frame GOAWAY.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.events import (
@@ -23,13 +23,10 @@ from triglot.transports.http2.core.events import (
     RequestReceived,
     WholeRequest,
 )
-from triglot.transports.http2.core.fields import Field
 from triglot.transports.http2.core.frames import ErrorCode, Setting
 from triglot.transports.http2.core.limits import DEFAULTS, Limits
 from triglot.transports.http2.core.receiving import DIRECT_BYTES, MAX_PREFIX_BYTES, DataFrame, HeaderFrames
 from triglot.transports.http2.core.streams import H2Error, Sink, Stream, Streams
-
-T = TypeVar("T")
 
 MANY_RUNNING = 256
 """With more handlers of reset streams still running, reads are small, to give these time to end."""
@@ -196,16 +193,16 @@ class Control:
             self._out.write(frames.goaway(self._streams.last, ErrorCode.NO_ERROR))
 
 
-class WholeRequests(Generic[T]):
-    """Makes one event per such request; `read` decodes a header block, and returns None for an invalid request.
+class WholeRequests:
+    """Makes one event per such request.
 
     A body follows its own headers, or the headers of all requests that were sent together. `clear` is called
     before further bytes are read: the events of earlier ones have been returned by then.
     """
 
-    def __init__(self, streams: Streams, read: Callable[[bytes], T | None]) -> None:
+    def __init__(self, streams: Streams, headers: HeaderFrames) -> None:
         self._streams = streams
-        self._read = read
+        self._headers = headers
         self._begun: dict[int, int] = {}
         """Requests whose body has not arrived, and the index of their event."""
         self.clear = self._begun.clear
@@ -219,8 +216,8 @@ class WholeRequests(Generic[T]):
         streams = self._streams
         if end < data_head or not streams.may_begin(number):
             return 0
-        value = self._read(bytes(view[start:data_head]))
-        if value is None:
+        request = self._headers.request(bytes(view[start:data_head]))
+        if request is None:
             streams.last = number
             streams.reset_invalid(number, ErrorCode.PROTOCOL_ERROR, events)
             return data_head
@@ -235,11 +232,11 @@ class WholeRequests(Generic[T]):
             )
             own = flags == frames.END_STREAM and data_number == number
             if whole and own and streams.begin_whole(number, size):
-                events.append(WholeRequest(number, value, bytes(view[data : data + size])))
+                events.append(WholeRequest(number, request, bytes(view[data : data + size])))
                 return data + size
         streams.begin(number, ended=False)
         self._begun[number] = len(events)
-        events.append(RequestReceived(number, value, ended=False))
+        events.append(RequestReceived(number, request, ended=False))
         return data_head
 
     def body(self, view: memoryview, start: int, length: int, flags: int, number: int, events: list[Any]) -> int:
@@ -261,16 +258,15 @@ def read_buffer() -> memoryview:
     return memoryview(bytearray(BULK_BYTES))
 
 
-class Connection(Generic[T]):
+class Connection:
     """The state of one connection, for a single thread.
 
-    `read` turns a request's header fields into the `headers` of its event. `buffer`: see `read_buffer`; from
-    `get_buffer` until the events have been acted on, no other connection may use it.
+    `buffer`: see `read_buffer`; from `get_buffer` until the events have been acted on, no other connection may use
+    it.
     """
 
     def __init__(
         self,
-        read: Callable[[tuple[Field, ...], Sequence[Field]], T],
         limits: Limits = DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
         buffer: memoryview | None = None,
@@ -281,8 +277,8 @@ class Connection(Generic[T]):
         self._streams = Streams(limits, clock)
         self.streams: Mapping[int, Stream] = self._streams.open
         """Open streams by number."""
-        self._headers = HeaderFrames(self._streams, read)
-        self._requests = WholeRequests(self._streams, self._headers.request)
+        self._headers = HeaderFrames(self._streams)
+        self._requests = WholeRequests(self._streams, self._headers)
         self._control = Control(self._streams)
         self.out = self._streams.out
         self._view = read_buffer() if buffer is None else buffer
@@ -346,9 +342,9 @@ class Connection(Generic[T]):
             return self._view[at : at + FEW_BYTES]
         return self._view[at : BULK_BYTES if self._bulk else READ_BYTES]
 
-    def received(self, count: int) -> list[Event[T]]:
+    def received(self, count: int) -> list[Event]:
         """Returns the events of the next `count` bytes, which are in `get_buffer`."""
-        events: list[Event[T]] = []
+        events: list[Event] = []
         if self.over:
             return events
         self._requests.clear()
@@ -372,9 +368,9 @@ class Connection(Generic[T]):
         self._data.clear()
         return events
 
-    def feed(self, data: bytes | memoryview) -> list[Event[T]]:
+    def feed(self, data: bytes | memoryview) -> list[Event]:
         """Returns the events of `data`, as `get_buffer` and `received` would."""
-        events: list[Event[T]] = []
+        events: list[Event] = []
         data = memoryview(data)
         while data and not self.over:
             room = self.get_buffer()
@@ -387,7 +383,7 @@ class Connection(Generic[T]):
                 events.append(event)
         return events
 
-    def _placed(self, count: int, events: list[Event[T]]) -> None:
+    def _placed(self, count: int, events: list[Event]) -> None:
         data, sink = self._data, self._direct
         stream = data.stream
         self._direct = None
@@ -408,7 +404,7 @@ class Connection(Generic[T]):
             data.placed(stream.id, count, events)
             self._check_end(stream, events)
 
-    def _parse(self, events: list[Event[T]]) -> None:
+    def _parse(self, events: list[Event]) -> None:
         if not self._preface_received and not self._read_preface():
             return
         view = self._view
@@ -445,7 +441,7 @@ class Connection(Generic[T]):
                 return
 
     def _read_frame(
-        self, kind: int, flags: int, number: int, start: int, length: int, events: list[Event[T]]
+        self, kind: int, flags: int, number: int, start: int, length: int, events: list[Event]
     ) -> bool:
         """Read a frame that is not DATA, its payload from `start` on; returns whether enough of it is there."""
         large = length > self._limits.max_control_frame
@@ -462,7 +458,7 @@ class Connection(Generic[T]):
             self._control.read(kind, flags, number, payload, events)
         return True
 
-    def _read_rest(self, events: list[Event[T]]) -> None:
+    def _read_rest(self, events: list[Event]) -> None:
         """Read what the buffer has of the current frame: DATA, or large HEADERS or CONTINUATION."""
         if self._data.active:
             self._read_data(events)
@@ -471,7 +467,7 @@ class Connection(Generic[T]):
         self._start = min(self._end, start + self._headers.left)
         self._headers.more(self._view[start : self._start], events)
 
-    def _whole_data(self, number: int, flags: int, start: int, length: int, events: list[Event[T]]) -> bool:
+    def _whole_data(self, number: int, flags: int, start: int, length: int, events: list[Event]) -> bool:
         """Read a complete DATA frame, maybe with more like it; returns False if it needs the general path."""
         view = self._view[: self._end]
         after = self._requests.body(view, start, length, flags, number, events)
@@ -503,7 +499,7 @@ class Connection(Generic[T]):
 
     # --- data ---
 
-    def _begin_data(self, number: int, length: int, flags: int, events: list[Event[T]]) -> None:
+    def _begin_data(self, number: int, length: int, flags: int, events: list[Event]) -> None:
         """Begin a DATA frame; the length of its padding, if it has one, is at the start of the buffer."""
         padding = 0
         if flags & frames.PADDED and length:
@@ -511,7 +507,7 @@ class Connection(Generic[T]):
             self._start += 1
         self._data.begin(number, length, flags, padding, events)
 
-    def _read_data(self, events: list[Event[T]]) -> None:
+    def _read_data(self, events: list[Event]) -> None:
         """Read what the buffer has of the current DATA frame."""
         data = self._data
         stream = data.stream
@@ -533,7 +529,7 @@ class Connection(Generic[T]):
         self._start = after
         data.active = bool(data.left or data.padding)
 
-    def _check_end(self, stream: Stream, events: list[Event[T]]) -> None:
+    def _check_end(self, stream: Stream, events: list[Event]) -> None:
         """End the body if this frame has END_STREAM and all of its data has arrived, padding or not."""
         if self._data.end_stream and not self._data.left and not stream.ended:
             self._data.end_body(stream, events)

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from triglot.transports.http2.core.frames import ErrorCode
-
-T = TypeVar("T")
+from triglot.transports.http2.core.requests import RpcHead
 
 
 @dataclass(slots=True)
-class RequestReceived(Generic[T]):
+class RequestReceived:
     """A request's headers.
 
-    `headers` is the result of the connection's `read`. `ended`: the request has no body.
+    `ended`: the request has no body.
     """
 
     stream: int
-    headers: T
+    headers: RpcHead
     ended: bool
 
 
 @dataclass(slots=True)
-class WholeRequest(Generic[T]):
-    """A request with its complete body, as most requests are. `headers`: see `RequestReceived`."""
+class WholeRequest:
+    """A request with its complete body, as most requests are."""
 
     stream: int
-    headers: T
+    headers: RpcHead
     body: bytes
 
 
@@ -99,8 +97,8 @@ class ConnectionEnded:
 
 
 Event = (
-    RequestReceived[T]
-    | WholeRequest[T]
+    RequestReceived
+    | WholeRequest
     | DataReceived
     | DataPlaced
     | RequestEnded

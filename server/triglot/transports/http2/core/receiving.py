@@ -5,23 +5,22 @@ DATA frames are the only ones that are handled before they are complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.events import DataPlaced, DataReceived, Event, RequestEnded, RequestReceived
 from triglot.transports.http2.core.fields import Field, MalformedRequest
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.hpack import BlockParts, Decoder, HpackError
+from triglot.transports.http2.core.requests import RpcHead, read_head
 from triglot.transports.http2.core.streams import H2Error, Stream, Streams
 
 DIRECT_BYTES = 64 * 1024
 """With this much of a DATA frame still to arrive, another read costs less than a copy from the buffer."""
 
-
-T = TypeVar("T")
 Decoded = tuple[tuple[Field, ...], Sequence[Field]]
 """The fields of a block, as `Decoder.decode` returns them."""
 
@@ -29,23 +28,22 @@ MAX_PREFIX_BYTES = 6
 """Bytes before the block in a HEADERS frame: the length of the padding, and a priority."""
 
 
-class HeaderFrames(Generic[T]):
+class HeaderFrames:
     """The handler of these frames. All methods may raise `H2Error`."""
 
-    def __init__(self, streams: Streams, read: Callable[[tuple[Field, ...], Sequence[Field]], T]) -> None:
+    def __init__(self, streams: Streams) -> None:
         self.expects = 0
         """The stream whose CONTINUATION must be the next frame; 0: none."""
         self.left = 0
         """Bytes of a large frame that have not arrived."""
         self._streams = streams
-        self._read = read
         self._decoder = Decoder()
         self._parts = BlockParts(self._decoder)
         """The block of the current frames, unless it is in one frame that has arrived as a whole."""
         self._size = self._padding = self._continuations = 0
         self._end_stream = self._end_headers = False
 
-    def frame(self, kind: int, flags: int, number: int, payload: memoryview, events: list[Event[T]]) -> None:
+    def frame(self, kind: int, flags: int, number: int, payload: memoryview, events: list[Event]) -> None:
         """Handle a frame that has arrived as a whole."""
         start, end = self._bounds(kind, flags, number, payload, len(payload))
         if kind == frames.HEADERS and flags & frames.END_HEADERS:
@@ -69,7 +67,7 @@ class HeaderFrames(Generic[T]):
         self.left, self._padding = length - start, length - end
         return start
 
-    def more(self, payload: memoryview, events: list[Event[T]]) -> None:
+    def more(self, payload: memoryview, events: list[Event]) -> None:
         """Handle what has arrived of such a frame."""
         self.left -= len(payload)
         self._add(payload[: max(0, len(payload) + min(0, self.left - self._padding))])
@@ -116,7 +114,7 @@ class HeaderFrames(Generic[T]):
         except HpackError as error:
             raise _broken(error) from None
 
-    def _end_frame(self, events: list[Event[T]]) -> None:
+    def _end_frame(self, events: list[Event]) -> None:
         if not self._end_headers:
             return
         number, self.expects = self.expects, 0
@@ -127,16 +125,16 @@ class HeaderFrames(Generic[T]):
         self._parts = BlockParts(self._decoder)
         self._received(number, ((), fields), self._end_stream, events)
 
-    def request(self, block: bytes) -> T | None:
+    def request(self, block: bytes) -> RpcHead | None:
         """Decode a request's complete header block; None: not a valid request. Raises `H2Error`."""
         try:
-            return self._read(*self._decoder.decode(block))
+            return read_head(*self._decoder.decode(block))
         except MalformedRequest:
             return None
         except HpackError as error:
             raise _broken(error) from None
 
-    def _received(self, number: int, decoded: Decoded, ended: bool, events: list[Event[T]]) -> None:
+    def _received(self, number: int, decoded: Decoded, ended: bool, events: list[Event]) -> None:
         streams = self._streams
         if number in streams.open:
             self._trailers(number, chain(*decoded), ended, events)
@@ -146,22 +144,22 @@ class HeaderFrames(Generic[T]):
                 raise H2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {number}, which is closed")
             streams.charge_earned("HEADERS on streams that were reset")
             return
-        value: T | None = None
+        head: RpcHead | None = None
         with suppress(MalformedRequest):
-            value = self._read(*decoded)
+            head = read_head(*decoded)
         may_begin = streams.may_begin(number)
         streams.last = number
         if number > streams.refuse_after:
             streams.charge("streams after GOAWAY")
-        elif value is None:
+        elif head is None:
             streams.reset_invalid(number, ErrorCode.PROTOCOL_ERROR, events)
         elif not may_begin:
             streams.refuse(number)
         else:
             streams.begin(number, ended=ended)
-            events.append(RequestReceived(number, value, ended))
+            events.append(RequestReceived(number, head, ended))
 
-    def _trailers(self, number: int, fields: Iterable[Field], ended: bool, events: list[Event[T]]) -> None:
+    def _trailers(self, number: int, fields: Iterable[Field], ended: bool, events: list[Event]) -> None:
         malformed = not ended or any(field.name.value[:1] == b":" for field in fields)
         stream = self._streams.open[number]
         if stream.ended:
