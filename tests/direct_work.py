@@ -8,15 +8,32 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
 from triglot.core.running import Responses, Sink
-from triglot.executors.work import Inputs, Work
+from triglot.executors.work import Inputs, Receiver, Work
 from triglot.scheduling.servable import Servable
+
+
+class _Unchecked(Receiver):
+    """Passes answers to the sink as they are."""
+
+    __slots__ = ()
+
+    def respond(self, work: Work, answer: Any) -> bool:
+        return work.sink.send(answer)
+
+    def finish(self, work: Work, error: ServingError | None) -> None:
+        if error is None and work.answers_once:
+            work.sink.send(work.result)
+        work.sink.end(error)
+
+
+UNCHECKED = _Unchecked()
 
 
 def direct_stream(servable: Servable, inputs: Inputs, call: Call, *, streams: bool = True) -> Responses:
     """The responses of a call that takes any number."""
 
     def start(sink: Sink) -> Work:
-        work = Work(inputs, call, sink, streams=streams)
+        work = Work(inputs, call, sink, UNCHECKED, streams=streams)
         work.leased = True
         servable.submit(work)
         return work
@@ -48,4 +65,4 @@ class FutureWork(Work):
 
     def __init__(self, inputs: Inputs, call: Call, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.future: asyncio.Future[Any] = (loop or asyncio.get_running_loop()).create_future()
-        super().__init__(inputs, call, _FutureSink(self.future))
+        super().__init__(inputs, call, _FutureSink(self.future), UNCHECKED)

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sized
 from contextlib import aclosing, closing, suppress
-from typing import Any, Final
+from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.current_calls import CURRENT_CALLS, RunningFor
@@ -140,25 +140,6 @@ class Receiver(ABC):
         """Take the end, with the `result` of work with one answer. Called once."""
 
 
-class PassOn(Receiver):
-    """Passes answers on as they are."""
-
-    __slots__ = ()
-
-    def respond(self, work: Work, answer: Any) -> bool:
-        """See `Receiver`."""
-        return work.sink.send(answer)
-
-    def finish(self, work: Work, error: ServingError | None) -> None:
-        """See `Receiver`."""
-        if error is None and work.answers_once:
-            work.sink.send(work.result)
-        work.sink.end(error)
-
-
-AS_IT_IS: Final = PassOn()
-
-
 class Work(Runnable, Running):
     """One request to a model, as its executor, its servable and the data plane see it.
 
@@ -208,7 +189,7 @@ class Work(Runnable, Running):
     signature: Signature
 
     def __init__(
-        self, inputs: Inputs, call: Call, sink: Sink, receiver: Receiver = AS_IT_IS, *, streams: bool = False
+        self, inputs: Inputs, call: Call, sink: Sink, receiver: Receiver, *, streams: bool = False
     ) -> None:
         self.inputs = inputs
         self.call = call

@@ -19,7 +19,7 @@ class Part(Work):
     __slots__ = ("_whole",)
 
     def __init__(self, whole: UnsplitRequest, inputs: Inputs, execution: Work) -> None:
-        super().__init__(inputs, execution.call, execution.sink)
+        super().__init__(inputs, execution.call, execution.sink, execution.receiver)
         self._whole = whole
 
     def start(self, batch_size: int) -> None:
