@@ -40,8 +40,7 @@ from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.http import HttpRequest
-from triglot.core.operation import Operation
-from triglot.core.permission import Permission
+from triglot.core.operation import Operation, Permission
 from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import codec

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import triglot
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.repository.scan.source import ModelFiles
 from waiting import until

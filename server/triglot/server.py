@@ -18,9 +18,9 @@ from triglot.access.tallies import LocalTally, SharedTallies, Tallies
 from triglot.config.options import NO_PORT, Config, ConfigError
 from triglot.config.trace_config import OPENTELEMETRY, TraceConfig
 from triglot.core.errors import ModelLoadError
-from triglot.core.latencies import DEFAULT_BUCKETS, Latencies
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.core.recording import Recording
+from triglot.core.statistics import DEFAULT_BUCKETS, Latencies
 from triglot.dataplane.control import Control
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_calls import ModelCalls

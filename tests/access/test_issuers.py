@@ -26,8 +26,7 @@ from triglot.access.credentials import MAX_TOKEN
 from triglot.access.issuers import LEEWAY_SECONDS, MAX_VERIFIED
 from triglot.config.options import ConfigError
 from triglot.core.errors import PermissionDenied, ServingError, Unauthenticated
-from triglot.core.operation import Operation
-from triglot.core.permission import Permission
+from triglot.core.operation import Operation, Permission
 from waiting import ever_later, wait_until
 
 ONE = Signer("one")

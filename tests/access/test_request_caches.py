@@ -35,8 +35,7 @@ from triglot.access.tallies import shared_size
 from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument
-from triglot.core.operation import Operation
-from triglot.core.permission import Permission
+from triglot.core.operation import Operation, Permission
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.types import TensorSpec
 from triglot.dataplane.control import UNLOAD_MODEL, UNREGISTER, Arguments

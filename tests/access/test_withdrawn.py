@@ -12,7 +12,7 @@ from secured import HOST
 from test_h2_rest import answer
 
 from state_changes import ChangingServer, changing_server
-from triglot.core.permission import WITHDRAWN
+from triglot.core.operation import WITHDRAWN
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import until_found

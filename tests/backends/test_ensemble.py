@@ -30,7 +30,7 @@ from served_models import (
 )
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.core.types import InferenceRequest, InputTensor
 from waiting import until
 

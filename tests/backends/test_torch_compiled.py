@@ -18,7 +18,7 @@ import pytest
 from kept_files import kept_files
 from process import outcome, start_python
 from triglot.core.errors import Code
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.model.config import InstanceGroup, ModelConfig
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")

@@ -13,7 +13,7 @@ import pytest
 from triton_served import DECOUPLED, SECONDS, X_TO_Y, Door, in_common, ints, reply, request, serving, write_model
 
 from triglot.core.call import Call
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.core.response_buffer import STREAM_BUFFER as BUFFER
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.repository.config.completed import completed

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from triton_served import SECONDS, X_TO_Y, Door, in_common, ints, request, serving, write_model
 
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from waiting import until
 
 BATCHED = """

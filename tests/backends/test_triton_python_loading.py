@@ -15,7 +15,7 @@ import triglot
 from triglot import backends
 from triglot.backends.triton_python.config import ModelConfig
 from triglot.core.errors import ModelLoadError
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 
 EXECUTE = "\n    def execute(self, requests):\n        return []\n"
 CLASS = f"class TritonPythonModel:{EXECUTE}"

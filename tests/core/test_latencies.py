@@ -9,9 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from triglot.core.call_times import CallTimes
-from triglot.core.histogram import rank
-from triglot.core.latencies import SUMMARY_LIMITS, Latencies, Summary
+from triglot.core.statistics import SUMMARY_LIMITS, CallTimes, Latencies, Summary, rank
 from triglot.telemetry.spans.recorder import CallSpan, SpanRecorder
 
 NOW = 1.7e9 - 1.7e9 % 12

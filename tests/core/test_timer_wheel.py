@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from triglot.core.timer_wheel import STALE_TICKS, TICKS, TimerWheel
+from triglot.core.call import STALE_TICKS, TICKS, TimerWheel
 from waiting import until
 
 SOON = 0.02

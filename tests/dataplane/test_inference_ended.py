@@ -9,8 +9,8 @@ import pytest
 
 from served_models import Arrays, Function, ints, serving
 from triglot import Call
+from triglot.core.call import TICKS
 from triglot.core.errors import Code
-from triglot.core.timer_wheel import TICKS
 from triglot.model.scheduling import DynamicBatching
 from waiting import until
 

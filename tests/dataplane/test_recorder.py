@@ -11,7 +11,7 @@ import pytest
 
 from served_models import Arrays, Function, Served, serving
 from triglot import Call
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.core.recording import Recording
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
 from triglot.dataplane.recorder import MAX_WAITING_BYTES, Record, Recorder

@@ -19,7 +19,7 @@ import triglot
 from process import SECONDS
 from served_models import Arrays, Served, serving
 from triglot.core.errors import Code
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import until
 

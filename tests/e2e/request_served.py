@@ -27,7 +27,7 @@ import triglot
 from process import SECONDS
 from protocol_clients.abortable import CLIENTS, Attempt, Client, Request
 from span_receivers import SERVER, Span, spans_of
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.telemetry.spans.exporter import Exporter
 from triglot.telemetry.spans.otlp import Envelope
 from triglot.telemetry.spans.recorder import of_ratio

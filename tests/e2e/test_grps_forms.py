@@ -11,7 +11,7 @@ import pytest
 from process import SECONDS, write_model
 from protocol_clients.channel import rpc
 from triglot import Config, Server
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.pb.grps import grps_pb2 as pb
 
 MODEL = """

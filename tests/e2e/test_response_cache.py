@@ -14,7 +14,7 @@ from scripted_models import Scripted
 from protocol_clients.every_protocol import DOORS, MODEL, UNARY, Door, kserve_grpc, kserve_rest, kserve_stream
 from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Code
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.core.tensor import Array
 from waiting import until
 

@@ -24,7 +24,7 @@ from protocol_clients.every_protocol import DOORS, MODEL, Door
 from served_models import Arrays, Function, both, ensemble, step, twice, twice_on_loop
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.model.scheduling import QueuePolicy
 from waiting import until
 

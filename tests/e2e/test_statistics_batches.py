@@ -15,7 +15,7 @@ from process import SECONDS
 from served_models import Arrays, Function, twice, twice_on_loop
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from waiting import until
 
 BATCHED: dict[str, Any] = {"max_batch_size": 8, "dynamic_batching": triglot.DynamicBatching()}

@@ -12,7 +12,7 @@ from counted import batches, counting, counts, responses, succeeded
 
 from process import SECONDS
 from served_models import Arrays, Function, both
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.core.types import Answer
 from waiting import until
 

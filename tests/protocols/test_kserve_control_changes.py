@@ -26,7 +26,7 @@ from control_doors import (
 from kserve_served import Served, serve_models
 
 from triglot.core.errors import Code
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import until
 

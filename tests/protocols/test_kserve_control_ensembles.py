@@ -13,7 +13,7 @@ from kserve_served import serve_models
 
 from gates import Gate
 from triglot.core.errors import Code, ModelNotFound
-from triglot.core.permission import Permission
+from triglot.core.operation import Permission
 from waiting import until_found
 
 TENSORS = 'input { name: "x" data_type: TYPE_INT32 dims: -1 } output { name: "y" data_type: TYPE_INT32 dims: -1 }'

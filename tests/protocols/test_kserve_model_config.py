@@ -24,7 +24,7 @@ from kserve_served import serve_models
 import triglot
 from protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
 from triglot.core.errors import Code
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.model.scheduling import DynamicBatching
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import until

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from triglot.core.scattered import SMALL_BYTES
-from triglot.core.tensor import DATATYPES, Array
+from triglot.core.tensor import DATATYPES, SMALL_BYTES, Array
 from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.codec import FINAL, encode_stream_infer, infer_pieces, small_answer

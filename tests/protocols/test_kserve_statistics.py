@@ -12,7 +12,7 @@ from kserve_served import Served, serve_models
 
 from process import write_model
 from triglot.core.errors import Code
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.core.statistics import MAX_RESPONSES, Statistics
 from triglot.pb.kserve import inference_pb2 as pb
 

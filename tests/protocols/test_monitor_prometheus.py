@@ -18,8 +18,8 @@ from prometheus_client.samples import Exemplar as ParsedExemplar
 
 from recorded_calls import record_call
 from triglot.core.call import Call
-from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
+from triglot.core.statistics import CallTimes
 from triglot.dataplane.control import Reports
 from triglot.protocols.monitor.prometheus import BATCH_LIMITS, PrometheusText
 from triglot.telemetry.merging import growing

@@ -14,8 +14,7 @@ from scripted_models import Inputs, Plain
 
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.scattered import SCATTER_BYTES, Scattered
-from triglot.core.tensor import Array
+from triglot.core.tensor import SCATTER_BYTES, Array, Scattered
 from triglot.core.types import InferenceRequest, InferenceResponse, OutputTensor
 from triglot.protocols.json.text import CHUNK
 from triglot.protocols.kserve.rest import HEADER_LENGTH, RestInfer, encode_infer

@@ -13,7 +13,7 @@ from written_model import ROWS, serving, write
 
 from served_models import Served
 from triglot.core.errors import ModelLoadError
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from waiting import until
 
 NEVER = "max_queue_delay_microseconds: 30000000"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from triglot.core.call import Call
 from triglot.core.current_calls import CURRENT_CALLS, RunningFor
 from triglot.core.errors import Code
-from triglot.core.permission import Permission
+from triglot.core.operation import Permission
 from triglot.telemetry.access_log import AccessLine
 from triglot.telemetry.json_lines import JsonFormatter, utc_time
 from triglot.telemetry.log_fields import MAX_IDS, MAX_TEXT, call_fields

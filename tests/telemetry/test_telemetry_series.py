@@ -10,7 +10,7 @@ import pytest
 from recorded_calls import record_call
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.histogram import LATENCY_LIMITS, Histogram, rank
+from triglot.core.statistics import LATENCY_LIMITS, Histogram, rank
 from triglot.telemetry.calls import Endpoint
 from triglot.telemetry.monitor import MAX_WAITING, Aggregation
 from triglot.telemetry.series import BUILT_IN, MAX_METRICS, Distribution, Metrics, Trend

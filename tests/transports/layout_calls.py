@@ -20,7 +20,7 @@ from served_models import SECONDS, Served, serving
 from triglot.config.options import GRPC_TRANSPORTS
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import predict_pb2, tensor_pb2

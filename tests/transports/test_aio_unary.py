@@ -10,8 +10,7 @@ import pytest
 
 from triglot.core.call import Call
 from triglot.core.errors import Code, Internal, ServingError
-from triglot.core.operation import Operation
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING, Operation
 from triglot.core.running import CallCancelled, Defer, Running, Sink
 from triglot.protocols.rows import InferenceHandler, Kind, Method
 from triglot.telemetry.store import Telemetry

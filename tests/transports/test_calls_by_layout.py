@@ -33,7 +33,7 @@ from layout_calls import (
 import triglot
 from served_models import SECONDS
 from triglot.config.options import GRPC_TRANSPORTS
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.transports.http2.core import frames
 from waiting import until

@@ -28,7 +28,7 @@ import triglot
 from served_models import SECONDS
 from triglot.config.options import GRPC_TRANSPORTS
 from triglot.core.call import Call
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from waiting import ever_later, until
 
 

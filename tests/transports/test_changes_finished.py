@@ -20,7 +20,7 @@ import pytest
 import triglot
 from protocol_clients.channel import SERVICE
 from served_models import SECONDS, Function, twice
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.transports.grpc_calls import LAST_MESSAGE_SECONDS
 from waiting import until

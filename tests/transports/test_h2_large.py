@@ -25,7 +25,7 @@ from scripted_models import Inputs, idle
 
 import triglot
 from triglot import Model, TensorSpec
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2, tensor_pb2

@@ -16,7 +16,7 @@ from process import IDENTITY, write_model
 from triglot.cli.tfserving import follow
 from triglot.config.options import Config
 from triglot.core.errors import PermissionDenied
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.pb.tfserving import management_pb2
 from triglot.repository.config.settings import ModelSettings
 from waiting import until

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triglot.core.histogram import rank
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
+from triglot.core.statistics import rank
 from triglot.dataplane.control import METRICS, TFSERVING_METRICS
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.statistics import Report, statistics_message

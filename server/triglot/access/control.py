@@ -27,8 +27,7 @@ from triglot.access.tallies import LocalTally, Tallies
 from triglot.access.watched_file import CHECK_SECONDS, State, WatchedFile
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import Unauthenticated
-from triglot.core.operation import Operation
-from triglot.core.permission import EVERYTHING, OperationDenied, Permission
+from triglot.core.operation import EVERYTHING, Operation, OperationDenied, Permission
 
 log = logging.getLogger(__name__)
 

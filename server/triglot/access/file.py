@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 from triglot.config.option_fields import is_loopback, unknown
 from triglot.config.options import ConfigError
-from triglot.core.operation import OPERATION_NAMES, Operation
-from triglot.core.permission import ALL_MODELS
+from triglot.core.operation import ALL_MODELS, OPERATION_NAMES, Operation
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,32}")

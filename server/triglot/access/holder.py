@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from triglot.access.file import Grant
 from triglot.access.limits import CallLimits
-from triglot.core.operation import Operation
-from triglot.core.permission import Permission
+from triglot.core.operation import Operation, Permission
 
 
 class Holder:

@@ -1,18 +1,22 @@
-"""`Call`, the context of one request as its model sees it, with what telemetry records about it."""
+"""`Call`, the context of one request as its model sees it, with what telemetry records about it.
+
+`TimerWheel` watches the deadlines of calls.
+"""
 
 from __future__ import annotations
 
-import time
+import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from time import monotonic
 from typing import Any, Literal, Protocol
 
-from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code, DeadlineExceeded
-from triglot.core.operation import Operation
-from triglot.core.permission import EVERYTHING, Permission
+from triglot.core.operation import EVERYTHING, Operation, Permission
 from triglot.core.request_scheduling import PLAIN, own_parameters
-from triglot.core.statistics import Statistics
+from triglot.core.statistics import CallTimes, Statistics
 from triglot.core.trace_context import Span, checked, received_context
 from triglot.core.types import NO_INPUT_PARAMETERS, Exchange, InputParameters, ParameterValue
 
@@ -218,17 +222,17 @@ class Call(CallTimes):
     @property
     def remaining(self) -> float | None:
         """Seconds until the deadline, at least 0; None without a deadline."""
-        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        return None if self.deadline is None else max(0.0, self.deadline - monotonic())
 
     @property
     def expired(self) -> bool:
         """Whether the deadline has passed."""
-        return self.deadline is not None and time.monotonic() >= self.deadline
+        return self.deadline is not None and monotonic() >= self.deadline
 
     @property
     def cancelled(self) -> bool:
         """Whether the result is no longer needed: the client cancelled or disconnected, or the deadline passed."""
-        return self._cancelled or (self.deadline is not None and time.monotonic() >= self.deadline)
+        return self._cancelled or (self.deadline is not None and monotonic() >= self.deadline)
 
     @property
     def members(self) -> Sequence[Call]:
@@ -290,7 +294,7 @@ class Call(CallTimes):
 
     def limit(self, seconds: float, source: str) -> None:
         """Set the deadline to `seconds` from now, if that is earlier; the error names `source` as its origin."""
-        deadline = time.monotonic() + seconds
+        deadline = monotonic() + seconds
         if self.deadline is None or deadline < self.deadline:
             self.deadline, self._limited_by = deadline, source
 
@@ -368,3 +372,92 @@ class BatchCall(Call):
     def cancelled(self) -> bool:
         """Whether all of the members are cancelled."""
         return all(member.cancelled for member in self._members)
+
+
+log = logging.getLogger(__name__)
+
+# --- deadlines ---
+
+TICKS = 256
+"""Ticks per second."""
+MIN_SECONDS = 0.001
+"""Shortest delay of the loop's timers, in seconds: their resolution."""
+STALE_TICKS = 1024
+"""Stale ticks that the heap may hold, besides twice the number of ticks with entries, before it is rebuilt."""
+
+
+class Expiring(Protocol):
+    """An entry with a deadline; compared by identity."""
+
+    def expire(self) -> object:
+        """Handle the passed deadline."""
+
+
+class TimerWheel:
+    """Calls `expire` of entries that were not discarded, at their deadline or up to a tick later. On the loop.
+
+    Strategy: creating and cancelling a timer of the loop costs as much as running a small model. Here an entry is
+    added to the set of its tick, and discarded from it.
+    """
+
+    __slots__ = ("_armed", "_due", "_loop", "_slots")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._slots: dict[int, set[Expiring]] = {}
+        """Entries by tick; no set is empty."""
+        self._due: list[int] = []
+        """Heap of the ticks that have, or had, entries."""
+        self._armed = 0
+        """Tick that the loop's timer is set to; 0: none."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._slots.values()))
+
+    def add(self, entry: Expiring, deadline: float) -> int:
+        """Schedule `entry.expire` for `deadline`, a `time.monotonic` instant; returns the tick for `discard`."""
+        tick = int(deadline * TICKS) + 1
+        slot = self._slots.get(tick)
+        if slot is None:
+            self._slots[tick] = {entry}
+            heappush(self._due, tick)
+            if not self._armed or tick < self._armed:
+                self._arm(tick)
+        else:
+            slot.add(entry)
+        return tick
+
+    def discard(self, entry: Expiring, tick: int) -> None:
+        """Remove an entry that has ended; does nothing if it is expiring just now."""
+        slot = self._slots.get(tick)
+        if slot is None:
+            return
+        slot.discard(entry)
+        if not slot:
+            del self._slots[tick]
+            if len(self._due) > 2 * len(self._slots) + STALE_TICKS:
+                self._due = list(self._slots)
+                heapify(self._due)
+
+    def _arm(self, tick: int) -> None:
+        self._armed = tick
+        self._loop.call_later(max(MIN_SECONDS, tick / TICKS - monotonic()), self._fire, tick)
+
+    def _fire(self, tick: int) -> None:
+        if tick != self._armed:
+            return  # An earlier timer was set meanwhile, and handles all that is due.
+        self._armed = 0
+        due, slots = self._due, self._slots
+        now = int(monotonic() * TICKS)
+        try:
+            while due and due[0] <= now:
+                for entry in slots.pop(heappop(due), ()):
+                    try:
+                        entry.expire()
+                    except Exception:  # The other entries are due, too.
+                        log.exception("the handler of a deadline failed")
+        finally:
+            while due and due[0] not in slots:
+                heappop(due)
+            if due:
+                self._arm(due[0])

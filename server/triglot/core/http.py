@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triglot.core.errors import Code, ServingError
-from triglot.core.permission import EVERYTHING, Permission
-from triglot.core.scattered import Scattered
+from triglot.core.operation import EVERYTHING, Permission
+from triglot.core.tensor import Scattered
 
 _CODES = {
     401: Code.UNAUTHENTICATED,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from triglot.core.scattered import SCATTER_BYTES
+from triglot.core.tensor import SCATTER_BYTES
 from triglot.core.types import InferenceResponse, OutputTensor
 
 OF_THE_CALL = 1

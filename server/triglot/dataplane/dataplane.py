@@ -20,7 +20,7 @@ from triglot.core.errors import (
     as_serving_error,
     without_frames,
 )
-from triglot.core.permission import EVERYTHING, Permission
+from triglot.core.operation import EVERYTHING, Permission
 from triglot.core.request_scheduling import scheduling_of
 from triglot.core.response_buffer import NOTHING
 from triglot.core.running import Defer, Responses, Sink

@@ -28,7 +28,7 @@ from triglot.core.errors import (
     Unavailable,
     outcome,
 )
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING
 from triglot.core.tensor import Array
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_tensors import arrays_of, request_of

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from triglot.core.readings import Reading
+from triglot.core.statistics import Reading
 from triglot.executors.work import Function
 from triglot.model.model import Model
 

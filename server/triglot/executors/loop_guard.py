@@ -14,7 +14,7 @@ from time import monotonic, perf_counter
 from types import AsyncGeneratorType, CoroutineType
 from typing import Any
 
-from triglot.core.readings import Reading
+from triglot.core.statistics import Reading
 from triglot.executors.hosted import HostedModel
 from triglot.executors.work import Function, function_of
 from triglot.model.ensemble import Ensemble

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from triglot.core.readings import BatchCounts
+from triglot.core.statistics import BatchCounts
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
 from triglot.model.config import NO_CONFIG, ModelConfig

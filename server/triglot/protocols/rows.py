@@ -19,7 +19,7 @@ from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse, StreamForm, no_work
 from triglot.core.operation import Operation
 from triglot.core.running import Conversation, Defer, Requests, Responses, Running, Sink
-from triglot.core.scattered import Scattered
+from triglot.core.tensor import Scattered
 from triglot.model.metadata import ModelMetadata
 from triglot.protocols.api_operation import ApiOperation
 

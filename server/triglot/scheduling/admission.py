@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from triglot.core.errors import queue_full
-from triglot.core.readings import Reading
+from triglot.core.statistics import Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from triglot.core.errors import RETRY_AFTER_SECONDS, ServingError, Unavailable, queue_full
-from triglot.core.readings import BatchCounts, Reading
+from triglot.core.statistics import BatchCounts, Reading
 from triglot.executors.work import Work
 from triglot.model.model import Model
 from triglot.model.scheduling import DynamicBatching, QueuePolicy

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any
 
-from triglot.core.readings import Reading
 from triglot.core.running import Defer
+from triglot.core.statistics import Reading
 from triglot.executors.batch import Batch, Joining
 from triglot.executors.executor import Executor
 from triglot.executors.hosted import HostedModel

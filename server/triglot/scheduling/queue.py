@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from triglot.core.errors import Unavailable
-from triglot.core.readings import Reading
 from triglot.core.running import Defer
+from triglot.core.statistics import Reading
 from triglot.executors.executor import Executor
 from triglot.executors.work import Work
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from triglot.core.call import Call
-from triglot.core.readings import Reading
+from triglot.core.statistics import Reading
 from triglot.core.tensor import Array, raw_buffer
 from triglot.core.types import InferenceRequest, OutputTensor, ParameterValue
 

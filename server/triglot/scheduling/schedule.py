@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from triglot.core.readings import Reading
 from triglot.core.running import Defer
+from triglot.core.statistics import Reading
 from triglot.executors.work import Work
 
 

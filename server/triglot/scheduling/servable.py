@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Self
 
+from triglot.core.call import TimerWheel
 from triglot.core.errors import QueueFull
-from triglot.core.readings import Reading
 from triglot.core.response_buffer import MAX_UNREAD_BYTES, ResponseBuffer
-from triglot.core.statistics import Statistics
-from triglot.core.timer_wheel import TimerWheel
+from triglot.core.statistics import Reading, Statistics
 from triglot.executors.deadline import BEFORE_START
 from triglot.executors.declarations import check_declarations, looks_at_call
 from triglot.executors.hosted import HostedModel, calls_per_instance

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.histogram import Histogram
-from triglot.core.operation import ADMINISTRATION, Operation
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import ADMINISTRATION, EVERYTHING, Operation
+from triglot.core.statistics import Histogram
 from triglot.core.trace_context import TRACEPARENT, TRACESTATE, Span
 from triglot.telemetry.access_log import AccessLine, AccessLog
 from triglot.telemetry.audit_log import AuditLog

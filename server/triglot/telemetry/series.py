@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from triglot.core.histogram import rank
+from triglot.core.statistics import rank
 from triglot.telemetry.monitor import Aggregation
 from triglot.telemetry.points import point, points_of, together
 

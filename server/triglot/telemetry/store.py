@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from triglot.core.histogram import Histogram
+from triglot.core.statistics import Histogram
 from triglot.telemetry.access_log import AccessLog
 from triglot.telemetry.audit_log import AuditLog
 from triglot.telemetry.calls import (

@@ -24,10 +24,9 @@ from triglot.core.errors import (
     refusal_of,
     retry_hint,
 )
-from triglot.core.operation import Operation
-from triglot.core.permission import WITHDRAWN, OperationDenied
+from triglot.core.operation import WITHDRAWN, Operation, OperationDenied
 from triglot.core.running import Conversation, Defer, Requests, Running
-from triglot.core.scattered import Scattered
+from triglot.core.tensor import Scattered
 from triglot.protocols.rows import Kind, Method, Service
 from triglot.telemetry.calls import Endpoint
 from triglot.telemetry.store import Telemetry

@@ -13,8 +13,7 @@ from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import ServingError, Unauthenticated
-from triglot.core.operation import ADMINISTRATION
-from triglot.core.permission import WITHDRAWN
+from triglot.core.operation import ADMINISTRATION, WITHDRAWN
 from triglot.core.running import CallCancelled, Cancellable, Defer, Running, Sink
 from triglot.protocols.rows import InferenceHandler
 from triglot.transports.off_loop import OFF_LOOP_BYTES

@@ -16,7 +16,7 @@ from triglot.backends.grps.context import GrpsContext
 from triglot.core.call import Call
 from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Cancelled, ServingError
-from triglot.core.readings import BatchCounts
+from triglot.core.statistics import BatchCounts
 from triglot.scheduling.forming import Rules, Waiting, latest_start_of
 from triglot.scheduling.thread_queue import ThreadQueue
 

@@ -17,7 +17,7 @@ from triglot.backends.grps.tensor_converter import TensorConverter
 from triglot.backends.grps.tensor_inferer import Declared, TensorInferer
 from triglot.core.call import Call
 from triglot.core.errors import Internal, ServingError
-from triglot.core.readings import BatchCounts
+from triglot.core.statistics import BatchCounts
 from triglot.telemetry.monitor import Monitor
 
 log = logging.getLogger(__name__)

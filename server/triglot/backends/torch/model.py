@@ -14,8 +14,7 @@ import torch
 from triglot.backends.placement import Placement
 from triglot.backends.torch.names import ProgramTensor, assign, missing, output_name, positional
 from triglot.backends.torch.tensors import EXPECTED, KNOWN, array_of, tensor_of
-from triglot.core.cuda_errors import cuda_loss
-from triglot.core.errors import Code, Internal, InvalidArgument, ModelLoadError, ServingError
+from triglot.core.errors import Code, Internal, InvalidArgument, ModelLoadError, ServingError, cuda_loss
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig, TensorConfig

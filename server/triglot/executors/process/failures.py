@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from triglot.core.cuda_errors import cuda_loss
 from triglot.core.errors import (
     Cancelled,
     Code,
@@ -21,6 +20,7 @@ from triglot.core.errors import (
     ServingError,
     Unavailable,
     Unimplemented,
+    cuda_loss,
     is_serving_error,
     text_of,
 )

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from triglot.core.call import Call
 from triglot.core.errors import ModelLoadError, Unavailable
-from triglot.core.readings import Reading
+from triglot.core.statistics import Reading
 from triglot.executors.process.calls import Calls, Lost, NotBegun
 from triglot.executors.process.health import BEAT_SECONDS
 from triglot.executors.process.process import Process, Program

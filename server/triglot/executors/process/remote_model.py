@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from triglot.core.call import BatchCall, Call
-from triglot.core.readings import Reading
+from triglot.core.statistics import Reading
 from triglot.executors.hosted import HostedModel, ignore_loss, no_warm_up
 from triglot.executors.process.blocking import iterate, run_blocking
 from triglot.executors.process.health import BEAT_SECONDS

@@ -15,7 +15,7 @@ from typing import Any
 
 from triglot.core.call import Call, ModelCall, ModelTask, Reach, no_models
 from triglot.core.errors import Unavailable
-from triglot.core.permission import Permission
+from triglot.core.operation import Permission
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.types import NO_INPUT_PARAMETERS
 from triglot.executors.process.blocking import iterate, run_blocking

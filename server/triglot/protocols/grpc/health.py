@@ -8,8 +8,7 @@ from functools import partial
 
 from triglot.core.call import Call
 from triglot.core.errors import ModelNotFound, NotFound
-from triglot.core.operation import Operation
-from triglot.core.permission import Permission
+from triglot.core.operation import Operation, Permission
 from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.grpc.health.v1 import health_pb2 as pb
 from triglot.protocols.rows import Kind, Method, Service

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from triglot.core.scattered import Scattered
 from triglot.core.scattering import may_scatter
+from triglot.core.tensor import Scattered
 from triglot.core.types import HttpChunk, InferenceResponse, OutputTensor
 from triglot.protocols.grps.codec import (
     SUCCESS_FIELD,

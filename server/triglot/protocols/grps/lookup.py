@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from triglot.core.errors import InvalidArgument, ModelNotFound, PermissionDenied
-from triglot.core.permission import Permission
+from triglot.core.operation import Permission
 from triglot.dataplane.dataplane import DataPlane
 from triglot.scheduling.servable import Servable
 

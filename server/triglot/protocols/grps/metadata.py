@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from triglot.core.permission import Permission
+from triglot.core.operation import Permission
 from triglot.core.types import TensorSpec
 from triglot.dataplane.dataplane import DataPlane
 from triglot.repository.manager.plan import State

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triglot.core.permission import Permission
+from triglot.core.operation import Permission
 from triglot.protocols.grps import openapi
 from triglot.protocols.grps.metadata import server_text
 from triglot.protocols.grps.routes import HttpRules, grps_routes

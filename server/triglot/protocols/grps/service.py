@@ -21,8 +21,7 @@ from triglot.core.errors import (
     Unimplemented,
     own_copy,
 )
-from triglot.core.operation import Operation
-from triglot.core.permission import EVERYTHING, Permission
+from triglot.core.operation import EVERYTHING, Operation, Permission
 from triglot.core.running import Defer, Running, Sink
 from triglot.core.types import Exchange, InferenceRequest, InferenceResponse
 from triglot.dataplane.control import ONLINE, Arguments

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from triglot.core.errors import InvalidArgument, ServingError
-from triglot.core.scattered import SMALL_BYTES, Scattered
 from triglot.core.scattering import may_scatter
 from triglot.core.tensor import (
     DATATYPES,
+    SMALL_BYTES,
     Array,
     Buffer,
+    Scattered,
     byte_length,
     bytes_elements,
     element_count,

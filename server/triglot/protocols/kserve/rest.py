@@ -12,9 +12,17 @@ import numpy as np
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.scattered import SCATTER_BYTES, Scattered
 from triglot.core.scattering import may_scatter
-from triglot.core.tensor import MAX_ARRAY_BYTES, Array, Buffer, byte_length, is_addressable, raw_buffer
+from triglot.core.tensor import (
+    MAX_ARRAY_BYTES,
+    SCATTER_BYTES,
+    Array,
+    Buffer,
+    Scattered,
+    byte_length,
+    is_addressable,
+    raw_buffer,
+)
 from triglot.core.types import (
     InferenceRequest,
     InferenceResponse,

@@ -9,8 +9,7 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.coroutine_work import CoroutineWork
 from triglot.core.errors import Internal, InvalidArgument, ModelNotFound, ServingError, Unavailable, Unimplemented
-from triglot.core.operation import Operation
-from triglot.core.permission import Permission
+from triglot.core.operation import Operation, Permission
 from triglot.core.running import Conversation, Defer, Requests, Running, Sink
 from triglot.core.types import InferenceRequest, InferenceResponse, TensorSpec
 from triglot.dataplane.dataplane import DataPlane, Decoupled

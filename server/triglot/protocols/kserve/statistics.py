@@ -10,8 +10,7 @@ from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.operation import Operation
-from triglot.core.permission import EVERYTHING, Permission
+from triglot.core.operation import EVERYTHING, Operation, Permission
 from triglot.core.statistics import Duration, Responses, Statistics
 from triglot.dataplane.control import STATISTICS, Arguments
 from triglot.dataplane.dataplane import DataPlane

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from triglot.core.errors import ServingError
-from triglot.core.permission import Permission
+from triglot.core.operation import Permission
 from triglot.core.types import TensorSpec
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.samples import sample_of

@@ -9,7 +9,7 @@ from prometheus_client import samples
 from prometheus_client.metrics_core import Metric
 from prometheus_client.utils import floatToGoString
 
-from triglot.core.histogram import Exemplar
+from triglot.core.statistics import Exemplar
 
 
 def add_histogram(

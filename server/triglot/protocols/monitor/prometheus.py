@@ -18,7 +18,7 @@ from prometheus_client.samples import Exemplar, Sample
 from prometheus_client.utils import floatToGoString
 
 from triglot.core.errors import Code
-from triglot.core.histogram import LATENCY_LIMITS, Histogram, latest, rank
+from triglot.core.statistics import LATENCY_LIMITS, Histogram, latest, rank
 from triglot.dataplane.control import Reports
 from triglot.model.metrics import Family
 from triglot.protocols.monitor.histograms import printed

@@ -14,8 +14,7 @@ from urllib.parse import parse_qs
 from triglot.core.call import Call
 from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse, no_work
-from triglot.core.operation import Operation
-from triglot.core.permission import EVERYTHING
+from triglot.core.operation import EVERYTHING, Operation
 from triglot.dataplane.control import METRICS as METRICS_REPORT
 from triglot.dataplane.control import NAMES, Arguments, Control, Reports
 from triglot.dataplane.control import OVERVIEW as OVERVIEW_REPORT

@@ -10,8 +10,18 @@ from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from triglot.core.fast_json import loads
-from triglot.core.latencies import CACHE_HIT, CACHE_MISS, INFER, INPUT, OUTPUT, QUEUE, REQUEST, Latencies
-from triglot.core.statistics import REASONS, Statistics
+from triglot.core.statistics import (
+    CACHE_HIT,
+    CACHE_MISS,
+    INFER,
+    INPUT,
+    OUTPUT,
+    QUEUE,
+    REASONS,
+    REQUEST,
+    Latencies,
+    Statistics,
+)
 from triglot.protocols.monitor.histograms import add_histogram, number
 from triglot.protocols.monitor.overview import printable
 from triglot.repository.manager.plan import Version

@@ -10,8 +10,7 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.operation import Operation
-from triglot.core.permission import Permission
+from triglot.core.operation import Operation, Permission
 from triglot.model.metadata import ModelMetadata
 from triglot.protocols.api_operation import NO_CONTENT, OBJECT, STRING, ApiOperation, Schema, json_body
 from triglot.protocols.openapi.document import document

@@ -20,8 +20,7 @@ from triglot.core.errors import (
 )
 from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.operation import Operation
-from triglot.core.permission import Permission
+from triglot.core.operation import Operation, Permission
 from triglot.core.tensor import object_array
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, ParameterValue
 from triglot.dataplane.dataplane import DataPlane

@@ -8,9 +8,8 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.scattered import Scattered
 from triglot.core.scattering import may_scatter
-from triglot.core.tensor import DATATYPES, element_count, raw_buffer
+from triglot.core.tensor import DATATYPES, Scattered, element_count, raw_buffer
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor
 from triglot.pb.tfserving import model_pb2, predict_pb2
 from triglot.protocols.layouts import LayoutDecoder, Make, Rules, Values, length_tag

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelNotFound, NotFound, Unavailable
-from triglot.core.permission import Permission
+from triglot.core.operation import Permission
 from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.tfserving import signature_pb2
 from triglot.protocols.tfserving.codec import ModelSpec

@@ -8,9 +8,9 @@ from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.histogram import Histogram
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
+from triglot.core.statistics import Histogram
 from triglot.dataplane.control import TFSERVING_METRICS, Arguments, Control, Reports
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving.openapi import METRICS

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from triglot.core.errors import InvalidArgument, ServingError
-from triglot.core.scattered import Scattered
-from triglot.core.tensor import Array, bytes_elements, native
+from triglot.core.tensor import Array, Scattered, bytes_elements, native
 from triglot.core.types import InputTensor, OutputTensor, TensorSpec
 from triglot.model.signature import Signature
 from triglot.protocols.json.arrays import LargeArray

@@ -22,10 +22,9 @@ from triglot.core.coroutine_work import CoroutineWork
 from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.operation import Operation
-from triglot.core.permission import Permission
+from triglot.core.operation import Operation, Permission
 from triglot.core.running import Defer, Running, Sink
-from triglot.core.scattered import Scattered
+from triglot.core.tensor import Scattered
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature

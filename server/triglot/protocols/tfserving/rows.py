@@ -8,7 +8,7 @@ from typing import Any
 
 from triglot.core.http import no_work
 from triglot.core.operation import Operation
-from triglot.core.scattered import Scattered
+from triglot.core.tensor import Scattered
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2
 from triglot.protocols.rows import Kind, Method, Service
 from triglot.protocols.tfserving.codec import (

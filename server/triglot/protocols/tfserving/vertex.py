@@ -13,8 +13,7 @@ from triglot.core.call import Call
 from triglot.core.errors import Internal, NotFound, ServingError, Unavailable
 from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse, error_of
-from triglot.core.operation import Operation
-from triglot.core.permission import Permission
+from triglot.core.operation import Operation, Permission
 from triglot.dataplane.dataplane import DataPlane
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving import openapi as api

@@ -14,9 +14,9 @@ from dataclasses import replace
 from functools import partial
 
 from triglot.core.errors import InvalidArgument, Unavailable, queue_full
-from triglot.core.readings import BatchCounts, Reading
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.running import Defer
+from triglot.core.statistics import BatchCounts, Reading
 from triglot.executors.declarations import looks_at_call
 from triglot.executors.executor import Executor
 from triglot.executors.hosted import HostedModel

@@ -16,9 +16,9 @@ from functools import lru_cache
 from typing import Protocol
 
 from triglot.core.call import Call
-from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
 from triglot.core.operation import Operation
+from triglot.core.statistics import CallTimes
 from triglot.core.trace_context import MAX_TRACESTATE, NO_CONTEXT, is_sampled, is_valid
 from triglot.telemetry.spans.exporter import Exporter
 from triglot.telemetry.spans.otlp import (

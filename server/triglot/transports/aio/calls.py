@@ -13,8 +13,8 @@ import grpc.aio
 
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
-from triglot.core.permission import Permission
-from triglot.core.scattered import Scattered
+from triglot.core.operation import Permission
+from triglot.core.tensor import Scattered
 from triglot.transports.aio.hang_up import host_of
 from triglot.transports.aio.requests import AioRequests
 from triglot.transports.aio.unsent import StreamWriter, UnsentAnswers

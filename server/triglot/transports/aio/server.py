@@ -25,7 +25,7 @@ from triglot.core.errors import (
     ServingError,
     Unimplemented,
 )
-from triglot.core.permission import EVERYTHING, Permission
+from triglot.core.operation import EVERYTHING, Permission
 from triglot.protocols.rows import Kind, Service
 from triglot.telemetry.store import Telemetry
 from triglot.transports.aio.calls import answer, answer_stream, converse, refuse

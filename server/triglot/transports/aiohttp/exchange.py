@@ -10,7 +10,7 @@ from aiohttp.http_exceptions import PayloadEncodingError
 from aiohttp.payload import Payload
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.scattered import Scattered
+from triglot.core.tensor import Scattered
 from triglot.transports.certificates import names_of
 from triglot.transports.rest.exchange import Exchange, RequestBody
 from triglot.transports.rest.fields import Fields

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from triglot.core.running import RunningCall
-from triglot.core.scattered import Scattered
+from triglot.core.tensor import Scattered
 from triglot.transports.certificates import names_of
 from triglot.transports.http1 import heads
 from triglot.transports.http1.requests import (

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from triglot.core.running import Sink
-from triglot.core.scattered import Scattered
+from triglot.core.tensor import Scattered
 from triglot.transports.deflate import DEFLATED_WORK, WINDOW_BITS, Accepted, deflate
 from triglot.transports.grpc_calls import GrpcRow, Trailing
 from triglot.transports.http2.core.requests import RpcHead, compressed_head, response_head

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from triglot.core.errors import InvalidArgument, ServingError
-from triglot.core.scattered import Scattered
+from triglot.core.tensor import Scattered
 from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import Trailing
 from triglot.transports.http2.body import Body

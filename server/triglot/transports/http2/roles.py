@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from triglot.core.call import TimerWheel
 from triglot.core.errors import ServingError
 from triglot.core.running import RunningCall
-from triglot.core.timer_wheel import TimerWheel
 from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import GrpcRow
 from triglot.transports.http2.buffers import BufferPool

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 from triglot.access import GRPC
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
-from triglot.core.permission import EVERYTHING, ClientLimits, Permission
+from triglot.core.operation import EVERYTHING, ClientLimits, Permission
 from triglot.core.running import RunningCall
-from triglot.core.scattered import Scattered
+from triglot.core.tensor import Scattered
 from triglot.core.trace_context import NO_CONTEXT
 from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import (

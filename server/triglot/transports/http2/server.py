@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triglot.config.options import NO_PORT, Config
-from triglot.core.timer_wheel import TimerWheel
+from triglot.core.call import TimerWheel
 from triglot.protocols.rows import Service
 from triglot.telemetry.store import Telemetry
 from triglot.transports.grpc_calls import GrpcCalls

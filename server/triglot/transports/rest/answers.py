@@ -14,7 +14,7 @@ from typing import TypeVar
 from triglot.core.call import Call
 from triglot.core.errors import Code, PayloadTooLarge, ServingError, Unimplemented, as_serving_error, retry_hint
 from triglot.core.http import HttpResponse
-from triglot.core.scattered import Scattered
+from triglot.core.tensor import Scattered
 from triglot.protocols.rows import Route
 from triglot.transports.deflate import DEFLATED_WORK, accepted, deflate
 from triglot.transports.off_loop import run_sized

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from triglot.access import REST
 from triglot.config.options import Config
-from triglot.core.call import Call
+from triglot.core.call import Call, TimerWheel
 from triglot.core.coroutine_work import CoroutineWork
 from triglot.core.errors import (
     RETRY_AFTER_SECONDS,
@@ -24,10 +24,8 @@ from triglot.core.errors import (
     refusal_of,
 )
 from triglot.core.http import HttpResponse, StreamForm
-from triglot.core.operation import Operation
-from triglot.core.permission import ClientLimits, OperationDenied
+from triglot.core.operation import ClientLimits, Operation, OperationDenied
 from triglot.core.running import Running, RunningCall
-from triglot.core.timer_wheel import TimerWheel
 from triglot.core.trace_context import NO_CONTEXT, TRACEPARENT, TRACESTATE
 from triglot.protocols.rows import Route
 from triglot.telemetry.store import Telemetry

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from email.utils import formatdate
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.scattered import Scattered
+from triglot.core.tensor import Scattered
 from triglot.transports.rest.fields import Fields
 
 JOINED_BYTES = 64 * 1024
