@@ -77,6 +77,11 @@ def backend(name: str, prepare: Callable[[Path], object]) -> tuple[str, list[Ask
     return f"backends/{name}", [Asked(lacks(f"the {name} backend", f"backends.{name}"), LOADED, prepare)]
 
 
+def observed(option: str, name: str, module: str, options: Mapping[str, str]) -> Asked:
+    """An option or variable that asks for an observer of calls."""
+    return Asked(f"{option}: " + lacks(f"the {name} observer", module), options)
+
+
 def store(scheme: str, module: str) -> tuple[str, list[Asked]]:
     """A file of a store of models, and that a URL asks for it."""
     text = lacks(f"the {scheme} store", f"repository.storage.{module}")
@@ -90,11 +95,24 @@ REFUSING: dict[str, list[Asked]] = {
             "protocols: " + lacks("the tfserving protocol", "protocols.tfserving"),
             {"TRIGLOT_PROTOCOLS": "kserve,tfserving"},
         ),
-        Asked(
-            "request_log: " + lacks("the request records observer", "protocols.tfserving"),
-            {"TRIGLOT_REQUEST_LOG": "records"},
-        ),
+        observed("request_log", "request records", "protocols.tfserving", {"TRIGLOT_REQUEST_LOG": "records"}),
         Asked(lacks("the warm-up records observer", "protocols.tfserving"), LOADED, recorded),
+    ],
+    "protocols/tfserving/recorder": [
+        observed(
+            "request_log", "request records", "protocols.tfserving.recorder", {"TRIGLOT_REQUEST_LOG": "records"}
+        )
+    ],
+    "telemetry/access_log": [
+        observed("access_log", "access log", "telemetry.access_log", {"TRIGLOT_ACCESS_LOG": "true"}),
+        observed("log_verbose_level", "access log", "telemetry.access_log", {"TRIGLOT_LOG_VERBOSE_LEVEL": "1"}),
+    ],
+    "telemetry/audit_log": [
+        observed("audit_log", "audit log", "telemetry.audit_log", {"TRIGLOT_AUDIT_LOG": "/dev/null"})
+    ],
+    "telemetry/spans": [
+        observed("spans", "spans", "telemetry.spans", {"OTEL_TRACES_EXPORTER": "console"}),
+        observed("spans", "spans", "telemetry.spans", {"TRIGLOT_TRACE_CONFIG": "mode=opentelemetry"}),
     ],
     "protocols/grps": [
         Asked("protocols: " + lacks("the grps protocol", "protocols.grps"), {"TRIGLOT_PROTOCOLS": "grps,kserve"})
@@ -239,3 +257,16 @@ def test_command_of_a_missing_part(part: str, command: str, module: str, tmp_pat
     assert listed.returncode == 0
     assert f"\n    {command} " not in listed.stdout
     assert "\n    serve " in listed.stdout
+
+
+def test_client_gets_an_error_for_a_missing_access_log(models: Path, tmp_path: Path) -> None:
+    with Triglot(models, environment=CORE | package_without("telemetry/access_log", tmp_path)) as server:
+        url = f"http://127.0.0.1:{server.ports()[1]}/v2/logging"
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            post(url, {"log_verbose_level": 1, "log_info": False})
+        text = lacks("log_verbose_level: the access log observer", "telemetry.access_log")
+        assert (refused.value.code, json.loads(refused.value.read())) == (501, {"error": text})
+        settings = post(url, {"log_verbose_level": 0})
+        assert isinstance(settings, dict)
+        assert settings["log_info"] is True
+        server.stop()

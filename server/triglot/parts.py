@@ -39,7 +39,10 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "https": "triglot.repository.storage.web:WebArchive",
     },
     "observer": {
-        "request records": "triglot.protocols.tfserving.records:encode_record",
+        "access log": "triglot.telemetry.access_log:AccessLog",
+        "audit log": "triglot.telemetry.audit_log:AuditLog",
+        "request records": "triglot.protocols.tfserving.recorder:Recorder",
+        "spans": "triglot.telemetry.spans.recorder:span_recorder",
         "warm-up records": "triglot.protocols.tfserving.warmup:run_warm_up_file",
     },
 }

@@ -11,20 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triglot import backends, parts
 from triglot.access.tallies import LocalTally, SharedTallies, Tallies
 from triglot.config.options import NO_PORT, Config, ConfigError
-from triglot.config.trace_config import OPENTELEMETRY, TraceConfig
+from triglot.config.trace_config import TraceConfig
 from triglot.core.errors import ModelLoadError
 from triglot.core.operation import EVERYTHING
 from triglot.core.recording import Recording
 from triglot.core.statistics import DEFAULT_BUCKETS, Latencies
 from triglot.dataplane.control import Control
-from triglot.dataplane.dataplane import DataPlane
+from triglot.dataplane.dataplane import DataPlane, RequestRecorder
 from triglot.dataplane.model_calls import ModelCalls
-from triglot.dataplane.recorder import Record, Recorder
 from triglot.model.metadata import ModelMetadata
 from triglot.platform.cgroups import memory_bound
 from triglot.platform.cpus import cpu_count
@@ -46,10 +45,8 @@ from triglot.repository.storage.storage import Storage
 from triglot.scheduling.admission import Admission, Limits
 from triglot.scheduling.response_cache import ResponseCache
 from triglot.scheduling.servable import Servable
+from triglot.telemetry.calls import Observer
 from triglot.telemetry.log_settings import LogSettings
-from triglot.telemetry.spans.exporter import exporter_of
-from triglot.telemetry.spans.recorder import SampleRoot, of_ratio
-from triglot.telemetry.spans.settings import SpanSettings, settings_of, trace_config_settings
 from triglot.telemetry.store import Telemetry
 from triglot.telemetry.trace_settings import TraceOptions, read_level
 from triglot.telemetry.tracing import Tracer
@@ -112,14 +109,6 @@ class Server:
         prefixes = [self.config.request_log] if self.config.request_log else []
         self._record_folders = [*record_folders_of(own), *(Path(prefix).parent for prefix in prefixes)]
         self.telemetry = telemetry or Telemetry()
-        self._recorder = Recorder(
-            _encode_record,
-            self.telemetry.records,
-            _recording(self.config),
-            suffix="" if control.alone else f"-w{control.number}",
-            max_bytes=self.config.request_log_file_size,
-            max_files=self.config.request_log_files,
-        )
         self._storage = Storage(self.config.storage_cache, self.config.storage_cache_bytes)
         self.manager = Manager(
             [Path(path) if isinstance(path, str) else path for path in paths] if models is None else models,
@@ -147,12 +136,11 @@ class Server:
             storage=self._storage,
             adapt=adapt or DefaultBatching(self.config.default_max_batch_size),
         )
-        self._tracer = Tracer(_trace_options(self.config.traces), self.telemetry.spans)
+        self._tracer = Tracer(_trace_options(self.config.traces))
         self.dataplane = DataPlane(
             self.manager,
             default_timeout=self.config.default_timeout,
             tracer=self._tracer,
-            recorder=self._recorder,
             control=control,
         )
         total_bytes = self.config.total_queue_bytes(memory_bound())
@@ -197,9 +185,7 @@ class Server:
             _check_socket(self.config.grpc_socket)
         protocol_parts(self.config)
         self._tracer.check()
-        self._start_spans()
-        self._check_record_folders()
-        self._open_audit_log()
+        self._start_observers()
         check_certificate(self.config)
         self._access = self._access_control()
         _grpc_server(self.config)
@@ -219,17 +205,28 @@ class Server:
     def _configured(self, models: Sequence[ModelSettings]) -> None:
         """Apply the settings for request records in a new list of models."""
         own = {model.name: model.recording for model in models}
-        self._recorder.configure({name: recording for name, recording in own.items() if recording is not None})
-
-    def _check_record_folders(self) -> None:
-        if self._record_folders:
+        recordings = {name: recording for name, recording in own.items() if recording is not None}
+        if recordings:
             try:
-                parts.load("observer", "request records")
-            except parts.MissingPart as error:
-                raise ConfigError(f"request_log: {error}") from error
-        for folder in self._record_folders:
-            if not folder.is_dir():
-                raise OSError(f"request records: expected a prefix in an existing folder, got {folder}")
+                self._start_recorder()
+            except ConfigError as error:
+                log.error("%s", error)
+        if self.dataplane.recorder is not None:
+            self.dataplane.recorder.configure(recordings)
+
+    def _start_recorder(self) -> None:
+        """Have requests recorded. Raise `ConfigError` without the part that does."""
+        if self.dataplane.recorder is not None:
+            return
+        control = self.dataplane.control
+        make: Callable[..., RequestRecorder] = _observer("request_log", "request records")
+        self.dataplane.recorder = make(
+            _recording(self.config),
+            suffix="" if control.alone else f"-w{control.number}",
+            max_bytes=self.config.request_log_file_size,
+            max_files=self.config.request_log_files,
+        )
+        self.telemetry.observers.append(self.dataplane.recorder)
 
     def _access_control(self) -> AccessControl | None:
         """Return the access control, None if access is unrestricted. Raise `ConfigError` as `AccessControl`."""
@@ -246,41 +243,31 @@ class Server:
         file, run = shared
         return SharedTallies(file, self.config.workers, run)
 
-    def _start_spans(self) -> None:
-        """Export spans if OpenTelemetry's environment variables or Triton's trace settings ask for it."""
-        traces = self.config.traces
-        settings: SpanSettings | None
-        by_parent, on = True, True
-        if traces.mode == OPENTELEMETRY:
-            settings, problems = trace_config_settings(os.environ, traces.url, traces.resource, traces.batching)
-            sample_root: SampleRoot = self._tracer.sample_span
-            on = bool(traces.level)
-        else:
-            settings, problems = settings_of(os.environ)
-            if settings is not None:
-                sample_root, by_parent = of_ratio(settings.ratio), settings.by_parent
-        for problem in problems:
-            log.warning("%s", problem)
-        if settings is not None:
-            self.telemetry.spans.start(
-                exporter_of(settings, __version__),
-                sample_root,
-                by_parent=by_parent,
-                propagate=settings.propagate,
-                scheme="https" if self.config.tls_certificate else "http",
-                on=on,
-            )
-            log.info("spans are exported to %s", settings.destination)
-
-    def _open_audit_log(self) -> None:
-        if self.config.audit_required and not self.config.audit_log:
+    def _start_observers(self) -> None:
+        """Load what the configuration wants to observe calls. Raise `ConfigError` for what is not there."""
+        config, traces, observers = self.config, self.config.traces, self.telemetry.observers
+        if traces.wants_spans(os.environ):
+            scheme = "https" if config.tls_certificate else "http"
+            start: Callable[..., Observer | None] = _observer("spans", "spans")
+            spans = start(traces, os.environ, self._tracer.sample_span, scheme=scheme, version=__version__)
+            if spans is not None:
+                self._tracer.spans = spans
+                observers.append(spans)
+        if self._record_folders:
+            self._start_recorder()
+        for folder in self._record_folders:
+            if not folder.is_dir():
+                raise OSError(f"request records: expected a prefix in an existing folder, got {folder}")
+        if config.access_log or config.log_verbose_level:
+            _observer("access_log" if config.access_log else "log_verbose_level", "access log")
+        if config.audit_required and not config.audit_log:
             raise ConfigError("audit_required: needs audit_log, the file to write")
-        if self.config.audit_log:
+        if config.audit_log:
+            make: Callable[[Path], Observer] = _observer("audit_log", "audit log")
             try:
-                self.telemetry.audit_log.open(Path(self.config.audit_log))
+                observers.append(make(Path(config.audit_log)))
             except OSError as error:
-                text = f"audit_log: cannot write {self.config.audit_log}: {error.strerror}"
-                raise ConfigError(text) from None
+                raise ConfigError(f"audit_log: cannot write {config.audit_log}: {error.strerror}") from None
 
     async def load(self) -> list[ModelLoadError]:
         """Load and warm up every model, without opening a port; returns the errors. `stop` unloads the models.
@@ -348,7 +335,7 @@ class Server:
         started = time.monotonic()
         control = self.dataplane.control
         self._logs = LogSettings(
-            self.telemetry.access_log,
+            self.telemetry.observers,
             self._log_handler,
             file=self.config.log_file,
             worker=0 if control.alone else control.number,
@@ -442,9 +429,9 @@ class Server:
         self._regions.unregister()
         await self.manager.close()
         await self._tracer.close()
-        await asyncio.to_thread(self.telemetry.spans.close)
-        await self._recorder.close()
-        await asyncio.to_thread(self.telemetry.audit_log.close)
+        for observer in self.telemetry.observers:
+            await asyncio.to_thread(observer.close)
+        self.telemetry.observers.clear()
         if self._logs is not None:
             self._logs.close()
         for task in (self._ticking, self._resting, self._access_renewed):
@@ -510,10 +497,12 @@ def _http_server(config: Config) -> type[HttpServer]:
     return AiohttpServer
 
 
-def _encode_record(record: Record) -> bytes:
-    """Return a record's bytes in its file; what encodes it is imported with the first one."""
-    encoded: bytes = parts.load("observer", "request records")(record)
-    return encoded
+def _observer(option: str, name: str) -> Any:
+    """Return what makes the observer of this name. Raise `ConfigError` if it is not there."""
+    try:
+        return parts.load("observer", name)
+    except parts.MissingPart as error:
+        raise ConfigError(f"{option}: {error}") from error
 
 
 def _plural(count: int, thing: str) -> str:

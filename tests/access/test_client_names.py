@@ -15,7 +15,7 @@ import triglot
 from process import FREE_PORTS, Triglot, write_model
 from served_models import X, serving
 from triglot.core.call import Call
-from triglot.telemetry.access_log import LOGGER
+from triglot.telemetry.loggers import ACCESS
 
 TENSOR = {"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}
 FRIEND = client("friend", ["secret-of-friend"], ["infer", "metrics"])
@@ -82,7 +82,7 @@ async def test_models_in_processes(tmp_path: Path) -> None:
 
 
 async def test_metrics_and_the_access_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, LOGGER)
+    caplog.set_level(logging.INFO, ACCESS)
     access = write(tmp_path / "access.toml", *TABLES)
     async with serving({"who": Who()}, access=str(access), log_verbose_level=1) as it:
         address = f"http://127.0.0.1:{it.server.rest_port}"
@@ -121,7 +121,7 @@ async def test_metrics_and_the_access_log(tmp_path: Path, caplog: pytest.LogCapt
 
 
 async def test_without_an_access_file_nobody_has_a_name(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, LOGGER)
+    caplog.set_level(logging.INFO, ACCESS)
     async with serving({"who": Who()}, log_verbose_level=1) as it:
         address = f"http://127.0.0.1:{it.server.rest_port}"
         assert await ask(f"{address}/v2/models/who/infer", "whatever") == (200, "")

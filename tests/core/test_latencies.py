@@ -9,12 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from recorded_calls import unsent_spans
 from triglot.core.statistics import SUMMARY_LIMITS, CallTimes, Latencies, Summary, rank
-from triglot.telemetry.spans.recorder import CallSpan, SpanRecorder
+from triglot.telemetry.spans.recorder import CallSpan
 
 NOW = 1.7e9 - 1.7e9 % 12
 """The start of a slot."""
-SPAN = CallSpan(SpanRecorder(), CallTimes(), "ab" * 16, "", 1, "")
+SPAN = CallSpan(unsent_spans(), CallTimes(), "ab" * 16, "", 1, "")
 
 
 @given(st.lists(st.floats(0, 9e8), min_size=1, max_size=300), st.integers(0, 10_000))

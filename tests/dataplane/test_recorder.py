@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,8 @@ from triglot import Call
 from triglot.core.operation import EVERYTHING
 from triglot.core.recording import Recording
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
-from triglot.dataplane.recorder import MAX_WAITING_BYTES, Record, Recorder
+from triglot.protocols.tfserving.recorder import MAX_WAITING_BYTES, Record, Recorder
 from triglot.scheduling.servable import Servable
-from triglot.telemetry.record_files import RecordCounts
 from waiting import until
 
 
@@ -24,12 +24,11 @@ class Recorded:
     """A recorder that records everything, and what it has encoded. `go_on`: the thread that writes may."""
 
     def __init__(self, folder: Path) -> None:
-        self.counts = RecordCounts()
         self.encoded: list[bytes] = []
         self.go_on = threading.Event()
         self.go_on.set()
         self.prefix = str(folder / "r")
-        self.recorder = Recorder(self._encode, self.counts, Recording(self.prefix, 1.0))
+        self.recorder = Recorder(Recording(self.prefix, 1.0), encode=self._encode)
 
     def _encode(self, record: Record) -> bytes:
         self.go_on.wait()
@@ -39,7 +38,8 @@ class Recorded:
 
     @property
     def count(self) -> dict[str, int]:
-        return {outcome: count for (_, outcome), count in self.counts.items()}
+        (counter,) = self.recorder.counters()
+        return {labels[1]: count for labels, count in counter.values}
 
 
 @pytest.fixture
@@ -77,23 +77,23 @@ async def test_borrowed_memory_is_copied(recorded: Recorded, borrows: bool, kept
     memory = bytearray(b"sent")
     async with serving({"m": Function(echo)}) as served:
         request = request_of(memory)
-        record = recorded.recorder.begin(servable_of(served), request, call_of(4, borrows=borrows))
+        record = recorded.recorder.record(servable_of(served), request, call_of(4, borrows=borrows))
         assert record is not None
         memory[:] = b"gone"
         record.on_end(response_of([1]))
-        await recorded.recorder.close()
+        await asyncio.to_thread(recorded.recorder.close)
     assert recorded.encoded == [kept]
 
 
 async def test_outputs_are_copied(recorded: Recorded) -> None:
     array = np.array([1, 2], np.int32)
     async with serving({"m": Function(echo)}) as served:
-        record = recorded.recorder.begin(servable_of(served), request_of(b"sent"), call_of(4))
+        record = recorded.recorder.record(servable_of(served), request_of(b"sent"), call_of(4))
         assert record is not None
         record.on_end(response_of(array))
         array[:] = 7
         assert record.outputs[0].array.tolist() == [1, 2]
-        await recorded.recorder.close()
+        await asyncio.to_thread(recorded.recorder.close)
 
 
 async def test_what_waits_for_a_slow_disk_is_bounded(recorded: Recorded, caplog: pytest.LogCaptureFixture) -> None:
@@ -102,7 +102,7 @@ async def test_what_waits_for_a_slow_disk_is_bounded(recorded: Recorded, caplog:
     async with serving({"m": Function(echo)}) as served:
 
         def record(size: int) -> None:
-            one = recorded.recorder.begin(servable_of(served), request_of(b"sent"), call_of(size))
+            one = recorded.recorder.record(servable_of(served), request_of(b"sent"), call_of(size))
             assert one is not None
             one.on_end(response_of(np.empty(0, np.int32)))
 
@@ -114,7 +114,7 @@ async def test_what_waits_for_a_slow_disk_is_bounded(recorded: Recorded, caplog:
         await until(lambda: recorded.count == {"dropped": 3, "written": 4})
         record(MAX_WAITING_BYTES + 1)
         assert recorded.count == {"dropped": 4, "written": 4}
-        await recorded.recorder.close()
+        await asyncio.to_thread(recorded.recorder.close)
     prefix = recorded.prefix
     assert [text for text in caplog.messages if "are lost" in text] == [
         f"request records are lost: cannot write {prefix}: the disk is too slow",
@@ -126,20 +126,25 @@ async def test_what_waits_for_a_slow_disk_is_bounded(recorded: Recorded, caplog:
 async def test_texts_count_by_their_length(recorded: Recorded) -> None:
     texts = np.array([b"x" * 1000, "y" * 2000], object)
     async with serving({"m": Function(echo)}) as served:
-        record = recorded.recorder.begin(servable_of(served), request_of(b"sent"), call_of(4))
+        record = recorded.recorder.record(servable_of(served), request_of(b"sent"), call_of(4))
         assert record is not None
         record.on_end(InferenceResponse("m", "1", "", [OutputTensor("y", "BYTES", texts)]))
         assert 3004 <= record.size <= 3500
-        await recorded.recorder.close()
+        await asyncio.to_thread(recorded.recorder.close)
 
 
 @pytest.mark.parametrize("rate", [0.0, None])
-async def test_nothing_is_looked_at_when_nothing_is_recorded(tmp_path: Path, rate: float | None) -> None:
+async def test_models_are_recorded_as_configured_last(tmp_path: Path, rate: float | None) -> None:
     recording = None if rate is None else Recording(str(tmp_path / "r"), rate)
-    recorder = Recorder(lambda _: b"", RecordCounts(), recording)
-    seen = [recorder.on]
-    for own in ({"m": Recording(str(tmp_path / "r"), 1.0)}, {}):
-        recorder.configure(own)
-        seen.append(recorder.on)
+    recorder = Recorder(recording, encode=lambda _: b"")
+    async with serving({"m": Function(echo)}) as served:
+
+        def is_recorded() -> bool:
+            return recorder.record(servable_of(served), request_of(b"sent"), call_of(4)) is not None
+
+        seen = [is_recorded()]
+        for own in ({"m": Recording(str(tmp_path / "r"), 1.0)}, {}):
+            recorder.configure(own)
+            seen.append(is_recorded())
     assert seen == [False, True, False]
-    await recorder.close()
+    recorder.close()

@@ -30,7 +30,7 @@ from span_receivers import SERVER, Span, spans_of
 from triglot.core.operation import EVERYTHING
 from triglot.telemetry.spans.exporter import Exporter
 from triglot.telemetry.spans.otlp import Envelope
-from triglot.telemetry.spans.recorder import of_ratio
+from triglot.telemetry.spans.recorder import SpanRecorder, of_ratio
 from triglot.telemetry.spans.rows import Row, encode
 from triglot.telemetry.spans.settings import SpanSettings
 from versions import OLD_AIOHTTP
@@ -172,7 +172,7 @@ class KeptSpans(Exporter):
         self._kept: list[Row] = []
         self._spans: list[Span] = []
         self._envelope = Envelope({}, "triglot", "")
-        server.telemetry.spans.start(self, of_ratio(1.0))
+        server.telemetry.observers.append(SpanRecorder(self, of_ratio(1.0)))
 
     def put(self, row: Row) -> None:
         """See the base class."""

@@ -17,12 +17,13 @@ from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, STREAM_ON_LOOP, childre
 
 from direct_work import direct_stream
 from forked import as_new_programs
+from recorded_calls import unsent_spans
 from triglot import Call, NotFound, ServingError
 from triglot.core.call import BatchCall, ModelCall
 from triglot.core.errors import Code, Internal
 from triglot.core.request_scheduling import Scheduling
 from triglot.model.config import ModelConfig
-from triglot.telemetry.spans.recorder import CallSpan, SpanRecorder
+from triglot.telemetry.spans.recorder import CallSpan
 from waiting import until
 
 TWO = ModelConfig(parameters={"greeting": "hello"})
@@ -165,7 +166,7 @@ async def test_the_trace_context_of_a_call(tmp_path: Path, infer: str, read: str
         call = Call(read_metadata=lambda: [("Traceparent", sent), ("tracestate", "a=1")])
         assert await one.say(context, call) == str((sent, "a=1"))
         call.execution_started(0.0)
-        call.span = CallSpan(SpanRecorder(), call, "ab" * 16, "", 1, "b=2")
+        call.span = CallSpan(unsent_spans(), call, "ab" * 16, "", 1, "b=2")
         own = call.span.traceparent
         assert await one.say(context, call) == str((own, "b=2"))
         assert await one.say(context, Call()) == str(("", ""))

@@ -16,14 +16,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as classic
 from prometheus_client.samples import Exemplar as ParsedExemplar
 
-from recorded_calls import record_call
+from recorded_calls import record_call, unsent_spans
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.statistics import CallTimes
 from triglot.dataplane.control import Reports
 from triglot.protocols.monitor.prometheus import BATCH_LIMITS, PrometheusText
 from triglot.telemetry.merging import growing
-from triglot.telemetry.spans.recorder import CallSpan, SpanRecorder
+from triglot.telemetry.spans.recorder import CallSpan
 from triglot.telemetry.store import Telemetry
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
@@ -266,7 +266,7 @@ def parsed(text: str) -> Iterable[Metric]:
 
 def record(telemetry: Telemetry, seconds: float, trace: str = "", code: Code = Code.OK, batch: int = 1) -> None:
     call = call_of("m", 2, batch)
-    call.span = CallSpan(SpanRecorder(), call, trace, "", 1, "") if trace else None
+    call.span = CallSpan(unsent_spans(), call, trace, "", 1, "") if trace else None
     record_call(telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True), call, code, seconds, 0.0, 0, 0)
 
 
@@ -294,7 +294,7 @@ def test_who_asks_for_the_older_format_gets_the_same_as_without_them(telemetry: 
     prints = PrometheusText(telemetry)
     own = [line for line in prints.render([], "")[0].splitlines() if b"triglot_request" in line]
     kept = telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).calls()
-    span = CallSpan(SpanRecorder(), CallTimes(), TRACE, "", 1, "")
+    span = CallSpan(unsent_spans(), CallTimes(), TRACE, "", 1, "")
     for _, stats in kept:
         stats.latency.exemplars = [(1.0, 20_000.0, span)] * len(stats.latency.counts)
     assert own == [line for line in prints.render([], "")[0].splitlines() if b"triglot_request" in line]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from triglot.telemetry.record_files import MAX_RECORDS, RecordFiles
+from triglot.protocols.tfserving.record_files import MAX_RECORDS, RecordFiles
 
 
 def sizes(folder: Path) -> dict[str, int]:

@@ -8,6 +8,8 @@ from typing import Any
 
 TRITON, OPENTELEMETRY = "triton", "opentelemetry"
 MODES = (TRITON, OPENTELEMETRY)
+SPAN_VARIABLES = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+"""OpenTelemetry's environment variables that enable the export of spans."""
 LEVELS = ("TIMESTAMPS", "TENSORS")
 OFF = "OFF"
 MOST = 2**31 - 1
@@ -46,6 +48,14 @@ class TraceConfig:
     url: str = ""
     resource: Mapping[str, str] = field(default_factory=dict)
     batching: Mapping[str, int] = field(default_factory=dict)
+
+    def wants_spans(self, environment: Mapping[str, str]) -> bool:
+        """Whether spans are exported, by these options or OpenTelemetry's environment variables."""
+        if self.mode == OPENTELEMETRY:
+            return True
+        values = [value for name in SPAN_VARIABLES if (value := environment.get(name, "").strip().lower())]
+        disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+        return bool(values) and values[0] != "none" and not disabled
 
     def check(self) -> None:
         """Raise `ValueError` for options that contradict each other."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,13 +22,13 @@ from triglot.core.errors import (
     without_frames,
 )
 from triglot.core.operation import EVERYTHING, Permission
+from triglot.core.recording import Recording
 from triglot.core.request_scheduling import scheduling_of
 from triglot.core.response_buffer import NOTHING
-from triglot.core.running import Defer, Responses, Sink
+from triglot.core.running import Defer, Responses, Sink, Watcher
 from triglot.core.tensor import LONG_BYTES, Array
 from triglot.core.types import Answer, InferenceRequest, InferenceResponse
 from triglot.dataplane.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments, Control
-from triglot.dataplane.recorder import Recorder
 from triglot.executors.work import Receiver, Work
 from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import Signature
@@ -47,6 +48,7 @@ from triglot.repository.manager.plan import Version
 from triglot.repository.manager.sequences import SequenceRoutes
 from triglot.scheduling.response_cache import OFF_LOOP_BYTES, Key, ModelCache
 from triglot.scheduling.servable import Servable
+from triglot.telemetry.calls import Observer
 from triglot.telemetry.tracing import Tracer
 
 T = TypeVar("T")
@@ -204,6 +206,18 @@ class Decoupled(Unimplemented):
     """The model returns a stream of responses, but the call takes one."""
 
 
+class RequestRecorder(Observer):
+    """Records requests to models with their responses. A part."""
+
+    @abstractmethod
+    def configure(self, own: Mapping[str, Recording]) -> None:
+        """Set the recordings of these models; all others use the server's own setting."""
+
+    @abstractmethod
+    def record(self, servable: Servable, request: InferenceRequest, call: Call) -> Watcher | None:
+        """Return what observes the request's responses; None if it is not recorded."""
+
+
 class DataPlane:
     """Finds the servable, validates the request against its signature, runs it and checks the response.
 
@@ -218,13 +232,13 @@ class DataPlane:
         *,
         default_timeout: float = 0.0,
         tracer: Tracer | None = None,
-        recorder: Recorder | None = None,
         control: Control | None = None,
     ) -> None:
         self.reach: Reach = no_models
         """Implements `Call.infer`; see `ModelCalls`."""
         self.tracer = tracer or Tracer()
-        self.recorder = recorder or Recorder()
+        self.recorder: RequestRecorder | None = None
+        """What a configuration that has requests recorded asks for."""
         self.control = control or Control()
         self._manager = manager
         self._registry = manager.registry
@@ -333,9 +347,9 @@ class DataPlane:
             if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call, request)):
                 work.watchers = [trace]
             if (
-                self.recorder.on
+                self.recorder is not None
                 and request is not None
-                and (record := self.recorder.begin(servable, request, call))
+                and (record := self.recorder.record(servable, request, call))
             ):
                 work.watchers = [*(work.watchers or ()), record]
             self.begin(servable, call)

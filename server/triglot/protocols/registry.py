@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from triglot.protocols.grpc.reflection import reflection_services
 from triglot.protocols.pages import liveness_route, readable
 from triglot.protocols.protocol import Context, MakeProtocol, Protocol
 from triglot.protocols.rows import Method, Route, Service
-from triglot.telemetry.audit_log import AuditLog
+from triglot.telemetry.calls import Observer
 
 PAGE_PATHS = {"monitor": ("/metrics",), "openapi": ("/openapi.json", "/docs")}
 """The paths at which clients ask for a page that may be missing."""
@@ -54,8 +54,8 @@ def rows(context: Context) -> Rows:
     health_names = [*names, *(name for protocol in protocols for name in protocol.health_names)]
     services.append(Health(context.dataplane, health_names).grpc_service())
     services += reflection_services([service.name for service in services])
-    audit_log = context.telemetry.audit_log
-    return _audited(services, routes, audit_log) if config.audit_required else (services, routes)
+    observers = context.telemetry.observers
+    return _audited(services, routes, observers) if config.audit_required else (services, routes)
 
 
 def _page(name: str, context: Context) -> Protocol:
@@ -80,7 +80,7 @@ def _page(name: str, context: Context) -> Protocol:
     return make(context)
 
 
-def _audited(services: list[Service], routes: list[Route], audit_log: AuditLog) -> Rows:
+def _audited(services: list[Service], routes: list[Route], observers: Sequence[Observer]) -> Rows:
     """Return the rows with a line in the audit log before each administrative call."""
 
     def audited(row: Row, protocol: str, entrypoint: str, method: str) -> Row:
@@ -90,7 +90,8 @@ def _audited(services: list[Service], routes: list[Route], audit_log: AuditLog) 
 
         async def begin(request: Any, call: Call) -> Any:
             call.subject = call.subject or str(getattr(request, "model_name", ""))
-            await audit_log.begin(protocol, entrypoint, method, call)
+            for observer in observers:
+                await observer.precede(call, protocol, entrypoint, method)
             return await act(request, call)
 
         return replace(row, call=begin)

@@ -1,4 +1,4 @@
-"""The access log: one log record per call, while it is enabled."""
+"""The access log: one log record per call, while it is enabled. An `Observer`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.operation import Operation
-from triglot.telemetry.log_fields import call_fields
+from triglot.telemetry.calls import Endpoint, Observer
+from triglot.telemetry.log_fields import Message, call_fields
+from triglot.telemetry.loggers import ACCESS
 
-LOGGER = "triglot.access"
 MAX_NAME = 128
 PROBES = (Operation.HEALTH, Operation.METRICS)
 """Operations that monitoring systems call every few seconds."""
-log = logging.getLogger(LOGGER)
+log = logging.getLogger(ACCESS)
 
 
 @dataclass(frozen=True, slots=True)
-class AccessLine:
+class AccessLine(Message):
     """The message of an access log record: the call, its outcome, and its duration in seconds."""
 
     protocol: str
@@ -47,13 +48,14 @@ class AccessLine:
 
     @property
     def summary(self) -> str:
-        """The protocol, entrypoint and method of the call."""
+        """The protocol, entrypoint and method of the call; see `Message`."""
         return f"{self.protocol or '-'} {self.entrypoint} {self.method}"
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the line as a JSON object, besides those of the call itself."""
+        """See `Message`."""
         span = self.call.span
         return {
+            **call_fields([self.call]),
             # The call's own span, not that of the model execution.
             **({} if span is None else {"span_id": span.response_traceparent.split("-")[2]}),
             "protocol": self.protocol,
@@ -67,18 +69,23 @@ class AccessLine:
         }
 
 
-class AccessLog:
-    """Settings of the access log. `on`: enabled; `probes`: includes successful health checks and metrics reads."""
+class AccessLog(Observer):
+    """Logs clients' calls that have ended; successful health checks and reads of metrics at level 2 only."""
 
-    __slots__ = ("on", "probes")
+    __slots__ = ("_level",)
 
     def __init__(self) -> None:
-        self.on = self.probes = False
+        self._level = 0
 
-    def line(self, line: AccessLine) -> None:
-        """Log a call that ended."""
-        if self.probes or line.call.operation not in PROBES or line.code is not Code.OK:
-            log.info(line)
+    def switch(self, level: int) -> None:
+        """See `Observer`."""
+        self._level = level
+
+    def end(self, call: Call, endpoint: Endpoint, code: Code, ended: float, refusal: str) -> None:
+        """See `Observer`."""
+        if self._level > (call.operation in PROBES and code is Code.OK) and not endpoint.internal:
+            names = endpoint.protocol, endpoint.entrypoint, endpoint.method
+            log.info(AccessLine(*names, call, code, ended - call.arrived, call.bytes_in, call.bytes_out))
 
 
 def _printable(name: str) -> str:

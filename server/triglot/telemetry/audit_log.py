@@ -12,11 +12,14 @@ import asyncio
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from triglot.core.call import Call
 from triglot.core.errors import Code, Unavailable
+from triglot.core.operation import ADMINISTRATION
+from triglot.telemetry.calls import Counter as Metric
+from triglot.telemetry.calls import Endpoint, Observer
 from triglot.telemetry.file_writer import MAX_WAITING, TOO_SLOW, FileWriter
 from triglot.telemetry.json_lines import json_line, utc_time
 from triglot.telemetry.log_fields import MAX_TEXT
@@ -36,39 +39,43 @@ LOST = ("limit", "queue", "disk")
 """Why lines were lost: too many refusals, a disk that is too slow, and one that cannot be written."""
 
 
-class AuditLog:
-    """Writes audit lines; used on the event loop. `on`: whether it is enabled, from `open` to `close`.
+class AuditLog(Observer):
+    """Writes audit lines to a file. Raise `OSError` if it cannot be written.
 
-    `required`: whether administrative calls need a line before they begin. `lost`: number of lost lines by reason.
+    `lost`: number of lost lines by reason.
     """
 
-    __slots__ = ("_clock", "_lines", "_omitted", "_refusals", "_until", "_writer", "lost", "on", "required")
+    __slots__ = ("_clock", "_lines", "_omitted", "_open", "_refusals", "_until", "_writer", "lost")
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.on = self.required = False
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        _append(path, b"")
+        self._writer = FileWriter("lines of the audit log", path)
+        self._open = True
         self.lost = Counter[str]()
         self._clock = clock
         self._lines: deque[str] = deque()
         self._refusals = self._omitted = 0
         self._until = 0.0
-        self._writer: FileWriter
 
     @property
     def waiting(self) -> int:
         """Number of queued lines."""
         return len(self._lines)
 
-    def open(self, path: Path) -> None:
-        """Start writing to this file. Raise `OSError` if it cannot be written."""
-        _append(path, b"")
-        self._writer = FileWriter("lines of the audit log", path)
-        self.on = True
+    def counters(self) -> Iterator[Metric]:
+        """See `Observer`."""
+        values = [((reason,), self.lost[reason]) for reason in LOST]
+        yield Metric("triglot_audit_lines_lost", "Lost lines of the audit log.", ("reason",), values)
 
     def close(self) -> None:
         """Wait until everything is written, see `FileWriter.close`."""
-        if self.on:
-            self.on = False
-            self._writer.close()
+        self._open = False
+        self._writer.close()
+
+    def end(self, call: Call, endpoint: Endpoint, code: Code, ended: float, refusal: str) -> None:
+        """See `Observer`."""
+        if self._open and (refusal or call.operation in ADMINISTRATION):
+            self.line(endpoint.protocol, endpoint.entrypoint, endpoint.method, call, code, refusal)
 
     def line(self, protocol: str, entrypoint: str, method: str, call: Call, code: Code, refusal: str) -> None:
         """Write a call that ended; `refusal` is the error text if access control rejected it."""
@@ -96,7 +103,7 @@ class AuditLog:
         self._refusals += 1
         return self._refusals > MAX_REFUSALS or len(self._lines) >= MAX_WAITING_REFUSALS
 
-    async def begin(self, protocol: str, entrypoint: str, method: str, call: Call) -> None:
+    async def precede(self, call: Call, protocol: str, entrypoint: str, method: str) -> None:
         """Write an administrative call that is about to begin. Raise `Unavailable` if that fails."""
         loop = asyncio.get_running_loop()
         line = (json_line(_fields(protocol, entrypoint, method, call, BEGUN)) + "\n").encode()

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.operation import ADMINISTRATION, EVERYTHING, Operation
+from triglot.core.operation import EVERYTHING, Operation
 from triglot.core.statistics import Histogram
 from triglot.core.trace_context import TRACEPARENT, TRACESTATE, Span
-from triglot.telemetry.access_log import AccessLine, AccessLog
-from triglot.telemetry.audit_log import AuditLog
 from triglot.telemetry.points import Points
-from triglot.telemetry.spans.recorder import SpanRecorder
 
 ENDED = -1
 """Version number under which the calls of a model's older ended versions are merged."""
@@ -262,6 +259,44 @@ class Kinds:
         self.count -= sum([endpoint.fold(doomed) for endpoint in self._endpoints.values()])
 
 
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A counter of an observer, as the metrics show it: a value for each combination of values of its `labels`."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    values: Sequence[tuple[tuple[str, ...], int]]
+
+
+class Observer:
+    """Observes calls, besides the statistics: spans, access log, audit log, request records. On the event loop.
+
+    Each is a part, which is in `Telemetry.observers` once a configuration asked for it.
+    """
+
+    __slots__ = ()
+
+    def begin(self, call: Call, endpoint: Endpoint) -> None:
+        """Observe a call that begins; once more if its request has a trace context of its own."""
+
+    def end(self, call: Call, endpoint: Endpoint, code: Code, ended: float, refusal: str) -> None:
+        """Observe a call that ended at the instant `ended` of `time.perf_counter`. `refusal`: see `refusal_of`."""
+
+    async def precede(self, call: Call, protocol: str, entrypoint: str, method: str) -> None:
+        """Observe an administrative call before it takes effect, where `audit_required`. Raise to refuse it."""
+
+    def switch(self, level: int) -> None:
+        """Observe calls that begin from now on: none of them at 0, all at 1, more of each at 2."""
+
+    def counters(self) -> Iterable[Counter]:
+        """Return the counters to add to the metrics. Callable on another thread."""
+        return ()
+
+    def close(self) -> None:
+        """Stop observing, and write what is queued. Blocks, on another thread."""
+
+
 class Endpoint:
     """A method of a protocol over gRPC or REST, with the statistics of its calls. Made by `Telemetry.endpoint`.
 
@@ -272,9 +307,8 @@ class Endpoint:
         "_calls",
         "_kinds",
         "_latencies",
+        "_observers",
         "_traffic",
-        "access_log",
-        "audit_log",
         "clients",
         "entrypoint",
         "in_flight",
@@ -284,7 +318,6 @@ class Endpoint:
         "protocol",
         "refusals",
         "rpc",
-        "spans",
     )
 
     def __init__(
@@ -295,13 +328,11 @@ class Endpoint:
         method: str,
         traffic: Traffic | None,
         latencies: deque[float],
-        access_log: AccessLog,
-        audit_log: AuditLog,
-        spans: SpanRecorder,
+        observers: Sequence[Observer] = (),
         *,
         internal: bool = False,
     ) -> None:
-        self.spans = spans
+        self._observers = observers
         self.rpc = method
         """Full name of the method, if this is gRPC."""
         self.protocol = protocol
@@ -310,8 +341,6 @@ class Endpoint:
         self.inference = traffic is not None
         self.internal = internal
         self.in_flight = 0
-        self.access_log = access_log
-        self.audit_log = audit_log
         self.clients: dict[ClientKind, int] = {}
         """Calls by client kind, if an access file is used."""
         self.refusals: dict[ClientKind, int] = {}
@@ -327,16 +356,17 @@ class Endpoint:
         call.counted = True
         call.bytes_in = size
         call.arrived = call.lap = perf_counter()
-        if self.spans.on:
-            self.spans.begin(call, internal=self.internal)
+        if self._observers:
+            for observer in self._observers:
+                observer.begin(call, self)
 
     def continue_trace(self, call: Call, parameters: Mapping[str, object]) -> None:
         """Replace the trace context of the call by that in its request's parameters."""
         traceparent, tracestate = parameters.get(TRACEPARENT), parameters.get(TRACESTATE, "")
         call.context = str(traceparent), str(tracestate)
         call.span = None
-        if self.spans.on:
-            self.spans.begin(call)
+        for observer in self._observers:
+            observer.begin(call, self)
 
     def end(self, call: Call, code: Code, refusal: str = "") -> None:
         """End and count a call; with `Code.OK`, `Call.outcome` is used. `refusal`: see `refusal_of`."""
@@ -348,20 +378,15 @@ class Endpoint:
         code = code or call.outcome
         now = perf_counter()
         self.in_flight -= 1
-        if call.span is not None:
-            self.spans.end(call, self, code, call.arrived, now)
         self.record(call, code, now - call.arrived)
-        if self.access_log.on and not self.internal:
-            names = self.protocol, self.entrypoint, self.method
-            times = now - call.arrived, call.bytes_in, call.bytes_out
-            self.access_log.line(AccessLine(*names, call, code, *times))
         if refusal or call.permission is not EVERYTHING:
             kind = call.permission.group, call.operation, code
             self.clients[kind] = self.clients.get(kind, 0) + 1
             if refusal:
                 self.refusals[kind] = self.refusals.get(kind, 0) + 1
-        if self.audit_log.on and (refusal or call.operation in ADMINISTRATION):
-            self.audit_log.line(self.protocol, self.entrypoint, self.method, call, code, refusal)
+        if self._observers:
+            for observer in self._observers:
+                observer.end(call, self, code, now, refusal)
 
     def record(self, call: Call, code: Code, seconds: float) -> None:
         """Count a call that ended after `seconds`."""

@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from triglot.core.current_calls import CURRENT_CALLS
-from triglot.telemetry.access_log import AccessLine
-from triglot.telemetry.log_fields import MAX_TEXT, call_fields
+from triglot.telemetry.log_fields import MAX_TEXT, Message, call_fields
 from triglot.telemetry.log_handlers import OWN_LOGGER, message_of, stack_of, traceback_of
 
 
@@ -39,7 +38,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See the base class."""
-        line = record.msg if isinstance(record.msg, AccessLine) else None
+        line = record.msg if isinstance(record.msg, Message) else None
         fields: dict[str, Any] = {
             "time": utc_time(record.created),
             "level": record.levelname[:MAX_TEXT],
@@ -48,7 +47,7 @@ class JsonFormatter(logging.Formatter):
             **self.origin,
         }
         if line is not None:
-            fields |= {**call_fields([line.call]), **line.fields()}
+            fields |= line.fields()
         elif record.name != OWN_LOGGER:
             fields |= call_fields(CURRENT_CALLS.get())
         if record.exc_info and record.exc_info[0] is not None:

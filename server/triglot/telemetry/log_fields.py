@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,21 @@ MAX_IDS = 32
 """Limit on the requests of a batch whose ids are logged in one line."""
 MAX_TEXT = 256
 """Limit on the characters of a text that clients choose."""
+
+
+class Message(ABC):
+    """The message of a log record about one call, with fields of its own in a log of JSON lines."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """The text without the fields."""
+
+    @abstractmethod
+    def fields(self) -> dict[str, Any]:
+        """Return the fields, those of the call included."""
 
 
 def call_fields(calls: Sequence[Call]) -> dict[str, Any]:

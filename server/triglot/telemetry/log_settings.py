@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableSequence
 
+from triglot import parts
 from triglot.core.errors import InvalidArgument, Unimplemented
-from triglot.telemetry.access_log import LOGGER as ACCESS
-from triglot.telemetry.access_log import AccessLog
+from triglot.telemetry.calls import Observer
 from triglot.telemetry.json_lines import JsonFormatter
 from triglot.telemetry.log_handlers import LineFormatter
-from triglot.telemetry.loggers import DATES, MODELS, OURS
+from triglot.telemetry.loggers import ACCESS, DATES, MODELS, OURS
 
 FILE, FORMAT, VERBOSE = "log_file", "log_format", "log_verbose_level"
 SWITCHES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
@@ -43,12 +43,13 @@ def formatter(name: str, worker: int = 0) -> logging.Formatter:
 class LogSettings:
     """The current log settings. `handler` writes the log to `file`; None: the embedding program handles the log.
 
-    `access_lines`: there is an access line per request, whatever the settings are. For `worker` see `formatter`.
+    The access log is added to `observers` where they ask for it. `access_lines`: there is an access line per
+    request, whatever the settings are. For `worker` see `formatter`. Raise `MissingPart` without the access log.
     """
 
     def __init__(
         self,
-        access: AccessLog,
+        observers: MutableSequence[Observer],
         handler: logging.Handler | None = None,
         *,
         file: str = "",
@@ -57,7 +58,8 @@ class LogSettings:
         verbose_level: int = 0,
         access_lines: bool = False,
     ) -> None:
-        self._access = access
+        self._observers = observers
+        self._access: Observer | None = None
         self._access_lines = access_lines
         self._handler = handler
         self._worker = worker
@@ -82,7 +84,7 @@ class LogSettings:
         """Change settings, all of them or, when it raises, none; None leaves one unchanged.
 
         Raise `InvalidArgument` for an unknown key or an invalid value, and `Unimplemented` for a setting that
-        cannot be changed over the network.
+        cannot be changed over the network, or needs a part that is not there.
         """
         values = {key: self._checked(key, value) for key, value in changes.items() if value is not None}
         for key in changes:
@@ -106,7 +108,8 @@ class LogSettings:
         self._logger.setLevel(self._level)
         self._access_logger.setLevel(self._access_level)
         self._models_logger.setLevel(self._models_level)
-        self._access.on = self._access.probes = False
+        if self._access is not None:
+            self._access.switch(0)
 
     def _checked(self, key: str, value: Value) -> Value:
         _check_key(key)
@@ -118,6 +121,10 @@ class LogSettings:
         elif key == VERBOSE:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_VERBOSE:
                 raise InvalidArgument(f"{key}: expected an integer from 0 to {MAX_VERBOSE}, got {value!r:.100}")
+            try:
+                self._access_log(int(value))
+            except parts.MissingPart as error:
+                raise Unimplemented(f"{key}: {error}") from error
         elif value == self._values[FORMAT]:
             pass  # Whatever it is: a client may send back the value that it read.
         elif value not in FORMATS:
@@ -130,11 +137,25 @@ class LogSettings:
             )
         return value
 
+    def _access_log(self, level: int) -> Observer | None:
+        """Return the access log, if it is there or needed for this level. Raise `MissingPart`."""
+        if self._access is None and level:
+            access: Observer = parts.load("observer", "access log")()
+            self._access = access
+            self._observers.append(access)
+        return self._access
+
+    @property
+    def _access_detail(self) -> int:
+        """The level of the access log, see `Observer.switch`."""
+        return 2 if self._values[VERBOSE] else int(self._access_lines)
+
     def _apply(self) -> None:
-        """Apply the settings to the loggers."""
-        verbose = bool(self._values[VERBOSE])
-        self._access.on, self._access.probes = verbose or self._access_lines, verbose
-        self._access_logger.setLevel(logging.INFO if self._access.on else self._access_level)
+        """Apply the settings to the loggers. Raise `MissingPart`."""
+        verbose, detail = bool(self._values[VERBOSE]), self._access_detail
+        if (access := self._access_log(detail)) is not None:
+            access.switch(detail)
+        self._access_logger.setLevel(logging.INFO if detail else self._access_level)
         self._models_logger.setLevel(logging.DEBUG if verbose else self._models_level)
         least = min((level for key, level in SWITCHES.items() if self._on[key]), default=logging.CRITICAL)
         # A lower level that the user configured is controlled by info: Triton has no switch for it.
@@ -148,7 +169,7 @@ class LogSettings:
         if record.name != OURS and not record.name.startswith(OURS + "."):
             return True
         if record.name == ACCESS:
-            return self._access.on
+            return bool(self._access_detail)
         if record.name == MODELS and record.levelno < logging.INFO:
             return True
         if record.levelno >= logging.CRITICAL:

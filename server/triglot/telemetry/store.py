@@ -17,23 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triglot.core.statistics import Histogram
-from triglot.telemetry.access_log import AccessLog
-from triglot.telemetry.audit_log import AuditLog
 from triglot.telemetry.calls import (
     CallStats,
     Endpoint,
     Kind,
     Kinds,
     ModelStats,
+    Observer,
     Second,
     Traffic,
 )
 from triglot.telemetry.monitor import Monitor
 from triglot.telemetry.points import points_of
 from triglot.telemetry.process import ProcessUsage
-from triglot.telemetry.record_files import RecordCounts
 from triglot.telemetry.series import Metric, Metrics
-from triglot.telemetry.spans.recorder import SpanRecorder
 
 log = logging.getLogger(__name__)
 
@@ -98,10 +95,8 @@ class Telemetry:
         self.latency_counters = True
         """Whether Triton's counters of durations are exported."""
         self.metrics = Metrics()
-        self.access_log = AccessLog()
-        self.audit_log = AuditLog()
-        self.spans = SpanRecorder()
-        self.records = RecordCounts()
+        self.observers: list[Observer] = []
+        """Of all endpoints: those that the configuration asks for."""
         self.loop_lag = Histogram()
         self.loads: dict[str, Loads] = {}
         """By path; the most recent paths only."""
@@ -143,9 +138,7 @@ class Telemetry:
                 method,
                 traffic,
                 latencies,
-                self.access_log,
-                self.audit_log,
-                self.spans,
+                self.observers,
                 internal=internal,
             )
         return endpoint

@@ -20,7 +20,7 @@ from triglot.core.call import Call, no_models
 from triglot.core.errors import Unimplemented
 from triglot.core.running import Watcher
 from triglot.core.types import InferenceRequest
-from triglot.telemetry.spans.recorder import SpanRecorder
+from triglot.telemetry.calls import Observer
 from triglot.telemetry.trace_file import Records, TraceFile
 from triglot.telemetry.trace_settings import (
     COUNT,
@@ -180,10 +180,10 @@ class Tracer:
     Owned by the server, and used on its event loop. `on`: whether any request may be traced in a file.
     """
 
-    def __init__(self, options: TraceOptions | None = None, spans: SpanRecorder | None = None) -> None:
+    def __init__(self, options: TraceOptions | None = None) -> None:
         options = options or TraceOptions()
         self._mode = options.mode
-        self._spans = spans
+        self.spans: Observer | None = None
         self.clock = time.perf_counter
         self._start = scope_of(options)
         self._server = _TraceBuffer(scope_of(options))
@@ -298,8 +298,8 @@ class Tracer:
             else:
                 scope.change({key: self._start.value(key)})
         on = any(one.scope.value(LEVEL) for one in (self._server, *self._models.values()))
-        if with_spans and self._spans is not None:
-            self._spans.on = on
+        if with_spans and self.spans is not None:
+            self.spans.switch(int(on))
         else:
             self.on = on
 

@@ -21,7 +21,7 @@ from triglot.telemetry.log_settings import LogSettings
 def kserve(context: Context) -> Protocol:
     """Return KServe's rows."""
     config, dataplane, limits = context.config, context.dataplane, context.json_limits
-    logs = context.logs or LogSettings(context.telemetry.access_log)
+    logs = context.logs or LogSettings(context.telemetry.observers)
     service = KServe(
         dataplane,
         config.server_name,

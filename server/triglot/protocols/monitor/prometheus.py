@@ -30,12 +30,10 @@ from triglot.protocols.monitor.triton_metrics import (
     without_exponents,
 )
 from triglot.repository.manager.plan import Version
-from triglot.telemetry.audit_log import LOST, AuditLog
-from triglot.telemetry.calls import ENDED, CallStats, Endpoint, Kind
+from triglot.telemetry.calls import ENDED, CallStats, Endpoint, Kind, Observer
 from triglot.telemetry.merging import WORKER, Page, merged_pages
 from triglot.telemetry.process import MachineUsage
 from triglot.telemetry.series import BUILT_IN, Distribution, Trend
-from triglot.telemetry.spans.exporter import Exporter
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
 
@@ -90,25 +88,13 @@ class PrometheusText:
         return _printed(_MergedRegistry(page, reports), page["plain"], accept)
 
 
-def _spans(exporter: Exporter | None) -> Iterator[Metric]:
-    """Yields counts of exported spans, if the server exports any."""
-    if exporter is None:
-        return
-    counts = exporter.counts
-    yield CounterMetricFamily("triglot_spans_exported", "Spans that a collector has taken.", counts.exported)
-    lost = CounterMetricFamily("triglot_spans_lost", "Spans that no collector has taken.", labels=("reason",))
-    for reason in ("queue_full", "export_failed", "rejected"):
-        lost.add_metric((reason,), getattr(counts, reason))
-    yield lost
-
-
-def _audit(audit_log: AuditLog) -> Iterator[Metric]:
-    """Yields counts of lost lines of the audit log, if there is one."""
-    if audit_log.on:
-        lost = CounterMetricFamily("triglot_audit_lines_lost", "Lost lines of the audit log.", labels=("reason",))
-        for reason in LOST:
-            lost.add_metric((reason,), audit_log.lost[reason])
-        yield lost
+def _observed(observers: Sequence[Observer]) -> Iterator[Metric]:
+    """Yields the counters of what observes calls: records, spans and lines of logs, written and lost."""
+    for counter in (counter for observer in observers for counter in observer.counters()):
+        family = CounterMetricFamily(counter.name, counter.text, labels=counter.labels)
+        for labels, value in counter.values:
+            family.add_metric([printable(label) for label in labels], value)
+        yield family
 
 
 def _as_json(sample: Sample) -> list[Any]:
@@ -193,14 +179,12 @@ class _TelemetryRegistry(CollectorRegistry):
         yield from _executions(calls)
         yield from _clients(self._telemetry.endpoints())
         yield self._in_flight()
-        yield self._records()
         yield from self._models()
         yield from _readings(self._versions)
         lag = _histogram("triglot_event_loop_lag", "Delay of the event loop.", ())
         _add_times(lag, (), self._telemetry.loop_lag)
         yield lag
-        yield from _spans(self._telemetry.spans.exporter)
-        yield from _audit(self._telemetry.audit_log)
+        yield from _observed(self._telemetry.observers)
         build = GaugeMetricFamily("triglot_build_info", "Versions of Triglot and Python.", labels=tuple(BUILD))
         build.add_metric(tuple(BUILD.values()), 1)
         yield build
@@ -215,14 +199,6 @@ class _TelemetryRegistry(CollectorRegistry):
         )
         for endpoint in self._telemetry.endpoints():
             family.add_metric((endpoint.protocol, endpoint.entrypoint, endpoint.method), endpoint.in_flight)
-        return family
-
-    def _records(self) -> Metric:
-        family = CounterMetricFamily(
-            "triglot_request_records", "Records of requests.", labels=("model", "outcome")
-        )
-        for (model, outcome), count in self._telemetry.records.items():
-            family.add_metric((printable(model), outcome), count)
         return family
 
     def _models(self) -> Iterator[Metric]:

@@ -9,18 +9,20 @@ trace of the first of them.
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
+from triglot.config.trace_config import OPENTELEMETRY, TraceConfig
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.operation import Operation
 from triglot.core.statistics import CallTimes
 from triglot.core.trace_context import MAX_TRACESTATE, NO_CONTEXT, is_sampled, is_valid
-from triglot.telemetry.spans.exporter import Exporter
+from triglot.telemetry.calls import Counter, Endpoint, Observer
+from triglot.telemetry.spans.exporter import Exporter, exporter_of
 from triglot.telemetry.spans.otlp import (
     ERROR,
     INTERNAL,
@@ -32,6 +34,9 @@ from triglot.telemetry.spans.otlp import (
     text_field,
 )
 from triglot.telemetry.spans.rows import CALL, COMPUTE, HAS_IS_REMOTE, IS_REMOTE, LOCAL, SAMPLED
+from triglot.telemetry.spans.settings import SpanSettings, settings_of, trace_config_settings
+
+log = logging.getLogger(__name__)
 
 ERRORS = frozenset(
     (
@@ -64,22 +69,6 @@ def of_ratio(ratio: float) -> SampleRoot:
     """Return a sampler for this share of all traces; all servers that sample by trace id choose the same ones."""
     bound = round(ratio * 2**64)
     return lambda trace_id: trace_id & 0xFFFF_FFFF_FFFF_FFFF < bound
-
-
-class Endpoint(Protocol):
-    """The protocol method that is called. `rpc`: its full name for gRPC. `internal`: a model makes the call."""
-
-    @property
-    def protocol(self) -> str: ...
-
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def rpc(self) -> str: ...
-
-    @property
-    def internal(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -185,22 +174,20 @@ class BatchSpan:
         named = _on_model("batch", model, version)
         counts = attributes((("triglot.batch.size", size), ("triglot.batch.rows", rows)))
         rest = named + counts + self._links
-        if (exporter := self._recorder.exporter) is not None:
-            ids = self.trace, self._parent, self.id, LOCAL
-            exporter.put((rest, b"", b"", b"", *ids, began, ended, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1))
+        ids = self.trace, self._parent, self.id, LOCAL
+        row = rest, b"", b"", b"", *ids, began, ended, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1
+        self._recorder.exporter.put(row)
 
 
-class SpanRecorder:
-    """Begins and ends the spans of sampled calls. `on`: whether calls are sampled at all; False until `start`."""
+class SpanRecorder(Observer):
+    """Begins and ends the spans of sampled calls. `on`: whether calls are sampled at all.
 
-    def __init__(self) -> None:
-        self.on = False
-        self.exporter: Exporter | None = None
-        self._by_parent = self._propagate = True
-        self._sample_root = of_ratio(1.0)
-        self._scheme = "http"
+    `by_parent`: the sampled flag of a client's `traceparent` decides, where there is one; else `sample_root`
+    does. `propagate`: whether clients' `traceparent` and `tracestate` are read at all. `scheme`: the scheme of
+    REST URLs.
+    """
 
-    def start(
+    def __init__(
         self,
         exporter: Exporter,
         sample_root: SampleRoot,
@@ -210,12 +197,6 @@ class SpanRecorder:
         scheme: str = "http",
         on: bool = True,
     ) -> None:
-        """Start recording.
-
-        `by_parent`: the sampled flag of a client's `traceparent` decides, where there is one; else `sample_root`
-        does. `propagate`: whether clients' `traceparent` and `tracestate` are read at all. `scheme`: the scheme of
-        REST URLs.
-        """
         self.exporter = exporter
         self._sample_root = sample_root
         self._by_parent = by_parent
@@ -223,12 +204,18 @@ class SpanRecorder:
         self._scheme = scheme
         self.on = on
 
-    def begin(self, call: Call, *, internal: bool = False) -> None:
-        """Set the `span` of a call that begins, if it is sampled. `internal`: a model makes the call."""
+    def switch(self, level: int) -> None:
+        """See `Observer`."""
+        self.on = bool(level)
+
+    def begin(self, call: Call, endpoint: Endpoint) -> None:
+        """Set the `span` of a call that begins, if it is sampled."""
+        if not self.on:
+            return
         above = call.span
         if above is not None:
             call.span = CallSpan(self, call, above.trace, f"{above.child_parent:016x}", LOCAL, above.state)
-        elif not internal and call.operation is _INFER:
+        elif not endpoint.internal and call.operation is _INFER:
             parent, state = (call.context or call.received_context) if self._propagate else NO_CONTEXT
             if parent and is_valid(parent):
                 if is_sampled(parent) if self._by_parent else self._sample_root(int(parent[3:35], 16)):
@@ -240,21 +227,15 @@ class SpanRecorder:
                 if self._sample_root(number):
                     call.span = CallSpan(self, call, f"{number:032x}", "", SAMPLED, "")
 
-    def end(self, call: Call, endpoint: Endpoint, code: Code, started: float, ended: float) -> None:
-        """Export the spans of a call that has ended.
-
-        `started` and `ended` are the instants of `time.perf_counter` when it was received and when it ended.
-        """
-        own, exporter, times = call.span, self.exporter, call
-        if not isinstance(own, CallSpan) or own.times is not times:
-            return  # The span belongs to the call on whose behalf this one was made.
-        own.times = (
-            _EXECUTED if call.began else _NOT_EXECUTED
-        )  # The call and its span would keep each other alive.
-        if exporter is None:
-            return
+    def end(self, call: Call, endpoint: Endpoint, code: Code, ended: float, refusal: str) -> None:
+        """Export the spans of a call that has ended, see `Observer`."""
+        own = call.span
+        if not isinstance(own, CallSpan) or own.times is not call:
+            return  # It has none, or that of the call on whose behalf it was made.
+        # The call and its span would keep each other alive.
+        own.times = _EXECUTED if call.began else _NOT_EXECUTED
         request_id = call.request_id
-        batch, queued, began = own.batch, times.queued, times.began
+        batch, queued, began = own.batch, call.queued, call.began
         row = (
             self._described(call, own, endpoint, code),
             request_id[:MAX_ID].encode(errors="replace") if request_id else b"",
@@ -264,17 +245,17 @@ class SpanRecorder:
             own.parent,
             own.id,
             own.flags,
-            started,
+            call.arrived,
             ended,
             queued,
             began,
-            times.queue_seconds,
-            times.input_seconds,
-            times.compute_seconds,
-            times.output_seconds,
+            call.queue_seconds,
+            call.input_seconds,
+            call.compute_seconds,
+            call.output_seconds,
             1 + (queued > 0) + (began > 0),
         )
-        exporter.put(row)
+        self.exporter.put(row)
 
     def _described(self, call: Call, own: CallSpan, endpoint: Endpoint, code: Code) -> bytes:
         """Return the encoded name, kind, attributes, status and trace state of the call's own span."""
@@ -289,11 +270,48 @@ class SpanRecorder:
             described = _of_rpc(endpoint.rpc, endpoint.protocol, code, *who)
         return described + text_field(3, own.state) if own.state else described
 
+    def counters(self) -> Iterator[Counter]:
+        """See `Observer`."""
+        counts = self.exporter.counts
+        yield Counter("triglot_spans_exported", "Spans that a collector has taken.", (), [((), counts.exported)])
+        lost = [((why,), getattr(counts, why)) for why in ("queue_full", "export_failed", "rejected")]
+        yield Counter("triglot_spans_lost", "Spans that no collector has taken.", ("reason",), lost)
+
     def close(self) -> None:
         """Stop recording and export the queued spans; blocks for a few seconds at most."""
         self.on = False
-        if self.exporter is not None:
-            self.exporter.close()
+        self.exporter.close()
+
+
+def span_recorder(
+    traces: TraceConfig, environment: Mapping[str, str], sample_span: SampleRoot, *, scheme: str, version: str
+) -> SpanRecorder | None:
+    """Return the recorder that Triton's trace settings or OpenTelemetry's environment variables ask for, or None.
+
+    `sample_span` samples with Triton's settings. `version` is the server's.
+    """
+    settings: SpanSettings | None
+    by_parent, on = True, True
+    if traces.mode == OPENTELEMETRY:
+        settings, problems = trace_config_settings(environment, traces.url, traces.resource, traces.batching)
+        sample_root, on = sample_span, bool(traces.level)
+    else:
+        settings, problems = settings_of(environment)
+        if settings is not None:
+            sample_root, by_parent = of_ratio(settings.ratio), settings.by_parent
+    for problem in problems:
+        log.warning("%s", problem)
+    if settings is None:
+        return None
+    log.info("spans are exported to %s", settings.destination)
+    return SpanRecorder(
+        exporter_of(settings, version),
+        sample_root,
+        by_parent=by_parent,
+        propagate=settings.propagate,
+        scheme=scheme,
+        on=on,
+    )
 
 
 _INFER = Operation.INFER

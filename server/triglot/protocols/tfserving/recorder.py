@@ -1,15 +1,14 @@
 """Records of requests and their responses, for replay and for warming up later versions (tfs 6.7).
 
-Strategy: a sampled request has a `Record` until it ends; for others the cost is one look at `Recorder.on`. The
-event loop keeps references, and copies of what may change; the thread that writes the files encodes them.
+Strategy: a sampled request has a `Record` until it ends. The event loop keeps references, and copies of what may
+change; the thread that writes the files encodes them as TensorFlow Serving's PredictionLog in TFRecord format.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +17,26 @@ from triglot.core.call import Call
 from triglot.core.errors import ServingError
 from triglot.core.recording import Recording
 from triglot.core.running import Watcher
-from triglot.core.tensor import Buffer
+from triglot.core.tensor import Buffer, bytes_elements, datatype_of
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
+from triglot.dataplane.dataplane import RequestRecorder
+from triglot.model.validation import bind_inputs
+from triglot.pb.tfserving import inference_pb2, model_pb2, prediction_log_pb2
+from triglot.protocols.tfserving.codec import encode_predict, encode_predict_request, spec_message
+from triglot.protocols.tfserving.inference import (
+    INPUTS,
+    classification_message,
+    classifications,
+    encode_examples,
+    regression_message,
+    regressions,
+)
+from triglot.protocols.tfserving.record_files import RecordCounts, RecordFiles
+from triglot.protocols.tfserving.tfrecord import framed
+from triglot.protocols.wire import length_prefix, serialize
 from triglot.scheduling.servable import Servable
+from triglot.telemetry.calls import Counter
 from triglot.telemetry.file_writer import FileWriter
-from triglot.telemetry.record_files import RecordCounts, RecordFiles
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 """Limit of records that are queued to be written; further ones, and larger single ones, are dropped."""
@@ -95,9 +109,46 @@ class Record(Watcher):
 Encode = Callable[[Record], bytes]
 """Returns a record as it is stored in a file. Raises `ServingError` for a request that cannot be recorded."""
 
+_REQUEST, _RESPONSE = 1, 2
+_LOGS = {"predict": 6, "classify": 2, "regress": 3}
+"""Field number in PredictionLog of each method."""
 
-def _nothing(_: Record) -> bytes:
-    return b""
+
+def encode_record(record: Record) -> bytes:
+    """Returns a record of a TFRecord file.
+
+    Requests of Classify and Regress become such logs, all others a Predict log. The logged request names no
+    version, so that it can be replayed on any; the response names it. Raises `InvalidArgument` for outputs that
+    are no valid result of Classify or Regress.
+    """
+    request, name = record.request, record.signature_name
+    request_spec = model_pb2.ModelSpec(name=record.model, signature_name=name)
+    spec = spec_message(record.model, record.version, name)
+    head = prediction_log_pb2.PredictionLog()
+    head.log_metadata.model_spec.CopyFrom(spec)
+    head.log_metadata.sampling_config.sampling_rate = record.rate
+    head.log_metadata.timestamp_secs = record.seconds
+    inputs = bind_inputs(record.signature, request)
+    if request.method == "predict":
+        tensors = [OutputTensor(key, datatype_of(array), array) for key, array in inputs.items()]
+        encoded = encode_predict_request(request_spec, tensors, request.outputs)
+        response = InferenceResponse(record.model, str(record.version), "", record.outputs)
+        answer = encode_predict(response, name, as_content=True)
+    else:
+        examples = bytes_elements(inputs[INPUTS])
+        encoded = encode_examples(request_spec, examples)
+        if request.method == "classify":
+            classes = classification_message(classifications(record.outputs, len(examples)))
+            answer = serialize(inference_pb2.ClassificationResponse(result=classes, model_spec=spec))
+        else:
+            values = regression_message(regressions(record.outputs, len(examples)))
+            answer = serialize(inference_pb2.RegressionResponse(result=values, model_spec=spec))
+    log = _field(_REQUEST, encoded) + _field(_RESPONSE, answer)
+    return framed(serialize(head) + _field(_LOGS[request.method], log))
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    return length_prefix(number, len(payload)) + payload
 
 
 def _own_copy(tensor: InputTensor) -> InputTensor:
@@ -145,47 +196,45 @@ class _RecordLog:
                 self._counts.add(record.model, outcome)
 
 
-class Recorder:
+class Recorder(RequestRecorder):
     """Decides which requests are recorded, and has the records encoded by `encode` and written. On the event loop.
 
-    `on`: whether any request may be recorded. `recording`: for models without a setting of their own. `suffix` is
-    added to each prefix, since workers do not share files. `max_bytes`, `max_files`: see `RecordFiles`.
+    `recording`: for models without a setting of their own. `suffix` is added to each prefix, since workers do not
+    share files. `max_bytes`, `max_files`: see `RecordFiles`.
     """
 
     def __init__(
         self,
-        encode: Encode = _nothing,
-        counts: RecordCounts | None = None,
         recording: Recording | None = None,
         *,
         suffix: str = "",
         max_bytes: int = MAX_WAITING_BYTES,
         max_files: int = 0,
+        encode: Encode = encode_record,
     ) -> None:
         self._encode = encode
-        self._counts = counts or RecordCounts()
+        self._counts = RecordCounts()
         self._recording = recording
         self._suffix = suffix
         self._max_bytes = max_bytes
         self._max_files = max_files
         self._logs: dict[str, _RecordLog] = {}
         self._own: Mapping[str, Recording] = {}
-        self.on = False
+        self._closed = False
         self.configure({})
 
     def configure(self, own: Mapping[str, Recording]) -> None:
-        """Set the recordings of these models; all others use the server's own setting."""
+        """See `RequestRecorder`."""
         self._own = own
         wanted = {one.prefix for one in (self._recording, *own.values()) if one is not None and one.rate > 0}
-        self.on = bool(wanted)
         for prefix in wanted - self._logs.keys():
             files = RecordFiles(prefix + self._suffix, self._max_bytes, self._max_files)
             self._logs[prefix] = _RecordLog(prefix + self._suffix, files, self._encode, self._counts)
 
-    def begin(self, servable: Servable, request: InferenceRequest, call: Call) -> Record | None:
-        """Returns the record of a request; None if it is not sampled, or cannot be replayed."""
+    def record(self, servable: Servable, request: InferenceRequest, call: Call) -> Record | None:
+        """Return the record of a request; None if it is not sampled, or cannot be replayed."""
         recording = self._own.get(servable.name, self._recording)
-        if recording is None or random.random() >= recording.rate:
+        if recording is None or random.random() >= recording.rate or self._closed:
             return None
         if not call.size:
             return None  # A model's own call, or a warm-up.
@@ -201,8 +250,13 @@ class Recorder:
                 return None
         return Record(log, recording.rate, servable, name, request, call.size)
 
-    async def close(self) -> None:
+    def counters(self) -> Iterator[Counter]:
+        """See `Observer`."""
+        counts = self._counts.items()
+        yield Counter("triglot_request_records", "Records of requests.", ("model", "outcome"), counts)
+
+    def close(self) -> None:
         """Stop recording, and wait until all queued records are written."""
-        self.on = False
+        self._closed = True
         for log in self._logs.values():
-            await asyncio.to_thread(log.close)
+            log.close()
