@@ -44,7 +44,7 @@ from triglot.core.operation import Operation, Permission
 from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import codec
-from triglot.protocols.kserve.layouts import InferDecoder
+from triglot.protocols.kserve.codec import InferDecoder
 from triglot.protocols.kserve.rest import decode_infer
 from triglot.telemetry.calls import Endpoint
 from triglot.telemetry.store import Telemetry

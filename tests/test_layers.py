@@ -99,7 +99,7 @@ def test_a_circle_is_found() -> None:
     [
         ("triglot.core.tensor", "triglot.pb"),
         ("triglot.core.tensor", "orjson"),
-        ("triglot.scheduling.queue", "triglot.repository.manager.registry"),
+        ("triglot.scheduling.servable", "triglot.repository.manager.registry"),
         ("triglot.protocols.kserve.codec", "asyncio"),
         ("triglot.protocols.kserve.codec", "triglot.dataplane.dataplane"),
         ("triglot.transports.rest.calls", "triglot.protocols.kserve.rest"),

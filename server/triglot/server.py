@@ -42,10 +42,9 @@ from triglot.repository.manager.summary import VersionSummary, table
 from triglot.repository.manager.warm_up import WARM_UP_FILE, warm_up
 from triglot.repository.scan.source import ModelFiles, NamedPath
 from triglot.repository.storage.storage import Storage
-from triglot.scheduling.admission import Admission, Limits
 from triglot.scheduling.response_cache import ResponseCache
-from triglot.scheduling.servable import Servable
 from triglot.telemetry.calls import Observer
+from triglot.scheduling.servable import Admission, Limits, Servable
 from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry
 from triglot.telemetry.trace_settings import TraceOptions, read_level

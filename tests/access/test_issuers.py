@@ -373,7 +373,7 @@ def test_a_kept_token_expires_and_its_streams_go_on(access: Access) -> None:
             continue
         break
     ended: list[bool] = []
-    permission.follow(lambda: ended.append(True))
+    permission.streams.add(lambda: ended.append(True))
 
     def expired() -> bool:
         access.control.renew()  # What a header's text stands for is remembered until then.
@@ -397,7 +397,7 @@ def test_only_so_many_are_kept(tmp_path: Path) -> None:
     access = Access(tmp_path, signers=(signer,))
     followed, first, second = (signer.token(jti=name) for name in ("followed", "first", "second"))
     before = {token: access.permission(token) for token in (followed, first, second)}
-    before[followed].follow(lambda: None)
+    before[followed].streams.add(lambda: None)
     for number in range(MAX_VERIFIED - 3):
         access.permission(signer.token(jti=number))
     access.control.renew()  # What a header's text stands for is remembered until then.
@@ -416,8 +416,8 @@ def test_another_file_keeps_what_it_may(tmp_path: Path) -> None:
     tokens = ONE.token(groups=["admins"]), OTHER.token(iss="https://other.example")
     kept, gone = map(access.permission, tokens)
     ended: list[str] = []
-    kept.follow(lambda: ended.append("kept"))
-    gone.follow(lambda: ended.append("gone"))
+    kept.streams.add(lambda: ended.append("kept"))
+    gone.streams.add(lambda: ended.append("gone"))
     # The one has other rights, also by its group, and the other is for another audience.
     changed = issuer("cluster", "jwks.json", models="['a*']", groups=GROUPS)
     access.rewrite(changed, other.replace(AUDIENCE, "elsewhere"), anonymous(["metadata"]))

@@ -51,7 +51,7 @@ from triglot.protocols.grps.layouts import RequestDecoder
 from triglot.protocols.grps.request import Request
 from triglot.protocols.kserve import codec as kserve_codec
 from triglot.protocols.kserve import rest as kserve_rest
-from triglot.protocols.kserve.layouts import InferDecoder
+from triglot.protocols.kserve.codec import InferDecoder
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving import codec as tfserving_codec
 from triglot.protocols.tfserving import rest_paths

@@ -17,8 +17,7 @@ from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.tensor import DATATYPES, Array, datatype_of, object_array, pack_bytes
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.kserve.codec import SCAN_FROM_BYTES, decode_infer, encode_infer
-from triglot.protocols.kserve.layouts import InferDecoder
+from triglot.protocols.kserve.codec import SCAN_FROM_BYTES, InferDecoder, decode_infer, encode_infer
 
 Contents = pb.InferTensorContents
 Parameter = pb.InferParameter

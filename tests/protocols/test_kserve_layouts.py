@@ -14,8 +14,7 @@ from wire_bytes import PADDING, UNKNOWN_FIELDS, field, varint_field
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.types import InferenceRequest
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.kserve.codec import decode_infer
-from triglot.protocols.kserve.layouts import InferDecoder
+from triglot.protocols.kserve.codec import InferDecoder, decode_infer
 from triglot.protocols.layouts import LAYOUT_BYTES, MAX_LAYOUTS_BYTES
 
 TENSOR = field(1, "x") + field(2, "FP32") + field(3, b"\1\2")

@@ -14,8 +14,7 @@ from triglot.core.http import HttpRequest
 from triglot.core.types import InferenceResponse, OutputOptions, OutputTensor, RegionSlice, TensorOptions
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import rest
-from triglot.protocols.kserve.codec import decode_infer, encode_infer, packing_size
-from triglot.protocols.kserve.layouts import InferDecoder
+from triglot.protocols.kserve.codec import InferDecoder, decode_infer, encode_infer, packing_size
 
 Parameter = pb.InferParameter
 

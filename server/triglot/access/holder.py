@@ -38,7 +38,7 @@ class Holder:
     @property
     def has_streams(self) -> bool:
         """Whether streams with its permissions are open."""
-        return any(permission.is_followed for permission in self._permissions.values())
+        return any(permission.streams for permission in self._permissions.values())
 
     def renew(self, other: Holder) -> None:
         """Take over the grants of a changed access file."""

@@ -106,7 +106,7 @@ class Permission:
     its open streams have been ended, and no call begins.
     """
 
-    __slots__ = ("_known", "_models", "_streams", "client", "covers_all", "group", "limits", "withdrawn")
+    __slots__ = ("_known", "_models", "client", "covers_all", "group", "limits", "streams", "withdrawn")
 
     def __init__(
         self,
@@ -124,7 +124,8 @@ class Permission:
         self.covers_all = "*" in models
         """Whether all models are covered: responses about all models at once need that."""
         self._known: set[str] = set()
-        self._streams: set[End] = set()
+        self.streams: set[End] = set()
+        """What ends each of its open streams, once it is withdrawn."""
 
     def covers(self, model: str) -> bool:
         """Whether this model, which may not exist, is covered."""
@@ -178,21 +179,8 @@ class Permission:
         self.withdrawn = True
         self._models, self.covers_all = (), False
         self._known.clear()
-        for end in list(self._streams):
+        for end in list(self.streams):
             end()
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether open streams use it."""
-        return bool(self._streams)
-
-    def follow(self, end: End) -> None:
-        """Call `end` when it is withdrawn."""
-        self._streams.add(end)
-
-    def unfollow(self, end: End) -> None:
-        """Undo `follow`."""
-        self._streams.discard(end)
 
 
 class OperationDenied(PermissionDenied):

@@ -258,7 +258,8 @@ class DataPlane:
 
         Raises `ModelNotFound`, `InvalidArgument` for a bad version or an unknown label, and `Unavailable`.
         """
-        permission.check_model(name)
+        if not permission.covers_all:
+            permission.check_model(name)
         try:
             return self._registry.servable(name, version, label)
         except (ModelNotFound, Unavailable) as error:
@@ -266,7 +267,8 @@ class DataPlane:
 
     def servable_of(self, permission: Permission, request: InferenceRequest) -> Servable:
         """Returns the version for a request; if it continues a sequence, the version that holds its state."""
-        permission.check_model(request.model_name)
+        if not permission.covers_all:
+            permission.check_model(request.model_name)
         if request.parameters and (holder := self._sequences.find(request)) is not None:
             return holder
         name, version = request.model_name, request.model_version

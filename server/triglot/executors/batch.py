@@ -7,16 +7,89 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Protocol
 
-from triglot.core.call import BatchCall
+from triglot.core.call import BatchCall, Call
 from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Cancelled, Internal, ServingError, own_copy
 from triglot.executors.joining import join, rows_of, split
-from triglot.executors.timing import BatchTimes
 from triglot.executors.work import Explain, Function, Runnable, Work
 
 log = logging.getLogger(__name__)
+
+
+class Executed(Protocol):
+    """One request of a batch."""
+
+    @property
+    def inputs(self) -> Any:
+        """Arrays by name."""
+
+    @property
+    def call(self) -> Call:
+        """The request's context."""
+
+
+class BatchTimes:
+    """Times of one batch. `began` and `ended` are `time.perf_counter` instants; 0 until they are reached."""
+
+    __slots__ = ("_answered", "_joined", "_span", "began", "ended")
+
+    def __init__(self) -> None:
+        self.began = self._joined = self._answered = self.ended = 0.0
+        self._span: Any = None
+
+    def begin(self, calls: Sequence[Call]) -> None:
+        """Note the start of the batch of these calls; begins a span for several, if any of them is sampled."""
+        if len(calls) > 1:
+            spans = [call.span for call in calls if call.span is not None]
+            if spans:
+                self._span = spans[0].begin_batch(spans)
+        self.began = self._joined = perf_counter()
+
+    def joined(self) -> None:
+        """Note that the inputs are joined, and the model starts."""
+        self._joined = perf_counter()
+
+    def answered(self) -> None:
+        """Note that the model has ended successfully."""
+        self._answered = perf_counter()
+
+    def end(self) -> None:
+        """Note that every member has its outcome."""
+        self.ended = perf_counter()
+
+    @property
+    def joining(self) -> float:
+        """Seconds from the start of the batch to the model's start."""
+        return self._joined - self.began
+
+    @property
+    def splitting(self) -> float:
+        """Seconds from the model's end to the end of the batch; 0 if the model failed."""
+        return self.ended - self._answered if self._answered else 0.0
+
+    def count(self, members: Sequence[Executed], counts: Sequence[int] = ()) -> None:
+        """Count the batch in the statistics, and end its span. On the event loop.
+
+        `members` were executed together; `counts` are the rows of each, if known.
+        """
+        calls = [member.call for member in members]
+        if (span := self._span) is not None:
+            self._span = None
+            first = calls[0]
+            rows = sum(counts) or len(calls)
+            span.end(first.model_name, first.model_version, self.began, self.ended, len(calls), rows)
+        # A member may be a warm-up's, without statistics, or have been cancelled in the model's own queue.
+        statistics = next((call.statistics for call in calls if call.statistics is not None), None)
+        if statistics is None or not any(call.batch_size for call in calls):
+            return
+        counts = counts or [statistics.rows(member.inputs) for member in members]
+        for call, rows in zip(calls, counts, strict=True):
+            call.rows += rows
+        infer = self.ended - self.began - self.joining - self.splitting
+        statistics.executed(sum(counts), infer, self.joining, self.splitting)
 
 
 @dataclass(frozen=True, slots=True)

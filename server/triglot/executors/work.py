@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sized
 from contextlib import aclosing, closing, suppress
+from time import perf_counter
 from typing import Any
 
 from triglot.core.call import Call
@@ -21,8 +22,9 @@ from triglot.core.current_calls import CURRENT_CALLS, RunningFor
 from triglot.core.errors import Cancelled, Internal, ServingError, as_serving_error, own_copy, without_frames
 from triglot.core.response_buffer import NOTHING, ResponseBuffer, StreamEnd
 from triglot.core.running import CallCancelled, Defer, Running, Sink, Watcher
+from triglot.core.statistics import Duration, Statistics
 from triglot.core.tensor import Array
-from triglot.core.types import InferenceRequest
+from triglot.core.types import Answer, InferenceRequest
 from triglot.executors.deadline import (
     BEFORE_START,
     WHILE_RUNNING,
@@ -31,7 +33,6 @@ from triglot.executors.deadline import (
     is_cancellation,
     seen_late,
 )
-from triglot.executors.timing import ResponseTimes
 from triglot.model.model import Model, signature_of
 from triglot.model.signature import Signature
 
@@ -140,6 +141,75 @@ class Receiver(ABC):
         """Take the end, with the `result` of work with one answer. Called once."""
 
 
+class ResponseTimes:
+    """Times of the responses of one call of a decoupled model, one after the other.
+
+    `asked` and `computed` are called where the model runs, a thread or the event loop, all else on the event loop.
+    """
+
+    __slots__ = ("_call", "_computed", "_final", "_index", "_over", "_since", "_statistics")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        # Those of a call that is not counted are discarded.
+        self._statistics = call.statistics or Statistics()
+        self._computed: deque[float] = deque()
+        self._since = 0.0
+        self._index = 0
+        self._final = self._over = False
+
+    def asked(self) -> None:
+        """Note that the model starts to compute its next response."""
+        self._since = perf_counter()
+
+    def computed(self) -> None:
+        """Note that the model has computed its next response, or has ended."""
+        self._computed.append(perf_counter() - self._since)
+
+    def convert(self, convert: Callable[[Any], Any], answer: Any) -> Any:
+        """Return `convert(answer)`, and count the response. Raise as `convert`."""
+        began = perf_counter()
+        self._final = isinstance(answer, Answer) and answer.final
+        empty = self._final and not answer
+        if not empty and not self._call.responded:
+            self._call.responded = began
+        try:
+            converted = convert(answer)
+        except BaseException:
+            self.ended(failed=True)
+            raise
+        output = perf_counter() - began
+        self._call.output_seconds += output
+        infer = self._seconds()
+        responses = self._statistics.response(self._index)
+        if empty:
+            responses.empty_response.add(infer)
+        else:
+            responses.infer.add(infer)
+            responses.output.add(output)
+            responses.success.add(infer + output)
+        self._index += 1
+        return converted
+
+    def ended(self, *, failed: bool = False) -> None:
+        """Count the end of the stream: no response follows, or an error in its place."""
+        self._end("fail" if failed else "empty_response")
+
+    def left(self) -> None:
+        """Count a cancelled response if the stream has not ended: the reader has stopped."""
+        self._end("cancel")
+
+    def _end(self, what: str) -> None:
+        # Nothing to count for a stream that never ran, nor after a response that was marked as the last one.
+        if self._since and not self._over and (not self._final or what == "fail"):
+            duration: Duration = getattr(self._statistics.response(self._index), what)
+            duration.add(self._seconds())
+        self._over = True
+
+    def _seconds(self) -> float:
+        return self._computed.popleft() if self._computed else perf_counter() - self._since
+
+
 class Work(Runnable, Running):
     """One request to a model, as its executor, its servable and the data plane see it.
 
@@ -196,7 +266,7 @@ class Work(Runnable, Running):
         self.sink = sink
         self.receiver = receiver
         self.streams = streams
-        self.queued = time.perf_counter()
+        self.queued = perf_counter()
         self.seconds = -1.0
         self.result: Any = NOTHING
         self.failure: ServingError | None = None
@@ -347,7 +417,7 @@ class Work(Runnable, Running):
         if call.expired:
             self.failure = call.overdue(BEFORE_START)
             return
-        call.execution_started(time.perf_counter())
+        call.execution_started(perf_counter())
         current = [call]
         CURRENT_CALLS.set(current)  # In this task's context.
         try:
@@ -540,7 +610,7 @@ class InstanceRun(Runnable):
         if self.call.cancelled:
             self._failure = reason_to_skip(self.call)
             return
-        self.call.execution_started(time.perf_counter())
+        self.call.execution_started(perf_counter())
         with RunningFor((self.call,)):
             try:
                 self._result = self._hook(function, self._inputs, self.call)

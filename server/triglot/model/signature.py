@@ -96,6 +96,8 @@ class Signature:
     input_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
     output_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
     takes_bytes: bool = field(init=False, repr=False, compare=False)
+    takes_json: bool = field(init=False, repr=False, compare=False)
+    """Whether all that it declares to take is the JSON of instances."""
     may_lack: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -112,11 +114,7 @@ class Signature:
         object.__setattr__(self, "takes_bytes", any(spec.datatype == "BYTES" for spec in self.inputs))
         optional = {spec.name for spec in self.inputs if spec.optional}
         object.__setattr__(self, "may_lack", frozenset(optional | defaults.keys()))
-
-    @property
-    def takes_json(self) -> bool:
-        """Whether all that it declares to take is the JSON of instances."""
-        return self.any_inputs and INSTANCES in self.input_rules
+        object.__setattr__(self, "takes_json", self.any_inputs and INSTANCES in self.input_rules)
 
     @property
     def batched(self) -> bool:

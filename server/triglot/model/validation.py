@@ -61,7 +61,10 @@ def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Ar
             if not rule.plain or isinstance(data, np.ndarray):
                 arrays[name] = _bind(tensor, rule.dtype, request.model_name)
             elif len(data) == size:
-                arrays[name] = array_over(data, rule.dtype, shape)
+                dtype = rule.dtype  # An array over bytes is read-only by itself.
+                arrays[name] = (
+                    np.ndarray(shape, dtype, data) if type(data) is bytes else array_over(data, dtype, shape)
+                )
             else:
                 raise _byte_size_error(tensor, size, len(data), request.model_name)
         if len(arrays) < len(rules):

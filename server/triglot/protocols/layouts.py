@@ -36,22 +36,19 @@ class Layouts(Generic[R]):
     """Cache of layouts, first in, first out. On the event loop."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, R] = {}
+        self.known: dict[bytes, R] = {}
+        """What is cached, by layout."""
         self._bytes = 0
-
-    def get(self, key: bytes) -> R | None:
-        """Returns what is cached for this layout, if anything."""
-        return self._known.get(key)
 
     def put(self, key: bytes, layout: R) -> None:
         """Cache it, unless its key is too long."""
         if len(key) > MAX_LAYOUT_BYTES:
             return
-        self._known[key] = layout
+        self.known[key] = layout
         self._bytes += LAYOUT_BYTES + len(key)
         while self._bytes > MAX_LAYOUTS_BYTES:
-            oldest = next(iter(self._known))
-            del self._known[oldest]
+            oldest = next(iter(self.known))
+            del self.known[oldest]
             self._bytes -= LAYOUT_BYTES + len(oldest)
 
 
@@ -76,7 +73,7 @@ class LayoutDecoder(Generic[R]):
         if len(data) >= self._small or (parts := split(data, self._rules)) is None:
             return self._decode(data)
         key, values = parts
-        make = self._layouts.get(key)
+        make = self._layouts.known.get(key)
         if make is not None:
             return make(values)
         request = self._decode(data)

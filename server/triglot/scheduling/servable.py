@@ -1,39 +1,235 @@
-"""A servable: one loaded version of a model, with its schedule, executors, limits and statistics."""
+"""A servable: one loaded version of a model, with its schedule, executors, limits and statistics.
+
+Strategy: everything here belongs to the event loop, so counting is an addition and needs no lock. A request counts
+with the bytes in which it arrived, since its tensors are views of them. Where nothing is held, any request is
+admitted: a limit smaller than one request would otherwise never let it through.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import NoReturn, Self
 
 from triglot.core.call import TimerWheel
-from triglot.core.errors import QueueFull
+from triglot.core.errors import QueueFull, Unavailable, queue_full
 from triglot.core.response_buffer import MAX_UNREAD_BYTES, ResponseBuffer
+from triglot.core.running import Defer
 from triglot.core.statistics import Reading, Statistics
 from triglot.executors.deadline import BEFORE_START
 from triglot.executors.declarations import check_declarations, looks_at_call
+from triglot.executors.executor import Executor
 from triglot.executors.hosted import HostedModel, calls_per_instance
 from triglot.executors.loop import LoopExecutor
-from triglot.executors.loop_guard import guard_of, guarded_function
-from triglot.executors.thread import run_on_every
-from triglot.executors.timing import ResponseTimes
+from triglot.executors.loop_guard import LoopGuard, guard_of, guarded_function, guarded_list
+from triglot.executors.thread import ThreadExecutor, run_on_every
 from triglot.executors.unloading import unload
-from triglot.executors.work import Explain, Function, Hook, Inputs, Work, WorkOwner, explained
+from triglot.executors.work import Explain, Function, Hook, Inputs, ResponseTimes, Work, WorkOwner, explained
+from triglot.model.config import EXECUTIONS
 from triglot.model.declared_signatures import signatures_of
 from triglot.model.ensemble import Ensemble
 from triglot.model.model import Model, is_async, is_decoupled
 from triglot.model.signature import default_of
-from triglot.scheduling.admission import Admission, Gate, refusals
+from triglot.scheduling.batcher import Batcher
 from triglot.scheduling.readiness import Readiness
 from triglot.scheduling.response_cache import ModelCache, ResponseCache
-from triglot.scheduling.schedules import executor_for_sequences, executors_for, schedule_for
+from triglot.scheduling.schedule import Schedule
 from triglot.scheduling.sequences import SequenceSchedule
 
 log = logging.getLogger(__name__)
+
+
+EXECUTORS: Mapping[str, Callable[..., Executor]] = dict.fromkeys(EXECUTIONS, ThreadExecutor)
+"""What runs a plain `infer`, by `Model.execution`.
+
+A model in processes is called by threads that wait for them.
+"""
+
+
+# --- admission ---
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on bytes of requests per model, and on the number and bytes of requests of all models.
+
+    0: unlimited.
+    """
+
+    model_bytes: int = 0
+    total_requests: int = 0
+    total_bytes: int = 0
+
+
+UNLIMITED = Limits()
+
+
+class Admission:
+    """The totals of all models, and the limits; each model version has a `Gate`."""
+
+    __slots__ = ("bytes", "limits", "requests")
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.requests = 0
+        self.bytes = 0
+
+
+class Gate:
+    """Counts what one model version holds. On the event loop; each `enter` is followed by one `leave`."""
+
+    __slots__ = ("_all", "_bytes", "_max_bytes", "_refused", "_requests")
+
+    def __init__(self, admission: Admission) -> None:
+        self._all = admission
+        self._max_bytes = admission.limits.model_bytes
+        self._requests = 0
+        self._bytes = 0
+        self._refused = {"max_queue_bytes": 0, "max_total_queue_size": 0, "max_total_queue_bytes": 0}
+
+    def enter(self, size: int) -> None:
+        """Admit a request of `size` bytes. Raises `QueueFull` when a limit would be exceeded."""
+        everything = self._all
+        limits = everything.limits
+        if self._requests and 0 < self._max_bytes < self._bytes + size:
+            self._refuse("max_queue_bytes", f"the model holds {_bytes(self._bytes, size, self._max_bytes)}")
+        if everything.requests:
+            if 0 < limits.total_requests <= everything.requests:
+                self._refuse(
+                    "max_total_queue_size", f"all models hold {everything.requests} requests, the most that"
+                )
+            if 0 < limits.total_bytes < everything.bytes + size:
+                text = f"all models hold {_bytes(everything.bytes, size, limits.total_bytes)}"
+                self._refuse("max_total_queue_bytes", text)
+        self._requests += 1
+        self._bytes += size
+        everything.requests += 1
+        everything.bytes += size
+
+    def leave(self, size: int) -> None:
+        """Release a request of `size` bytes."""
+        everything = self._all
+        self._requests -= 1
+        self._bytes -= size
+        everything.requests -= 1
+        everything.bytes -= size
+
+    def _refuse(self, option: str, text: str) -> NoReturn:
+        self._refused[option] += 1
+        raise queue_full(f"{text} {option} allows")
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield the metrics: what is held, and rejected requests by limit."""
+        yield Reading("held_bytes", "Bytes of the model's queued and running requests.", self._bytes)
+        yield Reading("held_requests", "The model's queued and running requests.", self._requests)
+        for reason, count in self._refused.items():
+            yield refusals(reason, count)
+
+
+def _bytes(held: int, more: int, limit: int) -> str:
+    return f"{held} bytes of requests, {more} more would exceed the {limit} that"
+
+
+def refusals(reason: str, count: int) -> Reading:
+    """Return the metric of requests rejected because of a limit; `reason` is the option that sets the limit."""
+    return Reading(
+        "requests_refused",
+        "Rejected requests, by the limit they exceeded.",
+        count,
+        {"limit": reason},
+        counter=True,
+    )
+
+
+# --- executors and schedules ---
+
+
+def executors_for(
+    model: Model, name: str, function: Function, explain: Explain, loop: asyncio.AbstractEventLoop
+) -> Sequence[Executor]:
+    """Return the model's executors, which are to be opened on the `loop`.
+
+    An `async def infer` runs on the event loop. Others run on one of `EXECUTORS` for all instances, or, for models
+    with sequences, on one per instance, since a sequence needs the same instance.
+    """
+    if is_async(model.infer):
+        orphaned = (lambda: model.orphaned) if isinstance(model, HostedModel) else int
+        return [LoopExecutor(loop, function, explain, model.instances, orphaned)]
+    names = (f"{name}#{number}" for number in itertools.count())
+    make = EXECUTORS[model.execution]
+    if model.sequence_batching is None:
+        threads = model.instances * calls_per_instance(model)
+        return [make(names, threads, function, explain, loop, model.end_instance)]
+    return [make(names, 1, function, explain, loop, model.end_instance) for _ in range(model.instances)]
+
+
+def executor_for_sequences(model: Model, name: str, function: Function, explain: Explain) -> Executor:
+    """Return the executor of an instance that is added later to a model with sequences."""
+    loop = asyncio.get_running_loop()
+    return EXECUTORS[model.execution](iter([name]), 0, function, explain, loop, model.end_instance)
+
+
+def schedule_for(
+    model: Model, limit: int, executors: Sequence[Executor], guard: LoopGuard, loop: asyncio.AbstractEventLoop
+) -> Schedule:
+    """Return the schedule for a model's options, to be used on the `loop`.
+
+    Raise `ValueError` for options that the model cannot have.
+    """
+    if model.sequence_batching is not None:
+        return SequenceSchedule(model, limit, executors, loop.call_soon, loop.call_later, loop=loop)
+    (executor,) = executors
+    if model.dynamic_batching is not None and not (is_async(model.infer) and is_decoupled(model.infer)):
+        return Batcher(model, limit, executor, guarded_list(model, guard), loop.call_soon, loop.call_later)
+    return Queue(limit, executor, loop.call_soon)
+
+
+class Queue:
+    """A `Schedule`: first in, first out. Requests are held in the executor's own queue, `limit` of them at most.
+
+    `defer` runs a function later on the event loop: all requests of one turn of the loop are started together.
+    """
+
+    def __init__(self, limit: int, executor: Executor, defer: Defer) -> None:
+        self._limit = limit
+        self._executor = executor
+        self._defer = defer
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._executor)
+
+    def put(self, work: Work, defer: Defer | None = None) -> None:
+        """See `Schedule`. Raises `QueueFull`, and `Unavailable` once closed."""
+        if self._closed:
+            raise Unavailable("the model was unloaded")
+        self._executor.check_room(self._limit)
+        self._executor.start(work, defer or self._defer)
+
+    def discard(self, work: Work) -> bool:
+        """See `Schedule`."""
+        return self._executor.discard(work)
+
+    def resized(self) -> None:
+        """See `Schedule`. Nothing to do: instances take requests themselves."""
+
+    def close(self) -> None:
+        """See `Schedule`."""
+        self._closed = True
+        self._executor.close()
+
+    def readings(self) -> Iterator[Reading]:
+        """No metrics of its own: queued requests are counted for every schedule."""
+        return iter(())
+
+
+# --- the loaded version ---
 
 
 class Servable(WorkOwner):

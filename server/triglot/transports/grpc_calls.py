@@ -203,7 +203,7 @@ class GrpcCall(RowCall):
         """Raises `ServingError` if streams have to end: the server stops, or permission is withdrawn."""
         self.streams = True
         self._row.calls.streams.add(self)
-        self.call.permission.follow(self.cancel)
+        self.call.permission.streams.add(self.cancel)
         if (reason := self._end_reason) is not None:
             raise reason
 
@@ -217,7 +217,7 @@ class GrpcCall(RowCall):
     def _stop(self) -> None:
         if self.streams:
             self._row.calls.streams.discard(self)
-            self.call.permission.unfollow(self.cancel)
+            self.call.permission.streams.discard(self.cancel)
         super()._stop()
 
     def _run(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:

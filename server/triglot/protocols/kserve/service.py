@@ -17,6 +17,7 @@ from triglot.model.signature import Signature
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.codec import (
     RAW_INPUTS,
+    InferDecoder,
     encode_infer,
     packing_size,
     scatter_infer,
@@ -24,7 +25,6 @@ from triglot.protocols.kserve.codec import (
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.extension import Extension
-from triglot.protocols.kserve.layouts import InferDecoder
 from triglot.protocols.kserve.parameters import wants_typed
 from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.kserve.stream import DEFAULTS, InferStream, StreamLimits

@@ -19,7 +19,7 @@ from triglot.core.errors import ServingError, as_serving_error
 from triglot.core.response_buffer import MAX_UNREAD_BYTES
 from triglot.core.running import CallCancelled, Cancellable, Conversation, Requests, Sink
 from triglot.protocols.kserve.stream_requests import ResponseSlot, StreamRequests
-from triglot.scheduling.admission import Limits
+from triglot.scheduling.servable import Limits
 
 MAX_UNSENT = 16
 """Unsent responses of one stream from which on decoupled models have to wait."""

@@ -218,7 +218,7 @@ class HttpCall(RowCall):
         self._chunks: deque[bytes] = deque()
         self._unwritten = 0
         self._changed = asyncio.Event()
-        self.call.permission.follow(self.cancel)
+        self.call.permission.streams.add(self.cancel)
         self._stop_timer()  # From here on the stream checks its deadline, and reports how it ends.
         if not form.waits:
             self._begin_response(HTTPStatus.OK)
@@ -362,7 +362,7 @@ class HttpCall(RowCall):
         """End and count the call; returns its exchange."""
         self._stop_timer()
         if self.streams:
-            self.call.permission.unfollow(self.cancel)
+            self.call.permission.streams.discard(self.cancel)
             if self._writer is not None:
                 self._writer.cancel()
         self._calls.discard(self)

@@ -90,7 +90,7 @@ class Control:
         if len(payload) != 4:
             raise H2Error(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of an invalid size")
         self._streams.check_not_idle(number, "WINDOW_UPDATE")
-        by = frames.word(payload) & frames.LARGEST_WINDOW
+        by = int.from_bytes(payload) & frames.LARGEST_WINDOW
         if by < SMALL_WINDOW_UPDATE or not self._out.has_unsent:
             self._streams.charge_earned("needless WINDOW_UPDATEs")
         if number and number not in self._streams.open:
@@ -111,7 +111,7 @@ class Control:
             raise H2Error(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on stream 0")
         self._streams.check_not_idle(number, "RST_STREAM")
         if number in self._streams.open:
-            self._streams.close_early(number, frames.word(payload), events)
+            self._streams.close_early(number, int.from_bytes(payload), events)
         else:
             self._streams.charge_earned("resets of closed streams")
 
@@ -176,7 +176,7 @@ class Control:
         self._streams.charge("GOAWAYs")
         # The client opens no more streams; open ones continue.
         text = bytes(payload[8:264]).decode(errors="replace")
-        events.append(GoneAway(frames.word(payload[4:]), text))
+        events.append(GoneAway(int.from_bytes(payload[4:8]), text))
 
     def drain(self) -> None:
         """Announce that no new streams are wanted; streams that are in flight are still served (RFC 9113, 6.8)."""

@@ -91,9 +91,3 @@ def goaway(last_stream: int, code: ErrorCode, text: str = "") -> bytes:
     """Returns a GOAWAY frame with a debug text."""
     payload = _GOAWAY.pack(last_stream, code) + text.encode()[:256]
     return head(len(payload), GOAWAY, 0, 0) + payload
-
-
-def word(payload: memoryview) -> int:
-    """Returns the first four bytes as an unsigned integer."""
-    value: int = _WORD.unpack_from(payload)[0]
-    return value
