@@ -54,7 +54,7 @@ from triglot.protocols.kserve import rest as kserve_rest
 from triglot.protocols.kserve.codec import InferDecoder
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving import codec as tfserving_codec
-from triglot.protocols.tfserving import rest_paths
+from triglot.protocols.tfserving import routes as rest_routes
 from triglot.protocols.tfserving import tensor as tfserving_tensor
 from triglot.protocols.tfserving.codec import PredictDecoder
 from triglot.protocols.wire import length_prefix
@@ -294,8 +294,8 @@ def prediction_paths() -> object:
     for number in range(ROUNDS):
         for size in (230, KIB):
             path = f"/v1/models/{long_ascii(number, size)}:predict"
-            rest_paths.model_of_path(path)
-            rest_paths.parse_call(path)
+            rest_routes.model_of_path(path)
+            rest_routes.parse_call(path)
     return None
 
 
@@ -357,7 +357,7 @@ CACHES = {
     "layouts of grps": Cache(grps_layouts, 7 * MIB // 4),
     "labels": Cache(labels, 7 * MIB // 4),
     "tallies": Cache(lambda: bytes(shared_size(8)), 5 * MIB // 16),
-    "prediction paths": Cache(prediction_paths, 3 * MIB // 4, "protocols/tfserving/rest_paths.py"),
+    "prediction paths": Cache(prediction_paths, 3 * MIB // 4, "protocols/tfserving/routes.py"),
     "sequences": Cache(sequences, 2 * MIB, strangers=False),
     "shapes": Cache(shapes, MIB // 8),
     "spans": Cache(span_attributes, 3 * MIB // 2, " ".join(["telemetry/spans/recorder.py"] * 5)),
@@ -388,7 +388,7 @@ OPERATORS = Counter(
         "protocols/rows.py": 1,
         "protocols/pages.py": 2,
         "protocols/grps/json_reader.py": 1,
-        "protocols/tfserving/json_numbers.py": 1,
+        "protocols/tfserving/json_printer.py": 1,
         "protocols/tfserving/tfrecord.py": 1,
     }
 )

@@ -12,8 +12,7 @@ from triglot.core.errors import ServingError
 from triglot.core.types import TensorSpec
 from triglot.model.signature import Signature
 from triglot.protocols.json.text import LARGE_FROM_BYTES
-from triglot.protocols.tfserving.json_tensors import PredictBody
-from triglot.protocols.tfserving.rest_predict import decode_predict
+from triglot.protocols.tfserving.rest_predict import PredictBody, decode_predict
 
 FLOAT = {"x": "FP32"}
 STRING = {"s": "BYTES"}

@@ -12,9 +12,8 @@ from triglot.core.types import TensorSpec
 from triglot.model.signature import Signature
 from triglot.pb.tfserving import predict_pb2, signature_pb2
 from triglot.pb.tfserving import tensor_pb2 as pb
-from triglot.protocols.tfserving.checks import check_predict
 from triglot.protocols.tfserving.codec import decode_predict
-from triglot.protocols.tfserving.signature_def import signature_def, signature_def_map
+from triglot.protocols.tfserving.service import check_predict, signature_def, signature_def_map
 from triglot.protocols.tfserving.tensor import TYPES
 
 FLOATS = pb.TensorProto(dtype=pb.DT_FLOAT, tensor_shape={"dim": [{"size": 1}]}, float_val=[2])

@@ -31,7 +31,7 @@ from triglot.protocols.tfserving.inference import (
     regression_message,
     regressions,
 )
-from triglot.protocols.tfserving.signature_def import signature_def
+from triglot.protocols.tfserving.service import signature_def
 from triglot.protocols.wire import MAX_FIELDS
 
 SPEC = field(1, field(1, "m") + field(3, "s"))

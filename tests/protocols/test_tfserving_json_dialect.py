@@ -15,7 +15,7 @@ from triglot.core.errors import InvalidArgument, PayloadTooLarge
 from triglot.protocols.json.limits import DEFAULT_LIMITS, VALUE_COST
 from triglot.protocols.json.text import read_object
 from triglot.protocols.tfserving.json_dialect import EXAMPLES, TFSERVING
-from triglot.protocols.tfserving.json_values import raw, signature_name_of
+from triglot.protocols.tfserving.json_printer import raw, signature_name_of
 
 pytestmark = pytest.mark.usefixtures("json_library")
 

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from triglot.core.errors import InvalidArgument
 from triglot.protocols.json.limits import MAX_DEPTH
 from triglot.protocols.tfserving.json_dialect import TFSERVING
-from triglot.protocols.tfserving.json_numbers import decimal_texts, shortest_text
-from triglot.protocols.tfserving.json_values import (
+from triglot.protocols.tfserving.json_printer import (
     QUOTED_BYTES,
     base64_text,
     debug_text,
+    decimal_texts,
     decode_base64,
     json_type,
     quote,
+    shortest_text,
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triglot.protocols.tfserving.codec import ModelSpec
-from triglot.protocols.tfserving.rest_paths import MAX_CACHED, VersionTooLarge, model_of_path, parse_call
+from triglot.protocols.tfserving.routes import MAX_CACHED, VersionTooLarge, model_of_path, parse_call
 
 LONG = "m" * MAX_CACHED
 TOO_LARGE = "9" * 20

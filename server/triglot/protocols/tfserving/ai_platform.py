@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -24,14 +25,14 @@ from triglot.core.operation import Operation, Permission
 from triglot.core.tensor import object_array
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, ParameterValue
 from triglot.dataplane.dataplane import DataPlane
-from triglot.model.signature import Signature
+from triglot.model.signature import INSTANCES, Signature
 from triglot.protocols.api_operation import ApiOperation
 from triglot.protocols.json.arrays import parse_large
+from triglot.protocols.json.dialect import type_name
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving import openapi as api
-from triglot.protocols.tfserving.http_body import unwrapped
-from triglot.protocols.tfserving.json_models import (
+from triglot.protocols.tfserving.json_dialect import (
     PARAMETERS,
     encode_json,
     instances_of,
@@ -329,3 +330,43 @@ def encode_googles(error: ServingError) -> HttpResponse:
     status = status_of(error)
     body = {"error": {"code": status, "message": without_node(error.message), "status": error.code.name}}
     return HttpResponse(dumps(body), status)
+
+
+WRAPPER, DATA, CONTENT_TYPE = "httpBody", "data", "contentType"
+_STANDARD_BASE64 = str.maketrans("-_", "+/")
+_IS_WRAPPED = re.compile(rb'\s*\{\s*"%b"' % WRAPPER.encode())
+
+
+def unwrapped(body: bytes, limits: JsonLimits) -> tuple[bytes, str | None]:
+    """Returns the request in a body, and its content type; of a body that is no HttpBody the body, and None.
+
+    The `data` are base64, or the request's JSON, as a string or as it is; without `data` the HttpBody is the
+    request.
+
+    Raises `InvalidArgument`.
+    """
+    if not _IS_WRAPPED.match(body):
+        return body, None
+    values = read_object(body, limits)
+    content = values.get(WRAPPER)
+    if INSTANCES in values or not isinstance(content, dict):
+        return body, None
+    content_type = content.get(CONTENT_TYPE)
+    return _data(content), content_type if isinstance(content_type, str) else ""
+
+
+def _data(content: dict[str, object]) -> bytes:
+    data = content.get(DATA)
+    if data is None:
+        return json.dumps(content).encode()
+    if isinstance(data, dict):
+        return json.dumps(data).encode()
+    if not isinstance(data, str):
+        raise InvalidArgument(f"{WRAPPER}.{DATA}: expected a string or an object, got {type_name(data)}")
+    if data.lstrip().startswith("{"):
+        return data.encode(errors="surrogatepass")
+    try:
+        text = data.translate(_STANDARD_BASE64).rstrip("=")
+        return binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
+    except ValueError as error:
+        raise InvalidArgument(f"{WRAPPER}.{DATA}: expected base64 or a JSON object: {error}") from None

@@ -27,7 +27,7 @@ from triglot.protocols.api_operation import (
 )
 from triglot.protocols.api_tensors import described
 from triglot.protocols.sample_calls import LARGEST_EXAMPLE, sample_calls
-from triglot.protocols.tfserving.json_tensors import RULES
+from triglot.protocols.tfserving.rest_predict import RULES
 
 MODEL = "/v1/models/{model}"
 _VERSIONS = ("", "/versions/{version}", "/labels/{label}")

@@ -16,19 +16,22 @@ from triglot.pb.tfserving.example_pb2 import BytesList, Example, Feature, FloatL
 from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
 from triglot.protocols.json.text import read_object
 from triglot.protocols.tfserving.json_dialect import EXAMPLES
-from triglot.protocols.tfserving.json_printer import print_answer, print_floats, print_line, print_rows
-from triglot.protocols.tfserving.json_tensors import to_array
-from triglot.protocols.tfserving.json_values import (
+from triglot.protocols.tfserving.json_printer import (
     base64_text,
     body_error,
     decode_base64,
     is_plain_object,
     json_type,
+    print_answer,
+    print_floats,
+    print_line,
+    print_rows,
     quote,
     raw,
     signature_name_of,
     text_of,
 )
+from triglot.protocols.tfserving.rest_predict import to_array
 from triglot.protocols.wire import serialize
 
 _INTEGER = re.compile(

@@ -14,8 +14,9 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from triglot.core.call import Call
 from triglot.core.coroutine_work import CoroutineWork
@@ -34,10 +35,8 @@ from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimit
 from triglot.protocols.rows import DamagedBody, InferenceHandler, InflatedTooLarge, Route
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
 from triglot.protocols.tfserving.inference import ExamplesRequest
-from triglot.protocols.tfserving.json_models import encode_json, json_inputs, read_object, split_keywords
-from triglot.protocols.tfserving.json_tensors import PredictBody
-from triglot.protocols.tfserving.lookup import find_called, find_servable
-from triglot.protocols.tfserving.models import SIGNATURE_DEF, Models
+from triglot.protocols.tfserving.json_dialect import encode_json, json_inputs, read_object, split_keywords
+from triglot.protocols.tfserving.models import SIGNATURE_DEF, Models, encode_metadata, encode_status
 from triglot.protocols.tfserving.openapi import PREDICT, call_operations, get_operations, predict_of
 from triglot.protocols.tfserving.rest_examples import (
     advice,
@@ -45,24 +44,22 @@ from triglot.protocols.tfserving.rest_examples import (
     encode_classifications,
     encode_regressions,
 )
-from triglot.protocols.tfserving.rest_models import encode_metadata, encode_status
-from triglot.protocols.tfserving.rest_paths import (
-    CALLS,
-    VersionTooLarge,
-    match_get,
-    model_of_path,
-    parse_call,
-    path_of,
-    spec_of_match,
-)
 from triglot.protocols.tfserving.rest_predict import (
     ELEMENT_TEXT,
+    PredictBody,
     decode_predict,
     encode_error,
     scatter_predict,
     text_size,
 )
-from triglot.protocols.tfserving.service import Classification, Prediction, Predictions, Regression
+from triglot.protocols.tfserving.service import (
+    Classification,
+    Prediction,
+    Predictions,
+    Regression,
+    find_called,
+    find_servable,
+)
 from triglot.scheduling.servable import Servable
 
 ANY_PATH = "/{path:(?s:.*)}"
@@ -91,6 +88,71 @@ STATUS = {
 }
 NOT_FOUND_PAGE = b"<HTML><HEAD>\n<TITLE>404 Not Found</TITLE>\n</HEAD><BODY>\n<H1>Not Found</H1>\n</BODY></HTML>\n"
 
+
+# --- paths ---
+
+CALLS = ("predict", "classify", "regress")
+MAX_INT64 = 2**63 - 1
+MAX_CACHED = 256
+"""Longest path that is cached, in characters."""
+_WHICH = r"(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
+_POST = re.compile(rf"/v1/models/(?P<model>[^/:]+){_WHICH}:(?P<verb>classify|regress|predict)", re.IGNORECASE)
+_GET = re.compile(rf"/v1/models(?:/(?P<model>[^/:]+))?{_WHICH}(?:/(?P<metadata>metadata))?", re.IGNORECASE)
+_NAMED = re.compile(r"/v1/models/(?P<model>[^/:]+)", re.IGNORECASE)
+_SERVER = re.compile(r"^https?://[^/]*", re.IGNORECASE)
+T = TypeVar("T")
+
+
+class VersionTooLarge(InvalidArgument):
+    """The version in the path exceeds 64 bits; the response has no body (tfs 0.18)."""
+
+
+def path_of(http: HttpRequest) -> str:
+    """Returns the path as sent; unlike in TensorFlow Serving, a query is allowed (tfs 0.20)."""
+    path = http.target.partition("?")[0]
+    return path if path.startswith("/") else _SERVER.sub("", path)
+
+
+def _cached(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Cache a function of paths: clients send few different ones."""
+    known = lru_cache(maxsize=512)(read)
+    return lambda path: known(path) if len(path) <= MAX_CACHED else read(path)
+
+
+@_cached
+def model_of_path(path: str) -> str:
+    """Returns the model in a path, "" if it names none."""
+    match = _NAMED.match(path)
+    return unquote(match["model"]) if match else ""
+
+
+@_cached
+def parse_call(path: str) -> tuple[str, ModelSpec] | None:
+    """Returns which of `CALLS` a path names, and its model; None if it matches neither.
+
+    Raises `VersionTooLarge`.
+    """
+    match = _POST.fullmatch(path)
+    if match is None or match["verb"] not in CALLS:
+        return None
+    return match["verb"], spec_of_match(match)
+
+
+def match_get(path: str) -> re.Match[str] | None:
+    """Match a GET path: `model`, its version or label, and `metadata`; None if it does not match."""
+    return _GET.fullmatch(path)
+
+
+def spec_of_match(match: re.Match[str]) -> ModelSpec:
+    """Returns the ModelSpec of a matched path. Raises `VersionTooLarge`."""
+    version = None if match["version"] is None else int(match["version"].lstrip("0")[:20] or "0")
+    if version is not None and version > MAX_INT64:
+        raise VersionTooLarge(f"Failed to parse version: {version}")
+    label = None if match["label"] is None else unquote(match["label"])
+    return ModelSpec(unquote(match["model"]), version, label)
+
+
+# --- CloudEvents ---
 
 STRUCTURED = "application/cloudevents+json"
 RESPONSE_TYPE = "io.kserve.inference.response"
@@ -160,6 +222,9 @@ def _data(members: Mapping[str, Any]) -> bytes:
         return base64.b64decode(encoded, validate=True)
     except binascii.Error as error:
         raise InvalidArgument(f"CloudEvent: data_base64: expected base64, got something else: {error}") from None
+
+
+# --- requests ---
 
 
 @dataclass(slots=True)
@@ -239,7 +304,8 @@ class RestApi(InferenceHandler):
         if found is None:
             raise _malformed(http)
         verb, spec = found
-        http.permission.check_model(spec.name)
+        if not http.permission.covers_all:
+            http.permission.check_model(spec.name)
         if verb == PREDICT:
             event = event_of(http, self.limits) if self.kserve_v1 else None
             rest = self._predict(http.permission, spec, bytes(http.body) if event is None else event.data)
@@ -324,6 +390,9 @@ def _inputs_differ(signature: Signature, than: Signature) -> bool:
     if signature is than:
         return False
     return (signature.any_tensors, *signature.inputs) != (than.any_tensors, *than.inputs)
+
+
+# --- rows ---
 
 
 def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:

@@ -1,28 +1,32 @@
-"""TensorFlow Serving's calls that run a model (tfs 3.1–3.4)."""
+"""TensorFlow Serving's calls that run a model (tfs 3.1–3.4), how they find it, and what they check."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import (
     FailedPrecondition,
     InvalidArgument,
+    ModelNotFound,
+    NotFound,
     ServingError,
+    Unavailable,
     Unimplemented,
     without_frames,
 )
+from triglot.core.operation import Permission
 from triglot.core.running import Defer, Running, Sink
 from triglot.core.tensor import Array, object_array
-from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
+from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, TensorSpec
 from triglot.dataplane.dataplane import DataPlane, Decoupled
-from triglot.model.signature import DEFAULT_SIGNATURE
+from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 from triglot.model.validation import InvalidRequest
-from triglot.pb.tfserving import inference_pb2, model_pb2
+from triglot.pb.tfserving import inference_pb2, metadata_pb2, model_pb2, signature_pb2
 from triglot.protocols.rows import InferenceHandler
-from triglot.protocols.tfserving.checks import check_datatypes, check_predict
 from triglot.protocols.tfserving.codec import (
     ModelSpec,
     PredictRequest,
@@ -41,11 +45,105 @@ from triglot.protocols.tfserving.inference import (
     regression_message,
     regressions,
 )
-from triglot.protocols.tfserving.lookup import define, find_called
-from triglot.protocols.tfserving.signature_def import METHOD_NAMES
+from triglot.protocols.tfserving.tensor import TYPES, dtype_name, tensor_message
+from triglot.repository.manager.registry import UnknownLabel
 from triglot.scheduling.servable import Servable
 
 _OUTPUTS_OF = {"classify": classify_outputs, "regress": regress_outputs}
+
+
+# --- signatures as messages (tfs 3.5) ---
+
+METHOD_NAMES = {
+    "predict": "tensorflow/serving/predict",
+    "classify": "tensorflow/serving/classify",
+    "regress": "tensorflow/serving/regress",
+}
+
+
+def signature_def(name: str, signature: Signature, given: Mapping[str, bytes]) -> signature_pb2.SignatureDef:
+    """Returns a signature's SignatureDef: the one in the model's file (`given`), or one made of the signature."""
+    if name in given:
+        return signature_pb2.SignatureDef.FromString(given[name])
+    message = signature_pb2.SignatureDef(method_name=METHOD_NAMES[signature.method])
+    _fill_infos(message.inputs, signature.inputs)
+    _fill_infos(message.outputs, signature.outputs)
+    for alias, value in signature.defaults.items():
+        message.defaults[alias].CopyFrom(tensor_message(value, signature.input_rules[alias].spec.datatype))
+    return message
+
+
+def _fill_infos(infos: Any, specs: Sequence[TensorSpec]) -> None:
+    for spec in specs:
+        info = infos[spec.name]
+        info.name = f"{spec.name}:0"
+        info.dtype = TYPES[spec.datatype]
+        if spec.shape is None:
+            info.tensor_shape.unknown_rank = True
+        else:
+            info.tensor_shape.SetInParent()
+            for dim in spec.shape:
+                info.tensor_shape.dim.add(size=dim)
+
+
+def signature_def_map(signatures: Mapping[str, Signature], given: Mapping[str, bytes]) -> Any:
+    """Returns all signatures of a model, including those of its file that cannot be called."""
+    message = metadata_pb2.SignatureDefMap()
+    for name, signature in signatures.items():
+        message.signature_def[name].CopyFrom(signature_def(name, signature, given))
+    for name, data in given.items():
+        message.signature_def[name].CopyFrom(signature_pb2.SignatureDef.FromString(data))
+    return message
+
+
+# --- the version for a ModelSpec (tfs 3.1) ---
+
+
+def require_spec(spec: ModelSpec | None) -> ModelSpec:
+    """Returns the ModelSpec. Raises `InvalidArgument` for a request without one."""
+    if spec is None:
+        raise InvalidArgument("Missing ModelSpec")
+    return spec
+
+
+def find_called(dataplane: DataPlane, spec: ModelSpec | None, call: Call) -> Servable:
+    """Returns what `find_servable` does, and records model and version in the call."""
+    call.model_name = require_spec(spec).name
+    servable = find_servable(dataplane, call.permission, spec)
+    call.model_version = servable.version
+    return servable
+
+
+def find_servable(dataplane: DataPlane, permission: Permission, spec: ModelSpec | None) -> Servable:
+    """Returns the version for a call, to be leased by `with`.
+
+    Raises `InvalidArgument` or `NotFound`, and `PermissionDenied` for a model that the client may not use.
+    """
+    spec = require_spec(spec)
+    if not spec.name:
+        raise InvalidArgument("ModelSpec has no name specified.")
+    version = "" if spec.version is None else str(spec.version)
+    try:
+        if spec.label == "":
+            permission.check_model(spec.name)
+            raise UnknownLabel("an empty label")
+        return dataplane.servable(permission, spec.name, version, spec.label or "")
+    except UnknownLabel:
+        raise InvalidArgument(f"Unrecognized servable version label: {spec.label}") from None
+    except (ModelNotFound, Unavailable, InvalidArgument):
+        # Clients get the same error for a version that is loading and one that never existed (tfs 0.7).
+        number = dataplane.labelled(permission, spec.name, spec.label) if spec.label else spec.version
+        which = f"Latest({spec.name})" if number is None else f"Specific({spec.name}, {number})"
+        why = dataplane.load_error(permission, spec.name, "" if number is None else str(number))
+        raise NotFound(f"Servable not found for request: {which}{why and f': {why}'}") from None
+
+
+def define(servable: Servable, name: str) -> signature_pb2.SignatureDef:
+    """Returns the SignatureDef of one of the version's signatures."""
+    return signature_def(name, servable.signatures[name], servable.model.signature_defs)
+
+
+# --- calls ---
 
 
 @dataclass(slots=True)
@@ -241,3 +339,86 @@ def _check_tasks(servable: Servable, request: MultiRequest) -> None:
             raise InvalidArgument(f"Requested signature not found in model graph: {name}{why}")
         if method not in (METHOD_NAMES["classify"], METHOD_NAMES["regress"]):
             raise Unimplemented(f"Unsupported signature method_name: {method}")
+
+
+# --- checks of requests, in TensorFlow Serving's order and with its texts (tfs 3.2) ---
+
+
+def listed(names: Collection[str]) -> str:
+    """Returns a set of names in the form of some messages."""
+    return ",".join(sorted(names))
+
+
+def braced(names: Collection[str]) -> str:
+    """Returns a set of names in the form of the other messages."""
+    return f"{{{listed(names)}}}"
+
+
+def check_predict(
+    request: PredictRequest, signature: Signature, define: Callable[[], signature_pb2.SignatureDef]
+) -> None:
+    """Raises `InvalidArgument` for the first mismatch with the signature; shapes are not checked.
+
+    `define` returns the signature's definition, for texts that name its tensors.
+    """
+    rules = signature.input_rules
+    sent = {tensor.name for tensor in request.inputs}
+    if (sent != rules.keys() and not signature.any_inputs) or request.unreadable:
+        _check_names(request, signature, sent | request.unreadable.keys(), define)
+    if request.output_filter:
+        _check_filter(request.output_filter, signature)
+    if not signature.any_inputs:
+        check_datatypes(request.inputs, signature)
+
+
+def check_datatypes(inputs: Iterable[InputTensor], signature: Signature) -> None:
+    """Raises `InvalidArgument` for the first of the signature's inputs that has a wrong datatype."""
+    rules = signature.input_rules
+    wrong = {tensor.name: tensor for tensor in inputs if tensor.datatype != rules[tensor.name].spec.datatype}
+    if wrong:
+        at, name = next((at, name) for at, name in enumerate(sorted(rules)) if name in wrong)
+        wanted, sent = dtype_name(rules[name].spec.datatype), dtype_name(wrong[name].datatype)
+        raise InvalidArgument(f"Expects arg[{at}] to be {wanted} but {sent} is provided")
+
+
+def _check_names(
+    request: PredictRequest,
+    signature: Signature,
+    sent: Collection[str],
+    define: Callable[[], signature_pb2.SignatureDef],
+) -> None:
+    wanted, may_lack = signature.input_rules.keys(), signature.may_lack
+    if len(sent) > len(wanted) or (len(sent) < len(wanted) and not may_lack):
+        raise InvalidArgument(
+            f"input size does not match signature: {len(sent)}!={len(wanted)} len({braced(sent)}) != "
+            f"len({braced(wanted)}). Sent extra: {braced(set(sent) - wanted)}. Missing but required: "
+            f"{braced(wanted - set(sent))}."
+        )
+    for alias in sorted(wanted):
+        if alias in request.unreadable:
+            raise InvalidArgument(f"tensor parsing error: {alias}")
+        if alias not in sent and alias not in may_lack:
+            raise InvalidArgument(
+                f"Signature input alias: {alias}(feed name: {define().inputs[alias].name}) not found in request "
+                f"and no default value provided. Inputs expected to be in the request {braced(sent)}, or default "
+                f"input alias set: {listed(signature.defaults)}"
+            )
+    used = wanted & set(sent)
+    if len(used) < len(sent):
+        raise InvalidArgument(
+            f"Inputs contains invalid name. Used request inputs: {listed(used)}, request input: {listed(sent)}"
+        )
+
+
+def _check_filter(output_filter: Collection[str], signature: Signature) -> None:
+    seen: set[str] = set()
+    known = signature.output_rules.keys() | signature.unservable_outputs.keys()
+    for alias in output_filter:
+        if alias not in known:
+            raise InvalidArgument(
+                f"output tensor alias not found in signature: {alias} Outputs expected to be in the set "
+                f"{braced(known)}."
+            )
+        if alias in seen:
+            raise InvalidArgument(f"duplicate output tensor alias: {alias}")
+        seen.add(alias)

@@ -18,6 +18,8 @@ from triglot.dataplane.dataplane import DataPlane
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving import openapi as api
 from triglot.protocols.tfserving.ai_platform import (
+    CONTENT_TYPE,
+    DATA,
     AIPlatform,
     DecodedRequest,
     PredictCall,
@@ -28,9 +30,9 @@ from triglot.protocols.tfserving.ai_platform import (
     http_call,
     object_of,
     predict_route,
+    unwrapped,
 )
-from triglot.protocols.tfserving.http_body import CONTENT_TYPE, DATA, unwrapped
-from triglot.protocols.tfserving.json_models import PARAMETERS, json_inputs, read_object, split_keywords
+from triglot.protocols.tfserving.json_dialect import PARAMETERS, json_inputs, read_object, split_keywords
 from triglot.protocols.tfserving.routes import status_of
 from triglot.scheduling.servable import Servable
 
