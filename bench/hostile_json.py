@@ -29,7 +29,7 @@ import numpy as np
 from bench import report, servers
 from bench.elsewhere import WRONG
 from bench.tally import BenchError
-from triglot.protocols.json.limits import DEFAULT_LIMITS
+from triglot.protocols.json.dialect import DEFAULT_LIMITS
 
 AT_ONCE = 16
 SIZE = 60 * 2**20

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from triglot.core import fast_json
-from triglot.protocols.json import numbers
+from triglot.protocols.json import arrays
 
 
 @pytest.fixture(scope="module", params=["simdjson", "orjson", "json"])
@@ -14,6 +14,6 @@ def json_library(request: pytest.FixtureRequest) -> Iterator[str]:
     library: str = request.param
     pytest.importorskip(library)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numbers, "HAS_SIMDJSON", library == "simdjson")
+        patch.setattr(arrays, "HAS_SIMDJSON", library == "simdjson")
         patch.setattr(fast_json, "HAS_ORJSON", library != "json")
         yield library

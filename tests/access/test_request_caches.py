@@ -65,8 +65,7 @@ from triglot.transports.certificates import certificate_names
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.fields import Field, Name, field_of, name_of
 from triglot.transports.http2.core.requests import read_head
-from triglot.transports.rest.origins import Origins
-from triglot.transports.rest.routes import Router
+from triglot.transports.rest.routes import Origins, Router
 from triglot.workers.changes import Changes
 
 MIB, KIB = 2**20, 2**10
@@ -348,7 +347,7 @@ CACHES = {
     "permissions": Cache(permissions, KIB * 256),
     "credentials": Cache(credentials, MIB),
     "paths": Cache(paths, 5 * MIB // 4),
-    "hosts": Cache(hosts, MIB // 4, "transports/rest/origins.py"),
+    "hosts": Cache(hosts, MIB // 4, "transports/rest/routes.py"),
     "fields": Cache(fields, 5 * MIB // 4, "transports/http2/core/fields.py transports/http2/core/fields.py"),
     "starts": Cache(starts, 11 * MIB // 4, "transports/http2/core/requests.py transports/http2/core/requests.py"),
     "ids of unknown keys": Cache(unknown_keys, MIB // 4),
@@ -382,8 +381,8 @@ OPERATORS = Counter(
         "repository/storage/azure.py": 1,
         "repository/storage/google.py": 1,
         "repository/storage/aws.py": 1,
-        "transports/rest/answers.py": 1,
-        "transports/http1/heads.py": 2,
+        "transports/rest/exchange.py": 1,
+        "transports/http1/requests.py": 2,
         "transports/http2/core/hpack.py": 1,
         "protocols/rows.py": 1,
         "protocols/pages.py": 2,

@@ -11,7 +11,7 @@ import pytest
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array
 from triglot.protocols.json.arrays import MAX_RANK, PIECE, WHOLE, LargeArray, parse_large
-from triglot.protocols.json.limits import DEFAULT_LIMITS
+from triglot.protocols.json.dialect import DEFAULT_LIMITS
 from triglot.protocols.json.text import read_body
 
 pytestmark = pytest.mark.usefixtures("json_library")

@@ -11,8 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
-from triglot.protocols.json.dialect import STANDARD, Dialect, loads_unique
-from triglot.protocols.json.limits import CONTAINER_COST, MAX_DEPTH, VALUE_COST, JsonLimits
+from triglot.protocols.json.dialect import (
+    CONTAINER_COST,
+    MAX_DEPTH,
+    STANDARD,
+    VALUE_COST,
+    Dialect,
+    JsonLimits,
+    loads_unique,
+)
 from triglot.protocols.json.pieces import CHUNK, MAX_WITHOUT_COMMA, Scanner, parse_in_pieces
 
 pytestmark = pytest.mark.usefixtures("json_library")

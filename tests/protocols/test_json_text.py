@@ -18,8 +18,7 @@ from hypothesis.extra import numpy as hnp
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
 from triglot.core.tensor import Array, object_array
 from triglot.protocols.json.arrays import LargeArray
-from triglot.protocols.json.dialect import type_name
-from triglot.protocols.json.limits import JsonLimits
+from triglot.protocols.json.dialect import JsonLimits, type_name
 from triglot.protocols.json.text import CHUNK, LARGE_FROM_BYTES, flatten, print_array, print_nested, read_body
 
 pytestmark = pytest.mark.usefixtures("json_library")

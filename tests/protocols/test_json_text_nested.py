@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from triglot.core.tensor import Array
 from triglot.protocols.json.arrays import LargeArray, parse_large
-from triglot.protocols.json.limits import DEFAULT_LIMITS
+from triglot.protocols.json.dialect import DEFAULT_LIMITS
 from triglot.protocols.json.text import CHUNK, print_nested
 
 pytestmark = pytest.mark.usefixtures("json_library")

@@ -14,7 +14,7 @@ from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest
 from triglot.core.tensor import Array
 from triglot.core.types import InputTensor
-from triglot.protocols.json.limits import DEFAULT_LIMITS
+from triglot.protocols.json.dialect import DEFAULT_LIMITS
 from triglot.protocols.json.text import LARGE_FROM_BYTES
 from triglot.protocols.kserve.rest import RestInfer, decode_infer
 

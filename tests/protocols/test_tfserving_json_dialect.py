@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
-from triglot.protocols.json.limits import DEFAULT_LIMITS, VALUE_COST
+from triglot.protocols.json.dialect import DEFAULT_LIMITS, VALUE_COST
 from triglot.protocols.json.text import read_object
 from triglot.protocols.tfserving.json_dialect import EXAMPLES, TFSERVING
 from triglot.protocols.tfserving.json_printer import raw, signature_name_of

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument
-from triglot.protocols.json.limits import MAX_DEPTH
+from triglot.protocols.json.dialect import MAX_DEPTH
 from triglot.protocols.tfserving.json_dialect import TFSERVING
 from triglot.protocols.tfserving.json_printer import (
     QUOTED_BYTES,

@@ -342,7 +342,7 @@ async def test_a_model_that_joins_nothing_pays_nothing() -> None:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    assert {"servable.py", "queue.py", "work.py", "thread.py"} <= entered
+    assert {"servable.py", "work.py", "thread.py"} <= entered
     ours = ("batch", "batch_schedule", "batcher", "forming", "waiting", "kinds", "joining", "buffers")
     assert not entered & {f"{name}.py" for name in ours}
     await site.servable.close()

@@ -22,7 +22,7 @@ from protocol_clients.channel import SERVICE
 from served_models import SECONDS, Function, twice
 from triglot.core.operation import EVERYTHING
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.transports.grpc_calls import LAST_MESSAGE_SECONDS
+from triglot.transports.row_call import LAST_MESSAGE_SECONDS
 from waiting import until
 
 LOAD = pb.RepositoryModelLoadRequest(model_name="twice").SerializeToString()

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triglot.transports.http1.heads import chunk, head
 from triglot.transports.http1.requests import (
     BodyPart,
     Event,
@@ -17,6 +16,8 @@ from triglot.transports.http1.requests import (
     RequestHead,
     RequestReader,
     blank_line,
+    encode_chunk,
+    response_head,
 )
 from triglot.transports.rest.fields import MAX_FIELDS, MAX_HEAD_BYTES, MAX_LINE_BYTES
 
@@ -64,7 +65,7 @@ def sized(body: bytes) -> bytes:
 
 
 def chunked(parts: list[bytes], trailer: bytes = b"") -> bytes:
-    return CHUNKED + b"".join(chunk(part) for part in parts if part) + b"0\r\n" + trailer + b"\r\n"
+    return CHUNKED + b"".join(encode_chunk(part) for part in parts if part) + b"0\r\n" + trailer + b"\r\n"
 
 
 NEWLINES = st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"\r\n\r\n", b"x", b"0\r\n"]), max_size=8).map(
@@ -258,7 +259,7 @@ def test_heads_of_answers(
 ) -> None:
     # Whoever made the answer has no say in its framing.
     fields = [("A", "b"), ("content-length", "7"), ("Transfer-Encoding", "x"), ("Connection", "x"), ("A", "é")]
-    text = head(status, fields, "now", length=length, is_http10=is_old, keep_alive=keep_alive).decode()
+    text = response_head(status, fields, "now", length=length, is_http10=is_old, keep_alive=keep_alive).decode()
     assert text.endswith("\r\n\r\n")
     got = text.split("\r\n")[:-2]
     assert got[0] == lines[0]

@@ -11,7 +11,7 @@ from triglot.core.call import Call
 from triglot.core.http import HttpResponse
 from triglot.core.operation import Operation
 from triglot.protocols.rows import Route
-from triglot.transports.rest.answers import error_response
+from triglot.transports.rest.exchange import error_response
 
 
 async def _call(_: Any, __: Call) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from triglot.transports.writing import write_pieces
+from triglot.transports.unsent import write_pieces
 
 LARGE = bytes(1 << 20)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from triglot.config.options import Config
 from triglot.dataplane.dataplane import DataPlane
 from triglot.protocols.api_operation import Schema
-from triglot.protocols.json.limits import JsonLimits
+from triglot.protocols.json.dialect import JsonLimits
 from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.rows import Route, Service
 from triglot.scheduling.servable import UNLIMITED, Limits

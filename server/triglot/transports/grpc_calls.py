@@ -32,14 +32,11 @@ from triglot.telemetry.calls import Endpoint
 from triglot.telemetry.store import Telemetry
 from triglot.transports.off_loop import OFF_LOOP_BYTES, run_sized
 from triglot.transports.request_bytes import RequestBytes
-from triglot.transports.row_call import RowCall
-from triglot.transports.shutdown import SHUTTING_DOWN
+from triglot.transports.row_call import LAST_MESSAGE_SECONDS, SHUTTING_DOWN, RowCall
 
 MAX_DETAILS_BYTES = 4096
 """Bytes of a status message; longer ones exceed what clients accept as metadata."""
 CANCEL_AGAIN_SECONDS = 1.0
-LAST_MESSAGE_SECONDS = 1.0
-"""Seconds after its deadline in which a stream may still send its last message."""
 READ_SECONDS = LAST_MESSAGE_SECONDS + 0.1
 """Seconds after its deadline in which the client may still read it."""
 Trailing = tuple[tuple[str, str], ...]

@@ -18,6 +18,11 @@ from triglot.core.running import CallCancelled, Cancellable, Defer, Running, Sin
 from triglot.protocols.rows import InferenceHandler
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 
+SHUTTING_DOWN = "the server is shutting down"
+"""The message of calls that are ended or rejected because the server stops."""
+LAST_MESSAGE_SECONDS = 1.0
+"""Seconds after its deadline in which a stream may still send its last message."""
+
 
 class RowCall(Sink):
     """One call, as a `RunningCall`, and the sink of its responses: one, or with `streams` any number.

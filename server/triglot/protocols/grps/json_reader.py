@@ -29,8 +29,7 @@ from triglot.protocols.grps.json_numbers import (
 )
 from triglot.protocols.grps.message import Data, GrpsMap, GrpsTensor, Message
 from triglot.protocols.json.arrays import LargeArray
-from triglot.protocols.json.dialect import type_name
-from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
+from triglot.protocols.json.dialect import DEFAULT_LIMITS, JsonLimits, type_name
 from triglot.protocols.json.text import dense, read_body
 from triglot.protocols.wire import limit_error
 

@@ -29,7 +29,7 @@ from triglot.protocols.grps.mapping import answer_message
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.request import Request
 from triglot.protocols.grps.service import PROTOCOL, Grps, worded
-from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.protocols.json.dialect import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.json.text import read_body
 from triglot.protocols.rows import InferenceHandler, Route
 

@@ -17,8 +17,15 @@ import numpy as np
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array
-from triglot.protocols.json.dialect import HUGE_INTEGER, STANDARD, Dialect
-from triglot.protocols.json.limits import CONTAINER_COST, MAX_DEPTH, VALUE_COST, JsonLimits
+from triglot.protocols.json.dialect import (
+    CONTAINER_COST,
+    HUGE_INTEGER,
+    MAX_DEPTH,
+    STANDARD,
+    VALUE_COST,
+    Dialect,
+    JsonLimits,
+)
 
 CHUNK = 64 * 1024
 """Bytes that are scanned, and parsed, at once: some 5 ms, if they are lists."""

@@ -19,8 +19,15 @@ from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.fast_json import dumps, dumps_array
 from triglot.core.tensor import Array, Buffer, bytes_elements, native
 from triglot.protocols.json.arrays import LargeArray, count, parse_large
-from triglot.protocols.json.dialect import HUGE_INTEGER, STANDARD, Dialect
-from triglot.protocols.json.limits import CONTAINER_COST, DEFAULT_LIMITS, VALUE_COST, JsonLimits
+from triglot.protocols.json.dialect import (
+    CONTAINER_COST,
+    DEFAULT_LIMITS,
+    HUGE_INTEGER,
+    STANDARD,
+    VALUE_COST,
+    Dialect,
+    JsonLimits,
+)
 from triglot.protocols.json.pieces import parse_in_pieces
 
 T = TypeVar("T")

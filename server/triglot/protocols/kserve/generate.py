@@ -21,7 +21,7 @@ from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
 from triglot.model.validation import InvalidRequest
-from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.protocols.json.dialect import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.kserve import openapi as api
 from triglot.protocols.kserve.codec import packing_size
 from triglot.protocols.kserve.errors import name_request

@@ -16,8 +16,7 @@ from triglot.core.tensor import Buffer
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, ParameterValue
 from triglot.model.signature import Signature, shape_text
 from triglot.protocols.json.arrays import LargeArray
-from triglot.protocols.json.dialect import type_name
-from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
+from triglot.protocols.json.dialect import DEFAULT_LIMITS, JsonLimits, type_name
 from triglot.protocols.json.text import read_body
 from triglot.protocols.kserve.codec import MAX_PARAMETERS
 from triglot.protocols.kserve.json_elements import NO_JSON, elements_of_json, json_of_elements, print_json

@@ -32,8 +32,7 @@ from triglot.core.types import (
     RegionSlice,
     TensorOptions,
 )
-from triglot.protocols.json.dialect import type_name
-from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
+from triglot.protocols.json.dialect import DEFAULT_LIMITS, JsonLimits, type_name
 from triglot.protocols.json.text import read_body, without_nulls
 from triglot.protocols.kserve.codec import MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS, packing_size
 from triglot.protocols.kserve.json_elements import elements_of_json, json_of_elements, print_json

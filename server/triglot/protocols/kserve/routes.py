@@ -16,8 +16,7 @@ from triglot.core.operation import Operation
 from triglot.core.running import Defer, Running, Sink
 from triglot.core.types import InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.json.dialect import type_name
-from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.protocols.json.dialect import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits, type_name
 from triglot.protocols.json.text import read_body, without_nulls
 from triglot.protocols.kserve import openapi as api
 from triglot.protocols.kserve.extension import MODEL, MODEL_PATHS

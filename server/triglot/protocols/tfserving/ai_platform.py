@@ -28,8 +28,7 @@ from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import INSTANCES, Signature
 from triglot.protocols.api_operation import ApiOperation
 from triglot.protocols.json.arrays import parse_large
-from triglot.protocols.json.dialect import type_name
-from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.protocols.json.dialect import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits, type_name
 from triglot.protocols.rows import Route
 from triglot.protocols.tfserving import openapi as api
 from triglot.protocols.tfserving.json_dialect import (

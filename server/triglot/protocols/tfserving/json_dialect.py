@@ -15,8 +15,14 @@ from triglot.core.tensor import bytes_elements, object_array
 from triglot.core.types import InferenceResponse, InputTensor
 from triglot.model.signature import INSTANCES
 from triglot.protocols.json import text as json_text
-from triglot.protocols.json.dialect import HUGE_INTEGER, Dialect, loads_unique, type_name
-from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
+from triglot.protocols.json.dialect import (
+    DEFAULT_LIMITS,
+    HUGE_INTEGER,
+    Dialect,
+    JsonLimits,
+    loads_unique,
+    type_name,
+)
 from triglot.protocols.tfserving.json_printer import debug_text, raw
 
 _BLANKS = " \t\r\n"

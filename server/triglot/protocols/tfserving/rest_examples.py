@@ -13,7 +13,7 @@ from typing import Any
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
 from triglot.core.tensor import Array
 from triglot.pb.tfserving.example_pb2 import BytesList, Example, Feature, FloatList, Int64List
-from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
+from triglot.protocols.json.dialect import DEFAULT_LIMITS, JsonLimits
 from triglot.protocols.json.text import read_object
 from triglot.protocols.tfserving.json_dialect import EXAMPLES
 from triglot.protocols.tfserving.json_printer import (

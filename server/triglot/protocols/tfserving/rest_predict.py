@@ -22,7 +22,7 @@ from triglot.core.tensor import DATATYPES, Array, Scattered, bytes_elements, nat
 from triglot.core.types import InputTensor, OutputTensor, TensorSpec
 from triglot.model.signature import Signature
 from triglot.protocols.json.arrays import LargeArray
-from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
+from triglot.protocols.json.dialect import DEFAULT_LIMITS, JsonLimits
 from triglot.protocols.json.text import dense, float32_array, print_array, print_nested, read_body, without_nulls
 from triglot.protocols.tfserving.json_dialect import (
     SIGNATURE_NAME,

@@ -31,7 +31,7 @@ from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
 from triglot.protocols.api_operation import ApiOperation
-from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.protocols.json.dialect import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.rows import DamagedBody, InferenceHandler, InflatedTooLarge, Route
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
 from triglot.protocols.tfserving.inference import ExamplesRequest

@@ -27,7 +27,7 @@ from triglot.transports.grpc_calls import (
     retry_metadata,
     truncated,
 )
-from triglot.transports.shutdown import SHUTTING_DOWN
+from triglot.transports.row_call import SHUTTING_DOWN
 from triglot.transports.until_ended import cancel
 
 MAX_UNWRITTEN = 16

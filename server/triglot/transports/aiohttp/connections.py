@@ -20,7 +20,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from triglot.transports.aiohttp.ahead import ReadAhead
-from triglot.transports.rest.answers import FIXED_FIELDS, error_body
+from triglot.transports.rest.exchange import FIXED_FIELDS, error_body
 from triglot.transports.rest.fields import (
     HEAD_TOO_LARGE,
     LONG_FIELD,

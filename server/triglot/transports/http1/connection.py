@@ -19,20 +19,22 @@ from typing import Protocol, cast
 from triglot.core.running import RunningCall
 from triglot.core.tensor import Scattered
 from triglot.transports.certificates import names_of
-from triglot.transports.http1 import heads
 from triglot.transports.http1.requests import (
+    BODILESS,
+    CONTINUE,
+    LAST_CHUNK,
     BodyPart,
     Event,
     Malformed,
     RequestHead,
     RequestReader,
+    encode_chunk,
+    response_head,
 )
-from triglot.transports.rest.answers import FIXED_FIELDS, error_body
 from triglot.transports.rest.calls import HttpCalls
-from triglot.transports.rest.exchange import Exchange, IncomingBody
+from triglot.transports.rest.exchange import FIXED_FIELDS, Exchange, IncomingBody, error_body
 from triglot.transports.rest.fields import BAD_REQUEST, Fields
-from triglot.transports.unsent import StallTimer
-from triglot.transports.writing import write_pieces
+from triglot.transports.unsent import StallTimer, write_pieces
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ class _Body(IncomingBody):
     async def read(self) -> bytes:
         if self.expected:
             self.expected = False
-            self._connection.write(heads.CONTINUE)
+            self._connection.write(CONTINUE)
         return await super().read()
 
 
@@ -106,7 +108,7 @@ class _Request(Exchange):
 
     def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:
         head = self._head(status, fields, len(body))
-        if self._is_head or status in heads.BODILESS:
+        if self._is_head or status in BODILESS:
             self._connection.write(head)
         elif isinstance(body, Scattered):
             self._connection.write(head, *body.pieces)
@@ -122,7 +124,7 @@ class _Request(Exchange):
         elif length is None and self.is_http10:
             self.keep_alive = False  # The end of the connection is the end of the body.
         date = connection.server.calls.clock.date()
-        return heads.head(
+        return response_head(
             status, fields, date, length=length, is_http10=self.is_http10, keep_alive=self.keep_alive
         )
 
@@ -132,12 +134,12 @@ class _Request(Exchange):
 
     async def write(self, chunk: bytes) -> None:
         if not self._is_head:
-            self._connection.write(chunk if self.is_http10 else heads.chunk(chunk))
+            self._connection.write(chunk if self.is_http10 else encode_chunk(chunk))
         await self._connection.drained()
 
     async def finish(self) -> None:
         if not self.is_http10 and not self._is_head:
-            self._connection.write(heads.LAST_CHUNK)
+            self._connection.write(LAST_CHUNK)
 
     def abort(self) -> None:
         self._connection.abort()
@@ -239,7 +241,7 @@ class Connection(asyncio.Protocol):
             return False
         self.half_closed = True
         if request is not None and not request.is_http10:
-            transport.write(heads.CONTINUE)
+            transport.write(CONTINUE)
             self._check_reset()
         return True
 
@@ -355,7 +357,7 @@ class Connection(asyncio.Protocol):
         body = error_body(text)
         fields = [("Content-Type", "application/json"), *FIXED_FIELDS]
         date = self.server.calls.clock.date()
-        head = heads.head(status, fields, date, length=len(body), is_http10=False, keep_alive=False)
+        head = response_head(status, fields, date, length=len(body), is_http10=False, keep_alive=False)
         self.write(head, body)
         self._close()
 

@@ -1,4 +1,4 @@
-"""Parses HTTP/1.1 requests, heads and bodies, from a connection's bytes (RFC 9112). No I/O.
+"""Parses HTTP/1.1 requests, and formats the heads and chunks of responses (RFC 9112). No I/O.
 
 Strategy: llhttp, in its strict mode, parses heads and chunked bodies, but would continue with pipelined
 requests. So it is fed only up to the next blank line, which ends every head and every chunked body: no request
@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
+from http import HTTPStatus
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from triglot.transports.rest.fields import (
     BAD_REQUEST,
+    FRAMING,
     HEAD_TOO_LARGE,
     LARGE_HEAD,
     LONG_FIELD,
@@ -24,6 +27,7 @@ from triglot.transports.rest.fields import (
     MAX_HEAD_BYTES,
     MAX_LINE_BYTES,
     TARGET_TOO_LONG,
+    Fields,
     repetition,
 )
 
@@ -383,3 +387,60 @@ def _named(line: bytes) -> str:
 
 def _quoted(line: bytes) -> str:
     return ascii(line[:MAX_TEXT].decode("latin-1"))[:MAX_TEXT]
+
+
+# --- responses ---
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+BODILESS = (204, 304)
+"""Statuses of responses without a body."""
+MAX_CACHED_LINES = 256
+"""Status lines, and lines of header fields, that are cached."""
+
+
+@lru_cache(MAX_CACHED_LINES)
+def status_line(status: int, *, is_http10: bool) -> bytes:
+    """Returns the status line; `is_http10`: of HTTP/1.0."""
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP/1.{0 if is_http10 else 1} {status} {phrase}\r\n".encode()
+
+
+def lines(fields: Fields) -> bytes:
+    """Returns the lines of a response's header fields, without framing."""
+    own = [f"{name}: {value}\r\n" for name, value in fields if name.lower() not in FRAMING]
+    return "".join(own).encode("utf-8", "surrogateescape")
+
+
+@lru_cache(MAX_CACHED_LINES)
+def _cached_lines(fields: tuple[tuple[str, str], ...]) -> bytes:
+    return lines(fields)
+
+
+def response_head(
+    status: int, fields: Fields, date: str, *, length: int | None, is_http10: bool, keep_alive: bool
+) -> bytes:
+    """Returns the head of a response. `length`: of its body; None: it is chunked, or ends with the connection.
+
+    The lines of `fields` that are a tuple are cached.
+    """
+    own = _cached_lines(fields) if type(fields) is tuple else lines(fields)
+    if status in BODILESS:
+        framing = b""
+    elif length is not None:
+        framing = b"Content-Length: %d\r\n" % length
+    else:
+        framing = b"" if is_http10 else b"Transfer-Encoding: chunked\r\n"
+    connection = b""
+    if keep_alive == is_http10:
+        connection = b"Connection: keep-alive\r\n" if keep_alive else b"Connection: close\r\n"
+    dated = b"Date: %b\r\n" % date.encode()
+    return b"".join((status_line(status, is_http10=is_http10), own, dated, framing, connection, b"\r\n"))
+
+
+def encode_chunk(data: bytes) -> bytes:
+    """Returns a chunk of a chunked body; `data` must not be empty."""
+    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -35,7 +35,7 @@ from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.messages import PREFIX, PREFIX_BYTES
 from triglot.transports.http2.rest import begin_rest
 from triglot.transports.http2.roles import OpenCall, Serving
-from triglot.transports.writing import write_pieces
+from triglot.transports.unsent import write_pieces
 
 log = logging.getLogger(__name__)
 

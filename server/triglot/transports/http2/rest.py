@@ -21,9 +21,8 @@ from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.requests import RpcHead, block_of
 from triglot.transports.http2.roles import Connected
 from triglot.transports.http2.rpc import Rpc
-from triglot.transports.rest.answers import FIXED_FIELDS, error_body, grpc_only
 from triglot.transports.rest.calls import HttpCalls
-from triglot.transports.rest.exchange import Exchange, IncomingBody
+from triglot.transports.rest.exchange import FIXED_FIELDS, Exchange, IncomingBody, error_body, grpc_only
 from triglot.transports.rest.fields import (
     BAD_REQUEST,
     FRAMING,

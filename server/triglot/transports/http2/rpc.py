@@ -18,7 +18,6 @@ from triglot.core.tensor import Scattered
 from triglot.core.trace_context import NO_CONTEXT
 from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import (
-    LAST_MESSAGE_SECONDS,
     READ_SECONDS,
     GrpcCall,
     GrpcRow,
@@ -39,7 +38,7 @@ from triglot.transports.http2.messages import (
     decompressed,
 )
 from triglot.transports.http2.roles import Connected
-from triglot.transports.shutdown import SHUTTING_DOWN
+from triglot.transports.row_call import LAST_MESSAGE_SECONDS, SHUTTING_DOWN
 
 if TYPE_CHECKING:
     from triglot.access.control import AccessControl

@@ -30,8 +30,10 @@ from triglot.core.trace_context import NO_CONTEXT, TRACEPARENT, TRACESTATE
 from triglot.protocols.rows import Route
 from triglot.telemetry.store import Telemetry
 from triglot.transports.request_bytes import RequestBytes
-from triglot.transports.rest.answers import (
-    LAST_MESSAGE_SECONDS,
+from triglot.transports.rest.decoding import HttpDecoder
+from triglot.transports.rest.exchange import (
+    Clock,
+    Exchange,
     check_fields,
     compressed,
     default_error,
@@ -43,13 +45,9 @@ from triglot.transports.rest.answers import (
     in_time,
     refusal_response,
 )
-from triglot.transports.rest.decoding import HttpDecoder
-from triglot.transports.rest.exchange import Clock, Exchange
 from triglot.transports.rest.fields import Fields, repetition
-from triglot.transports.rest.origins import Origins
-from triglot.transports.rest.routes import Found, Refused, Router
-from triglot.transports.row_call import RowCall
-from triglot.transports.shutdown import SHUTTING_DOWN
+from triglot.transports.rest.routes import Found, Origins, Refused, Router
+from triglot.transports.row_call import LAST_MESSAGE_SECONDS, SHUTTING_DOWN, RowCall
 
 if TYPE_CHECKING:
     from triglot.access.control import AccessControl

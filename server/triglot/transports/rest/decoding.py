@@ -17,8 +17,7 @@ from triglot.transports.growing import GrowingBytes
 from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, inflate
 from triglot.transports.off_loop import OFF_LOOP_BYTES, OneAtATime
 from triglot.transports.request_bytes import RequestBytes, Reservation
-from triglot.transports.rest.answers import UnknownCoding
-from triglot.transports.rest.exchange import Exchange, RequestBody
+from triglot.transports.rest.exchange import Exchange, RequestBody, UnknownCoding
 from triglot.transports.rest.routes import Found
 from triglot.transports.text_room import CHECK_SECONDS, MIN_PROGRESS, Place, TextRoom
 
