@@ -24,7 +24,7 @@ from triglot.core.statistics import DEFAULT_BUCKETS, Latencies
 from triglot.dataplane.control import Control
 from triglot.dataplane.dataplane import DataPlane, RequestRecorder
 from triglot.dataplane.model_calls import ModelCalls
-from triglot.model.metadata import ModelMetadata
+from triglot.model.signature import ModelMetadata
 from triglot.platform.cgroups import memory_bound
 from triglot.platform.cpus import cpu_count
 from triglot.platform.memory import trim_when_idle
@@ -43,8 +43,8 @@ from triglot.repository.manager.warm_up import WARM_UP_FILE, warm_up
 from triglot.repository.scan.source import ModelFiles, NamedPath
 from triglot.repository.storage.storage import Storage
 from triglot.scheduling.response_cache import ResponseCache
-from triglot.telemetry.calls import Observer
 from triglot.scheduling.servable import Admission, Limits, Servable
+from triglot.telemetry.calls import Observer
 from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry
 from triglot.telemetry.trace_settings import TraceOptions, read_level

@@ -47,8 +47,7 @@ from triglot.pb.tfserving.tensor_pb2 import DT_FLOAT
 from triglot.protocols.grps import answers as grps_answers
 from triglot.protocols.grps import generic_tensor
 from triglot.protocols.grps.codec import decode_message
-from triglot.protocols.grps.layouts import RequestDecoder
-from triglot.protocols.grps.request import Request
+from triglot.protocols.grps.request import Request, RequestDecoder
 from triglot.protocols.kserve import codec as kserve_codec
 from triglot.protocols.kserve import rest as kserve_rest
 from triglot.protocols.kserve.codec import InferDecoder

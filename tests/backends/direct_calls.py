@@ -12,7 +12,7 @@ from triglot.core.call import Call
 from triglot.core.tensor import object_array
 from triglot.core.types import TensorSpec
 from triglot.executors.work import takes_call
-from triglot.model.declared_signatures import signatures_of
+from triglot.model.model import signatures_of
 from triglot.model.signature import DEFAULT_SIGNATURE
 
 

@@ -21,8 +21,7 @@ torch = pytest.importorskip("torch", reason="the torch environment has it")
 
 from grps_torch_scripts import IDENTITY, SUM, script, trace
 
-from triglot.backends.grps.torch_inferer import TorchModelInferer
-from triglot.backends.grps.torch_tensor_converter import TorchTensorConverter
+from triglot.backends.grps.torch_inferer import TorchModelInferer, TorchTensorConverter
 
 CONVERTER = TorchTensorConverter()
 THREADS = 8

@@ -13,8 +13,7 @@ from triglot.backends.onnx import MAX_DEFAULTS, load
 from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
 from triglot.model.config import ModelConfig, TensorConfig
 from triglot.model.configure import configure
-from triglot.model.declared_signatures import signatures_of
-from triglot.model.model import Model
+from triglot.model.model import Model, signatures_of
 from triglot.model.validation import InvalidRequest, bind_inputs
 
 onnx = pytest.importorskip("onnx", reason="the onnx package makes the models of these tests")

@@ -19,7 +19,7 @@ from protocol_clients.channel import SERVICE
 from triglot import backends
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.core.tensor import object_array, pack_bytes, unpack_bytes
-from triglot.model.declared_signatures import signatures_of
+from triglot.model.model import signatures_of
 from triglot.pb.kserve import inference_pb2 as pb
 
 TOML = 'prediction_class = "predictor.Predictor"\n'

@@ -14,7 +14,7 @@ from triglot.core.errors import Code, Internal, InvalidArgument
 from triglot.core.types import TensorSpec
 from triglot.model.config import NO_CONFIG, ModelConfig
 from triglot.model.configure import configure
-from triglot.model.declared_signatures import signatures_of
+from triglot.model.model import signatures_of
 from triglot.model.scheduling import ControlInput, SequenceBatching, SequenceState
 from triglot.model.signature import DEFAULT_SIGNATURE
 

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 import pytest
 from google.protobuf import json_format
 
-from triglot.cli.hints import hint_lines
+from triglot.cli.run import hint_lines
 from triglot.config.options import Config
 from triglot.core.http import HttpRequest
 from triglot.core.tensor import DATATYPES, TFSERVING_DATATYPES
 from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
-from triglot.model.metadata import ModelMetadata
-from triglot.model.signature import Signature
+from triglot.model.signature import ModelMetadata, Signature
 from triglot.model.validation import bind_inputs
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2

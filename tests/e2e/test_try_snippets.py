@@ -23,7 +23,7 @@ from multidict import CIMultiDict
 from secured import Authority
 from tried_models import HOSTILE, Caller, calling, expect, in_python, needs_grpcurl, pasted, served
 
-from triglot.cli.hints import hint_lines
+from triglot.cli.run import hint_lines
 from triglot.core.tensor import DATATYPES, unpack_bytes
 
 pytestmark = IN_ONE_BROWSER

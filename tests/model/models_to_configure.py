@@ -10,8 +10,7 @@ import pytest
 from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig
 from triglot.model.configure import configure
-from triglot.model.declared_signatures import signatures_of
-from triglot.model.model import Model
+from triglot.model.model import Model, signatures_of
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 
 BATCHED = ModelConfig(max_batch_size=8)

@@ -9,8 +9,7 @@ import pytest
 
 from triglot.core.errors import Internal
 from triglot.core.types import InferenceRequest, InputTensor
-from triglot.model.declared_signatures import signatures_of
-from triglot.model.model import Model
+from triglot.model.model import Model, signatures_of
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 from triglot.model.validation import InvalidRequest, bind_inputs, bind_outputs, check_requested_outputs
 

@@ -23,8 +23,7 @@ from models_to_configure import (
 from triglot.core.types import TensorSpec
 from triglot.model.config import NO_CONFIG, InstanceGroup, ModelConfig, TensorConfig
 from triglot.model.configure import configure
-from triglot.model.declared_signatures import signatures_of
-from triglot.model.model import Model
+from triglot.model.model import Model, signatures_of
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 
 

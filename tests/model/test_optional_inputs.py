@@ -15,9 +15,8 @@ from triglot.core.call import Call
 from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
 from triglot.model.config import ModelConfig, TensorConfig
 from triglot.model.configure import configure
-from triglot.model.declared_signatures import signatures_of
 from triglot.model.ensemble_checks import IN_CONFIG, Part, check_fit
-from triglot.model.model import Model
+from triglot.model.model import Model, signatures_of
 from triglot.model.scheduling import DynamicBatching, Step
 from triglot.model.signature import Signature
 from triglot.model.validation import InvalidRequest, bind_inputs

@@ -19,8 +19,7 @@ from scheduled_models import (
 from triglot.core.types import TensorSpec
 from triglot.model.config import INLINE_REMOVED, ModelConfig
 from triglot.model.configure import configure
-from triglot.model.declared_signatures import signatures_of
-from triglot.model.model import Model
+from triglot.model.model import Model, signatures_of
 from triglot.model.scheduling import (
     DynamicBatching,
     OldestStrategy,

@@ -17,10 +17,9 @@ from triglot.core.types import TensorSpec
 from triglot.model.signature import Signature
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.codec import decode_message
-from triglot.protocols.grps.layouts import RequestDecoder
 from triglot.protocols.grps.mapping import bind_message
 from triglot.protocols.grps.message import Message
-from triglot.protocols.grps.request import Request
+from triglot.protocols.grps.request import Request, RequestDecoder
 
 FLOAT32, FLOAT64 = varint_field(2, pb.DT_FLOAT32), varint_field(2, pb.DT_FLOAT64)
 

@@ -18,7 +18,7 @@ from protocol_clients.channel import grpc_channel, rpc
 from protocol_clients.kserve import server_ready
 from protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
 from protocol_clients.rest import Rest
-from triglot.backends.triton_python.logger import Logger
+from triglot.backends.triton_python.names import Logger
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import wait_until

@@ -20,8 +20,7 @@ import triglot
 from process import write_model
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.tensor import Array
-from triglot.model.metadata import ModelMetadata
-from triglot.model.signature import Signature
+from triglot.model.signature import ModelMetadata, Signature
 from triglot.protocols.api_operation import SCHEMAS
 from triglot.protocols.openapi.routes import openapi_routes
 from triglot.protocols.protocol import Context

@@ -16,7 +16,7 @@ from triglot.model.scheduling_rules import check_scheduling
 from triglot.model.signature import Signature
 from triglot.pb.tfserving.option_files_pb2 import BatchingParameters
 from triglot.protocols.tfserving.batching import Parameters, batch, parameters_of
-from triglot.repository.config.proto_text import parse_text
+from triglot.repository.config.model_config import parse_text
 
 FILE = """
 max_batch_size { value: 128 }   # rows

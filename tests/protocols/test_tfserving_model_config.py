@@ -13,7 +13,7 @@ from triglot.model.config import ALL, LATEST, VersionPolicy
 from triglot.parts import BACKENDS
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.protocols.tfserving.model_config import model_settings
-from triglot.repository.config.proto_text import parse_text
+from triglot.repository.config.model_config import parse_text
 from triglot.repository.config.settings import NAME_RULE, ModelSettings, settings_fields, settings_of
 
 FILE = """

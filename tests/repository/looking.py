@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from triglot.repository.scan.once_logger import OnceLogger
-from triglot.repository.scan.scanner import Scan, Scanner
+from triglot.repository.scan.scanner import OnceLogger, Scan, Scanner
 from triglot.repository.scan.source import ModelFiles, Root
 
 

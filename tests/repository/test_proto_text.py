@@ -6,7 +6,7 @@ import pytest
 
 from triglot.core.errors import InvalidArgument
 from triglot.pb.kserve import model_config_pb2 as pb
-from triglot.repository.config.proto_text import parse_text
+from triglot.repository.config.model_config import parse_text
 
 
 def parsed(text: str) -> pb.ModelConfig:

@@ -6,7 +6,7 @@ import asyncio
 
 from scripted_loads import SECONDS
 
-from triglot.repository.manager.load_lock import LoadLock
+from triglot.repository.manager.reconciler import LoadLock
 from waiting import until
 
 LONG = 3600.0

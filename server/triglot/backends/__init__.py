@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from triglot import parts
@@ -65,3 +67,28 @@ def _place(file: Path, error: BaseException) -> str:
 
 def _is_own(file: Path, other: str) -> bool:
     return Path(other).is_relative_to(file.parent.absolute())
+
+
+log = logging.getLogger(__name__)
+
+
+def warn_of_unknown(file: Path, config: ModelConfig, backend: str, known: Collection[str] = ()) -> None:
+    """Log a warning for each parameter that is not `known`."""
+    for key in config.parameters:
+        if key not in known:
+            log.warning(
+                "%s: parameters: %s: unknown, ignored; the %s backend knows %s",
+                config.source or file,
+                key,
+                backend,
+                ", ".join(known) or "none",
+            )
+
+
+_PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
+_TRACE = "\nStack trace:"
+
+
+def error_text(error: Exception) -> str:
+    """Return the text without the times, source files and stack traces that XGBoost includes."""
+    return _PLACE.sub("", str(error)).partition(_TRACE)[0].strip()

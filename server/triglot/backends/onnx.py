@@ -20,8 +20,8 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
+from triglot.backends import warn_of_unknown
 from triglot.backends.onnx_files import Probabilities, scalars_of, without_maps
-from triglot.backends.parameters import warn_of_unknown
 from triglot.backends.placement import Placement, devices_of
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError, ServingError
 from triglot.core.tensor import DATATYPES, Array, element_count, object_array

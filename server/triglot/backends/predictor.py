@@ -24,10 +24,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from triglot.backends import vertex_routine
+from triglot.backends import vertex_routine, warn_of_unknown
 from triglot.backends.json_values import parse, serialize
 from triglot.backends.model_modules import ModelModules
-from triglot.backends.parameters import warn_of_unknown
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError, is_serving_error, text_of
 from triglot.core.tensor import Array, object_array
 from triglot.core.types import TensorSpec

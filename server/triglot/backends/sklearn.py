@@ -23,10 +23,8 @@ import numpy as np
 import sklearn
 from sklearn.exceptions import NotFittedError
 
-from triglot.backends import described, missing_dependency
-from triglot.backends.error_text import error_text
+from triglot.backends import described, error_text, missing_dependency, warn_of_unknown
 from triglot.backends.features import Layout, Whole, layouts, numbers, parts, untried
-from triglot.backends.parameters import warn_of_unknown
 from triglot.backends.pickles import content_of
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, MissingDependency, ModelLoadError

@@ -30,7 +30,7 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.ops import dismantle_graph
 from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
-from triglot.backends.parameters import warn_of_unknown
+from triglot.backends import warn_of_unknown
 from triglot.backends.placement import Placement, devices_of
 from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, MissingDependency, ModelLoadError, ServingError

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import xgboost
 
-from triglot.backends.error_text import error_text
+from triglot.backends import error_text, warn_of_unknown
 from triglot.backends.features import INPUT, numbers
-from triglot.backends.parameters import warn_of_unknown
 from triglot.backends.pickles import content_of
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import Array

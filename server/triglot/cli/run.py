@@ -1,11 +1,13 @@
-"""Runs a server, or several workers, as a command line asks, until a signal."""
+"""Runs a server, or several workers, as a command line asks, until a signal; and hints how to call its models."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -15,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from triglot import backends
-from triglot.cli.hints import hint_lines
 from triglot.cli.progress import load_progress
-from triglot.config.options import Config, ConfigError
+from triglot.config.options import NO_PORT, TOKEN_VARIABLE, Config, ConfigError
 from triglot.core.errors import ModelLoadError
+from triglot.model.signature import ModelMetadata
 from triglot.platform.memory import keep_memory
 from triglot.platform.systemd import ServiceManager
+from triglot.protocols.sample_calls import SampleCall, sample_calls
 from triglot.repository.config.settings import ModelSettings, settings_of
 from triglot.repository.manager.loader import Adapt, Load
 from triglot.repository.manager.summary import VersionSummary
@@ -293,3 +296,51 @@ def _exit(text: str, status: int = FAILED) -> NoReturn:
     log.warning(text)
     logging.shutdown()
     os._exit(status)
+
+
+CONTENT_TYPE = "-H 'Content-Type: application/json' "
+TOKEN = f'-H "authorization: Bearer ${TOKEN_VARIABLE}" '
+
+
+def hint_lines(models: list[ModelMetadata], config: Config, grpc_port: int, rest_port: int) -> list[str]:
+    """Return example commands for the first model whose inputs fit on a line; empty without such a model.
+
+    curl for each protocol, and Python and grpcurl for the first one, if their ports are open. With TLS they accept
+    any certificate, as the server's public name is unknown; if clients need certificates there are none. With an
+    access file they use the token in the shell's TRIGLOT_TOKEN.
+    """
+    if config.tls_client_ca:
+        return []
+    for model in models:
+        calls = sample_calls(model, config.protocol_names, grps_customized_body=config.grps_customized_body)
+        if calls:
+            return _lines(calls, config, grpc_port, rest_port)
+    return []
+
+
+def _lines(calls: list[SampleCall], config: Config, grpc_port: int, rest_port: int) -> list[str]:
+    first, lines = calls[0], []
+    tls = bool(config.tls_certificate)
+    token = TOKEN if config.access else ""
+    if config.rest_port != NO_PORT:
+        flags = "-sk" if tls else "-s"
+        server = f"{'https' if tls else 'http'}://{config.local_address(rest_port)}"
+        for call in calls:
+            header = (CONTENT_TYPE if call.json else "") + token
+            lines.append(f"curl {flags} {server}{call.path} {header}-d {shlex.quote(json.dumps(call.body))}")
+        asked = f"{server + first.path!r}, {json.dumps(first.body).encode()!r}"
+        fields = ["'Content-Type': 'application/json'"] if first.json else []
+        fields += [f"'authorization': 'Bearer ' + os.environ['{TOKEN_VARIABLE}']"] if token else []
+        if fields:
+            asked = f"urllib.request.Request({asked}, {{{', '.join(fields)}}})"
+        any_certificate = ", context=ssl._create_unverified_context()" if tls else ""
+        modules = [*(["os"] if token else []), *(["ssl"] if tls else []), "urllib.request"]
+        lines.append(
+            f"python3 <<'END'\nimport {', '.join(modules)}\n"
+            f"print(urllib.request.urlopen({asked}{any_certificate}).read().decode())\nEND"
+        )
+    if config.grpc_port != NO_PORT:
+        message = shlex.quote(json.dumps(first.message))
+        flag, server = "-insecure" if tls else "-plaintext", config.local_address(grpc_port)
+        lines.append(f"grpcurl {flag} {token}-d {message} {server} {first.method}")
+    return lines

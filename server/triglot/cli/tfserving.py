@@ -38,7 +38,7 @@ from triglot.pb.tfserving import option_files_pb2
 from triglot.pb.tfserving.option_files_pb2 import BatchingParameters
 from triglot.protocols.tfserving.batching import PER_MODEL_FILE, Parameters, batch, parameters_of
 from triglot.protocols.tfserving.model_config import TENSORFLOW, model_settings
-from triglot.repository.config.proto_text import parse_text
+from triglot.repository.config.model_config import parse_text
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.manager.loader import Load
 from triglot.repository.scan.source import ModelFiles

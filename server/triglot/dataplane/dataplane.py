@@ -30,8 +30,7 @@ from triglot.core.tensor import LONG_BYTES, Array
 from triglot.core.types import Answer, InferenceRequest, InferenceResponse
 from triglot.dataplane.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments, Control
 from triglot.executors.work import Receiver, Work
-from triglot.model.metadata import ModelMetadata
-from triglot.model.signature import Signature
+from triglot.model.signature import ModelMetadata, Signature
 from triglot.model.validation import (
     InvalidRequest,
     bind_inputs,

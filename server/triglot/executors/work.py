@@ -15,24 +15,24 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sized
 from contextlib import aclosing, closing, suppress
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from triglot.core.call import Call
 from triglot.core.current_calls import CURRENT_CALLS, RunningFor
-from triglot.core.errors import Cancelled, Internal, ServingError, as_serving_error, own_copy, without_frames
+from triglot.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Internal,
+    ServingError,
+    as_serving_error,
+    own_copy,
+    without_frames,
+)
 from triglot.core.response_buffer import NOTHING, ResponseBuffer, StreamEnd
 from triglot.core.running import CallCancelled, Defer, Running, Sink, Watcher
 from triglot.core.statistics import Duration, Statistics
 from triglot.core.tensor import Array
 from triglot.core.types import Answer, InferenceRequest
-from triglot.executors.deadline import (
-    BEFORE_START,
-    WHILE_RUNNING,
-    WHILE_STREAMING,
-    WHILE_WAITING,
-    is_cancellation,
-    seen_late,
-)
 from triglot.model.model import Model, signature_of
 from triglot.model.signature import Signature
 
@@ -45,6 +45,35 @@ Explain = Callable[[BaseException], ServingError]
 """Maps an exception that a model raised to the error that the client gets."""
 Hook = Callable[[Function, Inputs, Call], Any]
 """Calls a model's `infer`, and handles its result."""
+
+
+E = TypeVar("E", bound=BaseException)
+
+BEFORE_START = "before the request was started"
+WHILE_WAITING = "while the request waited in the queue"
+WHILE_RUNNING = "while the model ran"
+WHILE_STREAMING = "while the model was streaming"
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Return whether `error` is the cancellation of the current task, and not raised by its code itself."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Return whether the error means that the caller cancelled, and not that the model failed."""
+    return isinstance(error, GeneratorExit) or is_cancelled(error)
+
+
+def seen_late(error: E, call: Call, when: str) -> E | DeadlineExceeded:
+    """Return `DeadlineExceeded` for a `ServingError` raised after the call's deadline, else the error itself.
+
+    The model, or a model that it called, may notice the deadline before the server's timer does.
+    """
+    if call.expired and isinstance(error, ServingError) and not isinstance(error, DeadlineExceeded):
+        return call.overdue(when)
+    return error
 
 
 def takes_call(infer: Callable[..., Any]) -> bool:

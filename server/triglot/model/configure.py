@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from triglot.core.types import TensorSpec
 from triglot.model.config import ELSEWHERE, ModelConfig, TensorConfig
-from triglot.model.declared_signatures import signatures_of
 from triglot.model.ensemble import Ensemble
-from triglot.model.model import Model, is_decoupled
+from triglot.model.model import Model, is_decoupled, signatures_of
 from triglot.model.scheduling_rules import CONFIG_KEYS, check_scheduling
 from triglot.model.signature import Signature, default_of, shape_text
 

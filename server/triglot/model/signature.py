@@ -158,3 +158,18 @@ def _checked_default(name: str, value: Any, rule: TensorRule | None) -> Array:
 def default_of(signatures: Mapping[str, Signature]) -> str:
     """Return the name of the signature to use when none is named: `DEFAULT_SIGNATURE`, or else the first."""
     return DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in signatures else next(iter(signatures))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """The metadata of a model. `versions`: the serving ones, or the requested one; `version_names`: theirs."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    signature: Signature
+    decoupled: bool
+    signature_name: str = DEFAULT_SIGNATURE
+    speaks_json: bool = False
+    sequences: bool = False
+    version_names: Sequence[str] = ()

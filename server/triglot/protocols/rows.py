@@ -20,7 +20,7 @@ from triglot.core.http import HttpRequest, HttpResponse, StreamForm, no_work
 from triglot.core.operation import Operation
 from triglot.core.running import Conversation, Defer, Requests, Responses, Running, Sink
 from triglot.core.tensor import Scattered
-from triglot.model.metadata import ModelMetadata
+from triglot.model.signature import ModelMetadata
 from triglot.protocols.api_operation import ApiOperation
 
 _PATTERN = re.compile(r":[^{}]*}")

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from triglot.core.tensor import DATATYPES
-from triglot.model.metadata import ModelMetadata
 from triglot.model.samples import Sample, samples_of
-from triglot.model.signature import DEFAULT_SIGNATURE
+from triglot.model.signature import DEFAULT_SIGNATURE, ModelMetadata
 
 
 class _Element(NamedTuple):

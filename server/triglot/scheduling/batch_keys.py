@@ -11,8 +11,7 @@ from triglot.core.types import ParameterValue
 from triglot.executors.declarations import looks_at_call
 from triglot.executors.joining import NoBatchDim, layout_of, rows_of
 from triglot.executors.work import Inputs
-from triglot.model.declared_signatures import signatures_of
-from triglot.model.model import Model, kind_in_lists
+from triglot.model.model import Model, kind_in_lists, signatures_of
 from triglot.model.scheduling import DynamicBatching
 
 MAX_PADDED_BYTES = 256 * 1024 * 1024

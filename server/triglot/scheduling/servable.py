@@ -22,7 +22,6 @@ from triglot.core.errors import QueueFull, Unavailable, queue_full
 from triglot.core.response_buffer import MAX_UNREAD_BYTES, ResponseBuffer
 from triglot.core.running import Defer
 from triglot.core.statistics import Reading, Statistics
-from triglot.executors.deadline import BEFORE_START
 from triglot.executors.declarations import check_declarations, looks_at_call
 from triglot.executors.executor import Executor
 from triglot.executors.hosted import HostedModel, calls_per_instance
@@ -30,11 +29,20 @@ from triglot.executors.loop import LoopExecutor
 from triglot.executors.loop_guard import LoopGuard, guard_of, guarded_function, guarded_list
 from triglot.executors.thread import ThreadExecutor, run_on_every
 from triglot.executors.unloading import unload
-from triglot.executors.work import Explain, Function, Hook, Inputs, ResponseTimes, Work, WorkOwner, explained
+from triglot.executors.work import (
+    BEFORE_START,
+    Explain,
+    Function,
+    Hook,
+    Inputs,
+    ResponseTimes,
+    Work,
+    WorkOwner,
+    explained,
+)
 from triglot.model.config import EXECUTIONS
-from triglot.model.declared_signatures import signatures_of
 from triglot.model.ensemble import Ensemble
-from triglot.model.model import Model, is_async, is_decoupled
+from triglot.model.model import Model, is_async, is_decoupled, signatures_of
 from triglot.model.signature import default_of
 from triglot.scheduling.batcher import Batcher
 from triglot.scheduling.readiness import Readiness

@@ -169,7 +169,7 @@ async def check_variables_and_tables_on_a_gpu(subject):
 
 
 async def check_parameters_are_named_in_the_log(subject):
-    with logged("triglot.backends.parameters") as lines:
+    with logged("triglot.backends") as lines:
         load(subject.version("half_plus_two"), parameters={"TF_NUM_INTRA_THREADS": "2"})
     assert lines == [
         "m/config.pbtxt: parameters: TF_NUM_INTRA_THREADS: unknown, ignored; the tensorflow backend knows "

@@ -19,8 +19,8 @@ INFERERS = {
 }
 """Class of each `inferer_type`, imported when a model uses it."""
 CONVERTERS = {
-    "torch": "triglot.backends.grps.torch_tensor_converter:TorchTensorConverter",
-    "tensorflow": "triglot.backends.grps.tf_tensor_converter:TfTensorConverter",
+    "torch": "triglot.backends.grps.torch_inferer:TorchTensorConverter",
+    "tensorflow": "triglot.backends.grps.tf_inferer:TfTensorConverter",
     "tensorrt": "triglot.backends.grps.trt_tensor_converter:TrtTensorConverter",
 }
 """Class of each `converter_type`."""

@@ -1,4 +1,4 @@
-"""A grps project: loads the models in its folder (grps 5, 6)."""
+"""A grps project: loads the models in its folder (grps 5, 6), for a server or for the project's own tests."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from triglot.backends.grps.components import Components
-from triglot.backends.grps.executor import Executor
+from triglot.backends.grps.context import GrpsContext
 from triglot.backends.grps.http_values import require_flask
 from triglot.backends.grps.model import BatchedGrpsModel, GrpsModel
 from triglot.backends.grps.names import ImportNames
-from triglot.backends.grps.runner import Failures, ModelRunner, Pool
+from triglot.backends.grps.runner import Failures, ModelRunner, Pool, run_in_sequence
 from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, Batching, ProjectSettings
 from triglot.backends.grps.surface import GlobalConf, Registers, import_names
 from triglot.core.errors import ModelLoadError
@@ -22,6 +22,41 @@ from triglot.telemetry.monitor import Monitor
 
 MODULES = ("src.customized_converter", "src.customized_inferer")
 """Modules that are imported because they register components."""
+
+
+class Project(Protocol):
+    """What `Executor` uses of the loaded `GrpsProject`."""
+
+    settings: ProjectSettings
+
+    def load_model(self, model_id: str) -> Any:
+        """Return the model of this id, loaded."""
+
+
+class Executor:
+    """All models and the DAG of the loaded project.
+
+    Raises `ModelLoadError` for a model that cannot be loaded.
+    """
+
+    project: ClassVar[Project]
+
+    def __init__(self) -> None:
+        settings = self.project.settings
+        self._models = {entry.id: self.project.load_model(entry.id) for entry in settings.models}
+        self._dag = [self._models[model_id] for _, model_id in settings.dag.nodes]
+
+    def infer(self, inp: Any, context: GrpsContext, model_name: str | None = None) -> Any:
+        """Run the DAG, or the model `model_name` ("name-version"), on a GrpsMessage and return the output.
+
+        None once the context has an error. Raise the exceptions of the project's code, and `RuntimeError` for an
+        unknown model.
+        """
+        if not model_name:
+            return run_in_sequence(self._dag, inp, context)
+        if model_name not in self._models:
+            raise RuntimeError(f"Model {model_name} not found.")
+        return run_in_sequence([self._models[model_name]], inp, context)
 
 
 class GrpsProject:

@@ -1,4 +1,4 @@
-"""The `tensorflow` inferer of grps projects: SavedModels (grps 6.6)."""
+"""The `tensorflow` inferer and converter of grps projects: SavedModels (grps 6.6)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,33 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.saved_model.loader_impl import parse_saved_model
 
-from triglot.backends.grps.tensor_converter import named_parts
+from triglot.backends.grps.gtensors import DTYPES
+from triglot.backends.grps.tensor_converter import TensorConverter, named_parts
 from triglot.backends.grps.tensor_inferer import ORIGINAL, Declared, TensorInferer, device_name
-from triglot.backends.grps.tf_tensor_converter import TfTensorConverter
 from triglot.core.errors import Internal, InvalidArgument
-from triglot.core.tensor import datatype_of
+from triglot.core.tensor import Array, datatype_of
 from triglot.core.types import TensorSpec
 from triglot.model.grps_types import LISTS
 from triglot.model.signature import DEFAULT_SIGNATURE
 
 TAGS = ["serve"]
 _DATATYPES = frozenset(row.datatype for row in LISTS.values())
+
+
+class TfTensorConverter(TensorConverter):
+    """Converts every DataType to TensorFlow tensors; DT_STRING as UTF-8."""
+
+    _dtypes = DTYPES
+    _tensor_class = tf.Tensor
+
+    def _to_tensor(self, array: Array) -> Any:
+        """Return a tensor of the array's values."""
+        return tf.constant(array)
+
+    def _to_array(self, tensor: Any) -> Array:
+        """Return the values, copied to the CPU; strings as objects (`bytes`)."""
+        # The dtype is for scalars: numpy would strip trailing zero bytes.
+        return np.asarray(tensor.numpy(), object if tensor.dtype == tf.string else None)
 
 
 class TfModelInferer(TensorInferer):

@@ -1,4 +1,4 @@
-"""The `torch` inferer of grps projects: TorchScript files (grps 6.6)."""
+"""The `torch` inferer and converter of grps projects: TorchScript files (grps 6.6)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,42 @@ from typing import Any
 
 import torch
 
+from triglot.backends.grps.tensor_converter import TensorConverter
 from triglot.backends.grps.tensor_inferer import ORIGINAL, TensorInferer, device_name
-from triglot.backends.grps.torch_tensor_converter import TorchTensorConverter
 from triglot.core.errors import ModelLoadError
+from triglot.core.tensor import Array
+from triglot.pb.grps import grps_pb2 as pb
 from triglot.platform.cpus import thread_limit
 
 if limit := thread_limit():
     torch.set_num_threads(min(limit, torch.get_num_threads()))
+
+
+class TorchTensorConverter(TensorConverter):
+    """Converts every DataType but DT_STRING to torch tensors on the CPU; the inferer moves them to its device."""
+
+    _dtypes = frozenset(
+        {
+            pb.DT_UINT8,
+            pb.DT_INT8,
+            pb.DT_INT16,
+            pb.DT_INT32,
+            pb.DT_INT64,
+            pb.DT_FLOAT16,
+            pb.DT_FLOAT32,
+            pb.DT_FLOAT64,
+        }
+    )
+    _tensor_class = torch.Tensor
+
+    def _to_tensor(self, array: Array) -> Any:
+        """Return a tensor that shares the array's memory."""
+        return torch.from_numpy(array)
+
+    def _to_array(self, tensor: Any) -> Array:
+        """Return the values, copied to the CPU. bfloat16 is widened, as numpy lacks it."""
+        array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
+        return array
 
 
 class TorchModelInferer(TensorInferer):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from triglot.backends.parameters import warn_of_unknown
+from triglot.backends import warn_of_unknown
 from triglot.backends.torch.archive import Kind, kind_of
 from triglot.backends.torch.compiled import CompiledModel, read_compiled
 from triglot.backends.torch.exported import read_exported

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from triglot.backends.triton_python.context import ModelContext, current_model, reach
-from triglot.backends.triton_python.errors import TritonModelException
+from triglot.backends.triton_python.errors import TritonModelException, text
 from triglot.backends.triton_python.response import InferenceResponse
-from triglot.backends.triton_python.texts import text
 from triglot.core.call import ModelCall, ModelTask
 from triglot.core.errors import ServingError
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, Self
 
-from triglot.backends.triton_python.texts import text
 from triglot.core.errors import (
     Cancelled,
     Code,
@@ -103,3 +102,12 @@ class TritonError:
             return kind(self._message)
         there = self._code is TritonErrorCode.ALREADY_EXISTS
         return ServingError(self._message, code=Code.ALREADY_EXISTS if there else Code.UNKNOWN)
+
+
+def text(value: object, what: str) -> str:
+    """Return `value` as a `str`. Raise `TypeError` for other types, `UnicodeDecodeError` for invalid UTF-8."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode()
+    raise TypeError(f"{what}: expected a str or bytes, got {type(value).__name__}")

@@ -7,6 +7,8 @@ that the model uses, the name is in `sys.modules` while a model is loaded, unles
 
 from __future__ import annotations
 
+import enum
+import logging
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,18 +16,67 @@ from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from triglot.backends.model_modules import ModelModules, PlainNames
 from triglot.backends.triton_python import calls, config, datatypes, errors, metrics, request, response, sender
 from triglot.backends.triton_python.context import ModelContext
-from triglot.backends.triton_python.logger import Logger, LogLevel
 from triglot.backends.triton_python.tensor import Tensor
+from triglot.telemetry.loggers import MODELS
 
 UTILS = "triton_python_backend_utils"
 NAMES = (UTILS, "c_python_backend_utils")
 """Names of the utility module; Triton's has a part in C with most of the names."""
 _provide_lock = threading.Lock()
+
+log = logging.getLogger(MODELS)
+
+
+class LogLevel(enum.IntEnum):
+    """Triton's log levels."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+
+_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+
+
+class Logger:
+    """Writes to the server's log."""
+
+    INFO: ClassVar[LogLevel] = LogLevel.INFO
+    WARNING: ClassVar[LogLevel] = LogLevel.WARNING
+    ERROR: ClassVar[LogLevel] = LogLevel.ERROR
+    VERBOSE: ClassVar[LogLevel] = LogLevel.VERBOSE
+
+    @staticmethod
+    def log(message: str, level: int = LogLevel.INFO) -> None:
+        """Log a message with a level."""
+        log.log(_LEVELS[LogLevel(level)], "%s", message, stacklevel=2)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        """Log information."""
+        log.info("%s", message, stacklevel=2)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        """Log a warning."""
+        log.warning("%s", message, stacklevel=2)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        """Log an error."""
+        log.error("%s", message, stacklevel=2)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        """Log a verbose message."""
+        log.debug("%s", message, stacklevel=2)
+
 
 _SHARED: Mapping[str, Any] = MappingProxyType(
     {

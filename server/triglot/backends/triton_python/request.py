@@ -12,12 +12,10 @@ import numpy as np
 
 from triglot.backends.triton_python import calls
 from triglot.backends.triton_python.context import ModelContext
-from triglot.backends.triton_python.errors import TritonModelException
-from triglot.backends.triton_python.parameters import NO_PARAMETERS, as_json, checked
-from triglot.backends.triton_python.response import InferenceResponse
+from triglot.backends.triton_python.errors import TritonModelException, text
+from triglot.backends.triton_python.response import NO_PARAMETERS, InferenceResponse, as_json, checked
 from triglot.backends.triton_python.sender import InferenceResponseSender, ResponseChannel
 from triglot.backends.triton_python.tensor import Tensor
-from triglot.backends.triton_python.texts import text
 from triglot.core.call import Call, ModelCall
 from triglot.core.request_scheduling import own_parameters
 from triglot.core.tensor import Array

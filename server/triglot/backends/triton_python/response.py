@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Self
 
-from triglot.backends.triton_python.errors import TritonError
-from triglot.backends.triton_python.parameters import NO_PARAMETERS, as_json, checked
+from triglot.backends.triton_python.errors import TritonError, TritonModelException
 from triglot.backends.triton_python.tensor import Tensor, with_bytes
 from triglot.core.errors import ServingError
 from triglot.core.tensor import Array
 from triglot.core.types import Answer, ParameterValue
 from triglot.model.reshaping import Reshaping
 from triglot.model.validation import repeated_output
+
+NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
+
+
+def checked(parameters: object) -> Mapping[str, ParameterValue]:
+    """Return a model's parameters. Raise `TritonModelException` for types that Triton rejects, as floats."""
+    if parameters is None:
+        return NO_PARAMETERS
+    if not isinstance(parameters, Mapping):
+        raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, bool | int | str):
+            raise TritonModelException(
+                f"Expect parameters values to have type bool/int/str, found type {type(value)}"
+            )
+    return dict(parameters)
+
+
+def as_json(parameters: Mapping[str, ParameterValue]) -> str:
+    """Return the parameters as `parameters()` does."""
+    return json.dumps(dict(parameters))
 
 
 class InferenceResponse:

@@ -8,8 +8,7 @@ import numpy as np
 
 from triglot.backends.triton_python import dlpack
 from triglot.backends.triton_python.datatypes import NUMBERS
-from triglot.backends.triton_python.errors import TritonModelException
-from triglot.backends.triton_python.texts import text
+from triglot.backends.triton_python.errors import TritonModelException, text
 from triglot.core.tensor import Array, bytes_elements, datatype_of, object_array
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from triglot.model.metadata import ModelMetadata
+from triglot.model.signature import ModelMetadata
 from triglot.protocols.api_operation import (
     BINARY,
     BYTES,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from triglot.core.operation import Permission
 from triglot.protocols.grps import openapi
-from triglot.protocols.grps.metadata import server_text
 from triglot.protocols.grps.routes import HttpRules, grps_routes
-from triglot.protocols.grps.service import Grps
+from triglot.protocols.grps.service import Grps, server_text
 from triglot.protocols.protocol import Context, Protocol
 
 

@@ -17,16 +17,15 @@ from triglot.core.http import HttpRequest, HttpResponse, StreamForm
 from triglot.core.operation import Operation
 from triglot.core.running import Defer, Running, Sink
 from triglot.core.types import HttpChunk, InferenceResponse
-from triglot.model.metadata import ModelMetadata
+from triglot.model.signature import ModelMetadata
 from triglot.protocols.api_operation import ALLOW, ApiOperation
 from triglot.protocols.grps import openapi
 from triglot.protocols.grps.answers import Answer
 from triglot.protocols.grps.codec import decode_answer
-from triglot.protocols.grps.errors import BadRequest, failure_of
 from triglot.protocols.grps.json_printer import answer_size, print_message, print_ndarray
 from triglot.protocols.grps.json_reader import read_message, read_model_name
 from triglot.protocols.grps.mapping import answer_message
-from triglot.protocols.grps.message import FAILURE, OK, Message, Status
+from triglot.protocols.grps.message import FAILURE, OK, BadRequest, Message, Status, failure_of
 from triglot.protocols.grps.request import Request
 from triglot.protocols.grps.service import PROTOCOL, Grps, worded
 from triglot.protocols.json.dialect import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits

@@ -8,13 +8,14 @@ are reported in the message's status: gRPC's own status is OK.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import (
     Internal,
     InvalidArgument,
+    ModelNotFound,
     PermissionDenied,
     ServingError,
     Unauthenticated,
@@ -23,7 +24,7 @@ from triglot.core.errors import (
 )
 from triglot.core.operation import EVERYTHING, Operation, Permission
 from triglot.core.running import Defer, Running, Sink
-from triglot.core.types import Exchange, InferenceRequest, InferenceResponse
+from triglot.core.types import Exchange, InferenceRequest, InferenceResponse, TensorSpec
 from triglot.dataplane.control import ONLINE, Arguments
 from triglot.dataplane.dataplane import DataPlane, Decoupled
 from triglot.pb.grps import grps_pb2 as pb
@@ -42,15 +43,12 @@ from triglot.protocols.grps.codec import (
     encode_message,
     model_of,
 )
-from triglot.protocols.grps.errors import BadRequest, NoSuchModel, failure_of
-from triglot.protocols.grps.layouts import RequestDecoder
-from triglot.protocols.grps.lookup import find_servable
 from triglot.protocols.grps.mapping import bind_message, tensors_of
-from triglot.protocols.grps.message import FAILURE, OK, Message, Status
-from triglot.protocols.grps.metadata import model_text
-from triglot.protocols.grps.request import Request
+from triglot.protocols.grps.message import FAILURE, OK, BadRequest, Message, NoSuchModel, Status, failure_of
+from triglot.protocols.grps.request import Request, RequestDecoder
 from triglot.protocols.rows import InferenceHandler, Kind, Method, Service
 from triglot.protocols.wire import parse_control
+from triglot.repository.manager.plan import State
 from triglot.scheduling.servable import Servable
 
 log = logging.getLogger(__name__)
@@ -58,6 +56,68 @@ log = logging.getLogger(__name__)
 SERVICE = "grps.protos.v1.GrpsService"
 PROTOCOL = "grps"
 NOT_READY = Status(503, "Service Unavailable", FAILURE)
+
+
+def find_servable(dataplane: DataPlane, permission: Permission, model_id: str, default_model: str) -> Servable:
+    """Returns the version for a request, to be leased by `with`.
+
+    Without an id that is the default model, or the only one. A model that is not a grps project's is found by its
+    bare name, too. Models that the permission does not cover count as unknown; an id that can mean no other model
+    raises `PermissionDenied`. Raises `ModelNotFound`, and `Unavailable` for one that is not ready.
+    """
+    if model_id:
+        # Most ids have this form, and are not ambiguous.
+        model, _, version = model_id.rpartition("-")
+        if model and version.isdecimal():
+            try:
+                return dataplane.servable(permission, model, version)
+            except (ModelNotFound, InvalidArgument, PermissionDenied):
+                pass
+    name = model_id or default_model or _only_model(dataplane, permission)
+    if not model_id and dataplane.knows(permission, name):
+        return dataplane.servable(permission, name)
+    for model, version in _candidates(name):
+        if not dataplane.knows(permission, model):
+            continue
+        try:
+            return _version(dataplane, permission, model, version)
+        except (ModelNotFound, InvalidArgument):
+            continue
+    if not dataplane.knows(permission, name):
+        if not any(map(permission.covers, (name, *[model for model, _ in _candidates(name)]))):
+            which = f"model '{model_id}'" if model_id else "the default model"
+            raise PermissionDenied(f"{permission.who} may not use {which}")
+        raise ModelNotFound(f"Model {name} not found.")
+    servable = dataplane.servable(permission, name)
+    if servable.model.takes_messages:
+        raise ModelNotFound(f"Model {name} not found. Models of a project are named NAME-VERSION.")
+    return servable
+
+
+def _only_model(dataplane: DataPlane, permission: Permission) -> str:
+    names = dataplane.model_names(permission)
+    if len(names) != 1:
+        raise ModelNotFound(
+            f"Model not found. Name one in the request or set default_model: this server has {len(names)} models."
+        )
+    return names[0]
+
+
+def _candidates(model_id: str) -> Iterator[tuple[str, str]]:
+    """Yields each (name, version) that an id may mean: both may contain dashes."""
+    name, dash, version = model_id.rpartition("-")
+    while dash:
+        if version:
+            yield name, version
+        name, dash, rest = name.rpartition("-")
+        version = f"{rest}-{version}"
+
+
+def _version(dataplane: DataPlane, permission: Permission, model: str, version: str) -> Servable:
+    """Returns a version by its number, or by its label, which is the version's name in a project."""
+    if version.isdecimal():
+        return dataplane.servable(permission, model, version)
+    return dataplane.servable(permission, model, label=version)
 
 
 class Undecodable(Internal):
@@ -335,3 +395,46 @@ def _encode_error(error: ServingError) -> bytes | None:
 
 def _encode_status(status: Status) -> bytes:
     return encode_message(Message(status=status))
+
+
+def model_text(servable: Servable) -> str:
+    """Returns the description in the model's own configuration, or else what it declares."""
+    description = servable.model.description
+    if description is None:
+        signature = servable.signature
+        description = {
+            "name": servable.name,
+            "version": str(servable.version),
+            "platform": servable.platform,
+            "inputs": _tensors(signature.inputs),
+            "outputs": _tensors(signature.outputs),
+        }
+    return _yaml(dict(description))
+
+
+def _tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": spec.name,
+            "datatype": spec.datatype,
+            "shape": None if spec.shape is None else list(spec.shape),
+        }
+        for spec in specs
+    ]
+
+
+def server_text(server_name: str, dataplane: DataPlane, permission: Permission) -> str:
+    """Returns the server's name, and the models that the client may use: loaded ones, and failed ones."""
+    models = [
+        {"name": version.files.name, "version": str(version.files.version), "state": version.state.value}
+        for version in dataplane.versions(permission)
+        if version.state is not State.UNAVAILABLE or version.error is not None
+    ]
+    return _yaml({"server": {"name": server_name}, "models": models})
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    import yaml  # noqa: PLC0415 - only calls for metadata of grps need it.
+
+    text: str = yaml.safe_dump(values, allow_unicode=True)
+    return text

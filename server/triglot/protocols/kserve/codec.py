@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from triglot.core.errors import InvalidArgument, ServingError
+from triglot.core.errors import InvalidArgument, QueueFull, ServingError
 from triglot.core.scattering import may_scatter
 from triglot.core.tensor import (
     DATATYPES,
@@ -37,6 +37,7 @@ from triglot.core.types import (
     RegionSlice,
     TensorOptions,
 )
+from triglot.model.validation import InvalidRequest
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.parameters import (
     REGION,
@@ -579,3 +580,10 @@ def _framing(
 def _head(final: bool | None, size: int) -> bytes:
     """Returns the prefix of a ModelInferResponse of `size` bytes: that of the stream message around it, if any."""
     return b"" if final is None else length_prefix(_INFER_RESPONSE, size)
+
+
+def name_request(error: ServingError, request_id: str) -> ServingError:
+    """Prefix the text of an invalid or rejected request's error with the request's id (spec 1.5)."""
+    if isinstance(error, InvalidRequest | QueueFull):
+        error.message = f"[request id: {request_id or '<id_unknown>'}] {error.message}"
+    return error

@@ -23,8 +23,7 @@ from triglot.model.signature import Signature
 from triglot.model.validation import InvalidRequest
 from triglot.protocols.json.dialect import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.kserve import openapi as api
-from triglot.protocols.kserve.codec import packing_size
-from triglot.protocols.kserve.errors import name_request
+from triglot.protocols.kserve.codec import name_request, packing_size
 from triglot.protocols.kserve.extension import MODEL, MODEL_PATHS
 from triglot.protocols.kserve.generate_json import decode_generate, encode_error, encode_event, encode_generate
 from triglot.protocols.kserve.rest import (

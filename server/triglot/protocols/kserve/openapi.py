@@ -9,8 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from triglot.core.types import TensorSpec
-from triglot.model.metadata import ModelMetadata
-from triglot.model.signature import shape_text
+from triglot.model.signature import ModelMetadata, shape_text
 from triglot.protocols.api_operation import (
     BINARY,
     BOOLEAN,
@@ -24,12 +23,14 @@ from triglot.protocols.api_operation import (
     ApiOperation,
     Schema,
     array,
+    described,
+    element_schema,
     header,
     json_body,
     record,
     ref,
+    shape_schema,
 )
-from triglot.protocols.api_tensors import described, element_schema, shape_schema
 from triglot.protocols.kserve.json_elements import NO_JSON
 from triglot.protocols.kserve.rest import HEADER_NAME
 from triglot.protocols.sample_calls import LARGEST_EXAMPLE, binary_call, sample_calls, stream_call

@@ -19,10 +19,10 @@ from triglot.protocols.kserve.codec import (
     RAW_INPUTS,
     InferDecoder,
     encode_infer,
+    name_request,
     packing_size,
     scatter_infer,
 )
-from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.extension import Extension
 from triglot.protocols.kserve.parameters import wants_typed

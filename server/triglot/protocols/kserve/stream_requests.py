@@ -20,10 +20,10 @@ from triglot.protocols.kserve.codec import (
     StreamError,
     encode_stream_infer,
     identify,
+    name_request,
     packing_size,
     small_answer,
 )
-from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.parameters import wants_typed
 from triglot.telemetry.calls import Endpoint

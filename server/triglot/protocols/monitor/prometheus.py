@@ -21,8 +21,7 @@ from triglot.core.errors import Code
 from triglot.core.statistics import LATENCY_LIMITS, Histogram, latest, rank
 from triglot.dataplane.control import Reports
 from triglot.model.metrics import Family
-from triglot.protocols.monitor.histograms import printed
-from triglot.protocols.monitor.model_metrics import own_families, plain_counters, printed_families
+from triglot.protocols.monitor.model_metrics import own_families, plain_counters, printed, printed_families
 from triglot.protocols.monitor.overview import printable
 from triglot.protocols.monitor.triton_metrics import (
     triton_metrics,

@@ -22,7 +22,7 @@ from triglot.core.statistics import (
     Latencies,
     Statistics,
 )
-from triglot.protocols.monitor.histograms import add_histogram, number
+from triglot.protocols.monitor.model_metrics import add_histogram, number
 from triglot.protocols.monitor.overview import printable
 from triglot.repository.manager.plan import Version
 from triglot.scheduling.servable import Servable

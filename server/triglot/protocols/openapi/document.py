@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from triglot.core.fast_json import dumps
-from triglot.model.metadata import ModelMetadata
+from triglot.model.signature import ModelMetadata
 from triglot.protocols.api_operation import AI_PLATFORM, JSON, ApiOperation, Content, Schema
 from triglot.protocols.rows import Route
 

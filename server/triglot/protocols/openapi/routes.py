@@ -11,7 +11,7 @@ from triglot.core.call import Call
 from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation, Permission
-from triglot.model.metadata import ModelMetadata
+from triglot.model.signature import ModelMetadata
 from triglot.protocols.api_operation import NO_CONTENT, OBJECT, STRING, ApiOperation, Schema, json_body
 from triglot.protocols.openapi.document import document
 from triglot.protocols.pages import PROTOCOL, TOKEN_SCRIPT, page_headers, page_text, readable

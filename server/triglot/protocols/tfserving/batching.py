@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from triglot.core.errors import InvalidArgument
-from triglot.model.declared_signatures import signatures_of
-from triglot.model.model import Model, is_decoupled
+from triglot.model.model import Model, is_decoupled, signatures_of
 from triglot.model.scheduling import MAX_SECONDS, DynamicBatching
 from triglot.model.signature import Signature, shape_text
 from triglot.pb.tfserving.option_files_pb2 import BatchingParameters

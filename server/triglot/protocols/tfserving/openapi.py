@@ -8,8 +8,7 @@ from urllib.parse import quote
 
 from triglot.core.tensor import DATATYPES
 from triglot.core.types import TensorSpec
-from triglot.model.metadata import ModelMetadata
-from triglot.model.signature import shape_text
+from triglot.model.signature import ModelMetadata, shape_text
 from triglot.protocols.api_operation import (
     AI_PLATFORM,
     BOOLEAN,
@@ -21,11 +20,11 @@ from triglot.protocols.api_operation import (
     ApiOperation,
     Schema,
     array,
+    described,
     json_body,
     record,
     ref,
 )
-from triglot.protocols.api_tensors import described
 from triglot.protocols.sample_calls import LARGEST_EXAMPLE, sample_calls
 from triglot.protocols.tfserving.rest_predict import RULES
 

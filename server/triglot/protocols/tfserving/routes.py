@@ -27,8 +27,7 @@ from triglot.core.operation import Operation, Permission
 from triglot.core.running import Defer, Running, Sink
 from triglot.core.tensor import Scattered
 from triglot.dataplane.dataplane import DataPlane
-from triglot.model.metadata import ModelMetadata
-from triglot.model.signature import DEFAULT_SIGNATURE, Signature
+from triglot.model.signature import DEFAULT_SIGNATURE, ModelMetadata, Signature
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
 from triglot.protocols.api_operation import ApiOperation
 from triglot.protocols.json.dialect import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits

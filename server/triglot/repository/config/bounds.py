@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from google.protobuf import json_format
@@ -21,7 +22,6 @@ from triglot.core.errors import Code, InvalidArgument, ModelLoadError
 from triglot.core.tensor import DATATYPES
 from triglot.model.config import MAX_INSTANCES, ModelConfig
 from triglot.pb.kserve import model_config_pb2 as pb
-from triglot.repository.config.metrics import FIRST_RESPONSE
 from triglot.repository.config.values import datatype_of
 
 THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
@@ -33,6 +33,38 @@ TEXT_BYTES = 64
 """Memory that an element of BYTES needs: a pointer and a small object."""
 _LARGEST = 2**63
 _DIGITS = 18
+
+
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+"""The only metric with configurable buckets."""
+
+
+def first_response_buckets(config: pb.ModelConfig) -> tuple[float, ...]:
+    """Return the upper bounds of its buckets, in milliseconds; empty if not configured.
+
+    Raise `ValueError` for missing or invalid values, as Triton does for missing ones.
+    """
+    buckets: tuple[float, ...] = ()
+    for at, control in enumerate(config.model_metrics.metric_control):
+        key = f"model_metrics.metric_control[{at}]"
+        if not control.metric_identifier.family:
+            raise ValueError(f"{key}.metric_identifier.family: expected a name, got none")
+        given = tuple(control.histogram_options.buckets)
+        if not given:
+            raise ValueError(f"{key}.histogram_options.buckets: expected at least one, got none")
+        if not all(map(math.isfinite, given)) or any(one >= other for one, other in pairwise(given)):
+            raise ValueError(f"{key}.histogram_options.buckets: expected ascending numbers, got {list(given)}")
+        if control.metric_identifier.family == FIRST_RESPONSE:
+            buckets = given
+    return buckets
+
+
+def other_metrics(config: pb.ModelConfig) -> Iterator[str]:
+    """Yield a note for each metric whose buckets are not configurable."""
+    for at, control in enumerate(config.model_metrics.metric_control):
+        if (family := control.metric_identifier.family) != FIRST_RESPONSE:
+            key = f"model_metrics.metric_control[{at}].metric_identifier.family"
+            yield f"{key}: expected {FIRST_RESPONSE}, got {family!r}, ignored"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

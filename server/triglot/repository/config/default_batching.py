@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from triglot.model.declared_signatures import signatures_of
-from triglot.model.model import Model
+from triglot.model.model import Model, signatures_of
 from triglot.model.scheduling import DynamicBatching
 from triglot.repository.scan.source import ModelFiles
 

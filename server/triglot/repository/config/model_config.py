@@ -7,12 +7,13 @@ depth, is named in a warning. An invalid value is an error, as in Triton.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from google.protobuf import json_format
+from google.protobuf import json_format, text_format
 from google.protobuf.message import Message
 
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError
@@ -28,11 +29,11 @@ from triglot.model.config import (
     WarmUpInput,
     WarmUpRequest,
 )
+from triglot.pb import POOL
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.config.as_json import json_text
+from triglot.repository.config.bounds import first_response_buckets, other_metrics
 from triglot.repository.config.ensembles import ensemble_of
-from triglot.repository.config.metrics import first_response_buckets, other_metrics
-from triglot.repository.config.proto_text import parse_text
 from triglot.repository.config.ray_parameters import ray_options
 from triglot.repository.config.scheduling import dynamic_batching, response_cache, sequence_batching
 from triglot.repository.config.server_parameters import (
@@ -91,6 +92,30 @@ _UNDERSTOOD = (
 """Supported fields, each including everything below it."""
 _UNDERSTOOD_IN_LISTS = _UNDERSTOOD | {"input.allow_ragged_batch"}
 """Supported fields of models that may receive their requests as a list."""
+
+
+M = TypeVar("M", bound=Message)
+_APART = re.compile(
+    r"""("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|\#[^\n]*)|-((?:[ \t\r\n\f\v]|\#[^\n]*\n)+)(?=[0-9.A-Za-z])"""
+)
+"""A string or a comment, or a minus with blanks and comments between it and its number."""
+
+
+def parse_text(text: bytes, name: str, message_class: type[M]) -> M:
+    """Parse a message in protobuf's text format. Raise `InvalidArgument` with the place in file `name`."""
+    try:
+        return text_format.Parse(_with_signs_joined(text.decode()), message_class(), descriptor_pool=POOL)
+    except Exception as error:  # ParseError, and ValueError for numbers that no field can hold.
+        raise InvalidArgument(f"Invalid protobuf file: '{name}': {error}") from None
+
+
+def _with_signs_joined(text: str) -> str:
+    """Return the text with each minus right before its number, on the lines on which the numbers were.
+
+    In the text format, as Triton's and TensorFlow Serving's C++ parsers read it, a sign is a token of its own;
+    Python's parser (protobuf 7.36) reads none apart from its number.
+    """
+    return _APART.sub(lambda found: found[1] or found[2] + "-", text)
 
 
 def read_config(folder: Path, warnings: list[str], *, named: bool = False) -> ModelConfig:

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,7 +47,6 @@ from triglot.repository.manager.summary import (
     summary_of_skipped,
 )
 from triglot.repository.manager.thread import in_thread, in_time
-from triglot.repository.manager.uploads import Upload
 from triglot.repository.scan.layout import listed
 from triglot.repository.scan.load_errors import (
     broken_names,
@@ -54,9 +57,8 @@ from triglot.repository.scan.load_errors import (
     wrong_models,
     wrong_roots,
 )
-from triglot.repository.scan.once_logger import OnceLogger
 from triglot.repository.scan.paths import is_below
-from triglot.repository.scan.scanner import Immediate, Scan, Scanner, Wanted
+from triglot.repository.scan.scanner import Immediate, OnceLogger, Scan, Scanner, Wanted
 from triglot.repository.scan.source import FoundTwice, ModelFiles, Override, Overrides, Root
 from triglot.repository.storage.storage import Storage
 from triglot.repository.storage.urls import is_allowed, spelled
@@ -75,6 +77,30 @@ NOT_EXPLICIT = (
     "explicit model load / unload is not allowed if polling is enabled; start the server with "
     "--model-control-mode explicit"
 )
+
+
+_PATH = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]*/)+[A-Za-z0-9_-][A-Za-z0-9._-]*")
+
+
+class Upload:
+    """A temporary model folder with the uploaded files; deleted when the last reference to this object is gone.
+
+    Blocks while writing. Raises `InvalidArgument` for an invalid path, and `OSError`.
+    """
+
+    def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
+        for path in files:
+            if not _PATH.fullmatch(path):
+                raise InvalidArgument(
+                    f"parameter 'file:{path}': expected file:VERSION/FILE, of letters, digits and ._- only"
+                )
+        folder = Path(tempfile.mkdtemp(prefix="triglot-upload-")).resolve()
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.folder = folder / name
+        for path, content in files.items():
+            file = self.folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
 
 
 class Manager:

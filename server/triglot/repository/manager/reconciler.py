@@ -12,7 +12,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from triglot.repository.config.completed import Loaded, differs_only_in_instance
 from triglot.repository.manager.dependents import Actions, Dependents
 from triglot.repository.manager.garbage import GarbageCollector
 from triglot.repository.manager.instances import apply_instances
-from triglot.repository.manager.load_lock import LoadLock
 from triglot.repository.manager.loader import (
     Adapt,
     Complete,
@@ -52,6 +52,33 @@ LOAD_LOCK_SECONDS = 10.0
 """Seconds after which a running load no longer blocks others."""
 ABANDON_SECONDS = 5.0
 """Seconds for a cancelled load to end; after that it no longer counts as being in memory."""
+
+
+class LoadLock:
+    """A lock that is released automatically when its holder takes longer than `timeout` seconds."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[Callable[[], None]]:
+        """Hold the lock in the block, for at most `timeout` seconds; yield a function that releases it early."""
+        await self._lock.acquire()
+        held = True
+
+        def release() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._lock.release()
+
+        timer = asyncio.get_running_loop().call_later(self.timeout, release)
+        try:
+            yield release
+        finally:
+            timer.cancel()
+            release()
 
 
 class Reconciler:

@@ -27,9 +27,8 @@ from triglot.core.errors import (
     text_of,
 )
 from triglot.core.types import InferenceRequest, InputTensor
-from triglot.executors.deadline import is_cancellation
 from triglot.executors.hosted import HostedModel
-from triglot.executors.work import Function, Inputs
+from triglot.executors.work import Function, Inputs, is_cancellation
 from triglot.model.config import WarmUpRequest
 from triglot.model.validation import bind_inputs, bind_outputs, bind_undeclared
 from triglot.model.warm_up_inputs import configured_inputs, example_inputs

@@ -10,6 +10,7 @@ unmounted volume is no reason to stop serving, nor to forget other models.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -210,3 +211,40 @@ def _unreadable(key: str, held: Wanted, wanted: Wanted) -> Wanted:
 def _versions_in(models: Mapping[str, Mapping[int, ModelFiles] | Sequence[ModelFiles]]) -> Iterator[ModelFiles]:
     for versions in models.values():
         yield from versions.values() if isinstance(versions, Mapping) else versions
+
+
+log = logging.getLogger(__name__)
+
+
+class OnceLogger:
+    """Logs the warnings and errors of scans.
+
+    Those of models that are loaded at once are logged at once; others only if two scans in a row find them: a
+    folder that is just being created is no error.
+    """
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+        self._seen: set[str] = set()
+
+    def log(self, scan: Scan, immediate: Immediate, *, others: bool = True, elsewhere: str = "") -> None:
+        """Log a scan. `others`: also models that are not immediate. `elsewhere`: what is reported otherwise."""
+        seen = set()
+        for key, level, text in _texts(scan):
+            seen.add(text)
+            if text in self._logged or not (immediate(Path(key).name) or (others and text in self._seen)):
+                continue
+            self._logged.add(text)
+            if text not in elsewhere:
+                log.log(level, "%s", text)
+        self._seen = seen
+        self._logged &= seen
+
+
+def _texts(scan: Scan) -> Iterator[tuple[str, int, str]]:
+    """Yield the model's name or path, the log level, and the text."""
+    for key, texts in scan.warnings.items():
+        yield from ((key, logging.WARNING, text) for text in texts)
+    for key, problem in scan.problems.items():
+        level = logging.WARNING if isinstance(problem, NothingFound) else logging.ERROR
+        yield key, level, str(problem)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.paths import is_below
+from triglot.repository.scan.source import ModelFiles, NamedPath, Root
 
 SCHEMES = ("s3", "gs", "az", "hf", "https")
 HINTS = {
@@ -74,3 +76,25 @@ def spelled(path: Path) -> str:
     """Return a path as messages show it; URLs in their usual spelling."""
     url = url_of(path)
     return str(path) if url is None else str(url)
+
+
+def path_of(root: Root) -> Path | None:
+    """Return the path of a root that may be a URL."""
+    match root:
+        case ModelSettings():
+            return root.base_path
+        case NamedPath():
+            return root.path
+        case ModelFiles():
+            return None
+    return root
+
+
+def moved(root: Root, path: Path) -> Root:
+    """Return the root with another path."""
+    match root:
+        case ModelSettings():
+            return replace(root, base_path=path)
+        case NamedPath():
+            return replace(root, path=path)
+    return path

@@ -15,9 +15,8 @@ from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
 from triglot.core.operation import Permission
 from triglot.core.tensor import Scattered
-from triglot.transports.aio.hang_up import host_of
 from triglot.transports.aio.requests import AioRequests
-from triglot.transports.aio.unsent import StreamWriter, UnsentAnswers
+from triglot.transports.aio.unsent import StreamWriter, UnsentAnswers, host_of
 from triglot.transports.grpc_calls import (
     READ_SECONDS,
     GrpcCall,

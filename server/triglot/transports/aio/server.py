@@ -30,8 +30,7 @@ from triglot.protocols.rows import Kind, Service
 from triglot.telemetry.store import Telemetry
 from triglot.transports.aio.calls import answer, answer_stream, converse, refuse
 from triglot.transports.aio.gathering import Gathering
-from triglot.transports.aio.hang_up import host_of
-from triglot.transports.aio.unsent import UnsentAnswers
+from triglot.transports.aio.unsent import UnsentAnswers, host_of
 from triglot.transports.certificates import names_of_context
 from triglot.transports.grpc_calls import GrpcCalls, GrpcRow
 from triglot.transports.http2.core.limits import DEFAULTS, Limits
