@@ -63,7 +63,7 @@ from triglot.telemetry.store import Telemetry
 from triglot.transports.certificates import certificate_names
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.fields import Field, Name, field_of, name_of
-from triglot.transports.http2.core.requests import read_head
+from triglot.transports.http2.core.receiving import read_head
 from triglot.transports.rest.routes import Origins, Router
 from triglot.workers.changes import Changes
 
@@ -348,7 +348,7 @@ CACHES = {
     "paths": Cache(paths, 5 * MIB // 4),
     "hosts": Cache(hosts, MIB // 4, "transports/rest/routes.py"),
     "fields": Cache(fields, 5 * MIB // 4, "transports/http2/core/fields.py transports/http2/core/fields.py"),
-    "starts": Cache(starts, 11 * MIB // 4, "transports/http2/core/requests.py transports/http2/core/requests.py"),
+    "starts": Cache(starts, 11 * MIB // 4, 2 * "transports/http2/core/receiving.py "),
     "ids of unknown keys": Cache(unknown_keys, MIB // 4),
     "layouts of ModelInfer": Cache(kserve_layouts, 7 * MIB // 4),
     "layouts of Predict": Cache(predict_layouts, MIB),

@@ -11,8 +11,9 @@ from h2_peers import data, frame
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection
-from triglot.transports.http2.core.events import DataReceived, RequestReceived, WholeRequest
+from triglot.transports.http2.core.events import DataReceived
 from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.core.receiving import RequestReceived, WholeRequest
 
 END_BOTH = frames.END_HEADERS | frames.END_STREAM
 # One byte for each of the first two; a literal path.

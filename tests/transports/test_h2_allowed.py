@@ -9,15 +9,10 @@ from h2_peers import data, frame, greeting, pairs_of
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import FEW_BYTES, MANY_RUNNING, READ_BYTES
-from triglot.transports.http2.core.events import (
-    ConnectionEnded,
-    GoneAway,
-    RequestReceived,
-    StreamReset,
-    WholeRequest,
-)
+from triglot.transports.http2.core.events import ConnectionEnded, GoneAway, StreamReset
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.core.receiving import RequestReceived, WholeRequest
 
 
 def test_unknown_frames_settings_and_flags_say_nothing() -> None:

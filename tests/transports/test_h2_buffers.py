@@ -22,8 +22,8 @@ from triglot.core.tensor import array_over
 from triglot.transports.http2.buffers import ALIGNMENT, BufferPool
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import BULK_BYTES, READ_BYTES, Connection, read_buffer
-from triglot.transports.http2.core.events import DataPlaced, DataReceived, RequestReceived
-from triglot.transports.http2.core.receiving import DIRECT_BYTES
+from triglot.transports.http2.core.events import DataPlaced, DataReceived
+from triglot.transports.http2.core.receiving import DIRECT_BYTES, RequestReceived
 from triglot.transports.http2.messages import IN_PLACE_BYTES, MessageReader
 
 SIZE = 1024 * 1024

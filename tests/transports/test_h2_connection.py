@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.transports.http2.core.connection import Connection
-from triglot.transports.http2.core.events import Drained, RequestReceived, WholeRequest
+from triglot.transports.http2.core.events import Drained
 from triglot.transports.http2.core.limits import Limits
-from triglot.transports.http2.core.requests import RpcHead
+from triglot.transports.http2.core.receiving import RequestReceived, RpcHead, WholeRequest
 
 REQUEST = [
     (":method", "POST"),

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import BULK_BYTES, READ_BYTES, Connection
-from triglot.transports.http2.core.events import ConnectionEnded, DataPlaced, RequestReceived, StreamReset
+from triglot.transports.http2.core.events import ConnectionEnded, DataPlaced, StreamReset
 from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.receiving import RequestReceived
 from triglot.transports.http2.messages import IN_PLACE_BYTES, MessageReader
 
 STREAM, ALL = 150_000, 400_000

@@ -20,15 +20,10 @@ from test_h2_connection import HEADERS, REQUEST, TRAILERS, client
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection
-from triglot.transports.http2.core.events import (
-    ConnectionEnded,
-    RequestEnded,
-    RequestReceived,
-    StreamReset,
-    WholeRequest,
-)
+from triglot.transports.http2.core.events import ConnectionEnded, RequestEnded, StreamReset
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.core.receiving import RequestReceived, WholeRequest
 
 WINDOWS = st.sampled_from([0, 100, 5_000, 65_535, 1_000_000])
 SIZES = st.integers(0, 300) | st.sampled_from([16_384, 16_385, 40_000, 200_000])

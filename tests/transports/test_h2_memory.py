@@ -21,8 +21,8 @@ from triglot.transports.http2.body import SMALL_HELD_BYTES
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.hpack import Decoder
 from triglot.transports.http2.core.limits import DEFAULTS, MAX_FIELDS_BYTES, MAX_HEADER_BYTES, Limits
-from triglot.transports.http2.core.requests import CALL_BYTES, read_head, response_head, trailers
-from triglot.transports.http2.core.sending import Sender
+from triglot.transports.http2.core.receiving import CALL_BYTES, read_head
+from triglot.transports.http2.core.sending import Sender, response_head, trailers
 from triglot.transports.http2.messages import PREFIX
 from triglot.transports.http2.protocol import H2Protocol
 from triglot.transports.http2.server import H2Server

@@ -20,7 +20,7 @@ from triglot.core.http import HttpRequest
 from triglot.telemetry.store import Telemetry
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.limits import Limits
-from triglot.transports.http2.core.requests import read_head
+from triglot.transports.http2.core.receiving import read_head
 from triglot.transports.http2.rest import rest_fields
 from triglot.transports.http2.server import H2Server
 from waiting import until

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.transports.http2.core import frames
-from triglot.transports.http2.core.events import ConnectionEnded, RequestReceived, StreamReset
+from triglot.transports.http2.core.events import ConnectionEnded, StreamReset
 from triglot.transports.http2.core.fields import MalformedRequest
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.requests import read_head
+from triglot.transports.http2.core.receiving import RequestReceived, read_head
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a/b"), ("content-type", "application/grpc")]
 

@@ -21,8 +21,9 @@ from test_h2_rest import ONE, answer, client_of, fields
 
 from served_models import SECONDS, Function, Gated, serving, twice
 from triglot.transports.http2.core import frames
-from triglot.transports.http2.core.events import ConnectionEnded, RequestReceived
+from triglot.transports.http2.core.events import ConnectionEnded
 from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.receiving import RequestReceived
 from triglot.transports.rest.fields import MAX_FIELDS, MAX_HEAD_BYTES, MAX_LINE_BYTES
 
 KIB, MIB = 1024, 1024 * 1024

@@ -12,8 +12,9 @@ from h2_peers import PATH, SECONDS, Client, Frame, Served, served
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.connection import Connection
-from triglot.transports.http2.core.events import ConnectionEnded, RequestReceived, StreamReset, WholeRequest
+from triglot.transports.http2.core.events import ConnectionEnded, StreamReset
 from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.receiving import RequestReceived, WholeRequest
 from waiting import until
 
 FOLDER = Path(__file__).parent / "recordings"

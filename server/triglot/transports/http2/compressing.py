@@ -9,7 +9,8 @@ from triglot.core.running import Sink
 from triglot.core.tensor import Scattered
 from triglot.transports.deflate import DEFLATED_WORK, WINDOW_BITS, Accepted, deflate
 from triglot.transports.grpc_calls import GrpcRow, Trailing
-from triglot.transports.http2.core.requests import RpcHead, compressed_head, response_head
+from triglot.transports.http2.core.receiving import RpcHead
+from triglot.transports.http2.core.sending import compressed_head, response_head
 from triglot.transports.http2.messages import CompressedMessage
 from triglot.transports.http2.roles import Connected
 from triglot.transports.http2.rpc import Rpc

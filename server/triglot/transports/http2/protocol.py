@@ -25,13 +25,11 @@ from triglot.transports.http2.core.events import (
     DataPlaced,
     DataReceived,
     Drained,
-    Event,
     RequestEnded,
-    RequestReceived,
     StreamReset,
-    WholeRequest,
 )
 from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.receiving import Event, RequestReceived, WholeRequest
 from triglot.transports.http2.messages import PREFIX, PREFIX_BYTES
 from triglot.transports.http2.rest import begin_rest
 from triglot.transports.http2.roles import OpenCall, Serving

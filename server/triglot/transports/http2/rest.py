@@ -15,10 +15,10 @@ from triglot.core.tensor import Scattered
 from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import Trailing
 from triglot.transports.http2.body import Body
-from triglot.transports.http2.core.events import RequestReceived
 from triglot.transports.http2.core.fields import CONTENT_TYPE, FIELD_BYTES, FIRST_REGULAR, OMITTED, PATH
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.requests import RpcHead, block_of
+from triglot.transports.http2.core.receiving import RequestReceived, RpcHead
+from triglot.transports.http2.core.sending import block_of
 from triglot.transports.http2.roles import Connected
 from triglot.transports.http2.rpc import Rpc
 from triglot.transports.rest.calls import HttpCalls

@@ -16,7 +16,7 @@ from triglot.transports.http2.busy_poll import BusyPoll
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
-from triglot.transports.http2.core.requests import RpcHead
+from triglot.transports.http2.core.receiving import RpcHead
 from triglot.transports.http2.messages import Message, MessageReader
 from triglot.transports.listening import IdleConnection
 from triglot.transports.request_bytes import RequestBytes

@@ -28,8 +28,15 @@ from triglot.transports.grpc_calls import (
 )
 from triglot.transports.http2.body import MAX_UNREAD_BYTES, Body
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.requests import OK_TRAILERS, RpcHead, response_head, trailers, trailers_only
-from triglot.transports.http2.core.sending import JOIN_BYTES, Sender
+from triglot.transports.http2.core.receiving import RpcHead
+from triglot.transports.http2.core.sending import (
+    JOIN_BYTES,
+    OK_TRAILERS,
+    Sender,
+    response_head,
+    trailers,
+    trailers_only,
+)
 from triglot.transports.http2.messages import (
     PREFIX,
     PREFIX_BYTES,

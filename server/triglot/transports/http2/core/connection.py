@@ -14,18 +14,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from triglot.transports.http2.core import frames
-from triglot.transports.http2.core.events import (
-    ConnectionEnded,
-    DataReceived,
+from triglot.transports.http2.core.events import ConnectionEnded, DataReceived, GoneAway, PingAcknowledged
+from triglot.transports.http2.core.frames import ErrorCode, Setting
+from triglot.transports.http2.core.limits import DEFAULTS, Limits
+from triglot.transports.http2.core.receiving import (
+    DIRECT_BYTES,
+    MAX_PREFIX_BYTES,
+    DataFrame,
     Event,
-    GoneAway,
-    PingAcknowledged,
+    HeaderFrames,
     RequestReceived,
     WholeRequest,
 )
-from triglot.transports.http2.core.frames import ErrorCode, Setting
-from triglot.transports.http2.core.limits import DEFAULTS, Limits
-from triglot.transports.http2.core.receiving import DIRECT_BYTES, MAX_PREFIX_BYTES, DataFrame, HeaderFrames
 from triglot.transports.http2.core.streams import H2Error, Sink, Stream, Streams
 
 MANY_RUNNING = 256

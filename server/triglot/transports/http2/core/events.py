@@ -5,28 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.requests import RpcHead
-
-
-@dataclass(slots=True)
-class RequestReceived:
-    """A request's headers.
-
-    `ended`: the request has no body.
-    """
-
-    stream: int
-    headers: RpcHead
-    ended: bool
-
-
-@dataclass(slots=True)
-class WholeRequest:
-    """A request with its complete body, as most requests are."""
-
-    stream: int
-    headers: RpcHead
-    body: bytes
 
 
 @dataclass(slots=True)
@@ -94,17 +72,3 @@ class ConnectionEnded:
 
     code: ErrorCode
     text: str
-
-
-Event = (
-    RequestReceived
-    | WholeRequest
-    | DataReceived
-    | DataPlaced
-    | RequestEnded
-    | StreamReset
-    | Drained
-    | PingAcknowledged
-    | GoneAway
-    | ConnectionEnded
-)

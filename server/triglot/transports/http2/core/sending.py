@@ -1,9 +1,14 @@
-"""The frames that a connection sends, as flow-control windows allow, and the data that waits for a window."""
+"""The frames that a connection sends, as flow-control windows allow, and the data that waits for a window.
+
+The header blocks of gRPC's responses are encoded here.
+"""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterable
 from typing import Any
+from urllib.parse import quote
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.events import Drained
@@ -361,3 +366,66 @@ class Sender:
             self._out.append(b"".join([head, *taken]))
         else:
             self._out += [head, *taken]
+
+
+# --- header blocks of responses (gRPC over HTTP/2: Responses) ---
+
+CODINGS = ("identity", "deflate", "gzip")
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """Returns a literal field without indexing, whose encoding does not depend on the dynamic table."""
+    return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
+
+
+def _length(count: int) -> bytes:
+    """Returns an HPACK integer with a prefix of seven bits (RFC 7541, 5.1)."""
+    if count < 127:
+        return bytes((count,))
+    rest, encoded = count - 127, bytearray((127,))
+    while rest >= 128:
+        encoded.append(rest & 127 | 128)
+        rest >>= 7
+    encoded.append(rest)
+    return bytes(encoded)
+
+
+_STATUS_200 = b"\x88"
+"""`:status: 200`, an index into HPACK's static table."""
+_CODINGS = _literal(b"grpc-accept-encoding", ",".join(CODINGS).encode())
+_HEAD = _STATUS_200 + _literal(b"content-type", b"application/grpc") + _CODINGS
+OK_TRAILERS = _literal(b"grpc-status", b"0")
+
+
+def response_head() -> bytes:
+    """Returns the header block that precedes a response's messages."""
+    return _HEAD
+
+
+def compressed_head(coding: str) -> bytes:
+    """As `response_head`, for messages compressed with `coding`."""
+    return _HEAD + _literal(b"grpc-encoding", coding.encode())
+
+
+def trailers(code: int, message: str = "", metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
+    """Returns the header block that ends a response."""
+    if not code and not metadata:
+        return OK_TRAILERS
+    block = _literal(b"grpc-status", str(code).encode())
+    if message:
+        block += _literal(b"grpc-message", quote(message, safe=_PRINTABLE).encode())
+    for name, value in metadata:
+        text = base64.b64encode(value).rstrip(b"=") if isinstance(value, bytes) else value.encode("latin-1")
+        block += _literal(name.encode("latin-1"), text)
+    return block
+
+
+def trailers_only(code: int, message: str, metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
+    """Returns the header block of a Trailers-Only response: an error before any message."""
+    return _HEAD + trailers(code, message, metadata)
+
+
+def block_of(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Returns the header block of any response; names in lower case."""
+    return _literal(b":status", str(status).encode()) + b"".join(_literal(*field) for field in fields)
