@@ -133,6 +133,10 @@ def _body_size(request: HttpRequest) -> int:
     return len(request.body)
 
 
+def _no_single_response(_: Any, __: Any) -> HttpResponse:
+    raise NotImplementedError("each request of the route asks for a stream")
+
+
 @lru_cache(maxsize=1024)
 def _template(path: str) -> str:
     return _PATTERN.sub("}", path)
@@ -166,8 +170,8 @@ class Route:
     path: str
     operation: Operation
     decode: Callable[[HttpRequest], Any]
-    call: Callable[[Any, Call], Coroutine[Any, Any, Any]] | None
-    encode: Callable[[Any, Any], HttpResponse]
+    call: Callable[[Any, Call], Coroutine[Any, Any, Any]] | None = None
+    encode: Callable[[Any, Any], HttpResponse] = _no_single_response
     text_size: Callable[[HttpRequest], int] = _body_size
     answer_size: Callable[[Any], int] = no_work
     body_limit: Callable[[Mapping[str, str]], int | None] = _control_size

@@ -299,11 +299,6 @@ def endpoint_of(telemetry: Telemetry, service: Service, method: Method) -> Endpo
     return endpoint
 
 
-def _row_call(method: Method) -> Callable[[Any, Call], Any]:
-    assert method.call is not None  # True for rows without `inference`.
-    return method.call
-
-
 def retry_metadata(error: ServingError) -> tuple[tuple[str, str], ...]:
     """Returns the trailing metadata of an error: when the client may retry (`grpc-retry-pushback-ms`)."""
     milliseconds = retry_hint(error, 1000)

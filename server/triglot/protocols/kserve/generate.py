@@ -95,8 +95,6 @@ class Generate:
             path + "/generate_stream",
             Operation.INFER,
             self._decode,
-            None,
-            _no_response,
             inference=Streaming(self._dataplane, _itself),
             stream_form=lambda _: _events(encode_generate),
             body_limit=lambda _: self._limits.size,
@@ -113,8 +111,6 @@ class Generate:
             path + "/infer_stream",
             Operation.INFER,
             self._decode_infer,
-            None,
-            _no_response,
             inference=Streaming(self._dataplane, _request_of),
             stream_form=lambda rest: _events(partial(_infer_body, rest)),
             text_size=json_length,
@@ -185,10 +181,6 @@ def _itself(request: InferenceRequest) -> InferenceRequest:
 
 def _request_of(rest: RestInfer) -> InferenceRequest:
     return rest.request
-
-
-def _no_response(*_: object) -> HttpResponse:
-    raise NotImplementedError("a stream has no single response")
 
 
 def _signature(servable: Servable, name: str) -> Signature:

@@ -50,7 +50,7 @@ MAX_INPUTS = Limit("inputs", 1024)
 MAX_FILTER = Limit("names in output_filter", 1024)
 _INPUTS, _OUTPUT_FILTER = 2, 3
 _KEY, _VALUE = 1, 2
-_OUTPUTS, _MODEL_SPEC = 1, 2
+_OUTPUTS = 1
 _RULES = MessageRules(cut=frozenset({_INPUTS}), repeats={_INPUTS: MAX_INPUTS, _OUTPUT_FILTER: MAX_FILTER})
 _ENTRY_RULES = MessageRules(cut=frozenset({_KEY, _VALUE}))
 T = TypeVar("T")
