@@ -9,8 +9,8 @@ import pytest
 from layout_calls import Held, array, kserve, served
 
 from served_models import SECONDS
-from triglot.transports.http2 import busy_poll
-from triglot.transports.http2.busy_poll import BusyPoll
+from triglot.transports.http2 import protocol
+from triglot.transports.http2.protocol import BusyPoll
 from waiting import until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -52,7 +52,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     one = Clock()
-    monkeypatch.setattr(busy_poll, "time", one)
+    monkeypatch.setattr(protocol, "time", one)
     return one
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,7 +19,6 @@ from triglot.core.tensor import (
     BytesFramingError,
     array_over,
     datatype_of,
-    element_count,
     is_addressable,
     object_array,
     unpack_bytes,
@@ -217,7 +217,7 @@ def _shape_error(tensor: InputTensor, rule: TensorRule, max_batch_size: int, mod
 
 def _bind(tensor: InputTensor, dtype: np.dtype[Any], model: str) -> Array:
     """Return the array of a tensor whose bytes, or elements, have to be checked."""
-    count = element_count(tensor.shape)
+    count = prod(tensor.shape)
     data = tensor.data
     if isinstance(data, np.ndarray):
         if data.size != count:

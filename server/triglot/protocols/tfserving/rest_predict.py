@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from triglot.core.errors import InvalidArgument, ServingError, Unimplemented
-from triglot.core.tensor import DATATYPES, Array, Scattered, bytes_elements, native, object_array
+from triglot.core.tensor import DATATYPES, Array, Scattered, bytes_elements, object_array
 from triglot.core.types import InputTensor, OutputTensor, TensorSpec
 from triglot.model.signature import Signature
 from triglot.protocols.json.arrays import LargeArray
@@ -578,7 +578,7 @@ def _element_texts(output: OutputTensor, level: int) -> list[bytes]:
         return [quote(element) for element in elements]
     if _is_large(output):
         return b"".join(print_array(array))[1:-1].split(b",")
-    flat = native(array).reshape(-1)
+    flat = array.reshape(-1)
     if flat.dtype.kind == "f":
         return " ".join(decimal_texts(flat)).encode().split()
     return [str(value).lower().encode() for value in flat.tolist()]

@@ -11,8 +11,7 @@ import asyncio
 from typing import cast
 
 from triglot.transports.http2.core.frames import PREFACE
-from triglot.transports.http2.protocol import LAST_STREAM_SECONDS, H2Protocol
-from triglot.transports.http2.roles import Serving
+from triglot.transports.http2.protocol import LAST_STREAM_SECONDS, H2Protocol, PollingServer
 from triglot.transports.rest.server import HttpServer
 
 HTTP2, HTTP1 = "h2", "http/1.1"
@@ -22,7 +21,7 @@ HTTP2, HTTP1 = "h2", "http/1.1"
 class ProtocolSniffer(asyncio.Protocol):
     """A connection whose protocol is not known yet."""
 
-    def __init__(self, server: Serving, rest: HttpServer | None, remote: str) -> None:
+    def __init__(self, server: PollingServer, rest: HttpServer | None, remote: str) -> None:
         self.loop = asyncio.get_running_loop()
         self.closed = self.loop.create_future()
         """Done once the connection was passed on, or closed."""

@@ -12,7 +12,6 @@ from triglot.core.running import RunningCall
 from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import GrpcRow
 from triglot.transports.http2.buffers import BufferPool
-from triglot.transports.http2.busy_poll import BusyPoll
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
@@ -41,7 +40,6 @@ class Serving(Protocol):
     open_calls: int
     open_bytes: int
     max_calls: int
-    busy_poll: BusyPoll
     stopping: bool
     connections: set[Connected]
     sniffers: set[Undecided]
@@ -146,11 +144,14 @@ class Connected(IdleConnection, Protocol):
 
     loop: asyncio.AbstractEventLoop
     connection: Connection
-    server: Serving
     closed: asyncio.Future[None]
     remote: str
     draining: bool
     reading_paused: bool
+
+    @property
+    def server(self) -> Serving:
+        """The server, with what all of its connections share."""
 
     def certificate_names(self) -> Sequence[str]:
         """Returns the names in the client's certificate."""

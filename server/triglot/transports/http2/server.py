@@ -15,10 +15,10 @@ from triglot.protocols.rows import Service
 from triglot.telemetry.store import Telemetry
 from triglot.transports.grpc_calls import GrpcCalls
 from triglot.transports.http2.buffers import BufferPool
-from triglot.transports.http2.busy_poll import BusyPoll
 from triglot.transports.http2.compressing import CompressingRpc
 from triglot.transports.http2.core.connection import read_buffer
 from triglot.transports.http2.core.limits import DEFAULTS, MAX_FIELDS_BYTES, MAX_HEADER_BYTES, Limits
+from triglot.transports.http2.protocol import BusyPoll
 from triglot.transports.http2.protocol_sniffer import HTTP1, HTTP2, ProtocolSniffer
 from triglot.transports.http2.roles import Connected, MakeRpc, Undecided
 from triglot.transports.http2.rpc import Rpc
