@@ -19,7 +19,7 @@ from bench.holding import COMPUTES, GIVES_BACK, STEPS
 from bench.rounds import Measured, Plan, ratios
 from triglot import backends
 from triglot.executors.loading import Loading
-from triglot.executors.process.remote_model import RemoteModel
+from triglot.executors.remote.remote_model import RemoteModel
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
 from triglot.scheduling.servable import Servable

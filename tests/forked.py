@@ -43,7 +43,7 @@ TRIGLOT = tuple(
         "transports.http2.server",
         "transports.http1.server",
         "backends.python",
-        "executors.process.child",
+        "executors.process.main",
     )
 )
 READ_LATE = ("TRIGLOT_", "OTEL_", "AIP_", "AOTI_", "AWS_", "COLUMNS", "PATH", "TMPDIR")
@@ -56,7 +56,7 @@ LIBRARIES = {
     "tritonclient": ("tritonclient.grpc.aio", "tritonclient.http"),
 }
 """By environment: its modules that take long to import, and start no threads."""
-MODEL_PROCESS, WORKER = "from triglot.executors.process.child import main", "from triglot.__main__ import run"
+MODEL_PROCESS, WORKER = "from triglot.executors.process.main import main", "from triglot.__main__ import run"
 """Code in the programs that Triglot starts."""
 SERVERS = (["-m", "triglot", "serve"], *(["-m", "bench.bare", kind] for kind in ("grpc", "rest", "rest-json")))
 """How the arguments of servers begin."""

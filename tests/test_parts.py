@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -88,6 +91,12 @@ def store(scheme: str, module: str) -> tuple[str, list[Asked]]:
     return f"repository/storage/{module}", [Asked(text, LOADED, url=f"{scheme}://host/models")]
 
 
+def executor(name: str) -> tuple[str, list[Asked]]:
+    """A folder of an executor, and that a model asks for it."""
+    text = lacks(f"the {name} executor", f"executors.{name}")
+    return f"executors/{name}", [Asked(text, LOADED, model_file("model.py", f'{MODEL}    execution = "{name}"\n'))]
+
+
 LOADED = {"TRIGLOT_MODEL_CONTROL_MODE": "none"}
 REFUSING: dict[str, list[Asked]] = {
     "protocols/tfserving": [
@@ -127,6 +136,8 @@ REFUSING: dict[str, list[Asked]] = {
             backend("torch", model_file("model.pt")),
             backend("triton_python", model_file("model.py", "class TritonPythonModel: pass")),
             backend("xgboost", model_file("model.ubj")),
+            executor("process"),
+            executor("ray"),
             store("s3", "buckets"),
             store("hf", "hub"),
             store("https", "web"),
@@ -196,6 +207,21 @@ def test_core_serves_without_the_part(part: str, models: Path, tmp_path: Path) -
                 urllib.request.urlopen(f"http://127.0.0.1:{rest_port}{path}", timeout=60)
             assert (missing.value.code, json.loads(missing.value.read())) == (501, {"error": text})
         server.stop()
+
+
+def test_processes_serve_without_ray(models: Path, tmp_path: Path) -> None:
+    model_file("model.py", f'{MODEL}    execution = "process"\n')(models)
+    with Triglot(models, environment=CORE | package_without("executors/ray", tmp_path) | LOADED) as server:
+        answer = post(f"http://127.0.0.1:{server.ports()[1]}/v2/models/asked/infer", {"inputs": [INPUT]})
+        assert isinstance(answer, dict)
+        assert answer["outputs"][0]["data"] == [5.0]
+        server.stop()
+
+
+def test_ray_is_imported_without_processes(tmp_path: Path) -> None:
+    environment = os.environ | package_without("executors/process", tmp_path)
+    code = "import triglot.executors.ray.place, triglot.executors.ray.driver_start, triglot.executors.remote.child"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,10 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "kserve_model": "triglot.backends.kserve_model:model_of",
         "triton_python": "triglot.backends.triton_python.loading:model_of",
     },
+    "executor": {
+        "process": "triglot.executors.process.environment:Environment",
+        "ray": "triglot.executors.ray.place:RayPlace",
+    },
     "store": {
         "s3": "triglot.repository.storage.buckets:Bucket",
         "gs": "triglot.repository.storage.buckets:Bucket",

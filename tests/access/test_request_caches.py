@@ -373,7 +373,7 @@ CACHES = {
 }
 OPERATORS = Counter(
     {
-        "executors/process/frames.py": 2,
+        "executors/remote/frames.py": 2,
         "platform/mapping.py": 1,
         "platform/bus_errors.py": 1,
         "repository/storage/http.py": 1,
@@ -392,7 +392,7 @@ OPERATORS = Counter(
 )
 """Caches of functions whose arguments are the server's own: files, routes, status lines, fields, powers of ten.
 
-In `executors/process` they are the places of arrays in memory, 64 lists of at most 1 KiB.
+In `executors/remote` they are the places of arrays in memory, 64 lists of at most 1 KiB.
 """
 
 

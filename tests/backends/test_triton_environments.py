@@ -19,8 +19,8 @@ from triton_served import X_TO_Y, serving, write_model
 import triglot
 from triglot.core.errors import Code, ServingError
 from triglot.executors.process.environment import LENT
-from triglot.executors.process.unpacking import FOLDER, WHOLE
 from triglot.platform.archives import tar_filter, unpack
+from triglot.platform.unpacked import FOLDER, WHOLE
 from waiting import until
 
 X = {"X": np.arange(3, dtype=np.int32)}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from triglot.executors.process import unpacking
-from triglot.executors.process.unpacking import Unpacked
+from triglot.platform import unpacked
+from triglot.platform.unpacked import Unpacked
 
 SECONDS = 20
 
@@ -43,7 +43,7 @@ def test_instances_share_what_the_first_has_made() -> None:
 
 def test_several_find_nothing_and_one_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others do not wait for it to be closed by the one that uses it."""
-    together, wait_for = threading.Barrier(3), unpacking._wait_for
+    together, wait_for = threading.Barrier(3), unpacked._wait_for
 
     def wait_for_all(lock: Any, kind: int, *arguments: Any, **more: Any) -> bool:
         got = wait_for(lock, kind, *arguments, **more)
@@ -51,7 +51,7 @@ def test_several_find_nothing_and_one_makes_it(monkeypatch: pytest.MonkeyPatch) 
             together.wait(SECONDS)
         return got
 
-    monkeypatch.setattr(unpacking, "_wait_for", wait_for_all)
+    monkeypatch.setattr(unpacked, "_wait_for", wait_for_all)
     made: list[str] = []
     with ThreadPoolExecutor(3) as threads:
         users = [threads.submit(Unpacked.made, "models", "files a", writer(made, "a")) for _ in range(3)]

@@ -17,9 +17,9 @@ from direct_work import direct_stream
 from triglot import Call, ModelLoadError, ServingError, Unavailable
 from triglot.core.call import ModelCall, ModelTask
 from triglot.core.errors import Code, QueueFull
-from triglot.executors.process.channel import Channel
-from triglot.executors.process.frames import Kind
-from triglot.executors.process.remote_model import RemoteModel
+from triglot.executors.remote.channel import Channel
+from triglot.executors.remote.frames import Kind
+from triglot.executors.remote.remote_model import RemoteModel
 from triglot.repository.manager.warm_up import warm_up
 from waiting import until
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from told_models import ON_LOOP, PLAIN, told
 
-from triglot.executors.process import channel, child
-from triglot.executors.process.channel import Channel, Gone, Mailbox
-from triglot.executors.process.frames import Kind
+from triglot.executors.remote import channel, child
+from triglot.executors.remote.channel import Channel, Gone, Mailbox
+from triglot.executors.remote.frames import Kind
 from triglot.platform.cpus import usable_cpus
 
 LONG = 60.0
@@ -187,7 +187,7 @@ def test_what_nobody_has_read_yet_is_a_sign_of_life(ends: tuple[Channel, Channel
 # --- which processes wait awake ---
 
 SEES = """
-from triglot.executors.process.channel import Channel
+from triglot.executors.remote.channel import Channel
 receive, wakeful = Channel.receive, []
 
 def sees(self):

@@ -19,7 +19,7 @@ from triglot import Call, Unavailable
 from triglot.core.call import BatchCall
 from triglot.core.errors import Code, DeadlineExceeded, ServingError
 from triglot.core.response_buffer import STREAM_BUFFER
-from triglot.executors.process.pool import RestartPolicy
+from triglot.executors.remote.pool import RestartPolicy
 from waiting import until
 
 TWO_INSTANCES = "\nTold.instances = 2\n"

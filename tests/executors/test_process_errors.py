@@ -13,12 +13,12 @@ from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, STREAM_ON_LOOP, Told, c
 from direct_work import direct_stream
 from triglot import Call, Internal, ModelLoadError, ServingError, Unavailable
 from triglot.core.errors import Code
-from triglot.executors.process import frames
+from triglot.executors.remote import frames
 
 CLASSES = """
 import dataclasses
 from triglot.core.errors import Code
-from triglot.executors.process import frames
+from triglot.executors.remote import frames
 
 class AsksForTwo(triglot.ServingError):
     code = Code.FAILED_PRECONDITION
@@ -213,7 +213,7 @@ async def test_an_answer_to_another_call_is_nobodys(tmp_path: Path) -> None:
     async with told(tmp_path) as one:
         other = "frames.pack(frames.Frame(frames.Kind.DONE, 10**6, places=()))"
         write = f"os.write(int(sys.orig_argv[-3]), {other})"
-        text = f"from triglot.executors.process import frames\n{write}\ntime.sleep(600)"
+        text = f"from triglot.executors.remote import frames\n{write}\ntime.sleep(600)"
         with pytest.raises(Unavailable, match="sent a response to an unknown call; process killed"):
             await one.run(text)
         assert await one.say("'next'") == "next"
@@ -223,7 +223,7 @@ async def test_an_answer_to_another_call_is_nobodys(tmp_path: Path) -> None:
 
 MUCH = ["{'y' * 70_000: np.ones(1)}", "{str(number): np.ones(1) for number in range(70_000)}"]
 TOO_MUCH = "[frames.__setattr__('MAX_FRAME', 10_000), {'y' * 70_000: np.ones(1)}][1]"
-FRAMES = "\nfrom triglot.executors.process import frames\n"
+FRAMES = "\nfrom triglot.executors.remote import frames\n"
 
 
 @pytest.mark.parametrize("text", MUCH)

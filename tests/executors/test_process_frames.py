@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from triglot import Signature, TensorSpec
 from triglot.core.tensor import DATATYPES, bytes_elements, datatype_of
-from triglot.executors.process.child import InstanceConfig
-from triglot.executors.process.frames import HEAD, Frame, FrameError, FrameReader, Kind, Place, pack
-from triglot.executors.process.values import dumps, loads
+from triglot.executors.remote.child import InstanceConfig
+from triglot.executors.remote.frames import HEAD, Frame, FrameError, FrameReader, Kind, Place, pack
+from triglot.executors.remote.values import dumps, loads
 from triglot.model.config import Device, InstanceGroup, ModelConfig, TensorConfig
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
 
@@ -80,13 +80,19 @@ def raw(array: np.ndarray[Any, Any]) -> tuple[str, tuple[int, ...], Any]:
 # --- frames ---
 
 
+def read(reader: FrameReader, data: bytes) -> list[Frame]:
+    """The frames that are complete with this data."""
+    reader.feed(data)
+    return [*iter(reader.next, None)]
+
+
 @given(st.lists(FRAMES, max_size=4), st.data())
 def test_any_frames_arrive_in_any_pieces(frames: list[Frame], data: st.DataObject) -> None:
     stream = b"".join(map(pack, frames))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
     reader = FrameReader()
     pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
-    assert [frame for piece in pieces for frame in reader.feed(piece)] == frames
+    assert [frame for piece in pieces for frame in read(reader, piece)] == frames
 
 
 @given(FRAMES, st.data())
@@ -95,18 +101,18 @@ def test_damaged_frames_are_refused_or_are_other_frames(frame: Frame, data: st.D
     at = data.draw(st.integers(0, len(raw_frame) - 1))
     raw_frame[at] ^= data.draw(st.integers(1, 255))
     with suppress(FrameError):
-        assert all(isinstance(one, Frame) for one in FrameReader().feed(bytes(raw_frame)))
+        assert all(isinstance(one, Frame) for one in read(FrameReader(), bytes(raw_frame)))
 
 
 @pytest.mark.parametrize("lists", [b"{", b"[]", b"[[7],[]]", b"[[[1]],[]]", b"[[],7]", b"\xff", b"[" * 100_000])
 def test_lists_that_are_none_are_refused(lists: bytes) -> None:
     with pytest.raises(FrameError, match="no frame"):
-        FrameReader().feed(HEAD.pack(len(lists), 0, Kind.CALL, 1, 0, 0, 0) + lists)
+        read(FrameReader(), HEAD.pack(len(lists), 0, Kind.CALL, 1, 0, 0, 0) + lists)
 
 
 def test_a_length_that_nobody_sends_is_refused() -> None:
     with pytest.raises(FrameError, match="4294967295 bytes"):
-        FrameReader().feed(HEAD.pack(2**32 - 1, 0, Kind.CALL, 1, 0, 0, 0))
+        read(FrameReader(), HEAD.pack(2**32 - 1, 0, Kind.CALL, 1, 0, 0, 0))
 
 
 # --- values ---

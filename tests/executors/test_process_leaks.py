@@ -12,7 +12,7 @@ from told_models import children, told
 
 from forked import fork_server
 from triglot import Unavailable
-from triglot.executors.process.pool import RestartPolicy
+from triglot.executors.remote.pool import RestartPolicy
 from waiting import until
 
 INSTANCES = 4

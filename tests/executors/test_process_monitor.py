@@ -14,7 +14,7 @@ import pytest
 from told_models import SECONDS, Told, told
 
 from triglot import Unavailable
-from triglot.executors.process.pool import ProcessMonitor
+from triglot.executors.remote.pool import ProcessMonitor
 from waiting import until
 
 TWO_INSTANCES = "\nTold.instances = 2\n"
@@ -71,12 +71,12 @@ async def test_a_process_that_cannot_be_checked_keeps_no_other_from_that(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with told(tmp_path, more=TWO_INSTANCES) as one:
-        first, second = (process_of(one, number).pid for number in (0, 1))
+        first, second = (process_of(one, number).body.pid for number in (0, 1))
         process_of(one, 0).heartbeat = None
         await until(lambda: "'NoneType' object has no attribute 'check'" in caplog.text)
         os.kill(second, signal.SIGKILL)
         await until(lambda: one.readings()["processes_lost ended"] == 1 and one.readings()["processes"] == 2)
-        assert process_of(one, 0).pid == first
+        assert process_of(one, 0).body.pid == first
         os.kill(first, signal.SIGKILL)
         await until(lambda: one.readings()["processes_lost ended"] == 2 and one.readings()["processes"] == 2)
         assert await one.say("'run'") == "run"
@@ -100,7 +100,7 @@ async def test_a_replacement_that_cannot_be_begun_is_tried_again(
         if failing == "start":
             monkeypatch.setattr(threading.Thread, "start", start)
         else:
-            monkeypatch.setattr("triglot.executors.process.process._spawned", fork)
+            monkeypatch.setattr("triglot.executors.process.body._spawned", fork)
         with pytest.raises(Unavailable):
             await one.run("os._exit(0)")
         with pytest.raises(Unavailable, match="could not be restarted: can't start new"):

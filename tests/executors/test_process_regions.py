@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from test_process_frames import TEXTS, arrays, raw
 
 from triglot.executors.joining import join
-from triglot.executors.process.channel import Channel, Gone
-from triglot.executors.process.frames import HEAD, FrameError, Kind, Place
-from triglot.executors.process.shared_memory import COPIED, MAX_HELD, Arena, Mirror, packed
+from triglot.executors.remote.channel import Channel, Gone
+from triglot.executors.remote.frames import HEAD, FrameError, Kind, Place
+from triglot.executors.remote.shared_memory import COPIED, MAX_HELD, Arena, Mirror, packed
 
 
 @pytest.fixture(name="ends")

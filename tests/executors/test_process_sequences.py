@@ -15,7 +15,7 @@ from told_models import Told, told
 from direct_work import direct_infer
 from triglot import Call, InvalidArgument, ServingError, Unavailable
 from triglot.core.request_scheduling import Scheduling
-from triglot.executors.process.pool import RestartPolicy
+from triglot.executors.remote.pool import RestartPolicy
 from waiting import until
 
 SUMS = """def infer(self, inputs, call):

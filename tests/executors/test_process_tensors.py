@@ -15,10 +15,10 @@ from test_process_frames import arrays, raw
 from told_models import load, told, write_told
 
 from triglot import Call
-from triglot.executors.process import frames
-from triglot.executors.process.channel import Channel
-from triglot.executors.process.frames import FrameError, Kind
-from triglot.executors.process.shared_memory import COPIED
+from triglot.executors.remote import frames
+from triglot.executors.remote.channel import Channel
+from triglot.executors.remote.frames import FrameError, Kind
+from triglot.executors.remote.shared_memory import COPIED
 
 # --- tensors ---
 

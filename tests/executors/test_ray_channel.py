@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 
 import numpy as np
 import pytest
@@ -16,26 +16,24 @@ from hypothesis import strategies as st
 from test_process_frames import arrays, raw
 
 from triglot.executors.joining import Stack
-from triglot.executors.process.channel import Gone, Mailbox
-from triglot.executors.process.frames import HEAD, Kind
 from triglot.executors.ray import connection as ray_connection
 from triglot.executors.ray.connection import MAX_HANDSHAKES, accept, connect
-from triglot.executors.ray.remote_channel import RemoteChannel
+from triglot.executors.remote.channel import Channel, Gone, Mailbox
+from triglot.executors.remote.frames import HEAD, Kind
 
 SECRET = b"s" * 32
 SECONDS = 30.0
 NONCE = 32
 HANDSHAKE_SECONDS = 0.4
 """In place of the actor's limit, where a handshake is to run out of time."""
-Ends = tuple[RemoteChannel, RemoteChannel]
+Ends = tuple[Channel, Channel]
 
 
 @pytest.fixture(name="ends")
 def both_ends() -> Iterator[Ends]:
-    channels = tuple(map(RemoteChannel, socket.socketpair()))
-    yield channels[0], channels[1]
-    for channel in channels:
-        channel.close()
+    one, other = (Channel(end, shares_memory=False) for end in socket.socketpair())
+    with closing(one), closing(other):
+        yield one, other
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -83,24 +81,14 @@ def test_frames_of_several_threads_do_not_mix(ends: Ends) -> None:
 def test_a_connection_that_ends_in_a_frame_is_gone(cut: int) -> None:
     ours, theirs = socket.socketpair()
     whole, other = socket.socketpair()
-    with RemoteClosing(whole) as sends:
+    with closing(Channel(whole, shares_memory=False)) as sends:
         sends.send(Kind.CALL, placed=sends.place({"x": np.arange(1000)}))
         data = other.recv(100_000)
     other.close()
     theirs.sendall(data[:cut])
     theirs.close()
-    with RemoteClosing(ours) as channel, pytest.raises(Gone):
+    with closing(Channel(ours, shares_memory=False)) as channel, pytest.raises(Gone):
         channel.receive()
-
-
-class RemoteClosing(RemoteChannel):
-    """One that is closed with its block."""
-
-    def __enter__(self) -> RemoteClosing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def test_what_cannot_be_sent_was_not_sent(ends: Ends) -> None:

@@ -26,8 +26,8 @@ from process import unused_ports
 from triglot import Unavailable
 from triglot.core.errors import ServingError
 from triglot.executors.ray import cluster as ray_cluster
-from triglot.executors.ray import instance
 from triglot.executors.ray.connection import MAX_HANDSHAKES, connect
+from triglot.executors.remote import process
 from waiting import until
 
 pytest.importorskip("ray", reason="the ray environment has it")
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.usefixtures("told_on_ray")
 @pytest.fixture(name="reason")
 def _reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have calls wait for Ray's reason, however busy the machine is."""
-    monkeypatch.setattr(instance, "REASON_SECONDS", 60)
+    monkeypatch.setattr(ray_cluster, "REASON_SECONDS", 60)
 
 
 @pytest.mark.usefixtures("reason")
@@ -67,7 +67,7 @@ async def test_an_actor_is_lost_in_a_call(
         pid = await one.pid()
         running = asyncio.ensure_future(one.run("(folder / 'in').touch()\ntime.sleep(600)"))
         await one.entered("in")
-        monkeypatch.setattr(instance, "MIN_SILENCE", SILENCE)
+        monkeypatch.setattr(process, "MIN_SILENCE", SILENCE)
         os.kill(pid, number)
         with pytest.raises(Unavailable, match=r"^told: the actor that ran the request ") as caught:
             await running
@@ -79,7 +79,7 @@ async def test_an_actor_is_lost_in_a_call(
 
 async def test_a_waiting_call_runs_in_the_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(told_models, "MAX_INFLIGHT", 1)  # So it waits in the queue, not in the lost actor.
-    monkeypatch.setattr(instance, "MIN_SILENCE", SILENCE)
+    monkeypatch.setattr(process, "MIN_SILENCE", SILENCE)
     await test_process_chaos.test_a_waiting_call_is_run_by_the_replacement(tmp_path)
 
 
@@ -100,7 +100,7 @@ async def test_silent_strangers_connect_first(tmp_path: Path, monkeypatch: pytes
                 strangers.enter_context(socket.create_connection(address))
             return connect(address, secret)
 
-        monkeypatch.setattr(instance, "connect", connect_after_strangers)
+        monkeypatch.setattr(ray_cluster, "connect", connect_after_strangers)
         async with told(tmp_path) as one:
             assert await one.pid()
 
@@ -181,7 +181,7 @@ async def test_the_head_is_lost_and_comes_back(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(told_models, "RAY", [first.address])
         async with told(tmp_path, more=TWO_INSTANCES) as one:
             address = first.address
-            pids = {process.pid for process in one.model._pool.ready()}
+            pids = {one_process.body.pid for one_process in one.model._pool.ready()}
             first.kill_head()
             callers = Callers(one, 4)
             await until(lambda: len(callers.answers) > 200)

@@ -15,8 +15,8 @@ import numpy as np
 from direct_work import direct_infer
 from triglot import Call, backends
 from triglot.executors.loading import Loading
-from triglot.executors.process.pool import RestartPolicy
-from triglot.executors.process.remote_model import RemoteModel
+from triglot.executors.remote.pool import RestartPolicy
+from triglot.executors.remote.remote_model import RemoteModel
 from triglot.model.config import NO_CONFIG, ModelConfig
 from triglot.model.configure import configure
 from triglot.scheduling.servable import Servable

@@ -7,6 +7,7 @@ import logging
 import math
 import re
 import uuid
+from collections.abc import Mapping
 from typing import Any, TypeGuard, TypeVar
 
 log = logging.getLogger(__name__)
@@ -283,3 +284,31 @@ def cuda_loss(error: BaseException | None) -> str:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return ""
+
+
+# --- errors between processes ---
+
+_CLASSES: Mapping[Code, type[ServingError]] = {
+    kind.code: kind
+    for kind in (
+        Cancelled,
+        DeadlineExceeded,
+        FailedPrecondition,
+        Internal,
+        InvalidArgument,
+        NotFound,
+        Unavailable,
+        Unimplemented,
+    )
+}
+
+
+def error_fields(error: ServingError) -> dict[str, Any]:
+    """Encode an error whose text is safe for clients."""
+    return {"code": int(error.code), "message": error.message, "retry_after": error.retry_after}
+
+
+def error_of(fields: Mapping[str, Any]) -> ServingError:
+    """Decode `error_fields`; returns an error of the class that usually has its code."""
+    code = Code(fields["code"])
+    return _CLASSES.get(code, ServingError)(fields["message"], code=code, retry_after=fields["retry_after"])

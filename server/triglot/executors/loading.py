@@ -1,4 +1,4 @@
-"""`Loading`, which loads a model into processes of its own, or into Ray actors."""
+"""`Loading`, which loads a model into instances outside of the server's process: the executors that are parts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triglot.core.errors import Code, ModelLoadError
+from triglot import parts
+from triglot.core.errors import Code, MissingDependency, ModelLoadError
 from triglot.model.config import ModelConfig
 from triglot.model.model import AUTO, Model
 from triglot.model.ray_options import RAY_DEFAULTS, RayOptions
 
 if TYPE_CHECKING:
-    from triglot.executors.process.environment import Environment
-    from triglot.executors.process.pool import Pool, RestartPolicy, Start
-    from triglot.executors.process.process import Program
-    from triglot.executors.process.remote_model import RemoteModel
-    from triglot.executors.ray.instance import RayPlace
+    from triglot.executors.remote.place import Place, Program
+    from triglot.executors.remote.pool import Pool, RestartPolicy
+    from triglot.executors.remote.remote_model import RemoteModel
 
 ANY_CLUSTER = "auto"
 """Address that stands for the Ray cluster of which this machine is a node."""
@@ -42,7 +41,7 @@ class Loading:
         self._load = load
         self._policy = policy
         self._ray_address = ray_address
-        self._environment: Environment | RayPlace | None = None
+        self._place: Place | None = None
         self._pool: Pool | None = None
         self._given_up = False
 
@@ -55,41 +54,31 @@ class Loading:
         folder: Path | None = None,
         ray: RayOptions | None = None,
     ) -> RemoteModel:
-        """Returns the model, with one process started. Blocks. Raises `ModelLoadError`.
+        """Return the model, with one process started. Blocks. Raises `ModelLoadError`.
 
         `name` identifies it in messages. `folder` contains all files of the model; None: `file` is its only one.
         `ray` are the options of its class; None: the class is not known before a process has loaded it.
         """
-        # Few servers have models that run elsewhere.
-        from triglot.executors.process.environment import Environment  # noqa: PLC0415
-        from triglot.executors.process.pool import DEFAULT_POLICY, Pool  # noqa: PLC0415
-        from triglot.executors.process.process import Process, Program  # noqa: PLC0415
-        from triglot.executors.process.remote_model import remote_model  # noqa: PLC0415
-        from triglot.executors.ray.instance import RayPlace  # noqa: PLC0415
-
         execution = config.execution or "process"
         if not hasattr(socket, "send_fds"):
             raise ModelLoadError(f"{file}: execution: expected 'thread' on {sys.platform}, got {execution!r}")
-        start: Start = Process.start
-        environment: Environment | RayPlace
+        make_place = _place_of(execution, file)
+        # Few servers have models that run elsewhere.
+        from triglot.executors.remote.place import Program  # noqa: PLC0415
+        from triglot.executors.remote.pool import DEFAULT_POLICY, Pool  # noqa: PLC0415
+        from triglot.executors.remote.remote_model import remote_model  # noqa: PLC0415
+
         try:
             options = replace(ray or RAY_DEFAULTS, **config.ray)
         except ValueError as error:
             raise ModelLoadError(f"{file}: {error}", Code.INVALID_ARGUMENT) from None
-        if execution == "ray":
-            _check_groups(config, options)
-            place = (file.absolute().parent, file.name) if folder is None else (folder.absolute(), "")
-            environment = RayPlace(self._ray_address, *place)
-            start = environment.start
-        else:
-            environment = Environment(config.environment)
-        self._environment = environment
         path = self._path(file, execution)
-        program = Program(name, path, backend, file, config, environment, execution, options)
+        program = Program(name, path, backend, file, config, execution, folder, options, self._ray_address)
+        place = self._place = make_place(program)
         if self._given_up:
-            environment.give_up()
-        environment.open()
-        pool = self._pool = Pool(program, self._policy or DEFAULT_POLICY, start)
+            place.give_up()
+        place.open()
+        pool = self._pool = Pool(program, place, self._policy or DEFAULT_POLICY)
         if self._given_up:
             pool.give_up()
         try:
@@ -103,8 +92,8 @@ class Loading:
     def give_up(self) -> None:
         """Cancel the loading. On any thread."""
         self._given_up = True
-        if self._environment is not None:
-            self._environment.give_up()
+        if self._place is not None:
+            self._place.give_up()
         if self._pool is not None:
             self._pool.give_up()
 
@@ -119,6 +108,15 @@ class Loading:
             "name",
             Code.INVALID_ARGUMENT,
         )
+
+
+def _place_of(execution: str, file: Path) -> Callable[[Program], Place]:
+    """Return what makes the place of the model's processes. Raises `MissingDependency` without that part."""
+    try:
+        make: Callable[[Program], Place] = parts.load("executor", execution)
+    except parts.MissingPart as error:
+        raise MissingDependency(f"{file}: {error}") from error
+    return make
 
 
 def _check_class(program: Program, declared: Mapping[str, Any], ray: RayOptions | None) -> None:
@@ -137,24 +135,3 @@ def _check_class(program: Program, declared: Mapping[str, Any], ray: RayOptions 
         )
     if error:
         raise ModelLoadError(f"{program.file}: {error}", Code.INVALID_ARGUMENT)
-
-
-def _check_groups(config: ModelConfig, options: RayOptions) -> None:
-    """Check the instance groups of a model on Ray.
-
-    Raises `ModelLoadError` for groups with GPU numbers, since the nodes are not known yet, and for several groups
-    with `max_instances`.
-    """
-    if options.max_instances and len(config.instance_groups) > 1:
-        raise ModelLoadError(
-            f"{config.source}: instance_group: expected at most one with ray_max_instances, "
-            f"got {len(config.instance_groups)}",
-            Code.INVALID_ARGUMENT,
-        )
-    for at, group in enumerate(config.instance_groups):
-        if group.gpus:
-            raise ModelLoadError(
-                f"{config.source}: instance_group[{at}].gpus: expected none with execution 'ray', which chooses "
-                f"them (see ray_num_gpus), got {list(group.gpus)}",
-                Code.INVALID_ARGUMENT,
-            )

@@ -1,9 +1,11 @@
-"""The CPUs that this process may use: those that it may run on, and the time on them that its cgroups allow."""
+"""The CPUs that this process may use, and how much processes use them."""
 
 from __future__ import annotations
 
 import math
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from triglot.platform.cgroups import group_folders
@@ -47,3 +49,27 @@ def _quota(folder: Path) -> float | None:
     except (OSError, ValueError):  # The root group has no such file, and one without a limit has "max".
         return None
     return quota / period if quota > 0 else None
+
+
+_RUNS = b"RD"
+"""States (proc(5)) of a thread that is active: running or runnable, or waiting for a disk."""
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time in seconds that a process has used; 0 if the system does not provide it."""
+    # The id of another process's CPU clock, as clock_getcpuclockid() computes it on Linux.
+    with suppress(OSError, AttributeError):
+        return time.clock_gettime((~pid << 3) | 2)
+    return 0.0
+
+
+def has_something_to_do(pid: int) -> bool:
+    """Return whether one of the process's threads runs, is runnable, or waits for a disk."""
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            # The thread may end at this moment.
+            with suppress(OSError):
+                state = (thread / "stat").read_bytes().rpartition(b") ")[2][:1]
+                if state and state in _RUNS:
+                    return True
+    return False

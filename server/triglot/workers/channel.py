@@ -14,8 +14,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from triglot.core.errors import as_serving_error
-from triglot.executors.process.failures import error_fields, error_of
+from triglot.core.errors import as_serving_error, error_fields, error_of
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from triglot.executors.process.health import cpu_seconds, has_something_to_do
+from triglot.platform.cpus import cpu_seconds, has_something_to_do
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,14 @@ from typing import IO, Any
 
 from triglot.core.errors import ModelLoadError
 from triglot.executors.process import first_steps
-from triglot.executors.process.unpacking import GivenUp, Unpacked
+from triglot.executors.process.body import LocalBody
+from triglot.executors.remote.place import Place, Program
+from triglot.platform.unpacked import GivenUp, Unpacked
 
 OLDEST_PYTHON = (3, 11)
 LENT = "ml_dtypes"
 """Package that a process needs besides numpy; a Python of the server's version that lacks it uses the server's."""
-_SAME_PYTHON = "import sys; sys.path[:] = {path!r}; from triglot.executors.process.child import main; main()"
+_SAME_PYTHON = "import sys; sys.path[:] = {path!r}; from triglot.executors.process.main import main; main()"
 _LOOK = (
     "import importlib.util, json, sys; "
     "there = [one for one in sys.argv[1:] if importlib.util.find_spec(one)]; "
@@ -33,18 +35,18 @@ _SECONDS = 0.1
 """Seconds between checks whether loading was cancelled while a program runs."""
 
 
-class Environment:
-    """The Python environment of one model's processes; a `Place`.
+class Environment(Place):
+    """The Python environment of the processes of one model.
 
-    `path` is a folder with a bin/python, as conda and venv make it, or an archive of one, as conda-pack makes it,
-    which is unpacked first; None: the server's own Python.
+    It is a folder with a bin/python, as conda and venv make it, or an archive of one, as conda-pack makes it,
+    which is unpacked first; without a path it is the server's own.
 
     It needs Python 3.11 or newer, numpy and, if its version is not the server's, ml_dtypes. bash sources its
     bin/activate first, if there is one.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, program: Program) -> None:
+        self._path = program.config.environment
         self._unpacked: Unpacked | None = None
         self._folder: Path | None = None
         self._lent: dict[str, str] = {}
@@ -133,7 +135,13 @@ class Environment:
             raise ValueError(f"{folder / 'bin' / 'python'} exited with status {program.returncode}{said}")
         return printed
 
-    def command(self, *arguments: str) -> list[str]:
+    def start(self, program: Program, number: int) -> LocalBody:
+        """See `Place`."""
+        return LocalBody(
+            lambda connection: self._command(str(connection), str(os.getpid()), program.name), self.variables()
+        )
+
+    def _command(self, *arguments: str) -> list[str]:
         """Return the command that runs the process's `main` with these arguments."""
         if self._path is None:
             path = [str(path) for path in sys.path]

@@ -42,6 +42,6 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.meta_path.insert(0, Folders(ours))
     sys.meta_path.append(Folders(lent))
 if __name__ == "__main__":
-    from triglot.executors.process.child import main
+    from triglot.executors.process.main import main
 
     main()

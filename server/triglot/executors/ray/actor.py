@@ -13,12 +13,12 @@ from typing import Any
 
 import ray
 
-from triglot.executors.process.child import Child
-from triglot.executors.process.session import Session, end_at_once
-from triglot.executors.process.unpacking import Unpacked
 from triglot.executors.ray.connection import accept, watch
-from triglot.executors.ray.remote_channel import RemoteChannel
+from triglot.executors.remote.channel import Channel
+from triglot.executors.remote.child import Child
+from triglot.executors.remote.session import Session, end_at_once
 from triglot.platform.archives import unpack
+from triglot.platform.unpacked import Unpacked
 from triglot.version import __version__
 
 CONNECT_SECONDS = 60
@@ -89,7 +89,7 @@ class Instance:
         seconds = struct.pack("ll", SILENCE_SECONDS, 0)  # Limits only receiving, unlike `settimeout`.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        session = Session(RemoteChannel(connection))
+        session = Session(Channel(connection, shares_memory=False))
         child = Child(session)
         threading.Thread(target=child.beat, args=(os.getppid(),), daemon=True).start()
         # Reads frames while a call runs, so that the next call has arrived when that one ends.

@@ -12,13 +12,14 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from triglot.core.errors import MissingDependency
-from triglot.executors.process.process import log_descriptor
+from triglot.core.errors import Code, MissingDependency, ModelLoadError
+from triglot.executors.ray.connection import connect, watch
+from triglot.executors.remote.place import Body, Program, log_descriptor
 
 log = logging.getLogger(__name__)
 
@@ -29,79 +30,120 @@ _SETTINGS = {
     # Seconds after which a driver that has lost its cluster ends; the next driver connects again.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
-_LOOK_SECONDS = 0.02
-"""Seconds between checks whether the connection to an actor is closed."""
+REASON_SECONDS = 0.3
+"""Limit on the seconds that failed calls wait for Ray to report why the actor has ended."""
 _END_SECONDS = 10.0
 """Seconds for the driver to end, after which it is killed."""
 
 
-class ActorBody:
-    """The `Body` of one actor, as far as Ray reports on it. Any thread may use it.
+class ActorBody(Body):
+    """One actor, as far as Ray reports on it. `secret` authenticates the connection to it.
 
-    `name` is unique in the cluster; `title` names the actor in logs. `closed` returns whether its connection is
-    closed.
+    `order` holds the other fields of the driver's order. Raises `OSError` when the driver cannot be reached.
     """
 
-    def __init__(self, cluster: Cluster, title: str) -> None:
+    remote = True
+
+    def __init__(
+        self, cluster: Cluster, program: Program, number: int, root: Path, order: Mapping[str, Any]
+    ) -> None:
+        title = f"{program.name}: actor {number}"
         self.name = f"{title}/{uuid.uuid4().hex[:12]}"
-        self.title = title
-        self.settled = threading.Event()
+        """Unique in the cluster."""
+        self.over = threading.Event()
+        """Set once it has ended."""
+        self._title = title
+        self._file = program.file
+        self._root = root
+        self._secret = os.urandom(32)
+        self._settled = threading.Event()
         """Set once it is placed on a node, or has ended."""
-        self.ended = threading.Event()
         self.placed: Mapping[str, Any] = {}
         """The driver's "placed" event, with what `Instance.open` returned; empty before."""
-        self.placed_at = 0.0
-        """Time of that event, in seconds of `time.monotonic`."""
-        self.why = ""
+        self._begun: float | None = None
+        self._why = ""
         """Reason for its end; "" before."""
-        self.closed: Callable[[], bool] = lambda: False
         self._waits = False
         self._cluster = cluster
+        cluster.start(self, {"title": title, "secret": self._secret.hex(), **order})
 
     @property
     def pid(self) -> int:
-        """Its process id on its node; 0 before it has one."""
+        """See `Body`; 0 before it has one."""
         return int(self.placed.get("pid", 0))
 
     @property
-    def node(self) -> str:
-        """Address of its node; "" before it is placed."""
-        return str(self.placed.get("node", ""))
+    def where(self) -> str:
+        """See `Body`."""
+        return f"pid {self.pid} on node {self.placed['node']}" if self.placed else "not placed yet"
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """See `Body`."""
+        return {"node": self.placed["node"], "node_id": self.placed["node_id"][:8]} if self.placed else {}
+
+    @property
+    def moved(self) -> tuple[Path, Path] | None:
+        """See `Body`."""
+        folder = self.placed.get("folder")
+        return (self._root, Path(folder)) if folder else None
+
+    @property
+    def begun(self) -> float | None:
+        """See `Body`: since Ray has placed it on a node."""
+        return self._begun
+
+    def connect(self) -> socket.socket:
+        """See `Body`. Waits until Ray has placed it."""
+        self._settled.wait()
+        if why := self.ended():
+            raise ModelLoadError(f"{self._file}: its actor {why}", Code.UNAVAILABLE)
+        host, port = self.placed["address"]
+        try:
+            connection = connect((host, port), self._secret)
+        except OSError as error:
+            text = f"{self._file}: cannot connect to its actor on node {self.placed['node']}: {error}"
+            raise ModelLoadError(text, Code.UNAVAILABLE) from error
+        watch(connection)
+        return connection
+
+    def handle(self, event: Mapping[str, Any]) -> None:
         """Handle an event of the driver: "pending", "placed" or "ended"."""
         state = event["state"]
         if state == "pending":
             if not self._waits:
                 self._waits = True
-                log.warning("%s: waits for a node of the Ray cluster that has the resources", self.title)
+                log.warning("%s: waits for a node of the Ray cluster that has the resources", self._title)
         elif state == "placed":
-            self.placed_at, self.placed = time.monotonic(), event
-            self.settled.set()
+            self._begun, self.placed = time.monotonic(), event
+            self._settled.set()
         else:
             self.end(event["why"])
 
     def end(self, why: str) -> None:
         """Note that it has ended; the first reason counts."""
-        self.why = self.why or why
-        self.ended.set()
-        self.settled.set()
+        self._why = self._why or why
+        self.over.set()
+        self._settled.set()
 
-    def poll(self) -> int | None:
-        """See `Body`. The status is always 1; `why` has the reason."""
-        return 1 if self.ended.is_set() else None
+    def ended(self) -> str:
+        """See `Body`."""
+        if not self.over.is_set():
+            return ""
+        return f"ended on node {self.placed['node']}: {self._why}" if self.placed else self._why
 
-    def wait(self, timeout: float | None = None) -> int:
-        """See `Body`. Returns also when the connection to it is closed."""
-        until = None if timeout is None else time.monotonic() + timeout
-        while not self.ended.wait(_LOOK_SECONDS) and not self.closed():
-            if until is not None and time.monotonic() >= until:
-                raise subprocess.TimeoutExpired(self.name, timeout or 0.0)
-        return 1
+    def why_closed(self) -> str:
+        """See `Body`. Of a lost node, Ray reports the reason later; the calls there do not wait for that."""
+        self.over.wait(REASON_SECONDS)
+        return self.ended() or f"closed its connection on node {self.placed['node']}"
+
+    def wait(self, timeout: float | None) -> bool:
+        """See `Body`."""
+        return self.over.wait(timeout)
 
     def kill(self) -> None:
         """See `Body`. The server treats it as ended at once, even if Ray cannot kill it now."""
-        if not self.ended.is_set():
+        if not self.over.is_set():
             self._cluster.kill(self.name)
             self.end("was killed")
 
@@ -161,22 +203,17 @@ class Cluster:
                 driver.wait()
             connection.close()
 
-    def start(self, title: str, order: Mapping[str, Any]) -> ActorBody:
-        """Return a new actor, which Ray places later. Raises `OSError` when the driver cannot be reached.
-
-        `title` names it in logs; `order` holds the other fields of the driver's order.
-        """
-        body = ActorBody(self, title)
+    def start(self, body: ActorBody, order: Mapping[str, Any]) -> None:
+        """Have the driver start an actor, which Ray places later. Raises `OSError` when it cannot be reached."""
         with self._lock:
             if self._driver is None:
                 self._start_driver()
             self._bodies[body.name] = body
         try:
-            self._order({"start": body.name, "title": title, **order})
+            self._order({"start": body.name, **order})
         except OSError:
             self._bodies.pop(body.name, None)
             raise
-        return body
 
     def kill(self, name: str) -> None:
         """Have Ray kill the actor of this name, if the driver can be reached."""
@@ -230,6 +267,6 @@ class Cluster:
     def _handle_event(self, event: Mapping[str, Any]) -> None:
         body = self._bodies.get(event["actor"])
         if body is not None:
-            body.take(event)
-            if body.ended.is_set():
+            body.handle(event)
+            if body.over.is_set():
                 self._bodies.pop(body.name, None)

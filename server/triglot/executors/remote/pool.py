@@ -25,9 +25,10 @@ from typing import Any, TypeVar
 from triglot.core.call import Call
 from triglot.core.errors import ModelLoadError, Unavailable
 from triglot.core.statistics import Reading
-from triglot.executors.process.calls import Calls, Lost, NotBegun
-from triglot.executors.process.health import BEAT_SECONDS
-from triglot.executors.process.process import Process, Program
+from triglot.executors.remote.calls import Calls, Lost, NotBegun
+from triglot.executors.remote.channel import BEAT_SECONDS
+from triglot.executors.remote.place import Place, Program
+from triglot.executors.remote.process import Process
 from triglot.executors.work import reason_to_skip
 from triglot.model.metrics import Family, ModelMetrics
 
@@ -186,7 +187,7 @@ class Slot:
     """The place of one instance in a pool: its process, or that of its replacement.
 
     `number` is the instance's. `process` takes calls; `loading` is not ready yet. Without either, the next process
-    is started at `due` (0: none is scheduled). `begun` is when the process became ready, or began to load.
+    is started at `due` (0: none is scheduled). `begun` is when the process became ready.
     `lost_in_a_row` counts losses and failed restarts since a process last proved steady (`RestartPolicy`). A slot
     that is `removing` gets no more calls. Times are `time.monotonic()` instants.
     """
@@ -205,10 +206,6 @@ class Slot:
         self.lost_in_a_row += 1
         self.due = time.monotonic() + delay
         return delay
-
-
-Start = Callable[[Program, int, Callable[[Any], object]], Process]
-"""Starts a process of a program, with the instance's number and a receiver of metrics; see `Process.start`."""
 
 
 class Checkout:
@@ -240,11 +237,9 @@ class Pool:
     `changed` is called, on any thread, when the model gets its first process or loses its last one.
     """
 
-    def __init__(
-        self, program: Program, policy: RestartPolicy = DEFAULT_POLICY, start: Start = Process.start
-    ) -> None:
-        self._start_process = start
+    def __init__(self, program: Program, place: Place, policy: RestartPolicy = DEFAULT_POLICY) -> None:
         self.program = program
+        self._place = place
         self.changed: Callable[[], object] = lambda: None
         self.warm: Callable[[Process], object] = lambda _: None
         """Called with each newly loaded process before it takes calls; its errors count as failures to load."""
@@ -267,7 +262,7 @@ class Pool:
         self._closed = False
         self._gone: list[Process] = []
         self.affinity = ThreadAffinity()
-        self.metrics = PoolMetrics(self.processes)
+        self.metrics = PoolMetrics(self.ready)
         self._monitor = ProcessMonitor(f"{program.name} processes", self._checks)
 
     # --- start ---
@@ -330,16 +325,17 @@ class Pool:
         """Start a process for the slot. On the monitor's thread. Raises `OSError`."""
         if self._closed:
             raise OSError("loading was cancelled")
-        process = self._start_process(self.program, slot.number, self.metrics.apply)
+        body = self._place.start(self.program, slot.number)
+        process = Process(self.program, slot.number, body, self.metrics.apply)
         with self._free:
-            slot.loading, slot.begun = process, time.monotonic()
+            slot.loading = process
         if bool(self._closed):  # It was closed meanwhile.
             process.kill("was stopped")
         return process
 
     def _loaded(self, slot: Slot, process: Process, warm: Callable[[Process], object]) -> dict[str, Any]:
         try:
-            declared = process.load(self.program, self._the_loop)
+            declared = process.load(self._the_loop)
             warm(process)
         except BaseException:
             self._drop(slot, process)
@@ -348,7 +344,7 @@ class Pool:
             slot.loading = None
             if process.lost:
                 self._gone.append(process)
-                raise ModelLoadError(f"{self.program.file}: its {process.kind} {process.lost}")
+                raise ModelLoadError(f"{self.program.file}: its {self.program.kind} {process.lost}")
             slot.process, slot.begun = process, time.monotonic()
             self.live += 1
             self._failure = ""
@@ -472,7 +468,7 @@ class Pool:
         elif (loading := slot.loading) is not None:
             usual = self._load_seconds  # 0 while the first process loads.
             timeout = max(self._policy.load_timeout, 10 * usual) if usual else math.inf
-            loading.check_loading(now - slot.begun, timeout)
+            loading.check_loading(timeout)
         elif slot.due and now >= slot.due and not self._closed:
             self._replace(slot)
 
@@ -520,7 +516,7 @@ class Pool:
         except BaseException as error:
             self._not_replaced(slot, error)
         else:
-            log.info("%s replaced the lost %s", str(process), process.kind)
+            log.info("%s replaced the lost %s", str(process), self.program.kind)
 
     def _not_replaced(self, slot: Slot, error: BaseException) -> None:
         with self._free:
@@ -588,13 +584,13 @@ class Pool:
         for process in there:
             process.kill("was stopped")
             process.end(self._policy.kill_timeout, 0.0)
-        self.program.environment.close()
+        self._place.close()
 
     def readings(self) -> Iterator[Reading]:
         """Yield metrics: ready processes, in total and by cluster node, processes wanted, and processes lost."""
         yield Reading("processes", "Ready processes of the model.", self.live)
         yield Reading("processes_wanted", "Processes of the model when all are ready.", len(self._slots))
-        for place, count in Counter(tuple(process.place.items()) for process in self.ready()).items():
+        for place, count in Counter(tuple(process.body.labels.items()) for process in self.ready()).items():
             if place:
                 yield Reading(
                     "node_instances", "Ready instances of the model, by cluster node.", count, dict(place)

@@ -41,7 +41,7 @@ from triglot.core.tensor import (
     unpack_bytes,
 )
 from triglot.executors.joining import Stack
-from triglot.executors.process.frames import FrameError, Place
+from triglot.executors.remote.frames import FrameError, Place
 
 ALIGNMENT = 64
 """Alignment of tensors in a region, in bytes."""
@@ -57,7 +57,9 @@ COPIED = 16 * 1024
 """Largest size in bytes of a frame's tensors that are copied: it costs less than to keep track of a region."""
 MAX_HELD = 16
 """Limit on regions in use, each of which has a file descriptor; tensors in further regions are copied."""
-_NOTHING = np.frombuffer(b"", np.uint8)
+NOTHING = np.frombuffer(b"", np.uint8)
+BEHIND = 1
+"""Region number of tensors that follow their frame."""
 Named = list[tuple[str, Array]]
 """Tensors with their names, which need not be unique."""
 
@@ -167,6 +169,46 @@ def packed(tensors: Mapping[Any, Any]) -> list[Row]:
     return rows
 
 
+def _laid_out(rows: Iterable[Row]) -> tuple[tuple[Place, ...], list[Contents], int]:
+    """Return the places of the tensors, their contents, and the number of bytes that they take with padding."""
+    places: list[Place] = []
+    contents: list[Contents] = []
+    end = 0
+    for name, datatype, shape, data in rows:
+        size = len(data) if isinstance(data, bytes) else data.nbytes
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        places.append(Place(name, datatype, shape, start, size))
+        contents.append(data)
+        end = start + size
+    return tuple(places), contents, end
+
+
+def placed_behind(rows: Iterable[Row]) -> Placed:
+    """Return the tensors as buffers that follow their frame, for a reader that shares no memory.
+
+    Arrays are not copied if they are contiguous: they are read while they are sent.
+    """
+    places, contents, size = _laid_out(rows)
+    if not size:
+        return Placed(places)
+    parts: list[Any] = []
+    end = 0
+    for place, data in zip(places, contents, strict=True):
+        parts += [bytes(place.offset - end), data if isinstance(data, bytes) else _bytes_of(data, place.datatype)]
+        end = place.offset + place.size
+    return Placed(places, BEHIND, size, None, [part for part in parts if len(part)])
+
+
+def _bytes_of(data: Array | Stack, datatype: str) -> Array:
+    """Return the elements' bytes in C order, without a copy for a contiguous array of this dtype."""
+    if isinstance(data, Stack):
+        whole = np.empty(data.shape, DATATYPES[datatype].dtype)
+        data.copy_to(whole)
+        data = whole
+    array = np.ascontiguousarray(data, DATATYPES[datatype].dtype)
+    return array.reshape(-1).view(np.uint8)
+
+
 class Arena:
     """The regions that this side writes. Any thread may use it."""
 
@@ -180,17 +222,9 @@ class Arena:
 
         Raises `MemoryError` and `OSError`.
         """
-        places: list[Place] = []
-        contents: list[Contents] = []
-        end = 0
-        for name, datatype, shape, data in rows:
-            size = len(data) if isinstance(data, bytes) else data.nbytes
-            start = -(-end // ALIGNMENT) * ALIGNMENT
-            places.append(Place(name, datatype, shape, start, size))
-            contents.append(data)
-            end = start + size
+        places, contents, end = _laid_out(rows)
         if not end:
-            return Placed(tuple(places))
+            return Placed(places)
         region, descriptor = self._take(end)
         try:
             for place, data in zip(places, contents, strict=True):
@@ -208,7 +242,7 @@ class Arena:
             if descriptor is not None:
                 os.close(descriptor)
             raise
-        return Placed(tuple(places), region.number, region.size if descriptor is not None else 0, descriptor)
+        return Placed(places, region.number, region.size if descriptor is not None else 0, descriptor)
 
     def _take(self, size: int) -> tuple[_Region, int | None]:
         with self._lock:
@@ -287,8 +321,7 @@ class Mirror:
 
         Raises `FrameError` for an unknown region, or places that do not fit it.
         """
-        base = self._base(number, places) if number else _NOTHING
-        return [(place.name, array_at(base, place)) for place in places]
+        return arrays_at(self._base(number, places) if number else NOTHING, places)
 
     def _base(self, number: int, places: Sequence[Place]) -> Array:
         memory = self._memory.get(number)
@@ -320,6 +353,11 @@ class Mirror:
     def requeue_released(self, released: Iterable[int]) -> None:
         """Report these regions with the next frame again: the last one was not sent."""
         self._released.extend(released)
+
+
+def arrays_at(base: Array, places: Sequence[Place]) -> Named:
+    """Return the tensors over the bytes of `base`, with their names. Raises as `array_at`."""
+    return [(place.name, array_at(base, place)) for place in places]
 
 
 def array_at(base: Array, place: Place) -> Array:

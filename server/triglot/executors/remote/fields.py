@@ -17,10 +17,10 @@ from triglot.core.errors import Internal
 from triglot.core.request_scheduling import PLAIN
 from triglot.core.tensor import Array
 from triglot.core.types import Answer
-from triglot.executors.process.channel import Message
-from triglot.executors.process.failures import failure_fields
-from triglot.executors.process.shared_memory import Row, packed
-from triglot.executors.process.values import dumps
+from triglot.executors.remote.channel import Message
+from triglot.executors.remote.failures import failure_fields
+from triglot.executors.remote.shared_memory import Row, packed
+from triglot.executors.remote.values import dumps
 
 _NON_TENSOR_FIELDS = ("parameters", "final", "partial")
 

@@ -1,5 +1,7 @@
 """One end of the channel between the server and a process: frames over a socket, tensors in shared memory.
 
+Between machines the tensors follow their frame on the same connection.
+
 Strategy: of the threads that wait for a frame one at a time reads, for all of them, so that a call needs no thread
 besides its caller's. Sending never blocks: what the socket does not take at once, a thread of its own sends.
 
@@ -22,11 +24,26 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from triglot.core.tensor import Array
-from triglot.executors.process.frames import Frame, FrameError, FrameReader, Kind, Place, pack
-from triglot.executors.process.shared_memory import Arena, Mirror, Named, Placed, Row, packed
-from triglot.executors.process.values import loads
+import numpy as np
 
+from triglot.core.tensor import Array
+from triglot.executors.remote.frames import Frame, FrameError, FrameReader, Kind, Place, pack
+from triglot.executors.remote.shared_memory import (
+    MAX_BYTES,
+    NOTHING,
+    Arena,
+    Mirror,
+    Named,
+    Placed,
+    Row,
+    arrays_at,
+    packed,
+    placed_behind,
+)
+from triglot.executors.remote.values import loads
+
+BEAT_SECONDS = 0.1
+"""Seconds between two heartbeats of a process, and between two checks of it."""
 _CHUNK = 64 * 1024
 _MAX_PARTS = 512
 """Buffers of one system call; the system allows 1024."""
@@ -120,14 +137,15 @@ class _Unsent:
 
 
 class Channel:
-    """One end of the channel. Any thread may use it.
+    """One end of the channel. Any thread may use it. `shares_memory`: the other end is on the same machine.
 
     `deliver` gets each message, in order, on the thread that has read it, under the channel's lock. `on_gone` is
     called without the lock, once the other side is gone: it ends what the waiting threads wait for.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, *, shares_memory: bool = True) -> None:
         self.socket = end
+        self.shares_memory = shares_memory
         self.deliver: Callable[[Message], object] = _drop
         self.on_gone: Callable[[], object] = _nothing
         self.wakeful = False
@@ -142,7 +160,6 @@ class Channel:
         self.lock = threading.Lock()
         self._mirror = Mirror()
         self._reader = FrameReader()
-        self._frames: deque[Frame] = deque()
         self._descriptors: deque[int] = deque()
         self._turn = threading.Condition(self.lock)
         self._waiting = 0
@@ -161,8 +178,11 @@ class Channel:
         return self.place_all(packed(tensors))
 
     def place_all(self, rows: Iterable[Row]) -> Placed:
-        """As `place`; several tensors may have the same name. Raises `MemoryError` and `OSError`."""
-        return self.arena.place(rows)
+        """As `place`; several tensors may have the same name. Raises `MemoryError` and `OSError`.
+
+        Between machines, contiguous arrays are not copied: they are read while they are sent.
+        """
+        return self.arena.place(rows) if self.shares_memory else placed_behind(rows)
 
     def send(
         self,
@@ -234,8 +254,7 @@ class Channel:
             except OSError:
                 if frame.box is not None:
                     frame.box.sent = False
-                with suppress(OSError):  # Also if only one direction is closed: who reads has to notice it.
-                    self.socket.shutdown(socket.SHUT_RDWR)
+                self.shut_down()  # Also if only one direction is closed: who reads has to notice it.
                 self._drop_unsent()
             else:
                 self._unsent.popleft()
@@ -283,7 +302,7 @@ class Channel:
     def poll(self) -> None:
         """Deliver what has arrived, unless another thread reads. Does not block."""
         with self.lock:
-            while not (self._reading or self.gone) and (self._frames or self._poll.poll(0)):
+            while not (self._reading or self.gone) and (self._reader.complete or self._poll.poll(0)):
                 self._read()
 
     def _read(self) -> None:
@@ -310,9 +329,8 @@ class Channel:
         On one thread at a time.
         """
         try:
-            while not self._frames:
+            while (frame := self._reader.next()) is None:
                 self._fill()
-            frame = self._frames.popleft()
             named = None if frame.places is None else self._tensors(frame, frame.places)
             if frame.released:
                 self.arena.release(frame.released)
@@ -322,11 +340,29 @@ class Channel:
 
     def _tensors(self, frame: Frame, places: tuple[Place, ...]) -> Named:
         """Return the frame's tensors; maps its region if it is new. Raises `ValueError` and `OSError`."""
+        if not self.shares_memory:
+            return self._behind(frame.region_size, places)
         if frame.region_size:
             if not self._descriptors:
                 raise FrameError(f"region {frame.region} came without its file descriptor")
             self._mirror.adopt(frame.region, frame.region_size, self._descriptors.popleft())
         return self._mirror.tensors(frame.region, places)
+
+    def _behind(self, size: int, places: tuple[Place, ...]) -> Named:
+        """Return the tensors that follow the frame. Raises `OSError`, and `ValueError` for impossible sizes."""
+        if not size:
+            return arrays_at(NOTHING, places)
+        if size > MAX_BYTES or max(place.offset + place.size for place in places) > size:
+            raise ValueError(f"tensors of {size} bytes")
+        base = np.empty(size, np.uint8)
+        view = base.data[self._reader.take(base.data) :]
+        while view:
+            if not (count := self.socket.recv_into(view)):
+                raise Gone("the connection was closed")
+            self.heard += 1
+            view = view[count:]
+        base.flags.writeable = False
+        return arrays_at(base, places)
 
     def _fill(self) -> None:
         until = time.monotonic() + SOON if self.wakeful else 0.0
@@ -342,7 +378,7 @@ class Channel:
         if not data:
             raise Gone("the connection was closed")
         self.heard += 1
-        self._frames.extend(self._reader.feed(data))
+        self._reader.feed(data)
 
     def has_unread(self) -> bool:
         """Return whether the other side has sent what nobody has read yet. On one thread at a time."""
@@ -351,6 +387,11 @@ class Channel:
     def trim(self, now: float) -> None:
         """Return unused memory to the system. `now` is in seconds of `time.monotonic`."""
         self.arena.trim(now)
+
+    def shut_down(self) -> None:
+        """End the connection, on both sides, also if processes that this one has started have its socket, too."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close it. No thread may be sending or receiving."""

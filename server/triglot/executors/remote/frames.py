@@ -141,53 +141,43 @@ def _parsed(lists: bytes) -> tuple[tuple[Place, ...], tuple[int, ...]]:
 _parsed_before = lru_cache(64)(_parsed)
 
 
-class Head(NamedTuple):
-    """The head of a frame, with the lengths of what follows it."""
-
-    lists: int
-    text: int
-    kind: int
-    has_tensors: int
-    call: int
-    region: int
-    region_size: int
-
-    @classmethod
-    def of(cls, data: bytes | bytearray, at: int = 0) -> Head:
-        """Return the head that stands at this position. Raises `FrameError` for a frame that is too long."""
-        head = cls._make(HEAD.unpack_from(data, at))
-        if head.lists + head.text > MAX_FRAME:
-            raise FrameError(f"a frame of {head.lists + head.text} bytes: expected at most {MAX_FRAME}")
-        return head
-
-    def frame(self, lists: bytes, text: bytes) -> Frame:
-        """Return the frame of which the rest is this. Raises `FrameError` for an invalid one."""
-        try:
-            places, released = (_parsed_before if len(lists) <= _CACHED else _parsed)(lists) if lists else ((), ())
-            found = places if self.has_tensors else None
-            return Frame(_KINDS[self.kind], self.call, text, found, self.region, self.region_size, released)
-        except (LookupError, TypeError, ValueError, RecursionError) as error:
-            raise FrameError(f"no frame: {error}") from error
-
-
 class FrameReader:
-    """Splits the received bytes into frames."""
+    """Splits the received bytes into frames, and the bytes that follow these."""
 
     def __init__(self) -> None:
         self._data = b""
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """Add received bytes; returns the frames that are now complete. Raises `FrameError`."""
-        if self._data:
-            data = self._data + data
-        frames = []
-        at = 0
-        while len(data) - at >= HEAD.size:
-            head = Head.of(data, at)
-            begin, middle = at + HEAD.size, at + HEAD.size + head.lists
-            if len(data) < middle + head.text:
-                break
-            at = middle + head.text
-            frames.append(head.frame(data[begin:middle], data[middle:at]))
-        self._data = data[at:]
-        return frames
+    def feed(self, data: bytes) -> None:
+        """Add received bytes."""
+        self._data = self._data + data if self._data else data
+
+    @property
+    def complete(self) -> bool:
+        """Whether the next frame has been received."""
+        data = self._data
+        return len(data) >= HEAD.size and len(data) >= HEAD.size + sum(HEAD.unpack_from(data)[:2])
+
+    def next(self) -> Frame | None:
+        """Return the next frame; None if it is not complete. Raises `FrameError` for an invalid one."""
+        data = self._data
+        if len(data) < HEAD.size:
+            return None
+        size, text_size, kind, has_tensors, call, region, region_size = HEAD.unpack_from(data)
+        if size + text_size > MAX_FRAME:
+            raise FrameError(f"a frame of {size + text_size} bytes: expected at most {MAX_FRAME}")
+        middle = HEAD.size + size
+        end = middle + text_size
+        if len(data) < end:
+            return None
+        lists, text, self._data = data[HEAD.size : middle], data[middle:end], data[end:]
+        try:
+            places, released = (_parsed_before if size <= _CACHED else _parsed)(lists) if lists else ((), ())
+            return Frame(_KINDS[kind], call, text, places if has_tensors else None, region, region_size, released)
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            raise FrameError(f"no frame: {error}") from error
+
+    def take(self, view: memoryview) -> int:
+        """Move received bytes that follow the last frame into `view`; returns their number."""
+        count = min(len(view), len(self._data))
+        view[:count], self._data = self._data[:count], self._data[count:]
+        return count

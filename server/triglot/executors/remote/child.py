@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import importlib
 import inspect
 import logging
 import os
 import select
-import signal
-import socket
-import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
@@ -23,19 +19,18 @@ from typing import Any, ClassVar
 
 from triglot.core.call import Call, ModelCall, ModelTask
 from triglot.core.current_calls import RunningFor
-from triglot.core.errors import Cancelled, Internal, Unavailable
+from triglot.core.errors import Cancelled, Internal, Unavailable, error_fields
 from triglot.core.tensor import Array
 from triglot.executors.batch import check_answers
-from triglot.executors.process.blocking import run_blocking
-from triglot.executors.process.channel import Channel, Message
-from triglot.executors.process.failures import error_fields, failure_fields, load_failure_fields
-from triglot.executors.process.fields import grouped, list_rows, non_tensor_fields, rows_of, text_of
-from triglot.executors.process.frames import FrameError, Kind
-from triglot.executors.process.health import BEAT_SECONDS
-from triglot.executors.process.logs import ProcessLog
-from triglot.executors.process.session import CallState, RemoteCall, Session, end_at_once
-from triglot.executors.process.shared_memory import Row
-from triglot.executors.process.values import dumps
+from triglot.executors.remote.blocking import run_blocking
+from triglot.executors.remote.channel import BEAT_SECONDS, Message
+from triglot.executors.remote.failures import failure_fields, load_failure_fields
+from triglot.executors.remote.fields import grouped, list_rows, non_tensor_fields, rows_of, text_of
+from triglot.executors.remote.frames import FrameError, Kind
+from triglot.executors.remote.logs import ProcessLog
+from triglot.executors.remote.session import CallState, RemoteCall, Session, end_at_once
+from triglot.executors.remote.shared_memory import Row
+from triglot.executors.remote.values import dumps
 from triglot.executors.work import function_of, reason_to_skip, takes_call
 from triglot.model.config import Device, ModelConfig
 from triglot.model.model import Model, is_async, is_decoupled
@@ -43,10 +38,6 @@ from triglot.model.scheduling_rules import check_cpus, check_seconds
 from triglot.platform.cpus import thread_limit, usable_cpus
 
 log = logging.getLogger(__name__)
-
-_DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
-
 
 Ready = tuple[list[Row], bytes]
 """A response ready to be sent: its tensors, and the JSON of its other fields."""
@@ -262,30 +253,6 @@ class InstanceConfig(ModelConfig):
         return devices[self.instance % len(devices) :][:1] if devices else []
 
 
-def main() -> None:
-    """Entry point of the process, with the arguments SOCKET PARENT NAME.
-
-    SOCKET is a file descriptor, PARENT the server's pid, and NAME shows the model in process listings.
-    """
-    end, parent = map(int, sys.argv[1:3])
-    del sys.argv[1:]  # The model's code may parse the arguments, as unittest does.
-    # Ctrl-C in a terminal is for the server, which lets running calls end first.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with(parent)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # It goes to the server's log.
-    child = Child(Session(Channel(socket.socket(fileno=end))))
-    threading.Thread(target=child.beat, args=(parent,), name="heart", daemon=True).start()
-    child.run()
-
-
-def _die_with(parent: int) -> None:
-    """Have the system kill this process when the server's thread that started it ends, where the system can."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:
-        end_at_once()
-
-
 class Child:
     """Loads one model, and runs it: `run` on the main thread, or on an actor's, and `beat` on another."""
 
@@ -332,7 +299,8 @@ class Child:
         session.check_ready = model.check_ready
         worker = Worker(session, model, file)
         # Not for `async def` code: the thread of its event loop needs the interpreter's lock meanwhile.
-        session.channel.wakeful = session.serial and _runs_beside_server()
+        channel = session.channel
+        channel.wakeful = session.serial and channel.shares_memory and _runs_beside_server()
         while (state := session.next()).kind is not Kind.END:
             worker.serve(state)
             del state

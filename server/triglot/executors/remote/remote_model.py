@@ -12,10 +12,10 @@ from typing import Any
 from triglot.core.call import BatchCall, Call
 from triglot.core.statistics import Reading
 from triglot.executors.hosted import HostedModel, ignore_loss, no_warm_up
-from triglot.executors.process.blocking import iterate, run_blocking
-from triglot.executors.process.health import BEAT_SECONDS
-from triglot.executors.process.pool import Checkout, Pool
-from triglot.executors.process.process import Process
+from triglot.executors.remote.blocking import iterate, run_blocking
+from triglot.executors.remote.channel import BEAT_SECONDS
+from triglot.executors.remote.pool import Checkout, Pool
+from triglot.executors.remote.process import Process
 from triglot.executors.work import Function, Inputs
 from triglot.model.config import Device, ModelConfig
 from triglot.model.configure import configured_instances
@@ -141,7 +141,7 @@ class RemoteModel(HostedModel):
     @property
     def nodes(self) -> Sequence[str]:
         """See `HostedModel`."""
-        return [node for process in self._pool.ready() if (node := process.place.get("node"))]
+        return [node for process in self._pool.ready() if (node := process.body.labels.get("node"))]
 
     def abandon(self) -> None:
         """Kill the processes that still run a call."""

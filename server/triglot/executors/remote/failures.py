@@ -8,19 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from triglot.core.errors import (
-    Cancelled,
     Code,
-    DeadlineExceeded,
-    FailedPrecondition,
-    Internal,
-    InvalidArgument,
     MissingDependency,
     ModelLoadError,
-    NotFound,
     ServingError,
-    Unavailable,
-    Unimplemented,
     cuda_loss,
+    error_fields,
+    error_of,
     is_serving_error,
     text_of,
 )
@@ -29,19 +23,6 @@ from triglot.telemetry.log_handlers import PLACE
 
 MAX_TRACE = 64 * 1024
 """Longest traceback, and longest text of an exception, that reaches the server's log, in characters."""
-_CLASSES: Mapping[Code, type[ServingError]] = {
-    kind.code: kind
-    for kind in (
-        Cancelled,
-        DeadlineExceeded,
-        FailedPrecondition,
-        Internal,
-        InvalidArgument,
-        NotFound,
-        Unavailable,
-        Unimplemented,
-    )
-}
 
 
 def description(error: BaseException) -> str:
@@ -60,17 +41,6 @@ def _place(error: BaseException) -> str:
     """Return "file:line" of the frame that raised the exception; "" without a traceback."""
     frames = [*traceback.walk_tb(error.__traceback__)]
     return f"{frames[-1][0].f_code.co_filename}:{frames[-1][1]}" if frames else ""
-
-
-def error_fields(error: ServingError) -> dict[str, Any]:
-    """Encode an error whose text is safe for clients."""
-    return {"code": int(error.code), "message": error.message, "retry_after": error.retry_after}
-
-
-def error_of(fields: Mapping[str, Any]) -> ServingError:
-    """Decode `error_fields`; returns an error of the class that usually has its code."""
-    code = Code(fields["code"])
-    return _CLASSES.get(code, ServingError)(fields["message"], code=code, retry_after=fields["retry_after"])
 
 
 def failure_fields(error: BaseException) -> dict[str, Any]:

@@ -16,13 +16,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from triglot.core.call import BatchCall, Call
-from triglot.core.errors import Cancelled, Internal, ServingError, Unavailable, is_serving_error
-from triglot.executors.process.channel import Channel, Mailbox, Message
-from triglot.executors.process.failures import description, error_fields, error_from, load_error
-from triglot.executors.process.fields import (
+from triglot.core.errors import Cancelled, Internal, ServingError, Unavailable, error_fields, is_serving_error
+from triglot.executors.remote.channel import Channel, Mailbox, Message
+from triglot.executors.remote.failures import description, error_from, load_error
+from triglot.executors.remote.fields import (
     answer_of,
     asked_of,
     call_fields,
@@ -30,9 +30,10 @@ from triglot.executors.process.fields import (
     members_of,
     non_tensor_fields,
 )
-from triglot.executors.process.frames import FIRST_QUESTION, OUTCOMES, FrameError, Kind
-from triglot.executors.process.shared_memory import Placed, packed
-from triglot.executors.process.values import dumps
+from triglot.executors.remote.frames import FIRST_QUESTION, OUTCOMES, FrameError, Kind
+from triglot.executors.remote.place import Program
+from triglot.executors.remote.shared_memory import Placed, packed
+from triglot.executors.remote.values import dumps
 from triglot.executors.work import Inputs
 
 log = logging.getLogger(__name__)
@@ -50,23 +51,6 @@ class NotBegun(Exception):
 
 class Lost(Unavailable):
     """The process ended when it may have begun the call, and before it had sent any response."""
-
-
-class Owner(Protocol):
-    """The process that the calls belong to. `lost` is the reason why it takes no more calls; "" while it does."""
-
-    name: str
-    lost: str
-
-    @property
-    def kind(self) -> str:
-        """Word for it in messages: "process" or "actor"."""
-
-    def why_gone(self) -> str:
-        """Return the reason why it closed its connection. Blocks."""
-
-    def kill(self, why: str) -> None:
-        """Kill it at once, for the reason `why`."""
 
 
 class CallState(Mailbox):
@@ -93,14 +77,24 @@ class CallState(Mailbox):
 class Calls:
     """The calls in flight of one process. Each runs on a thread without an event loop, or on the server's loop.
 
+    `kill` ends the process for a reason, and `why_lost` returns why it has closed its connection, and blocks.
     `loop` returns the server's event loop. `take_metrics` gets the changes of the model's metrics. Once the model
     is loaded: `on_loop`: it is `async def` code; `with_call`: its code gets the call, so its fields are sent;
     `log_ids`: they are sent because the process's log records carry the call's ids.
     """
 
-    def __init__(self, owner: Owner, channel: Channel, take_metrics: Callable[[Any], object]) -> None:
-        self._owner = owner
+    def __init__(
+        self,
+        program: Program,
+        channel: Channel,
+        kill: Callable[[str], object],
+        why_lost: Callable[[], str],
+        take_metrics: Callable[[Any], object],
+    ) -> None:
+        self._program = program
         self._channel = channel
+        self._kill = kill
+        self._why_lost = why_lost
         self._take_metrics = take_metrics
         self.loop: Callable[[], asyncio.AbstractEventLoop] = _no_loop
         self.on_loop = self.with_call = self.log_ids = False
@@ -112,7 +106,8 @@ class Calls:
         self.orphaned = 0
         """Number of calls that still run though their callers no longer wait for them."""
         self._last = 0
-        self._over = False
+        self._lost = ""
+        """Why the process has closed its connection; "" before."""
         channel.deliver, channel.on_gone = self._deliver, self._on_gone
 
     # --- calls ---
@@ -180,11 +175,11 @@ class Calls:
                 self._own = CallState(0, call.apart())
             state = CallState(self._last + 1, call)
             self._last = state.number + len(members_of(call) or ())
-            if not (over := self._over):
+            if not (lost := self._lost):
                 self._states[state.number] = state
-        if over:
+        if lost:
             self._channel.drop(placed)
-            raise NotBegun(self._owner.lost)
+            raise NotBegun(lost)
         try:
             self._channel.send(kind, call=state.number, text=text, placed=placed, box=state)
         except FrameError:
@@ -238,7 +233,7 @@ class Calls:
         try:
             self._handle(message)
         except (LookupError, TypeError, ValueError) as error:
-            self._owner.kill(f"sent an invalid frame ({error}); process killed")
+            self._kill(f"sent an invalid frame ({error}); process killed")
 
     def _handle(self, message: Message) -> None:
         kind, number = message.kind, message.call
@@ -249,20 +244,20 @@ class Calls:
             if kind in OUTCOMES:
                 self._ended(state)
                 if kind is Kind.FAILED and "lost" in message.fields:
-                    self._owner.kill(message.fields["lost"])
+                    self._kill(message.fields["lost"])
             state.answered = True
             state.put(message)
         elif kind is Kind.METRICS:
             try:
                 self._take_metrics(message.fields)
             except (LookupError, TypeError, ValueError) as error:
-                log.error("%s: cannot count what its model has reported: %s", self._owner.name, error)
+                log.error("%s: cannot count what its model has reported: %s", self._program.name, error)
         elif kind is Kind.READY:
             self._ready[number] = message.fields
         elif number >= FIRST_QUESTION:
             self._on_loop(self._go_on_or_stop, kind, number)
         elif kind is not Kind.BEAT:  # Which is heard by having arrived.
-            self._owner.kill("sent a response to an unknown call; process killed")
+            self._kill("sent a response to an unknown call; process killed")
 
     def _ended(self, state: CallState) -> None:
         state.ended = True
@@ -273,16 +268,14 @@ class Calls:
 
     def _on_gone(self) -> None:
         """End all calls, with `NotBegun` those that were not sent: the process has closed its connection."""
-        owner = self._owner
-        why = owner.why_gone()
+        why, program = self._why_lost(), self._program
         with self._channel.lock:
-            owner.lost = owner.lost or why
-            self._over = True
+            self._lost = why
             for state in [*self._states.values(), *([self._own] if self._own else [])]:
                 self._ended(state)
-                text = f"{owner.name}: the {owner.kind} that ran the request {owner.lost}"
+                text = f"{program.name}: the {program.kind} that ran the request {why}"
                 lost = Unavailable(text) if state.answered else Lost(text)
-                state.put(lost if state.sent else NotBegun(owner.lost))
+                state.put(lost if state.sent else NotBegun(why))
 
     # --- the model's questions ---
 
@@ -397,7 +390,7 @@ class Calls:
         with self._channel.lock:
             self._last = number = self._last + 1
         self._channel.send(Kind.CHECK, call=number)
-        self._channel.wait(lambda: number in self._ready or self._over)
+        self._channel.wait(lambda: number in self._ready or self._lost)
         return self._ready.pop(number, False)
 
 

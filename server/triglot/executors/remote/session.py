@@ -14,14 +14,13 @@ from functools import partial
 from typing import Any
 
 from triglot.core.call import Call, ModelCall, ModelTask, Reach, no_models
-from triglot.core.errors import Unavailable
+from triglot.core.errors import Unavailable, error_of
 from triglot.core.operation import Permission
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.types import NO_INPUT_PARAMETERS
-from triglot.executors.process.blocking import iterate, run_blocking
-from triglot.executors.process.channel import Channel, Mailbox, Message
-from triglot.executors.process.failures import error_of
-from triglot.executors.process.fields import (
+from triglot.executors.remote.blocking import iterate, run_blocking
+from triglot.executors.remote.channel import Channel, Mailbox, Message
+from triglot.executors.remote.fields import (
     answer_of,
     asked_fields,
     inputs_of,
@@ -30,9 +29,9 @@ from triglot.executors.process.fields import (
     streams,
     text_of,
 )
-from triglot.executors.process.frames import FIRST_QUESTION, Kind
-from triglot.executors.process.shared_memory import Placed
-from triglot.executors.process.values import dumps
+from triglot.executors.remote.frames import FIRST_QUESTION, Kind
+from triglot.executors.remote.shared_memory import Placed
+from triglot.executors.remote.values import dumps
 
 log = logging.getLogger(__name__)
 
