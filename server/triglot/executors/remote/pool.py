@@ -1,7 +1,7 @@
 """`Pool`, the processes of one model: chooses a process for each call, and replaces lost processes.
 
-Strategy: the pool's own thread (`ProcessMonitor`) starts all processes, so that the system can end them with it,
-and checks them periodically. A process that has ended or hangs is dropped at once, and replaced after a delay that
+Strategy: one thread of the pool starts all processes, so that the system can end them with it, and another one
+checks them periodically. A process that has ended or hangs is dropped at once, and replaced after a delay that
 grows as long as the replacements are short-lived. Each caller checks out a free process, and waits while there is
 none.
 """
@@ -12,15 +12,14 @@ import asyncio
 import itertools
 import logging
 import math
-import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import ModelLoadError, Unavailable
@@ -36,9 +35,6 @@ log = logging.getLogger(__name__)
 
 MAX_TRIES = 3
 """Limit on the instances that an idempotent call is tried on: it may be what ends them."""
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,74 +56,6 @@ class RestartPolicy:
 
 
 DEFAULT_POLICY = RestartPolicy()
-
-
-class ProcessMonitor:
-    """A thread that periodically calls every function in `checks()`, and runs the functions given to `do`.
-
-    Processes that it starts are ended by the system when this thread ends, where the system supports that. So it
-    keeps running whatever fails; of failures in a row only the first is logged.
-    """
-
-    def __init__(self, name: str, checks: Callable[[], Iterable[Callable[[], object]]]) -> None:
-        self._checks = checks
-        self._failing = False
-        self._orders: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                order = self._orders.get(timeout=BEAT_SECONDS)
-            except queue.Empty:
-                self._check()
-            else:
-                if order is None:
-                    return
-                order()
-
-    def _check(self) -> None:
-        failed = False
-        try:
-            for check in self._checks():
-                try:
-                    check()
-                except BaseException:
-                    failed = True
-                    self._log_failure()
-        except BaseException:
-            failed = True
-            self._log_failure()
-        self._failing = failed
-
-    def _log_failure(self) -> None:
-        if not self._failing:
-            log.exception("%s: a check failed; the next checks follow", self._thread.name)
-
-    def do(self, work: Callable[[], T]) -> T:
-        """Run `work` on the monitor's thread; returns or raises what it returns or raises. Blocks.
-
-        Called on other threads. Raises `OSError` after `end`.
-        """
-        done: Future[T] = Future()
-
-        def order() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:
-                done.set_exception(error)
-
-        self._orders.put(order)
-        while not wait([done], 10 * BEAT_SECONDS).done:
-            if not self._thread.is_alive():
-                raise OSError("the thread that watches processes has ended")
-        return done.result()
-
-    def end(self) -> None:
-        """End the thread, and wait until it has ended."""
-        self._orders.put(None)
-        self._thread.join()
 
 
 class ThreadAffinity:
@@ -263,7 +191,11 @@ class Pool:
         self._gone: list[Process] = []
         self.affinity = ThreadAffinity()
         self.metrics = PoolMetrics(self.ready)
-        self._monitor = ProcessMonitor(f"{program.name} processes", self._checks)
+        self._starter = ThreadPoolExecutor(1, f"{program.name} starts")
+        """Its thread starts all processes: the system ends them with it, where the system supports that."""
+        self._over = threading.Event()
+        self._monitor = threading.Thread(target=self._watch, name=f"{program.name} processes", daemon=True)
+        self._monitor.start()
 
     # --- start ---
 
@@ -314,31 +246,19 @@ class Pool:
             process.end(max(0.0, until - time.monotonic()), self._policy.kill_timeout)
 
     def _fill(self, slot: Slot) -> dict[str, Any]:
-        """Start a process for the slot, and load the model in it. Not on the monitor's thread."""
+        """Start a process for the slot, and load the model in it; returns what that declares. Blocks."""
         try:
-            process = self._monitor.do(partial(self._start, slot))
-        except OSError as error:
+            process = self._starter.submit(self._start, slot).result()
+        except (OSError, RuntimeError) as error:
             raise ModelLoadError(f"{self.program.file}: cannot start its {self.program.kind}: {error}") from error
-        return self._loaded(slot, process, self.warm)
-
-    def _start(self, slot: Slot) -> Process:
-        """Start a process for the slot. On the monitor's thread. Raises `OSError`."""
-        if self._closed:
-            raise OSError("loading was cancelled")
-        body = self._place.start(self.program, slot.number)
-        process = Process(self.program, slot.number, body, self.metrics.apply)
-        with self._free:
-            slot.loading = process
-        if bool(self._closed):  # It was closed meanwhile.
-            process.kill("was stopped")
-        return process
-
-    def _loaded(self, slot: Slot, process: Process, warm: Callable[[Process], object]) -> dict[str, Any]:
         try:
             declared = process.load(self._the_loop)
-            warm(process)
+            self.warm(process)
         except BaseException:
-            self._drop(slot, process)
+            process.kill("could not load its model")
+            with self._free:
+                slot.loading = None
+                self._gone.append(process)
             raise
         with self._free:
             slot.loading = None
@@ -354,16 +274,22 @@ class Pool:
             self.changed()
         return declared
 
+    def _start(self, slot: Slot) -> Process:
+        """Start a process for the slot. Raises `OSError`."""
+        if self._closed:
+            raise OSError("loading was cancelled")
+        body = self._place.start(self.program, slot.number)
+        process = Process(self.program, slot.number, body, self.metrics.apply)
+        with self._free:
+            slot.loading = process
+        if bool(self._closed):  # It was closed meanwhile.
+            process.kill("was stopped")
+        return process
+
     def _the_loop(self) -> asyncio.AbstractEventLoop:
         if (loop := self.loop()) is None:
             raise RuntimeError("no server runs the model")
         return loop
-
-    def _drop(self, slot: Slot, process: Process) -> None:
-        process.kill("could not load its model")
-        with self._free:
-            slot.loading = None
-            self._gone.append(process)
 
     # --- calls ---
 
@@ -452,10 +378,20 @@ class Pool:
 
     # --- checks by the monitor ---
 
-    def _checks(self) -> list[Callable[[], object]]:
-        """Return the checks of one round of the monitor."""
-        with self._free:
-            return [*(partial(self._check_slot, slot) for slot in self._slots), self._forget]
+    def _watch(self) -> None:
+        """Check all processes periodically, whatever fails; of failures in a row only the first is logged."""
+        failing = False
+        while not self._over.wait(BEAT_SECONDS):
+            failed = False
+            checks: list[Callable[[], object]] = [partial(self._check_slot, slot) for slot in list(self._slots)]
+            for check in (*checks, self._forget):
+                try:
+                    check()
+                except BaseException:
+                    failed = True
+                    if not failing:
+                        log.exception("%s: a check failed; the next checks follow", self.program.name)
+            failing = failed
 
     def _check_slot(self, slot: Slot) -> None:
         now = time.monotonic()
@@ -501,22 +437,21 @@ class Pool:
             self.changed()
 
     def _replace(self, slot: Slot) -> None:
-        """Start the next process, and load the model on another thread. On the monitor's thread."""
+        """Start the next process, and load the model in it, on another thread."""
+        slot.due = 0.0
         try:
-            loading = partial(self._load_again, slot, self._start(slot))
-            threading.Thread(target=loading, name=f"{self.program.name} loads again", daemon=True).start()
-        except Exception as error:
-            if slot.loading is not None:
-                self._drop(slot, slot.loading)
+            name = f"{self.program.name} loads again"
+            threading.Thread(target=self._fill_again, args=(slot,), name=name, daemon=True).start()
+        except RuntimeError as error:  # There are too many threads.
             self._not_replaced(slot, error)
 
-    def _load_again(self, slot: Slot, process: Process) -> None:
+    def _fill_again(self, slot: Slot) -> None:
         try:
-            self._loaded(slot, process, self.warm)
+            self._fill(slot)
         except BaseException as error:
             self._not_replaced(slot, error)
         else:
-            log.info("%s replaced the lost %s", str(process), self.program.kind)
+            log.info("%s: %s %d was restarted", self.program.name, self.program.kind, slot.number)
 
     def _not_replaced(self, slot: Slot, error: BaseException) -> None:
         with self._free:
@@ -575,8 +510,10 @@ class Pool:
         until = time.monotonic() + self._policy.end_timeout
         for process in there:
             process.end(max(0.0, until - time.monotonic()), self._policy.kill_timeout)
-        # The monitor may just have started another process.
-        self._monitor.end()
+        # Another process may just have been started.
+        self._over.set()
+        self._monitor.join()
+        self._starter.shutdown()
         with self._free:
             there = [process for process in self.processes() if process not in there]
             self._slots.clear()
