@@ -45,7 +45,7 @@ class TritonPythonModel:
                 "said": only_there.SAID,
                 "activated": os.environ.get("VIRTUAL_ENV", ""),
                 "program": os.popen("command -v python").read().strip(),
-                "beside": "health" in sys.modules or any("processes" in one for one in sys.path),
+                "beside": any(one.endswith("executors/process") for one in sys.path),
             }
             tensor = pb_utils.Tensor("Y", x * only_there.FACTOR)
             responses.append(pb_utils.InferenceResponse([tensor], parameters=parameters))

@@ -277,7 +277,7 @@ def test_an_exception_is_in_the_object_of_its_request(logged: Logged, model: str
     (line,) = logged.of("triglot.core.errors", request_id)
     assert belongs(line, model, request_id)
     assert line["level"] == "ERROR"
-    assert line["exception"].startswith(("Traceback (most recent", "triglot.executors.process"))
+    assert line["exception"].startswith(("Traceback (most recent", "triglot.executors.remote"))
     assert 'raise KeyError("\\n{}")\n' in line["exception"]
     (access,) = logged.of("triglot.access", request_id)
     assert access["code"] == "INTERNAL"
