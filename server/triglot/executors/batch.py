@@ -19,18 +19,6 @@ from triglot.executors.work import Explain, Function, Runnable, Work
 log = logging.getLogger(__name__)
 
 
-class Executed(Protocol):
-    """One request of a batch."""
-
-    @property
-    def inputs(self) -> Any:
-        """Arrays by name."""
-
-    @property
-    def call(self) -> Call:
-        """The request's context."""
-
-
 class BatchTimes:
     """Times of one batch. `began` and `ended` are `time.perf_counter` instants; 0 until they are reached."""
 
@@ -70,7 +58,7 @@ class BatchTimes:
         """Seconds from the model's end to the end of the batch; 0 if the model failed."""
         return self.ended - self._answered if self._answered else 0.0
 
-    def count(self, members: Sequence[Executed], counts: Sequence[int] = ()) -> None:
+    def count(self, members: Sequence[Work], counts: Sequence[int] = ()) -> None:
         """Count the batch in the statistics, and end its span. On the event loop.
 
         `members` were executed together; `counts` are the rows of each, if known.
