@@ -158,7 +158,7 @@ RESPONSE_TYPE = "io.kserve.inference.response"
 SOURCE_PREFIX = "io.kserve.inference."
 _REQUIRED = ("specversion", "id", "source", "type")
 _VERSIONS = ("1.0", "0.3")
-_HEADERS = tuple(f"ce-{name}" for name in _REQUIRED)
+_HEADERS = frozenset(f"ce-{name}" for name in _REQUIRED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def event_of(http: HttpRequest, limits: JsonLimits) -> Event | None:
     Raises `InvalidArgument` for an event without a required attribute, of another specification or without data.
     """
     headers = http.headers
-    if all(name in headers for name in _HEADERS):
+    if headers.keys() >= _HEADERS:
         _check({name: headers[f"ce-{name}"] for name in _REQUIRED})
         return Event(bytes(http.body), structured=False)
     if headers.get("content-type", "").partition(";")[0].strip().lower() != STRUCTURED:

@@ -124,12 +124,15 @@ class RequestReader:
         "_size",
         "_tail",
         "_target",
+        "kept",
     )
 
     def __init__(self) -> None:
         self._kept = b""
         """Received bytes that are not parsed yet, from `_at` on."""
         self._at = 0
+        self.kept = 0
+        """Number of bytes that wait for `next_request`."""
         self._is_over = False
         self._head: HttpRequestParser | None = None
         self._body: _ChunkedBody | None = None
@@ -148,11 +151,6 @@ class RequestReader:
         """The incomplete last line."""
 
     @property
-    def kept(self) -> int:
-        """Number of bytes that wait for `next_request`."""
-        return len(self._kept) - self._at
-
-    @property
     def waits(self) -> bool:
         """Whether nothing is read until `next_request`."""
         return self._head is None and not self._left and self._body is None
@@ -160,7 +158,7 @@ class RequestReader:
     def close(self) -> None:
         """Read nothing more."""
         self._head = self._body = None  # They refer to this object.
-        self._kept, self._at, self._left = b"", 0, 0
+        self._kept, self._at, self.kept, self._left = b"", 0, 0, 0
 
     def receive(self, data: bytes) -> list[Event]:
         """Returns the events of these bytes; bytes of later requests are kept."""
@@ -168,7 +166,7 @@ class RequestReader:
         rest = data if self.waits else self._read(data, events)
         if rest and not self._is_over:
             self._kept = self._kept[self._at :] + rest
-            self._at = 0
+            self._at, self.kept = 0, len(self._kept)
         return events
 
     def next_request(self) -> list[Event]:
@@ -182,6 +180,7 @@ class RequestReader:
             self._at += len(piece) - len(rest)
         if self._is_over or self._at == len(self._kept):
             self._kept, self._at = b"", 0
+        self.kept = len(self._kept) - self._at
         return events
 
     def _read(self, data: bytes, events: list[Event]) -> bytes:
