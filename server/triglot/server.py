@@ -19,11 +19,11 @@ from triglot.config.options import NO_PORT, Config, ConfigError
 from triglot.config.trace_config import TraceConfig
 from triglot.core.errors import ModelLoadError
 from triglot.core.operation import EVERYTHING
-from triglot.core.recording import Recording
 from triglot.core.statistics import DEFAULT_BUCKETS, Latencies
 from triglot.dataplane.control import Control
 from triglot.dataplane.dataplane import DataPlane, RequestRecorder
 from triglot.dataplane.model_calls import ModelCalls
+from triglot.model.config import Recording
 from triglot.model.signature import ModelMetadata
 from triglot.platform.cgroups import memory_bound
 from triglot.platform.cpus import cpu_count

@@ -13,8 +13,8 @@ import pytest
 from served_models import Arrays, Function, Served, serving
 from triglot import Call
 from triglot.core.operation import EVERYTHING
-from triglot.core.recording import Recording
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
+from triglot.model.config import Recording
 from triglot.protocols.tfserving.recorder import MAX_WAITING_BYTES, Record, Recorder
 from triglot.scheduling.servable import Servable
 from waiting import until

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.recording import Recording
-from triglot.model.config import ALL, LATEST, VersionPolicy
+from triglot.model.config import ALL, LATEST, Recording, VersionPolicy
 from triglot.parts import BACKENDS
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.protocols.tfserving.model_config import model_settings

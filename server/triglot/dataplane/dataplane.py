@@ -22,7 +22,6 @@ from triglot.core.errors import (
     without_frames,
 )
 from triglot.core.operation import EVERYTHING, Permission
-from triglot.core.recording import Recording
 from triglot.core.request_scheduling import scheduling_of
 from triglot.core.response_buffer import NOTHING
 from triglot.core.running import Defer, Responses, Sink, Watcher
@@ -30,6 +29,7 @@ from triglot.core.tensor import LONG_BYTES, Array
 from triglot.core.types import Answer, InferenceRequest, InferenceResponse
 from triglot.dataplane.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments, Control
 from triglot.executors.work import Receiver, Work
+from triglot.model.config import Recording
 from triglot.model.signature import ModelMetadata, Signature
 from triglot.model.validation import (
     InvalidRequest,

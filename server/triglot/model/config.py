@@ -226,3 +226,15 @@ class ModelConfig:
 
 NO_CONFIG = ModelConfig()
 """Configuration of a model that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Where, and how many of, a model's requests are recorded.
+
+    `prefix` is the common path prefix of the files. `rate`, from 0 to 1, is the share of the requests that are
+    recorded, chosen at random.
+    """
+
+    prefix: str
+    rate: float

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.recording import Recording
-from triglot.model.config import ALL, VersionPolicy
+from triglot.model.config import ALL, Recording, VersionPolicy
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.repository.config.settings import ModelSettings, check_names
 from triglot.repository.scan.layout import BACKEND_OF_FILE

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.recording import Recording
-from triglot.model.config import LATEST, VersionPolicy
+from triglot.model.config import LATEST, Recording, VersionPolicy
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 NAME_RULE = "expected 1 to 128 letters, digits, '.', '_' and '-', not starting with '.'"
