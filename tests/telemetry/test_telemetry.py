@@ -57,7 +57,7 @@ def test_what_is_kept_of_calls() -> None:
     assert (failed.latency.count, failed.queue, failed.compute, failed.batches) == (1, None, None, {})
     model = telemetry.models()["m", 3]
     assert model.sums() == (3, 1, 2, 0.5)
-    assert model.mean_batch_size == 4
+    assert model.recent_executions == (2, 0.5)
     assert model.recent_latencies() == [0.5, 1.0, 2.0]
 
 

@@ -158,12 +158,6 @@ class ModelStats(Traffic):
         before = self._ends[0]
         return self.executed - before[2], self.executions - before[3]
 
-    @property
-    def mean_batch_size(self) -> float | None:
-        """Mean batch size of the recent executions; None without any."""
-        executed, executions = self.recent_executions
-        return executed / executions if executions > 0 else None
-
     def recent_latencies(self) -> list[float]:
         """Return the latencies of the recent calls, in seconds, ascending."""
         recent = self.requests - self._ends[0][0]
