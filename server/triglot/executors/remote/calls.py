@@ -15,16 +15,16 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from triglot.core.call import BatchCall, Call
+from triglot.core.call import BatchCall, Call, ModelCall, ModelTask
 from triglot.core.errors import Cancelled, Internal, ServingError, Unavailable, error_fields, is_serving_error
 from triglot.executors.remote.channel import Channel, Mailbox, Message
 from triglot.executors.remote.failures import description, error_from, load_error
 from triglot.executors.remote.fields import (
     answer_of,
-    asked_of,
     call_fields,
     list_of,
     members_of,
@@ -40,9 +40,10 @@ log = logging.getLogger(__name__)
 
 STOP_SECONDS = 0.5
 """How long to wait for a cancelled call to end in its process; a call that blocks there is orphaned then."""
+Question = ModelCall | ModelTask | None
+"""What the model's code asks for; None: the request's metadata."""
 Content = Callable[[], tuple[bytes, Placed | None]]
 """Return the JSON text and the placed tensors of the frame that begins a call."""
-_QUESTIONS = (Kind.METADATA, Kind.MODEL)
 
 
 class NotBegun(Exception):
@@ -102,7 +103,6 @@ class Calls:
         self._questions: dict[int, tuple[Mailbox, asyncio.Task[None]]] = {}
         self._own: CallState | None = None
         """For what `async def` code asks outside of any call."""
-        self._ready: dict[int, bool] = {}
         self.orphaned = 0
         """Number of calls that still run though their callers no longer wait for them."""
         self._last = 0
@@ -127,6 +127,10 @@ class Calls:
     async def run_list(self, inputs: Sequence[Inputs], call: BatchCall) -> list[Any]:
         """Return what `infer_batch` returns: outputs, or an exception, for each member. Raises as `run`."""
         return list_of(await self._result(partial(self._list, inputs, call), call), error_from)
+
+    async def check_ready(self) -> bool:
+        """Return whether the model's readiness check passes. Raises `NotBegun` and `Unavailable`."""
+        return bool(answer_of(await self._result(lambda: (b"", None), Call(), Kind.CHECK)))
 
     async def start(self, call: Call) -> None:
         """Run the model's `start_instance`. Raises `ModelLoadError`, and as `run`."""
@@ -174,6 +178,8 @@ class Calls:
             if self._own is None and self.on_loop:
                 self._own = CallState(0, call.apart())
             state = CallState(self._last + 1, call)
+            if kind is Kind.CHECK:
+                state.since = math.inf  # It may take as long as it likes.
             self._last = state.number + len(members_of(call) or ())
             if not (lost := self._lost):
                 self._states[state.number] = state
@@ -238,7 +244,7 @@ class Calls:
     def _handle(self, message: Message) -> None:
         kind, number = message.kind, message.call
         state = self._states.get(number)
-        if kind in _QUESTIONS:
+        if kind is Kind.QUESTION:
             self._ask(self._own if number == 0 else state, message)
         elif state is not None:
             if kind in OUTCOMES:
@@ -252,8 +258,6 @@ class Calls:
                 self._take_metrics(message.fields)
             except (LookupError, TypeError, ValueError) as error:
                 log.error("%s: cannot count what its model has reported: %s", self._program.name, error)
-        elif kind is Kind.READY:
-            self._ready[number] = message.fields
         elif number >= FIRST_QUESTION:
             self._on_loop(self._go_on_or_stop, kind, number)
         elif kind is not Kind.BEAT:  # Which is heard by having arrived.
@@ -281,14 +285,19 @@ class Calls:
 
     def _ask(self, state: CallState | None, message: Message) -> None:
         """Have a question answered on the loop, if its call still runs."""
-        question = message.fields["question"]
-        if state is None or not self._on_loop(self._answer_soon, state, question, message):
+        fields = message.fields
+        question, asked, member = fields["question"], fields["asked"], fields["member"]
+        if isinstance(asked, ModelCall):
+            asked = replace(asked, inputs=message.tensors or {})
+        elif asked is not None and not isinstance(asked, ModelTask):
+            raise TypeError(f"expected a question, got {type(asked).__name__}")
+        if state is None or not self._on_loop(self._answer_soon, state, question, asked, member):
             self._refuse(question, Unavailable("the call has ended: it can no longer call other models"))
 
-    def _answer_soon(self, state: CallState, question: int, message: Message) -> None:
+    def _answer_soon(self, state: CallState, question: int, asked: Question, member: int | None) -> None:
         """Start to answer a question. On the event loop."""
         box = Mailbox()
-        task = asyncio.get_running_loop().create_task(self._answer(state.call, question, message, box))
+        task = asyncio.get_running_loop().create_task(self._answer(state.call, question, asked, member, box))
         self._questions[question] = box, task
         state.tasks.add(task)
         task.add_done_callback(partial(self._answered, state, question))
@@ -306,18 +315,16 @@ class Calls:
         else:
             box.put(None)
 
-    async def _answer(self, call: Call, question: int, message: Message, box: Mailbox) -> None:
+    async def _answer(self, call: Call, question: int, asked: Question, member: int | None, box: Mailbox) -> None:
         try:
-            fields = message.fields
-            del fields["question"]
-            member, stream = fields.pop("member"), fields.pop("stream", False)
             if member is not None:
                 call = call.members[member]
-            if message.kind is Kind.METADATA:
-                self._reply(Kind.REPLY, question, dumps(list(call.metadata.items())))
+            if asked is None:
+                self._reply_with(Kind.DONE, question, list(call.metadata.items()))
                 return
-            answer = call.reach(call, asked_of(fields, message.tensors or {}, stream=stream))
-            del message
+            stream = isinstance(asked, ModelCall) and asked.stream
+            answer = call.reach(call, asked)
+            del asked
             if stream:
                 async with aclosing(answer) as answers:
                     async for answer in answers:
@@ -327,7 +334,7 @@ class Calls:
                 answer = None
             else:
                 answer = await answer
-            self._reply_with(Kind.REPLY, question, answer)
+            self._reply_with(Kind.DONE, question, answer)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # The process needs a reply in any case.
@@ -341,19 +348,17 @@ class Calls:
             self._refuse(question, Cancelled("the call was cancelled"))
 
     def _reply_with(self, kind: Kind, question: int, answer: Any) -> None:
-        """Send an answer: tensors with other fields, the result of a `ModelTask`, or None."""
-        fields = {"result": answer} if isinstance(answer, bool) else non_tensor_fields(answer)
-        placed = self._channel.place(answer) if isinstance(answer, Mapping) else None
-        self._reply(kind, question, dumps(fields) if fields else b"", placed)
-
-    def _reply(self, kind: Kind, question: int, text: bytes, placed: Placed | None = None) -> None:
+        """Send an answer: tensors with other fields, another result, or None."""
+        tensors = isinstance(answer, Mapping)
+        fields = non_tensor_fields(answer) if tensors or answer is None else {"result": answer}
+        placed = self._channel.place(answer) if tensors else None
         try:
-            self._channel.send(kind, call=question, text=text, placed=placed)
+            self._channel.send(kind, call=question, text=dumps(fields) if fields else b"", placed=placed)
         except FrameError as error:
             raise Internal(f"the response cannot be sent to the process: {error}") from None
 
     def _refuse(self, question: int, error: BaseException) -> None:
-        self._channel.send(Kind.REFUSAL, call=question, text=dumps(error_fields(_readable(error))))
+        self._channel.send(Kind.FAILED, call=question, text=dumps(error_fields(_readable(error))))
 
     def _on_loop(self, work: Callable[..., object], *arguments: object) -> bool:
         try:
@@ -385,14 +390,6 @@ class Calls:
                 self._channel.send(Kind.STOP if stops else Kind.CANCEL, call=number)
             state.cancelled |= cancelled
 
-    def check_ready(self) -> bool:
-        """Return whether the model's readiness check passes; False if the process ends meanwhile. Blocks."""
-        with self._channel.lock:
-            self._last = number = self._last + 1
-        self._channel.send(Kind.CHECK, call=number)
-        self._channel.wait(lambda: number in self._ready or self._lost)
-        return self._ready.pop(number, False)
-
 
 def _no_loop() -> asyncio.AbstractEventLoop:
     raise RuntimeError("no server runs the model")
@@ -406,9 +403,8 @@ def _cancel_all(tasks: set[asyncio.Task[None]]) -> None:
 def _returned(message: Message) -> Message:
     """Return the message with what the model's code returned. Raises what that raised."""
     if message.kind is Kind.FAILED:
-        raise error_from(message.fields)
-    if message.kind is Kind.UNLOADABLE:
-        raise load_error(message.fields)
+        fields = message.fields
+        raise load_error(fields) if "missing" in fields else error_from(fields)
     return message
 
 

@@ -151,12 +151,9 @@ class Worker:
 
     def _fail(self, state: CallState, kind: Kind, error: BaseException) -> None:
         """Send the error of a call that a frame of `kind` began."""
-        if kind is Kind.START:
-            kind, fields = Kind.UNLOADABLE, load_failure_fields(error, self._file)
-        else:
-            kind, fields = Kind.FAILED, failure_fields(error)
+        fields = load_failure_fields(error, self._file) if kind is Kind.START else failure_fields(error)
         self._ended(state)
-        self._session.send(kind, state.number, dumps(fields))
+        self._session.send(Kind.FAILED, state.number, dumps(fields))
 
     async def _outcome(self, state: CallState, message: Message) -> Ready | None:
         fields = message.fields or {}
@@ -326,11 +323,11 @@ class Child:
                 check_seconds("longest_run", model.longest_run)
             declared = dumps(_declared(model, config))
         except BaseException as error:
-            self._session.send(Kind.UNLOADABLE, state.number, dumps(load_failure_fields(error, file)))
+            self._session.send(Kind.FAILED, state.number, dumps(load_failure_fields(error, file)))
             return None
         if model.own_metrics is not None:
             model.own_metrics.report_to(self._report)
-        self._session.send(Kind.LOADED, state.number, declared)
+        self._session.send(Kind.DONE, state.number, declared)
         return model, file
 
     def _report(self, change: Mapping[str, Any]) -> None:

@@ -1,18 +1,17 @@
 """The fields of calls and responses: what a frame has in its JSON text, besides the tensors in a region.
 
-A call has those of `call_fields`, and a call that the model's code makes those of `asked_fields`. The fields of a
-response are its `parameters`, and whether it is `final` or `partial`, unless they are empty. A list of responses
-has, for each in order, its fields with the number of its tensors, or the error of its request.
+A call has those of `call_fields`. The fields of a response are its `parameters`, and whether it is `final` or
+`partial`, unless they are empty. A list of responses has, for each in order, its fields with the number of its
+tensors, or the error of its request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from triglot.core.call import Call, ModelCall, ModelTask
+from triglot.core.call import Call
 from triglot.core.errors import Internal
 from triglot.core.request_scheduling import PLAIN
 from triglot.core.tensor import Array
@@ -59,53 +58,11 @@ def _own_fields(call: Call, log_ids: bool) -> dict[str, Any]:
         fields["log_id"] = call.log_ids[0]
         fields["context"] = call.traceparent, call.tracestate
     if call.scheduling is not PLAIN:
-        one = call.scheduling
-        fields["scheduling"] = (
-            one.priority,
-            one.timeout,
-            one.sequence_id,
-            one.sequence_start,
-            one.sequence_end,
-        )
+        fields["scheduling"] = call.scheduling
     found = {name: value for name, value in fields.items() if value}
     if call.deadline is not None:
         found["remaining"] = call.remaining  # The clocks of two machines differ.
     return found
-
-
-def asked_fields(asked: ModelCall | ModelTask, member: int | None) -> dict[str, Any]:
-    """In the process: returns the fields of a model's call of another model, or of its task, without the inputs.
-
-    `member`: index of the member on whose behalf it is made; None: the call itself.
-    """
-    if isinstance(asked, ModelTask):
-        return {"task": asdict(asked), "member": member}
-    return {
-        "model": asked.model,
-        "version": asked.version,
-        "outputs": list(asked.outputs),
-        "signature_name": asked.signature_name,
-        "parameters": None if asked.parameters is None else dict(asked.parameters),
-        "request_id": asked.request_id,
-        "member": member,
-    }
-
-
-def streams(asked: ModelCall | ModelTask) -> bool:
-    """Return whether the model reads the responses as a stream."""
-    return isinstance(asked, ModelCall) and asked.stream
-
-
-def inputs_of(asked: ModelCall | ModelTask) -> Mapping[str, Any] | None:
-    """Return the tensors that accompany `asked_fields`; None for a task."""
-    return asked.inputs if isinstance(asked, ModelCall) else None
-
-
-def asked_of(fields: Mapping[str, Any], inputs: Mapping[str, Any], *, stream: bool) -> ModelCall | ModelTask:
-    """In the server: returns the model's call or task that has these fields."""
-    if "task" in fields:
-        return ModelTask(**fields["task"])
-    return ModelCall(inputs=inputs, stream=stream, **fields)
 
 
 def rows_of(answer: object, model: str) -> list[Row]:
@@ -135,7 +92,7 @@ def text_of(fields: Mapping[str, Any], model: str) -> bytes:
 
 
 def answer_of(message: Message) -> Any:
-    """Return the received response as a dict; the result of a `ModelTask`; None if there is neither."""
+    """Return the received response as a dict; another kind of result; None if there is neither."""
     tensors = message.tensors
     if not message.text:
         return tensors

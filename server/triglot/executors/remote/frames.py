@@ -35,47 +35,35 @@ class Kind(enum.IntEnum):
     """Run `start_instance`."""
     CANCEL = 4
     """The call of this number, which may be a member, was cancelled."""
-    REPLY = 5
-    """The reply to a question."""
-    REFUSAL = 6
-    """The error of a question."""
-    CHECK = 7
+    CHECK = 5
     """Run the model's readiness check."""
-    LOG = 8
+    LOG = 6
     """Log at these levels from now on."""
-    END = 9
+    END = 7
     """Close the model and end."""
 
-    LOADED = 16
-    """The model is loaded; these are its declared attributes."""
-    UNLOADABLE = 17
-    """The model cannot be loaded, or its instance cannot be started."""
-    FINISHED = 18
+    FINISHED = 16
     """End of the stream; `infer` still runs."""
-    DONE = 19
-    """The code has returned this."""
-    FAILED = 20
-    """The code has raised this."""
-    METADATA = 21
-    """Question: the request's metadata."""
-    MODEL = 22
-    """Question: run a `ModelCall` or a `ModelTask`."""
-    READY = 23
-    """Result of the readiness check of this number."""
-    METRICS = 24
+    QUESTION = 17
+    """Run a `ModelCall` or a `ModelTask`, or return the request's metadata."""
+    METRICS = 18
     """A change of the model's own metrics."""
 
-    ANSWER = 32
+    DONE = 32
+    """Outcome of a call or a question: this was returned."""
+    FAILED = 33
+    """Outcome of a call or a question: this was raised."""
+    ANSWER = 36
     """One response of a stream; the receiver replies GO_ON or STOP to each."""
-    GO_ON = 33
+    GO_ON = 37
     """The response was taken, send the next one."""
-    STOP = 34
+    STOP = 38
     """No more responses are needed."""
-    BEAT = 35
+    BEAT = 39
     """A heartbeat."""
 
 
-OUTCOMES = (Kind.LOADED, Kind.UNLOADABLE, Kind.DONE, Kind.FAILED)
+OUTCOMES = (Kind.DONE, Kind.FAILED)
 """The last frame of a call."""
 
 

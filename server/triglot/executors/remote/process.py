@@ -212,7 +212,10 @@ class Process:
 
     def check_ready(self) -> bool:
         """Return whether its model's readiness check passes; False if the process ends meanwhile. Blocks."""
-        return self.calls.check_ready()
+        try:
+            return run_blocking(self.calls.check_ready())
+        except (NotBegun, Unavailable):
+            return False
 
     def _why_lost(self) -> str:
         """Return why a process that has closed its connection takes no more calls. Blocks."""

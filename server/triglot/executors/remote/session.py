@@ -10,25 +10,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from triglot.core.call import Call, ModelCall, ModelTask, Reach, no_models
 from triglot.core.errors import Unavailable, error_of
 from triglot.core.operation import Permission
-from triglot.core.request_scheduling import Scheduling
 from triglot.core.types import NO_INPUT_PARAMETERS
 from triglot.executors.remote.blocking import iterate, run_blocking
 from triglot.executors.remote.channel import Channel, Mailbox, Message
-from triglot.executors.remote.fields import (
-    answer_of,
-    asked_fields,
-    inputs_of,
-    non_tensor_fields,
-    rows_of,
-    streams,
-    text_of,
-)
+from triglot.executors.remote.fields import answer_of, non_tensor_fields, rows_of, text_of
 from triglot.executors.remote.frames import FIRST_QUESTION, Kind
 from triglot.executors.remote.shared_memory import Placed
 from triglot.executors.remote.values import dumps
@@ -101,7 +93,7 @@ class Session:
         except BaseException:  # Includes SystemExit: a model that calls exit() is not ready.
             log.exception("%s: the readiness check failed", self.name)
         finally:
-            self.send(Kind.READY, number, dumps(ready))
+            self.send(Kind.DONE, number, dumps({"result": ready}))
 
     def send(self, kind: Kind, number: int = 0, text: bytes = b"", placed: Placed | None = None) -> None:
         """Send a frame. On any thread. Raises `FrameError` for one that is too long."""
@@ -109,15 +101,19 @@ class Session:
             end_at_once()  # A fork of the model's: only the original process may use the channel.
         self.channel.send(kind, call=number, text=text, placed=placed)
 
-    def ask(
-        self, number: int, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Any] | None
-    ) -> tuple[int, Mailbox]:
-        """Send a question on behalf of the call `number`; returns the question's number, and its replies."""
-        placed = None if tensors is None else self.channel.place(tensors)
+    def ask(self, number: int, asked: ModelCall | ModelTask | None, member: int | None) -> tuple[int, Mailbox]:
+        """Send a question on behalf of the call `number`, or of its member with this index.
+
+        Returns the question's number, and its replies. `asked` None: the request's metadata.
+        """
+        placed = None
+        if isinstance(asked, ModelCall):
+            placed, asked = self.channel.place(asked.inputs), replace(asked, inputs={})
         question = next(self._questions)
         box = self._boxes[question] = Mailbox()
         try:
-            self.send(kind, number, dumps({**fields, "question": question}), placed)
+            text = dumps({"asked": asked, "member": member, "question": question})
+            self.send(Kind.QUESTION, number, text, placed)
         except BaseException:
             self.forget(question)
             raise
@@ -229,13 +225,13 @@ class CallState(Mailbox):
     def metadata(self, member: int | None) -> Iterable[tuple[str, str | bytes]]:
         """Return the metadata of the request; empty once the call has ended."""
         try:
-            question, box = self._ask(Kind.METADATA, {"member": member})
+            question, box = self._ask(None, member)
         except Unavailable:
             return []
         self._session.channel.wait(box.messages.__len__)
         self._session.forget(question)
         message = box.messages.popleft()
-        return [(name, value) for name, value in message.fields] if message.kind is Kind.REPLY else []
+        return [(name, value) for name, value in message.fields["result"]] if message.kind is Kind.DONE else []
 
     def model(self, asked: ModelCall | ModelTask, member: int | None) -> Any:
         """Run a `ModelCall` or a `ModelTask` in the server; see `Reach`.
@@ -243,20 +239,19 @@ class CallState(Mailbox):
         On a thread without an event loop it blocks, and returns the response, or a generator of a stream's. On a
         loop it returns a task, or an async generator.
         """
+        streams = isinstance(asked, ModelCall) and asked.stream
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return (
-                iterate(self._stream(asked, member)) if streams(asked) else run_blocking(self._one(asked, member))
-            )
-        if streams(asked):
+            return iterate(self._stream(asked, member)) if streams else run_blocking(self._one(asked, member))
+        if streams:
             return self._stream(asked, member)
         task = loop.create_task(self._one(asked, member))
         task.add_done_callback(_retrieve)
         return task
 
     async def _one(self, asked: ModelCall | ModelTask, member: int | None) -> Any:
-        question, box = self._ask(Kind.MODEL, asked_fields(asked, member), inputs_of(asked))
+        question, box = self._ask(asked, member)
         try:
             return await self._answer(box)
         except asyncio.CancelledError:
@@ -267,7 +262,7 @@ class CallState(Mailbox):
 
     async def _stream(self, asked: ModelCall | ModelTask, member: int | None) -> AsyncGenerator[Any, None]:
         """Yield the responses one by one; closing the generator stops the call."""
-        question, box = self._ask(Kind.MODEL, {**asked_fields(asked, member), "stream": True}, inputs_of(asked))
+        question, box = self._ask(asked, member)
         try:
             while (answer := await self._answer(box)) is not None:
                 yield answer
@@ -278,18 +273,16 @@ class CallState(Mailbox):
             self._follow_up(Kind.STOP, question)
             self._session.forget(question)
 
-    def _ask(
-        self, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Any] | None = None
-    ) -> tuple[int, Mailbox]:
+    def _ask(self, asked: ModelCall | ModelTask | None, member: int | None) -> tuple[int, Mailbox]:
         with self._lock:  # The server may read its questions only while the call runs.
             if self._over:
                 raise _ended()
-            return self._session.ask(self.number, kind, fields, tensors)
+            return self._session.ask(self.number, asked, member)
 
     async def _answer(self, box: Mailbox) -> Any:
         """Return the response once it has arrived; blocks on a thread without a loop. Raises `ServingError`."""
         message = await self._session.channel.take(box)
-        if message.kind is Kind.REFUSAL:
+        if message.kind is Kind.FAILED:
             raise error_of(message.fields)
         return answer_of(message)
 
@@ -337,7 +330,7 @@ class RemoteCall(Call):
         if context := fields.get("context"):
             self.context = context[0], context[1]
         if scheduling := fields.get("scheduling"):
-            self.scheduling = Scheduling(*scheduling)
+            self.scheduling = scheduling
         if client := fields.get("client"):
             self.permission = Permission(client)
         self.outlet = _Outlet(state, member)
