@@ -220,7 +220,7 @@ def test_processes_serve_without_ray(models: Path, tmp_path: Path) -> None:
 
 def test_ray_is_imported_without_processes(tmp_path: Path) -> None:
     environment = os.environ | package_without("executors/process", tmp_path)
-    code = "import triglot.executors.ray.place, triglot.executors.ray.driver_start, triglot.executors.remote.child"
+    code = "import triglot.executors.ray.place, triglot.executors.remote.child"
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +14,8 @@ from process import unused_ports
 from triglot import backends
 from triglot.core.errors import MissingDependency, ModelLoadError
 from triglot.executors.loading import Loading
+from triglot.executors.ray.cluster import ActorBody, Cluster
+from triglot.executors.remote.place import Program
 from triglot.model.config import InstanceGroup, ModelConfig
 from triglot.repository.manager.loader import Loader
 from triglot.repository.scan.source import ModelFiles
@@ -57,18 +55,13 @@ def test_groups_that_a_cluster_cannot_have(tmp_path: Path, groups: list[Instance
         Loading(backends.load)("told", "python", tmp_path / "model.py", config)
 
 
-def test_a_driver_without_a_cluster_does_not_import_ray() -> None:
-    """It is started again and again until the head is back."""
-    runs = (
-        "import sys; from triglot.executors.ray.driver_start import main; main(); assert 'ray' not in sys.modules"
-    )
+def test_a_cluster_that_cannot_be_reached(tmp_path: Path) -> None:
+    """It is tried again and again until the head is back, so no driver is started, which would import Ray."""
     address = f"127.0.0.1:{unused_ports()[0]}"
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        command = [sys.executable, "-c", runs, str(theirs.fileno()), address]
-        subprocess.run(command, pass_fds=[theirs.fileno()], check=True, timeout=60)
-        why = json.loads(ours.recv(4096))["failed"]
-    assert why.startswith(f"cannot connect to the Ray cluster at '{address}': [Errno ")
+    cluster = Cluster(address)
+    program = Program("told", "", "python", tmp_path / "model.py", ModelConfig(), "ray")
+    with pytest.raises(OSError, match=f"cannot connect to the Ray cluster at '{address}': \\[Errno "):
+        ActorBody(cluster, program, 0, tmp_path, {})
 
 
 @without_ray

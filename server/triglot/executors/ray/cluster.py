@@ -23,7 +23,7 @@ from triglot.executors.remote.place import Body, Program, log_descriptor
 
 log = logging.getLogger(__name__)
 
-_DRIVER = "import sys; sys.path[:] = {path!r}; from triglot.executors.ray.driver_start import main; main()"
+_DRIVER = "import sys; sys.path[:] = {path!r}; from triglot.executors.ray.driver import main; main()"
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_COLOR_PREFIX": "0",
@@ -32,6 +32,8 @@ _SETTINGS = {
 }
 REASON_SECONDS = 0.3
 """Limit on the seconds that failed calls wait for Ray to report why the actor has ended."""
+REACHABLE_SECONDS = 5.0
+"""Timeout of the test connection to the cluster, in seconds."""
 _END_SECONDS = 10.0
 """Seconds for the driver to end, after which it is killed."""
 
@@ -205,6 +207,8 @@ class Cluster:
 
     def start(self, body: ActorBody, order: Mapping[str, Any]) -> None:
         """Have the driver start an actor, which Ray places later. Raises `OSError` when it cannot be reached."""
+        if self._driver is None:
+            self._check_reachable()
         with self._lock:
             if self._driver is None:
                 self._start_driver()
@@ -225,6 +229,15 @@ class Cluster:
             if self._connection is None:
                 raise OSError(f"there is no connection to the Ray cluster at {self.address!r}")
             self._connection.sendall(json.dumps(order).encode() + b"\n")
+
+    def _check_reachable(self) -> None:
+        """Raise `OSError` when nothing listens at the address: Ray itself would retry for minutes."""
+        host, _, port = self.address.rpartition(":")
+        if host and port.isdecimal() and "/" not in host:
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), REACHABLE_SECONDS).close()
+            except OSError as error:
+                raise OSError(f"cannot connect to the Ray cluster at {self.address!r}: {error}") from error
 
     def _start_driver(self) -> None:
         ours, theirs = socket.socketpair()

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import socket
+import sys
 import tarfile
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RaySystemError, RayTaskError
@@ -39,17 +41,16 @@ _UNAVAILABLE_SECONDS = 0.1
 """Seconds between checks of an actor whose connection was lost: Ray learns the reason shortly after that."""
 
 
-def run(server: socket.socket, address: str) -> None:
-    """Carry out the orders that arrive on the socket, until it is closed; then end the process.
-
-    Raises `ConnectionError` when it cannot connect to the cluster.
-    """
+def main() -> None:
+    """Carry out the orders that arrive on a socket, until it is closed. The arguments: SOCKET ADDRESS."""
+    server, address = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     driver = Driver(server)
     local = {"include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address=address, namespace=NAMESPACE, logging_level="warning", **local)
     except Exception as error:
-        raise ConnectionError(reason_of(error)) from error
+        driver.say({"failed": f"cannot connect to the Ray cluster at {address!r}: {reason_of(error)}"})
+        return
     threading.Thread(
         target=_end_without_node, args=(ray.get_runtime_context().get_node_id(),), daemon=True
     ).start()
@@ -74,7 +75,9 @@ class Driver:
     def __init__(self, server: socket.socket) -> None:
         self._server = server
         self._sending = threading.Lock()
-        self._files = Files()
+        self._adding = threading.Lock()
+        self._archives: WeakValueDictionary[str, Archive] = WeakValueDictionary()
+        """By digest of the files, as long as actors that need them are being started."""
 
     def say(self, event: Mapping[str, Any]) -> None:
         """Send an event to the server. On any thread."""
@@ -107,14 +110,21 @@ class Driver:
         options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "max_restarts": 0}
         made = ray.remote(Instance).options(**options, **order["options"])
         actor = made.remote(order["title"], order["version"], bytes.fromhex(order["secret"]))
-        digest, parts = self._files.put(order["files"]) if order["files"] else ("", [])
-        try:
-            opened = actor.open.remote(digest, parts)
-            while not ray.wait([opened], timeout=_PENDING_SECONDS)[0]:
-                self.say({"actor": name, "state": "pending"})
-            return actor, ray.get(opened)
-        finally:
-            self._files.drop(digest)
+        archive, digest = self._archive(order["files"]) if order["files"] else (None, "")
+        opened = actor.open.remote(digest, [] if archive is None else archive.parts)
+        while not ray.wait([opened], timeout=_PENDING_SECONDS)[0]:
+            self.say({"actor": name, "state": "pending"})
+        return actor, ray.get(opened)
+
+    def _archive(self, files: Mapping[str, str]) -> tuple[Archive, str]:
+        """Return the archive of the files, and their digest, which names them."""
+        root, only = Path(files["root"]), files["only"]
+        digest = _digest(root, only)
+        with self._adding:
+            archive = self._archives.get(digest)
+            if archive is None:
+                archive = self._archives[digest] = Archive(root, only)
+            return archive, digest
 
 
 def _wait_for_end(actor: Any, ended: Any) -> str:
@@ -143,40 +153,11 @@ def reason_of(error: BaseException) -> str:
     return text[:_MAX_REASON]
 
 
-class Files:
-    """The archives of models' files in Ray's object store, each kept while actors that need it are being started.
+class Archive:
+    """A model's files in Ray's object store, in parts: those in `root`, or `only` the one of this name."""
 
-    Any thread may use it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._parts: dict[str, list[Any]] = {}
-        self._users: dict[str, int] = {}
-
-    def put(self, files: Mapping[str, str]) -> tuple[str, list[Any]]:
-        """Return the files' digest, which names them, and references to the parts of their archive.
-
-        `files`: their "root", and in "only" the name of the one file that is meant, "" for all. Each `put` needs a
-        `drop`.
-        """
-        root, only = Path(files["root"]), files["only"]
-        digest = _digest(root, only)
-        with self._lock:
-            if digest not in self._parts:
-                self._parts[digest] = _put(root, only)
-            self._users[digest] = self._users.get(digest, 0) + 1
-            return digest, self._parts[digest]
-
-    def drop(self, digest: str) -> None:
-        """Release one use; the last one deletes the archive. Does nothing for ""."""
-        with self._lock:
-            if digest and not self._release(digest):
-                del self._parts[digest], self._users[digest]
-
-    def _release(self, digest: str) -> int:
-        self._users[digest] -= 1
-        return self._users[digest]
+    def __init__(self, root: Path, only: str) -> None:
+        self.parts = _put(root, only)
 
 
 def _digest(root: Path, only: str) -> str:

@@ -1,8 +1,7 @@
 """The log of an instance's process, which follows the server's: same format, destination and levels.
 
-Strategy: the enabled levels are the bits of one number, which the server keeps in the process's control block, and
-the process reads with each heartbeat. The server derives it from the loggers themselves, so it follows changes of
-any origin.
+Strategy: the server sends the enabled levels when they have changed. It derives them from the loggers themselves,
+so they follow changes of any origin.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from triglot.telemetry.loggers import DATES, MODELS, OURS
 _NAMES = (OURS, MODELS)
 _KINDS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 _KINDS_OF_HANDLERS = (LogStream, LogFile, logging.StreamHandler, logging.FileHandler)
-_UTC = 1 << (len(_NAMES) * len(_KINDS))
-_KNOWN = _UTC << 1
-"""Bit set in all switches, so that they are never 0."""
+Switches = Mapping[str, Any]
+"""The enabled levels by name of a logger, and in "utc" whether times are in UTC."""
 
 
 # --- in the server ---
@@ -43,13 +41,11 @@ def log_setup(*, remote: bool = False) -> dict[str, Any]:
     return setup
 
 
-def switches() -> int:
-    """Return the levels that are enabled now, for each of `_NAMES`, and whether times are in UTC, as bits."""
+def switches() -> Switches:
+    """Return what is enabled now."""
     handler = _handler()
-    places = enumerate((name, kind) for name in _NAMES for kind in _KINDS)
-    on = sum(1 << place for place, (name, kind) in places if _is_on(name, kind, handler))
-    utc = handler is not None and handler.formatter is not None and _is_utc(handler.formatter)
-    return _KNOWN | on | (_UTC if utc else 0)
+    on = {name: [kind for kind in _KINDS if _is_on(name, kind, handler)] for name in _NAMES}
+    return {**on, "utc": handler is not None and handler.formatter is not None and _is_utc(handler.formatter)}
 
 
 def _handler() -> logging.Handler | None:
@@ -81,7 +77,7 @@ class ProcessLog:
 
     def __init__(self, setup: Mapping[str, Any], name: str) -> None:
         self._setup = setup
-        self._switches = 0
+        self._switches: Switches = {}
         self._handler: logging.Handler | None = None
         if "level" in setup:
             self._handler = log_handler(setup["file"])
@@ -92,16 +88,15 @@ class ProcessLog:
             logging.basicConfig(level=setup["level"], handlers=[self._handler])
         self.follow(setup["switches"])
 
-    def follow(self, switches: int) -> None:
-        """Change the enabled levels and the time zone to these `switches`; 0 changes nothing."""
-        if switches in (0, self._switches):
+    def follow(self, switches: Switches) -> None:
+        """Change the enabled levels and the time zone to these `switches`; none change nothing."""
+        if not switches or switches == self._switches:
             return
         self._switches = switches
         for name in _NAMES:
-            on = [kind for kind in _KINDS if self._is_on(name, kind)]
-            logging.getLogger(name).setLevel(min(on, default=logging.CRITICAL + 1))
+            logging.getLogger(name).setLevel(min(switches[name], default=logging.CRITICAL + 1))
         if self._handler is not None and "format" in self._setup:
-            utc = bool(switches & _UTC)
+            utc = switches["utc"]
             dates = self._setup["dates"] if utc == self._setup["utc"] else DATES[utc]
             formatter = LineFormatter(self._setup["format"], dates)
             if utc:
@@ -113,7 +108,4 @@ class ProcessLog:
         if name != OURS and not name.startswith(f"{OURS}."):
             return True
         kind = max((kind for kind in _KINDS if kind <= record.levelno), default=logging.DEBUG)
-        return self._is_on(MODELS if name == MODELS else OURS, kind)
-
-    def _is_on(self, name: str, kind: int) -> bool:
-        return bool(self._switches >> (_NAMES.index(name) * len(_KINDS) + _KINDS.index(kind)) & 1)
+        return kind in self._switches[MODELS if name == MODELS else OURS]

@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from triglot.executors.remote.channel import BEAT_SECONDS
 from triglot.executors.remote.place import Place, Program
 from triglot.executors.remote.process import Process
 from triglot.executors.work import reason_to_skip
-from triglot.model.metrics import Family, ModelMetrics
+from triglot.model.metrics import ModelMetrics
 
 log = logging.getLogger(__name__)
 
@@ -56,58 +56,6 @@ class RestartPolicy:
 
 
 DEFAULT_POLICY = RestartPolicy()
-
-
-class ThreadAffinity:
-    """Assigns each thread the number of its process, and detects that this process was replaced since.
-
-    The processes of a model are numbered; a process that replaces a lost one has the same number.
-    """
-
-    def __init__(self) -> None:
-        self._threads = threading.local()
-        self._numbers = itertools.count()
-        self._losses: Counter[int] = Counter()
-
-    def take(self, number: int, losses: int) -> None:
-        """Assign this number to the calling thread, whose next calls are for the process after `losses` losses."""
-        self._threads.number = number
-        self._threads.losses = losses
-
-    def number(self, count: int) -> int:
-        """Return the calling thread's number; a thread without one is assigned the next, below `count`."""
-        number: int | None = getattr(self._threads, "number", None)
-        if number is None:
-            number = self._threads.number = next(self._numbers) % max(1, count)
-        return number
-
-    def lose(self, number: int) -> None:
-        """Count a loss of the process with this number. On any thread."""
-        self._losses[number] += 1
-
-    def losses(self, number: int) -> int:
-        """Return how often the process with this number was lost."""
-        return self._losses[number]
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the calling thread's process was lost since the thread took its number."""
-        losses = getattr(self._threads, "losses", None)
-        return losses is not None and losses != self._losses[self._threads.number]
-
-
-class PoolMetrics(ModelMetrics):
-    """The metrics that the processes of a model have reported."""
-
-    def __init__(self, processes: Callable[[], Iterable[Process]]) -> None:
-        super().__init__()
-        self._processes = processes
-
-    def collect(self) -> Iterator[Family]:
-        """Return the families, after all changes that have arrived."""
-        for process in self._processes():
-            process.channel.poll()
-        return super().collect()
 
 
 @dataclass(slots=True, eq=False)
@@ -189,8 +137,11 @@ class Pool:
         self._load_seconds = 0.0
         self._closed = False
         self._gone: list[Process] = []
-        self.affinity = ThreadAffinity()
-        self.metrics = PoolMetrics(self.ready)
+        self._threads = threading.local()
+        """Of models with sequences: the number of each thread's process, and how often that had been lost."""
+        self._numbers = itertools.count()
+        self._losses: Counter[int] = Counter()
+        self.metrics = ModelMetrics()
         self._starter = ThreadPoolExecutor(1, f"{program.name} starts")
         """Its thread starts all processes: the system ends them with it, where the system supports that."""
         self._over = threading.Event()
@@ -301,7 +252,7 @@ class Pool:
         """
         try:
             with self._free:
-                if self.sticky and self.affinity.is_stale:
+                if self.sticky and self._is_stale:
                     raise Unavailable(
                         f"{self.program.name}: the {self.program.kind} for the request's sequence was lost"
                     )
@@ -313,11 +264,28 @@ class Pool:
                 return Checkout(self, process, call)
         except BaseException:
             if self.sticky:  # If this was the first call of a sequence, that has not begun in the process.
-                self._report_loss(self.affinity.number(len(self._slots)))
+                self._report_loss(self._number())
             raise
 
+    def bind(self, number: int, losses: int) -> None:
+        """Bind the calling thread to the process of this number, which had been lost `losses` times."""
+        self._threads.number, self._threads.losses = number, losses
+
+    def _number(self) -> int:
+        """Return the number of the calling thread's process; a thread without one is bound to the next."""
+        if not hasattr(self._threads, "number"):
+            self._threads.number = next(self._numbers) % max(1, len(self._slots))
+        number: int = self._threads.number
+        return number
+
+    @property
+    def _is_stale(self) -> bool:
+        """Whether the calling thread's process was lost since the thread was bound to it."""
+        losses = getattr(self._threads, "losses", None)
+        return losses is not None and losses != self._losses[self._threads.number]
+
     def _report_loss(self, number: int) -> None:
-        self.on_lost(number, self.affinity.losses(number))
+        self.on_lost(number, self._losses[number])
 
     def wait(self) -> None:
         """Block until a process may be free, for `BEAT_SECONDS` at most: a cancelled call notifies nobody."""
@@ -345,7 +313,7 @@ class Pool:
         return True
 
     def _free_one(self) -> Process | None:
-        mine = self.affinity.number(len(self._slots)) if self.sticky else None
+        mine = self._number() if self.sticky else None
         found, least = None, math.inf
         for slot in self._slots:
             process = slot.process
@@ -419,7 +387,7 @@ class Pool:
             if slot is None:
                 return
             slot.process = None
-            self.affinity.lose(slot.number)
+            self._losses[slot.number] += 1
             self._report_loss(slot.number)
             self._gone.append(process)
             self.live -= 1

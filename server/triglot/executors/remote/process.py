@@ -16,7 +16,7 @@ from triglot.executors.remote.blocking import run_blocking
 from triglot.executors.remote.calls import Calls, NotBegun
 from triglot.executors.remote.channel import BEAT_SECONDS, Channel
 from triglot.executors.remote.frames import Kind
-from triglot.executors.remote.logs import log_setup, switches
+from triglot.executors.remote.logs import Switches, log_setup, switches
 from triglot.executors.remote.place import Body, Program
 from triglot.executors.remote.values import dumps
 from triglot.platform.cpus import cpu_seconds, has_something_to_do
@@ -89,7 +89,7 @@ class Process:
         self._take_metrics = take_metrics
         self._use(socket.socket())  # Until `load` connects it.
         self._reader: threading.Thread | None = None
-        self._switches = 0
+        self._switches: Switches = {}
         self._killing = threading.Lock()
 
     def _use(self, connection: socket.socket) -> None:

@@ -99,7 +99,7 @@ class RemoteModel(HostedModel):
 
     def runs_on(self, instance: int, losses: int) -> None:
         """See `HostedModel`."""
-        self._pool.affinity.take(instance, losses)
+        self._pool.bind(instance, losses)
 
     def start_instance(self, call: Call) -> None:
         """See `Model`. Starts the instances that no other thread has started; `_warm` does so for replacements."""

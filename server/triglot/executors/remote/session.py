@@ -22,6 +22,7 @@ from triglot.executors.remote.blocking import iterate, run_blocking
 from triglot.executors.remote.channel import Channel, Mailbox, Message
 from triglot.executors.remote.fields import answer_of, non_tensor_fields, rows_of, text_of
 from triglot.executors.remote.frames import FIRST_QUESTION, Kind
+from triglot.executors.remote.logs import Switches
 from triglot.executors.remote.shared_memory import Placed
 from triglot.executors.remote.values import dumps
 
@@ -48,7 +49,7 @@ class Session:
         """Runs the model's calls of other models on behalf of no request."""
         self.check_ready: Callable[[], bool] | None = None
         """The model's readiness check."""
-        self.log_switches = 0
+        self.log_switches: Switches = {}
         """The server's log settings; see `ProcessLog`."""
         self.cancelled: set[int] = set()
         """The numbers of cancelled calls, and of cancelled members of calls."""
