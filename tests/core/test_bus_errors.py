@@ -15,7 +15,7 @@ BEGIN = """
 import faulthandler, mmap, os, resource, signal
 import numpy as np
 from triglot.platform.bus_errors import bus_errors
-from triglot.protocols.kserve.guarded_memory import GuardedMemory
+from triglot.protocols.kserve.regions import GuardedMemory
 from triglot.protocols.kserve.regions import Region
 
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

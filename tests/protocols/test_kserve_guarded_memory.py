@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 
 from triglot.core.errors import InvalidArgument
-from triglot.protocols.kserve import guarded_memory
-from triglot.protocols.kserve.guarded_memory import GuardedMemory
-from triglot.protocols.kserve.regions import Region
+from triglot.protocols.kserve import regions
+from triglot.protocols.kserve.regions import GuardedMemory, Region
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has these calls")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SIZE = 64 * PAGE
-STRIDE, PIECE = guarded_memory._STRIDE, guarded_memory._PIECE
+STRIDE, PIECE = regions._STRIDE, regions._PIECE
 LOSSES = 20
 
 

@@ -20,7 +20,7 @@ from triglot.core.tensor import DATATYPES
 from triglot.core.types import TensorSpec
 from triglot.model.signature import Signature
 from triglot.model.validation import bind_inputs
-from triglot.protocols.kserve.raw_request import decode_raw, is_raw
+from triglot.protocols.kserve.rest import decode_raw, is_raw
 
 LENGTH = "Inference-Header-Content-Length"
 RAW = {LENGTH: "0"}

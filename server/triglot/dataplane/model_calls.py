@@ -2,7 +2,8 @@
 
 Strategy: a model's call takes the same path as a client's, from the lease to the statistics, in a task of its
 own on the event loop. Code on the loop gets the task; code on a thread blocks until it has ended. Each call has
-a `_Link` to the call on whose behalf it is made, back to the client's, which makes cycles visible.
+a `_Link` to the call on whose behalf it is made, back to the client's, which makes cycles visible. Arrays become
+request tensors, and a response's tensors arrays.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import asyncio
 import threading
 import weakref
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
+
+import numpy as np
 
 from triglot.core.call import MAX_MODEL_CALLS, Call, ModelCall, ModelTask, Reach
 from triglot.core.errors import (
@@ -22,6 +25,7 @@ from triglot.core.errors import (
     Cancelled,
     Code,
     FailedPrecondition,
+    InvalidArgument,
     NotFound,
     QueueFull,
     ServingError,
@@ -29,9 +33,9 @@ from triglot.core.errors import (
     outcome,
 )
 from triglot.core.operation import EVERYTHING
-from triglot.core.tensor import Array
+from triglot.core.tensor import Array, bytes_elements, datatype_of, native, object_array
+from triglot.core.types import Answer, InferenceRequest, InferenceResponse, InputTensor
 from triglot.dataplane.dataplane import DataPlane
-from triglot.dataplane.model_tensors import arrays_of, request_of
 from triglot.scheduling.servable import Servable
 from triglot.telemetry.calls import Endpoint
 from triglot.telemetry.store import Telemetry
@@ -39,6 +43,67 @@ from triglot.telemetry.store import Telemetry
 T = TypeVar("T")
 
 STOPPED = "the server has stopped"
+
+
+LONG_TEXTS = 4096
+"""BYTES tensors with at least this many elements are converted on a thread."""
+
+
+async def request_of(parent: Call, wanted: ModelCall) -> InferenceRequest:
+    """Returns the request of a model's call. Raises `InvalidArgument` for values that cannot be inputs."""
+    if not isinstance(wanted.inputs, Mapping):
+        raise InvalidArgument(f"inputs: expected a dict of arrays by name, got {type(wanted.inputs).__name__}")
+    # Inputs must not change while the other model reads them, or while its response cache digests them.
+    copied = any(one.borrows for one in parent.members)
+    arrays = {name: _array(name, value, copied=copied) for name, value in wanted.inputs.items()}
+    texts = sum([array.size for array in arrays.values() if array.dtype.kind in "OSUT"])
+
+    def tensors() -> list[InputTensor]:
+        return [_tensor(name, array) for name, array in arrays.items()]
+
+    return InferenceRequest(
+        wanted.model,
+        str(wanted.version or ""),
+        wanted.request_id or parent.request_id,
+        await asyncio.to_thread(tensors) if texts >= LONG_TEXTS else tensors(),
+        tuple(wanted.outputs),
+        dict(parent.parameters if wanted.parameters is None else wanted.parameters),
+        wanted.signature_name,
+    )
+
+
+def _array(name: object, value: Any, *, copied: bool) -> Array:
+    if not isinstance(name, str):
+        raise InvalidArgument(f"inputs: expected names, got {name!r}")
+    try:
+        return np.array(value) if copied else np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"input '{name}': expected an array: {error}") from None
+
+
+def _tensor(name: str, array: Array) -> InputTensor:
+    """Returns the array as a flat tensor: a view, unless its memory layout is not that of a client's tensor."""
+    try:
+        datatype = datatype_of(array)
+    except TypeError as error:
+        raise InvalidArgument(f"input '{name}': {error}") from None
+    array = _texts(array) if datatype == "BYTES" else native(array)
+    return InputTensor(name, datatype, array.shape, array.reshape(-1))
+
+
+def _texts(array: Array) -> Array:
+    """Returns the BYTES elements as `bytes` objects: the array itself if it holds only these."""
+    if array.dtype.hasobject and all(type(item) is bytes for item in array.flat):
+        return array
+    return object_array(bytes_elements(array), array.shape)
+
+
+def arrays_of(response: InferenceResponse) -> dict[str, Array]:
+    outputs = {output.name: output.array for output in response.outputs}
+    return Answer(outputs, response.parameters) if response.parameters else outputs
+
+
+# --- calls ---
 
 
 class _Link:

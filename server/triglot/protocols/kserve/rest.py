@@ -1,8 +1,11 @@
-"""KServe V2 over REST: JSON and the binary tensor extension ⇄ requests and responses (spec 3.2, 3.3, 3.7)."""
+"""KServe V2 over REST: JSON and the binary tensor extension ⇄ requests and responses (spec 3.2, 3.3, 3.7).
+
+The body of a raw request is the bytes of one tensor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -14,13 +17,16 @@ from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.scattering import may_scatter
 from triglot.core.tensor import (
+    DATATYPES,
     MAX_ARRAY_BYTES,
     SCATTER_BYTES,
     Array,
     Buffer,
     Scattered,
     byte_length,
+    element_count,
     is_addressable,
+    object_array,
     raw_buffer,
 )
 from triglot.core.types import (
@@ -32,6 +38,7 @@ from triglot.core.types import (
     RegionSlice,
     TensorOptions,
 )
+from triglot.model.signature import Signature, shape_text
 from triglot.protocols.json.dialect import DEFAULT_LIMITS, JsonLimits, type_name
 from triglot.protocols.json.text import read_body, without_nulls
 from triglot.protocols.kserve.codec import MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS, packing_size
@@ -311,3 +318,55 @@ def _response_head(model_name: str, model_version: str) -> bytes:
 def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     """Return the start of an output's JSON object, without its closing brace."""
     return print_json({"name": name, "datatype": datatype, "shape": shape})[:-1]
+
+
+# --- raw requests ---
+
+
+def is_raw(http: HttpRequest) -> bool:
+    """Whether the request has no JSON part. Raises `InvalidArgument` as `json_length`."""
+    return HEADER_LENGTH in http.headers and json_length(http) == 0
+
+
+def decode_raw(http: HttpRequest, signature: Signature) -> RestInfer:
+    """Returns the request whose body is the model's only input, as a batch of one; all outputs are binary data.
+
+    Raises `InvalidArgument` unless the signature has one input whose shape follows from the number of bytes.
+    """
+    model = http.path["model"]
+    if len(signature.inputs) != 1:
+        raise InvalidArgument(
+            f"a raw binary request requires a model with 1 input, model '{model}' has {len(signature.inputs)}"
+        )
+    spec = signature.inputs[0]
+    what = f"raw binary request for input '{spec.name}' of model '{model}'"
+    if spec.shape is None:
+        raise InvalidArgument(f"{what}: the input has no fixed rank, so its shape cannot be derived from the body")
+    batch = (1,) if signature.max_batch_size else ()
+    dims = tuple(spec.shape[len(batch) :])
+    data: Buffer | Array
+    if spec.datatype == "BYTES":
+        if dims != (1,):
+            raise InvalidArgument(f"{what}: BYTES requires an input of shape [1], got {shape_text(dims)}")
+        data = object_array([bytes(http.body)], (1,))
+    else:
+        data = memoryview(http.body)
+        dims = _concrete(dims, len(data) // DATATYPES[spec.datatype].itemsize, what)
+    tensor = InputTensor(spec.name, spec.datatype, (*batch, *dims), data)
+    request = InferenceRequest(model, http.path.get("version", ""), inputs=[tensor])
+    return RestInfer(request, frozenset(), binary_by_default=True)
+
+
+def _concrete(dims: Sequence[int], elements: int, what: str) -> tuple[int, ...]:
+    """Returns the dims with the size of the dynamic one derived; whether the data fits is checked later."""
+    unknown = [at for at, dim in enumerate(dims) if dim < 0]
+    if not unknown:
+        return tuple(dims)
+    if len(unknown) > 1:
+        raise InvalidArgument(
+            f"{what}: only one dim can be derived from the number of bytes, the shape is {shape_text(dims)}"
+        )
+    others = element_count([dim for dim in dims if dim >= 0])
+    if not others or elements % others:
+        raise InvalidArgument(f"{what}: {elements} elements do not match the shape {shape_text(dims)}")
+    return tuple(elements // others if dim < 0 else dim for dim in dims)

@@ -20,8 +20,16 @@ from triglot.protocols.json.dialect import DEFAULT_LIMITS, SIZE_OPTION, JsonLimi
 from triglot.protocols.json.text import read_body, without_nulls
 from triglot.protocols.kserve import openapi as api
 from triglot.protocols.kserve.extension import MODEL, MODEL_PATHS
-from triglot.protocols.kserve.raw_request import decode_raw, is_raw
-from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length, text_size
+from triglot.protocols.kserve.rest import (
+    RestInfer,
+    body_limit,
+    decode_infer,
+    decode_raw,
+    encode_infer,
+    is_raw,
+    json_length,
+    text_size,
+)
 from triglot.protocols.kserve.service import FILE_PREFIX, NO_FILES, KServe, UnaryInference
 from triglot.protocols.rows import MAX_CONTROL_BYTES, InferenceHandler, Route
 from triglot.protocols.wire import check_control_size
