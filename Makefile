@@ -7,8 +7,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # In the recipe, so that a failure ends it and `make -n` makes nothing.
 environment = $$($(PYTHON) tests/environments.py $(1))
 
-serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options.
-	@python="$(call environment,serve)" && exec "$$python" -m triglot serve $(MODELS) $(ARGS)
+# The folder of the compiled build, made first if need be; empty, and why, where it is not made.
+compiled = $$($(PYTHON) codegen/compiled.py $(1))
+
+serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options, BUILD=pure compiles nothing.
+	@python="$(call environment,serve)" && \
+	build="$(if $(filter pure,$(BUILD)),,$(call compiled,--within 60))" && \
+	PYTHONPATH="$$build$${PYTHONPATH:+:$$PYTHONPATH}" exec "$$python" -m triglot serve $(MODELS) $(ARGS)
 
 # Tests wait for processes of their own now and then: three workers more than there are cores keep these at work.
 WORKERS ?= $(shell expr $$(nproc) + 3)
@@ -24,8 +29,10 @@ PYTEST = $(if $(COVERAGE),-m coverage run -m pytest,-m pytest)
 
 # Each of hundreds of processes would begin with threads of OpenBLAS that compute nothing, and wait awake.
 test test-oldest: export OPENBLAS_NUM_THREADS = 1
+# BUILD=compiled tests the compiled build.
 test:  ## Every test; ARGS="-n 0" to debug, COVERAGE=1 to print what they reach, EXAMPLES=N to try more of each property.
 	@python="$(call environment,dev)" && \
+	$(if $(filter compiled,$(BUILD)),export COMPILED_BUILD="$(call compiled)" && export PYTHONPATH="$$COMPILED_BUILD" &&) \
 	"$$python" $(PYTEST) -n $(WORKERS) $(ARGS) \
 	$(if $(COVERAGE),&& "$$python" -m coverage combine --quiet && "$$python" -m coverage report)
 

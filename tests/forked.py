@@ -56,6 +56,8 @@ LIBRARIES = {
     "tritonclient": ("tritonclient.grpc.aio", "tritonclient.http"),
 }
 """By environment: its modules that take long to import, and start no threads."""
+BUILD_VARIABLE = "COMPILED_BUILD"
+"""Names the folder of the compiled build that is tested, if it is (Makefile)."""
 MODEL_PROCESS, WORKER = "from triglot.executors.process.main import main", "from triglot.__main__ import run"
 """Code in the programs that Triglot starts."""
 SERVERS = (["-m", "triglot", "serve"], *(["-m", "bench.bare", kind] for kind in ("grpc", "rest", "rest-json")))
@@ -63,6 +65,12 @@ SERVERS = (["-m", "triglot", "serve"], *(["-m", "bench.bare", kind] for kind in 
 _SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2)."""
 _PARAMETERS = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
+
+
+def compiled_build() -> dict[str, str]:
+    """Returns the variable by which a process of the tests finds the compiled build, if that is tested."""
+    folder = os.environ.get(BUILD_VARIABLE)
+    return {"PYTHONPATH": folder} if folder else {}
 
 
 def modules_of(python: str | Path) -> tuple[str, ...]:
@@ -124,6 +132,7 @@ def _started(python: str) -> ForkServer:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        environment |= compiled_build()
         command = [python, __file__, str(theirs.fileno()), *modules_of(python)]
         return ForkServer(ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment))
 

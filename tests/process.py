@@ -21,7 +21,7 @@ from typing import IO, Self
 
 import grpc_transport
 
-from forked import READ_LATE, Forked, modules_of
+from forked import READ_LATE, Forked, compiled_build, modules_of
 
 SECONDS = 60
 """Deadline of every wait; only a failing test waits as long."""
@@ -32,8 +32,8 @@ LISTENING = re.compile(r"gRPC on 127\.0\.0\.1:(\d+) and REST on 127\.0\.0\.1:(\d
 def clean_environment(**extra: str) -> dict[str, str]:
     """Returns the environment of this process without proxies and options of triglot and Python, and with `extra`.
 
-    Variables that would affect the server or its clients are removed. Those that select the transport under test
-    are kept, so that started processes use it, too.
+    Variables that would affect the server or its clients are removed. Those that select the transport and the
+    build under test are kept, so that started processes use it, too.
     """
     kept = {
         name: value
@@ -41,7 +41,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
         if name in (grpc_transport.VARIABLE, grpc_transport.HTTP_VARIABLE)
         or not (name.lower().endswith("_proxy") or name.startswith(("TRIGLOT_", "PYTHON")))
     }
-    return kept | extra
+    return kept | compiled_build() | extra
 
 
 def triglot_command(

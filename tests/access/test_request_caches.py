@@ -37,6 +37,7 @@ from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument
 from triglot.core.operation import Operation, Permission
 from triglot.core.request_scheduling import Scheduling
+from triglot.core.tensor import MessageBytes
 from triglot.core.types import TensorSpec
 from triglot.dataplane.control import UNLOAD_MODEL, UNREGISTER, Arguments
 from triglot.model.signature import TensorRule
@@ -216,7 +217,7 @@ def predict_layout(number: int) -> bytes:
 
 
 def grps_layouts() -> object:
-    def whole(data: bytes) -> Request:
+    def whole(data: MessageBytes) -> Request:
         message = decode_message(data)
         return Request(message.model, message)
 

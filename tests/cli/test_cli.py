@@ -61,7 +61,7 @@ def assert_one_line(text: str) -> str:
 
 def test_version() -> None:
     ended = run_triglot("--version")
-    assert (ended.returncode, ended.stdout) == (0, f"triglot {triglot.__version__}\n")
+    assert (ended.returncode, ended.stdout) == (0, f"triglot {triglot.__version__} ({triglot.version.build()})\n")
 
 
 ENDING = """
@@ -479,7 +479,7 @@ def test_what_stands_in_place_of_tritons_flags_is_there() -> None:
 
 def test_flags_on_the_page_for_who_comes_from_triton() -> None:
     """Those of Triton are Triton's, or the same here, and the others are ours."""
-    page = (Path(triglot.__file__).parents[2] / "docs" / "migrating" / "triton.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "migrating" / "triton.md").read_text()
     offered = set(re.findall(r"--[a-z-]+", run_triglot("serve", "--help").stdout))
     table, differs = page.partition("## Flags")[2].split("## What differs on purpose")
     for row in re.findall(r"^\| `-.*$", table, re.MULTILINE):
@@ -499,6 +499,7 @@ class HangUp:
 
 sys.meta_path.insert(0, HangUp())
 from triglot.__main__ import run
+from triglot.version import build
 run()
 """
 """The command, which gets SIGHUP before it has read its options, as by an early `systemctl reload`."""

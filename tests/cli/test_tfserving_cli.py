@@ -26,6 +26,7 @@ from triglot.cli.tfserving import (
 from triglot.config.options import Config, ConfigError
 from triglot.model.config import ALL
 from triglot.repository.config.settings import ModelSettings
+from triglot.version import build
 
 # The flags of tensorflow_model_server, as its users write them.
 ALL_FLAGS = re.findall(
@@ -278,4 +279,4 @@ def test_help_and_version() -> None:
     assert re.search(r"^network:\n  --port PORT\s", ended.stdout, re.MULTILINE)
     assert re.search(r"^scheduling:\n  --enable_batching \[true\|false\]\s", ended.stdout, re.MULTILINE)
     ended = run_triglot("tfserving", "--version")
-    assert (ended.returncode, ended.stdout) == (0, f"triglot {triglot.__version__}\n")
+    assert (ended.returncode, ended.stdout) == (0, f"triglot {triglot.__version__} ({build()})\n")

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_bytes import PADDING, UNKNOWN_FIELDS, field, fixed32_field, group, varint_field
 
+from triglot.core.tensor import MessageBytes
 from triglot.protocols.layouts import (
     LAYOUT_BYTES,
     MAX_LAYOUT_BYTES,
@@ -32,7 +33,8 @@ class Decoder:
         self.parsed: list[bytes] = []
         self._decoder = LayoutDecoder(self._decode, RULES, self._learn, small=8 * MAX_LAYOUT_BYTES)
 
-    def _decode(self, data: bytes) -> Named:
+    def _decode(self, data: MessageBytes) -> Named:
+        data = bytes(data)
         self.parsed.append(data)
         parts = split(data, RULES)
         assert parts is not None

@@ -110,7 +110,8 @@ def test_a_request() -> None:
     assert sorted(tensor.name for tensor in request.inputs) == ["x", "é"]
     assert list(request.output_filter) == ["y", "y", ""]
     assert request.unreadable == {}
-    assert decoded(b"") == PredictRequest(None, output_filter=[])
+    empty = decoded(b"")
+    assert (empty.spec, empty.inputs, list(empty.output_filter), empty.unreadable) == (None, [], [], {})
 
 
 def test_what_is_for_language_models_is_ignored() -> None:

@@ -22,7 +22,7 @@ from triglot.core.errors import ModelLoadError
 from triglot.parts import MissingPart, missing_text
 from triglot.telemetry.log_handlers import log_handler
 from triglot.telemetry.log_settings import JSON, formatter
-from triglot.version import __version__
+from triglot.version import __version__, build
 from triglot.workers.worker_spec import WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def command_line(command: str = "") -> argparse.ArgumentParser:
         epilog="triglot COMMAND --help lists the options of a command.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"triglot {__version__}")
+    parser.add_argument("--version", action="version", version=f"triglot {__version__} ({build()})")
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     if command in COMMANDS:
         try:

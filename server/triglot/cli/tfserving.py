@@ -42,7 +42,7 @@ from triglot.repository.config.model_config import parse_text
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.manager.loader import Load
 from triglot.repository.scan.source import ModelFiles
-from triglot.version import __version__
+from triglot.version import __version__, build
 
 log = logging.getLogger(__name__)
 
@@ -303,7 +303,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         usage="triglot tfserving [OPTION ...]",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"triglot {__version__}")
+    parser.add_argument("--version", action="version", version=f"triglot {__version__} ({build()})")
     titles = dict.fromkeys(flag.group for flag in FLAGS.values())
     groups = {title: parser.add_argument_group(title) for title in titles}
     for name, flag in FLAGS.items():

@@ -11,7 +11,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Protocol
 
 from triglot.core.errors import Cancelled, ServingError
@@ -132,11 +131,13 @@ class RunningCall(Cancellable, Protocol):
 async def cancel(running: Running) -> None:
     """Cancel it, and wait until its code on the loop has ended."""
     running.cancel()
-    while not running.over and (task := running.task) is not None:
-        with suppress(asyncio.CancelledError):
+    waited = False
+    while not waited and not running.over and (task := running.task) is not None:
+        try:
             await asyncio.wait([task])
-            break
-        running.cancel()  # Again, since user code may have suppressed the first cancellation.
+            waited = True
+        except asyncio.CancelledError:
+            running.cancel()  # Again, since user code may have suppressed the first cancellation.
 
 
 class Responses(Sink):

@@ -19,6 +19,8 @@ from triglot.core.errors import InvalidArgument
 
 Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview
+MessageBytes = bytes | memoryview
+"""The bytes of one message; a large one is a view of the buffer that it was received into."""
 
 MAX_ARRAY_BYTES = 2**63 - 1
 LONG_BYTES = 64 * 1024

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.tensor import DATATYPES, Array, Buffer
+from triglot.core.tensor import DATATYPES, Array, Buffer, MessageBytes
 
 ParameterValue = bool | int | float | str
 InputParameters = Mapping[str, Mapping[str, ParameterValue]]
@@ -188,7 +188,7 @@ class Exchange:
     `message` is empty, and `http_response` is where the model puts its response (grps 3.6).
     """
 
-    message: bytes
+    message: MessageBytes
     streaming: bool = False
     http: HttpRequest | None = None
     http_response: HttpResponse | None = None

@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from triglot.core.call import Call
+from triglot.core.compiling import trait
 from triglot.core.current_calls import CURRENT_CALLS, RunningFor
 from triglot.core.errors import (
     Cancelled,
@@ -106,6 +107,7 @@ def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], An
     return lambda inputs, _: infer(inputs)
 
 
+@trait
 class Runnable(ABC):
     """What an instance runs: the work of one request, or of several together."""
 
@@ -239,7 +241,7 @@ class ResponseTimes:
         return self._computed.popleft() if self._computed else perf_counter() - self._since
 
 
-class Work(Runnable, Running):
+class Work(Running, Runnable):
     """One request to a model, as its executor, its servable and the data plane see it.
 
     For its executor: `inputs` and `call`; `result` is the model's one answer (`NOTHING`: none) or `failure` its
@@ -258,7 +260,7 @@ class Work(Runnable, Running):
 
     __slots__ = (
         "_has_room",
-        "_thread",
+        "_thread_id",
         "buffer",
         "cache_key",
         "call",
@@ -319,7 +321,7 @@ class Work(Runnable, Running):
         self.queue: Sized = ()
         """The model's queue: a thread waits for a slow reader while it is empty."""
         self.times: ResponseTimes | None = None
-        self._thread = 0
+        self._thread_id = 0
         """The thread that runs this call alone; 0: none."""
         self._has_room: asyncio.Future[None] | None = None
         self.request: InferenceRequest | None = None
@@ -341,7 +343,7 @@ class Work(Runnable, Running):
             return
         call.execution_started(self.queued)
         if self.buffer is not None:
-            self._thread = threading.get_ident()
+            self._thread_id = threading.get_ident()
             if self.times is not None:
                 self.times.asked()
         # Does the same as `RunningFor`, at a third of its cost.
@@ -398,7 +400,7 @@ class Work(Runnable, Running):
     def start(self, batch_size: int) -> None:
         """Note that it starts, in a batch of `batch_size` requests."""
         if self.buffer is not None:
-            self._thread = threading.get_ident() if batch_size == 1 else 0
+            self._thread_id = threading.get_ident() if batch_size == 1 else 0
         self.call.execution_started(self.queued, batch_size)
 
     def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
@@ -425,7 +427,7 @@ class Work(Runnable, Running):
 
     def _waits(self) -> bool:
         """Whether the current thread may wait for a slow reader: nobody else needs it."""
-        return self._thread == threading.get_ident() and not self.queue
+        return self._thread_id == threading.get_ident() and not self.queue
 
     def finish(self) -> None:
         """See `Outlet`."""

@@ -8,17 +8,18 @@ split, or whose layout is new, is decoded as a whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
+from triglot.core.tensor import MessageBytes
 from triglot.protocols.wire import LENGTH, VARINT
 
 R = TypeVar("R")
 
-MAX_LAYOUT_BYTES = 2048
+MAX_LAYOUT_BYTES: Final = 2048
 """Longest layout that is cached, in bytes."""
-MAX_LAYOUTS_BYTES = 80 * 1024
+MAX_LAYOUTS_BYTES: Final = 80 * 1024
 """Limit on the bytes of all layouts of one cache. What is parsed of them takes up to 25 times as many."""
-LAYOUT_BYTES = 64
+LAYOUT_BYTES: Final = 64
 """Bytes that each layout counts for besides its own."""
 Values = Sequence[bytes]
 Make = Callable[[Values], R]
@@ -60,7 +61,11 @@ class LayoutDecoder(Generic[R]):
     """
 
     def __init__(
-        self, decode: Callable[[bytes], R], rules: Rules, learn: Callable[[bytes, R], Make[R] | None], small: int
+        self,
+        decode: Callable[[MessageBytes], R],
+        rules: Rules,
+        learn: Callable[[bytes, R], Make[R] | None],
+        small: int,
     ) -> None:
         self._decode = decode
         self._rules = rules
@@ -68,9 +73,9 @@ class LayoutDecoder(Generic[R]):
         self._small = small
         self._layouts: Layouts[Make[R]] = Layouts()
 
-    def __call__(self, data: bytes) -> R:
+    def __call__(self, data: MessageBytes) -> R:
         """Returns the request of `data`; raises as `decode`."""
-        if len(data) >= self._small or (parts := split(data, self._rules)) is None:
+        if not isinstance(data, bytes) or len(data) >= self._small or (parts := split(data, self._rules)) is None:
             return self._decode(data)
         key, values = parts
         make = self._layouts.known.get(key)

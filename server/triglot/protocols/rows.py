@@ -19,7 +19,7 @@ from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse, StreamForm, no_work
 from triglot.core.operation import Operation
 from triglot.core.running import Conversation, Defer, Requests, Responses, Running, Sink
-from triglot.core.tensor import Scattered
+from triglot.core.tensor import MessageBytes, Scattered
 from triglot.model.signature import ModelMetadata
 from triglot.protocols.api_operation import ApiOperation
 
@@ -90,11 +90,11 @@ class Method:
     name: str
     kind: Kind
     operation: Operation
-    decode: Callable[[bytes], Any]
+    decode: Callable[[MessageBytes], Any]
     call: Callable[[Any, Call], Coroutine[Any, Any, Any]] | None
     encode: Callable[[Any], bytes]
     answer_size: Callable[[Any], int] = no_work
-    decode_size: Callable[[bytes], int] = no_work
+    decode_size: Callable[[MessageBytes], int] = no_work
     scatter: Callable[[Any], bytes | Scattered] | None = None
     details: Callable[[str], str] = str
     encode_error: Callable[[ServingError], bytes | None] = _status_only

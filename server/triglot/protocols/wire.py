@@ -11,19 +11,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
 from triglot.core.errors import InvalidArgument
+from triglot.core.tensor import MessageBytes
 from triglot.core.varint import varint
 from triglot.protocols.rows import MAX_CONTROL_BYTES
 
-VARINT, FIXED64, LENGTH, GROUP_START, GROUP_END, FIXED32 = range(6)
-MAX_GROUP_DEPTH = 100
-MAX_FIELDS = 32 * 1024
+VARINT: Final = 0
+FIXED64: Final = 1
+LENGTH: Final = 2
+GROUP_START: Final = 3
+GROUP_END: Final = 4
+FIXED32: Final = 5
+MAX_GROUP_DEPTH: Final = 100
+MAX_FIELDS: Final = 32 * 1024
 """Fields that are scanned in one message; a legitimate one has some hundreds."""
-SHORT = 5
+SHORT: Final = 5
 """Most bytes of the varint of a tag or a length."""
 
 
@@ -132,7 +138,7 @@ def _skip_group(data: memoryview, number: int, at: int, end: int, budget: _Budge
     return at
 
 
-def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int, int]]:
+def fields(data: MessageBytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int, int]]:
     """Yields (number, wire type, start, end) for the value of each field of the message between `at` and `end`.
 
     The message must be valid.
@@ -152,7 +158,7 @@ def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[i
         yield number, wire_type, start, at
 
 
-def rest_size(data: bytes, cut: int) -> int:
+def rest_size(data: MessageBytes, cut: int) -> int:
     """Returns a message's size without the given length-delimited field. Raises `InvalidArgument`."""
     found = [end - start for number, kind, start, end in fields(data) if number == cut and kind == LENGTH]
     return len(data) - sum(found)
@@ -225,7 +231,7 @@ def _count_packed(payload: memoryview, enough: int) -> int:
     return sum(byte < 0x80 for byte in payload[: 10 * (enough + 1)])
 
 
-def parse(message_class: Any, data: bytes) -> Any:
+def parse(message_class: Any, data: MessageBytes) -> Any:
     """Parse a message. Raises `InvalidArgument`."""
     try:
         return message_class.FromString(data)
@@ -235,7 +241,7 @@ def parse(message_class: Any, data: bytes) -> Any:
         ) from None
 
 
-def parse_control(message_class: Any, data: bytes) -> Any:
+def parse_control(message_class: Any, data: MessageBytes) -> Any:
     """Parse a request without tensors, of at most `MAX_CONTROL_BYTES`. Raises `InvalidArgument`."""
     check_control_size(len(data))
     return parse(message_class, data)

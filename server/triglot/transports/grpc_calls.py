@@ -26,7 +26,7 @@ from triglot.core.errors import (
 )
 from triglot.core.operation import WITHDRAWN, Operation, OperationDenied
 from triglot.core.running import Conversation, Defer, Requests, Running
-from triglot.core.tensor import Scattered
+from triglot.core.tensor import MessageBytes, Scattered
 from triglot.protocols.rows import Kind, Method, Service
 from triglot.telemetry.calls import Endpoint
 from triglot.telemetry.store import Telemetry
@@ -85,7 +85,7 @@ class GrpcCalls:
             await asyncio.wait([stopped], timeout=CANCEL_AGAIN_SECONDS)
         await stopped
 
-    async def decode_large(self, method: Method, data: bytes) -> Any:
+    async def decode_large(self, method: Method, data: MessageBytes) -> Any:
         """Decode a request of more than `OFF_LOOP_BYTES`, whose bytes are reserved meanwhile.
 
         Raises `QueueFull` at the limit of buffered bytes, and what `Method.decode` raises.
@@ -151,7 +151,7 @@ class GrpcCall(RowCall):
     def cancelled(self) -> None:
         """End a cancelled call."""
 
-    def start_row(self, row: GrpcRow, data: bytes, call: Call, defer: Defer) -> None:
+    def start_row(self, row: GrpcRow, data: MessageBytes, call: Call, defer: Defer) -> None:
         """Decode the request of a call with one request, and run it; it may have ended when this returns.
 
         `defer` runs callbacks once all requests that arrived together have been started.
@@ -221,7 +221,7 @@ class GrpcCall(RowCall):
         running = self._running = self.run(self._guarded(step, *arguments))
         running.add_done_callback(self._run_ended)
 
-    async def _decode_and_submit(self, data: bytes) -> None:
+    async def _decode_and_submit(self, data: MessageBytes) -> None:
         self._submit(await self._row.calls.decode_large(self._row.method, data))
 
     def _start_coroutine(self, request: Any) -> Running:

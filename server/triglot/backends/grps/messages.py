@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 from google.protobuf.message import DecodeError, Message
 
 from triglot.core.errors import InvalidArgument
+from triglot.core.tensor import MessageBytes
 from triglot.pb.grps.grps_pb2 import GrpsMessage, Status
 
 FULL_NAME = GrpsMessage.DESCRIPTOR.full_name
@@ -19,10 +20,10 @@ def is_message(value: Any) -> TypeGuard[GrpsMessage]:
     return isinstance(value, Message) and value.DESCRIPTOR.full_name == FULL_NAME
 
 
-def parse(encoded: bytes) -> GrpsMessage:
+def parse(encoded: MessageBytes) -> GrpsMessage:
     """Parse a message. Raise `InvalidArgument` for malformed bytes."""
     try:
-        return GrpsMessage.FromString(encoded)
+        return GrpsMessage.FromString(encoded)  # type: ignore[arg-type]  # A view, too.
     except DecodeError as error:
         raise InvalidArgument(f"the request is not a GrpsMessage: {error}") from None
 

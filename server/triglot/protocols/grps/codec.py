@@ -7,10 +7,10 @@ protobuf would, so that their tensors are not parsed with the message.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.tensor import byte_length
+from triglot.core.tensor import MessageBytes, byte_length
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.generic_tensor import (
     ELEMENT_WORK,
@@ -47,29 +47,35 @@ from triglot.protocols.wire import (
     serialize,
 )
 
-SCAN_FROM_BYTES = 16 * 1024
+SCAN_FROM_BYTES: Final = 16 * 1024
 """Below this size protobuf parses the whole message: its speed for floats varies much from release to release."""
-COPY_WORK = 16
+COPY_WORK: Final = 16
 """Bytes that are copied in the time in which one is parsed."""
-MAX_TENSORS = Limit("tensors", 1024)
-MOST_TENSORS = Limit("tensors", MAX_FIELDS)
+MAX_TENSORS: Final = Limit("tensors", 1024)
+MOST_TENSORS: Final = Limit("tensors", MAX_FIELDS)
 """Limit for models that take whole messages, too: a tensor of two bytes becomes an object of a hundred."""
-TENSORS_FROM_BYTES = 128 * 1024
+TENSORS_FROM_BYTES: Final = 128 * 1024
 """The content of a smaller message cannot take much memory."""
-MAX_ENTRIES = Limit("entries in a map", SCAN_FROM_BYTES)
+MAX_ENTRIES: Final = Limit("entries in a map", SCAN_FROM_BYTES)
 """More entries than a message below `SCAN_FROM_BYTES` can hold."""
-_STATUS, _MODEL, _BIN, _STR, TENSORS, _NDARRAY, _MAP = range(1, 8)
-TENSOR = 1
-_MAPS = ("s_s", "s_b", "s_i32", "s_i64", "s_f", "s_d")
+_STATUS: Final = 1
+_MODEL: Final = 2
+_BIN: Final = 3
+_STR: Final = 4
+TENSORS: Final = 5
+_NDARRAY: Final = 6
+_MAP: Final = 7
+TENSOR: Final = 1
+_MAPS: Final = ("s_s", "s_b", "s_i32", "s_i64", "s_f", "s_d")
 
-_MEMBERS = MessageRules(cut=frozenset({_BIN, _STR, TENSORS, _NDARRAY, _MAP}))
-_ALL_FIELDS = MessageRules(cut=_MEMBERS.cut | {_STATUS, _MODEL})
-_TENSOR_DATA = MessageRules(cut=frozenset({TENSOR}), repeats={TENSOR: MAX_TENSORS})
-_ANY_TENSOR_DATA = MessageRules(cut=frozenset({TENSOR}), repeats={TENSOR: MOST_TENSORS})
-_MAP_DATA = MessageRules(repeats=dict.fromkeys(range(1, len(_MAPS) + 1), MAX_ENTRIES))
+_MEMBERS: Final = MessageRules(cut=frozenset({_BIN, _STR, TENSORS, _NDARRAY, _MAP}))
+_ALL_FIELDS: Final = MessageRules(cut=_MEMBERS.cut | {_STATUS, _MODEL})
+_TENSOR_DATA: Final = MessageRules(cut=frozenset({TENSOR}), repeats={TENSOR: MAX_TENSORS})
+_ANY_TENSOR_DATA: Final = MessageRules(cut=frozenset({TENSOR}), repeats={TENSOR: MOST_TENSORS})
+_MAP_DATA: Final = MessageRules(repeats=dict.fromkeys(range(1, len(_MAPS) + 1), MAX_ENTRIES))
 
 
-def model_of(data: bytes) -> str:
+def model_of(data: MessageBytes) -> str:
     """Returns the model that a serialized GrpsMessage names, "" if none; other fields are skipped.
 
     Raises `InvalidArgument`.
@@ -78,16 +84,16 @@ def model_of(data: bytes) -> str:
     return _text(models[-1], "model") if models else ""
 
 
-def is_failure(data: bytes) -> bool:
+def is_failure(data: MessageBytes) -> bool:
     """Whether the status of a serialized GrpsMessage is FAILURE. Raises `InvalidArgument`."""
     statuses = _payloads(data, _STATUS)
     return bool(statuses) and parse(pb.Status, b"".join(statuses)).status == FAILURE
 
 
-def _payloads(data: bytes, number: int) -> list[bytes] | list[memoryview]:
+def _payloads(data: MessageBytes, number: int) -> list[MessageBytes]:
     """Returns the payload of each occurrence of the field `status` or `model`."""
     wanted = number << 3 | LENGTH
-    found: list[bytes] = []
+    found: list[MessageBytes] = []
     at, end = 0, len(data)
     for _ in range(MAX_FIELDS + 1):
         if at == end:
@@ -107,7 +113,7 @@ def _payloads(data: bytes, number: int) -> list[bytes] | list[memoryview]:
     raise TooManyFields(f"the request has more than {MAX_FIELDS} protobuf fields")
 
 
-def check_tensors(data: bytes) -> None:
+def check_tensors(data: MessageBytes) -> None:
     """Raises `InvalidArgument` for a large message that has too many tensors, or is damaged."""
     if len(data) <= TENSORS_FROM_BYTES:
         return
@@ -141,7 +147,7 @@ def decode_message(data: bytes | memoryview) -> Message:
     return Message(message.model, _merge(members), _status_of(message))
 
 
-def decode_answer(data: bytes) -> Message:
+def decode_answer(data: MessageBytes) -> Message:
     """Decode as `decode_message`, but a model's own message, to which no limits apply."""
     try:
         return decode_message(data)
@@ -222,7 +228,7 @@ def _read_map(data: memoryview, into: GrpsMap) -> GrpsMap:
     return into
 
 
-def decoding_size(data: bytes) -> int:
+def decoding_size(data: MessageBytes) -> int:
     """Estimates what `decode_message` processes besides packed floats, in bytes of text.
 
     A message of many fields, or a damaged one, counts as text: the estimate must not read each of them.
@@ -307,7 +313,7 @@ def _status_field(status: Status) -> bytes:
     return serialize(pb.GrpsMessage(status=message))
 
 
-SUCCESS_FIELD = _status_field(OK)
+SUCCESS_FIELD: Final = _status_field(OK)
 
 
 def with_success(data: bytes) -> bytes:

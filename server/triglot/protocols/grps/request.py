@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from triglot.core.errors import ServingError
 from triglot.core.http import HttpRequest
-from triglot.core.tensor import array_over
+from triglot.core.tensor import MessageBytes, array_over
 from triglot.core.types import Exchange, InputTensor
 from triglot.model.grps_types import LISTS, PACKED_FLOATS
 from triglot.model.signature import Signature
@@ -69,7 +70,7 @@ class Request:
 
     model: str = ""
     message: Message | None = None
-    encoded: bytes | None = None
+    encoded: MessageBytes | None = None
     error: ServingError | None = None
     http: HttpRequest | None = None
     layout: RequestLayout | None = None
@@ -77,13 +78,15 @@ class Request:
     exchange: Exchange | None = None
 
 
-_CUT: Rules = {length_tag(TENSORS): {length_tag(TENSOR): {length_tag(number): None for number in PACKED_FLOATS}}}
+_CUT: Final[Rules] = {
+    length_tag(TENSORS): {length_tag(TENSOR): {length_tag(number): None for number in PACKED_FLOATS}}
+}
 
 
 class RequestDecoder(LayoutDecoder[Request]):
     """`decode` for small messages; one with a known layout gets a `layout` in place of a message."""
 
-    def __init__(self, decode: Callable[[bytes], Request]) -> None:
+    def __init__(self, decode: Callable[[MessageBytes], Request]) -> None:
         super().__init__(decode, _CUT, _learn, SCAN_FROM_BYTES)
 
 

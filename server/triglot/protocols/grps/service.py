@@ -24,6 +24,7 @@ from triglot.core.errors import (
 )
 from triglot.core.operation import EVERYTHING, Operation, Permission
 from triglot.core.running import Defer, Running, Sink
+from triglot.core.tensor import MessageBytes
 from triglot.core.types import Exchange, InferenceRequest, InferenceResponse, TensorSpec
 from triglot.dataplane.control import ONLINE, Arguments
 from triglot.dataplane.dataplane import DataPlane, Decoupled
@@ -196,7 +197,7 @@ class Grps:
 
     # --- predict ---
 
-    def decode(self, encoded: bytes) -> Request:
+    def decode(self, encoded: MessageBytes) -> Request:
         """Returns the request of a serialized GrpsMessage; errors in its content are kept for the response.
 
         Raises `Undecodable`.
@@ -205,7 +206,7 @@ class Grps:
         request.encoded = encoded
         return request
 
-    def _decoded(self, encoded: bytes) -> Request:
+    def _decoded(self, encoded: MessageBytes) -> Request:
         try:
             request = Request(model_of(encoded))
         except InvalidArgument as error:
@@ -347,7 +348,7 @@ def _control(name: str, operation: Operation, call: Any, encode: Callable[[Any],
     return Method(name, Kind.UNARY, operation, _parse, call, encode, encode_error=_encode_error)
 
 
-def _parse(data: bytes) -> pb.GrpsMessage:
+def _parse(data: MessageBytes) -> pb.GrpsMessage:
     try:
         message: pb.GrpsMessage = parse_control(pb.GrpsMessage, data)
     except InvalidArgument as error:
@@ -355,7 +356,7 @@ def _parse(data: bytes) -> pb.GrpsMessage:
     return message
 
 
-def _encoded(request: Request) -> bytes:
+def _encoded(request: Request) -> MessageBytes:
     """Returns the request's bytes for a project's model."""
     if request.encoded is None and request.message is not None:
         # The model was replaced by one that takes messages after the request was decoded.

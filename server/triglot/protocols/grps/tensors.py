@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,9 +14,9 @@ from triglot.model.signature import shape_text
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.message import GrpsTensor
 
-FLOATS = {row.datatype: row for row in LISTS.values() if row.datatype in ("FP32", "FP64")}
+FLOATS: Final = {row.datatype: row for row in LISTS.values() if row.datatype in ("FP32", "FP64")}
 """Lists by datatype, for those whose elements are sent as the model has them."""
-DTYPES: dict[str, int] = {row.datatype: row.dtype for row in LISTS.values()}
+DTYPES: Final[dict[str, int]] = {row.datatype: row.dtype for row in LISTS.values()}
 """grps' DataType numbers by datatype."""
 
 

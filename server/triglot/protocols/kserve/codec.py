@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from triglot.core.tensor import (
     SMALL_BYTES,
     Array,
     Buffer,
+    MessageBytes,
     Scattered,
     byte_length,
     bytes_elements,
@@ -59,21 +60,27 @@ from triglot.protocols.wire import (
     serialize,
 )
 
-SCAN_FROM_BYTES = 32 * 1024
+SCAN_FROM_BYTES: Final = 32 * 1024
 """Below this size protobuf is quicker than cutting; what it can be made to allocate is forty times as much."""
 
-BYTES_WORK = 16
+BYTES_WORK: Final = 16
 """Cost of an element of a BYTES tensor, in bytes of text."""
-MAX_INPUTS = Limit("inputs", 1024)
-MAX_OUTPUTS = Limit("requested outputs", 1024)
-MAX_RAW = Limit("raw_input_contents", 1024)
-MAX_DIMS = Limit("dims in a shape", 16)
-MAX_PARAMETERS = Limit("parameters", 256)
-_SHAPE, _TENSOR_PARAMETERS, _OUTPUT_PARAMETERS = 3, 4, 2
-ID, REQUEST_PARAMETERS, RAW_INPUTS = 3, 4, 7
-_INPUTS, _OUTPUTS = 5, 6
-_RAW_OUTPUTS, _INFER_RESPONSE = 6, 2
-FINAL = "triton_final_response"
+MAX_INPUTS: Final = Limit("inputs", 1024)
+MAX_OUTPUTS: Final = Limit("requested outputs", 1024)
+MAX_RAW: Final = Limit("raw_input_contents", 1024)
+MAX_DIMS: Final = Limit("dims in a shape", 16)
+MAX_PARAMETERS: Final = Limit("parameters", 256)
+_SHAPE: Final = 3
+_TENSOR_PARAMETERS: Final = 4
+_OUTPUT_PARAMETERS: Final = 2
+ID: Final = 3
+REQUEST_PARAMETERS: Final = 4
+RAW_INPUTS: Final = 7
+_INPUTS: Final = 5
+_OUTPUTS: Final = 6
+_RAW_OUTPUTS: Final = 6
+_INFER_RESPONSE: Final = 2
+FINAL: Final = "triton_final_response"
 Layout = tuple[tuple[str, str, tuple[int, ...]], ...]
 """Names, datatypes and shapes of outputs."""
 
@@ -86,7 +93,7 @@ class StreamError:
     error: ServingError
 
 
-_INFER_RULES = MessageRules(
+_INFER_RULES: Final = MessageRules(
     cut=frozenset({RAW_INPUTS}),
     repeats={
         REQUEST_PARAMETERS: MAX_PARAMETERS,
@@ -100,7 +107,7 @@ _INFER_RULES = MessageRules(
     },
 )
 
-_CONTENTS_FIELD = {
+_CONTENTS_FIELD: Final = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
     "INT16": "int_contents",
@@ -114,7 +121,7 @@ _CONTENTS_FIELD = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-_DATATYPE_OF_CONTENTS = {
+_DATATYPE_OF_CONTENTS: Final = {
     "bool_contents": "BOOL",
     "int_contents": "INT32",
     "int64_contents": "INT64",
@@ -126,7 +133,7 @@ _DATATYPE_OF_CONTENTS = {
 }
 
 
-def decode_infer(data: bytes) -> InferenceRequest:
+def decode_infer(data: MessageBytes) -> InferenceRequest:
     """Returns the request of a serialized ModelInferRequest; raw tensors of a large one are views of `data`.
 
     Raises `InvalidArgument`.
@@ -143,7 +150,7 @@ def decode_infer(data: bytes) -> InferenceRequest:
     return _request_of(message, raw)
 
 
-def identify(data: bytes) -> InferenceRequest:
+def identify(data: MessageBytes) -> InferenceRequest:
     """Returns model and id, as far as they can be decoded, of a request that `decode_infer` rejects."""
     try:
         message = parse(pb.ModelInferRequest, data if len(data) < SCAN_FROM_BYTES else scan(data, _INFER_RULES)[0])
@@ -289,7 +296,7 @@ def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) 
 
 # --- requests with a known layout ---
 
-VIEW_FROM_BYTES = 16 * 1024
+VIEW_FROM_BYTES: Final = 16 * 1024
 """Tensors of larger messages are views of the message; in smaller ones, copies are quicker."""
 _ID, _PARAMETERS, _RAW = map(length_tag, (ID, REQUEST_PARAMETERS, RAW_INPUTS))
 _Bytes = bytes | memoryview
@@ -313,7 +320,7 @@ class InferDecoder:
     def __init__(self) -> None:
         self._layouts: Layouts[_Layout] = Layouts()
 
-    def __call__(self, data: bytes) -> InferenceRequest:
+    def __call__(self, data: MessageBytes) -> InferenceRequest:
         """Returns the request of a serialized ModelInferRequest. Raises `InvalidArgument`."""
         try:
             key, request_id, parameters, raw = _cut(data)
@@ -349,7 +356,7 @@ class InferDecoder:
         return request
 
 
-def _cut(data: bytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
+def _cut(data: MessageBytes) -> tuple[bytes, str, list[_Bytes], list[_Bytes]]:
     """Returns the layout's key, the id, the fields that hold parameters, and the raw tensors.
 
     Raises `IndexError` or `ValueError` for an unusual or damaged message.

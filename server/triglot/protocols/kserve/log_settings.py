@@ -10,6 +10,7 @@ from triglot.core.errors import InvalidArgument
 from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
+from triglot.core.tensor import MessageBytes
 from triglot.dataplane.control import LOG_SETTINGS, Arguments, Control
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.json.dialect import type_name
@@ -57,7 +58,7 @@ class LogSetting:
         ]
 
 
-def _decode(data: bytes) -> Changes:
+def _decode(data: MessageBytes) -> Changes:
     settings = parse_control(pb.LogSettingsRequest, data).settings
     kinds = {key: setting.WhichOneof("parameter_choice") for key, setting in settings.items()}
     return {key: getattr(settings[key], kind) if kind else None for key, kind in kinds.items()}

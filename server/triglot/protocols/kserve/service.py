@@ -11,6 +11,7 @@ from triglot.core.coroutine_work import CoroutineWork
 from triglot.core.errors import Internal, InvalidArgument, ModelNotFound, ServingError, Unavailable, Unimplemented
 from triglot.core.operation import Operation, Permission
 from triglot.core.running import Conversation, Defer, Requests, Running, Sink
+from triglot.core.tensor import MessageBytes
 from triglot.core.types import InferenceRequest, InferenceResponse, TensorSpec
 from triglot.dataplane.dataplane import DataPlane, Decoupled
 from triglot.model.signature import Signature
@@ -319,7 +320,7 @@ def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadat
 
 
 def _change(name: str, request_class: Any, call: Any, max_upload: int = 0) -> Method:
-    def decode(data: bytes) -> Any:
+    def decode(data: MessageBytes) -> Any:
         if not max_upload:  # Else the transport's limit applies.
             check_control_size(len(data), f": {NO_FILES}")
         return parse(request_class, data)

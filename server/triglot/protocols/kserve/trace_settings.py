@@ -12,6 +12,7 @@ from triglot.core.errors import InvalidArgument, ModelNotFound
 from triglot.core.fast_json import dumps
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.operation import Operation
+from triglot.core.tensor import MessageBytes
 from triglot.dataplane.control import TRACE_SETTINGS, Arguments
 from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
@@ -86,7 +87,7 @@ class TraceSetting:
         ]
 
 
-def _decode(data: bytes) -> TraceChange:
+def _decode(data: MessageBytes) -> TraceChange:
     request = parse_control(pb.TraceSettingRequest, data)
     settings = {key: tuple(setting.value) or None for key, setting in request.settings.items()}
     return TraceChange(request.model_name, settings=settings)

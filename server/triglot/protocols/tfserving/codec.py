@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.scattering import may_scatter
-from triglot.core.tensor import DATATYPES, Scattered, element_count, raw_buffer
+from triglot.core.tensor import DATATYPES, MessageBytes, Scattered, element_count, raw_buffer
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor
 from triglot.pb.tfserving import model_pb2, predict_pb2
 from triglot.protocols.layouts import LayoutDecoder, Make, Rules, Values, length_tag
@@ -42,17 +42,19 @@ from triglot.protocols.wire import (
     serialize,
 )
 
-SCAN_FROM_BYTES = 32 * 1024
+SCAN_FROM_BYTES: Final = 32 * 1024
 """Below this size protobuf is quicker than cutting."""
-ELEMENT_WORK = 16
+ELEMENT_WORK: Final = 16
 """Cost of encoding a single element, in bytes of text."""
-MAX_INPUTS = Limit("inputs", 1024)
-MAX_FILTER = Limit("names in output_filter", 1024)
-_INPUTS, _OUTPUT_FILTER = 2, 3
-_KEY, _VALUE = 1, 2
-_OUTPUTS = 1
-_RULES = MessageRules(cut=frozenset({_INPUTS}), repeats={_INPUTS: MAX_INPUTS, _OUTPUT_FILTER: MAX_FILTER})
-_ENTRY_RULES = MessageRules(cut=frozenset({_KEY, _VALUE}))
+MAX_INPUTS: Final = Limit("inputs", 1024)
+MAX_FILTER: Final = Limit("names in output_filter", 1024)
+_INPUTS: Final = 2
+_OUTPUT_FILTER: Final = 3
+_KEY: Final = 1
+_VALUE: Final = 2
+_OUTPUTS: Final = 1
+_RULES: Final = MessageRules(cut=frozenset({_INPUTS}), repeats={_INPUTS: MAX_INPUTS, _OUTPUT_FILTER: MAX_FILTER})
+_ENTRY_RULES: Final = MessageRules(cut=frozenset({_KEY, _VALUE}))
 T = TypeVar("T")
 
 
@@ -66,16 +68,24 @@ class ModelSpec:
     signature_name: str = ""
 
 
-@dataclass(slots=True)
 class PredictRequest:
     """A Predict call. `spec` is None if it has none; `unreadable` has the errors of invalid inputs, by name."""
 
-    spec: ModelSpec | None
-    inputs: list[InputTensor] = field(default_factory=list)
-    output_filter: Sequence[str] = ()
-    unreadable: dict[str, str] = field(default_factory=dict)
-    servable: object = None
-    """The version that was called, once it is known."""
+    __slots__ = ("inputs", "output_filter", "servable", "spec", "unreadable")
+
+    def __init__(
+        self,
+        spec: ModelSpec | None,
+        inputs: list[InputTensor] | None = None,
+        output_filter: Sequence[str] = (),
+        unreadable: dict[str, str] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.inputs = [] if inputs is None else inputs
+        self.output_filter = output_filter
+        self.unreadable = {} if unreadable is None else unreadable
+        self.servable: object = None
+        """The version that was called, once it is known."""
 
 
 def decode_spec(message: Any) -> ModelSpec | None:
@@ -92,7 +102,7 @@ def read_spec(spec: model_pb2.ModelSpec) -> ModelSpec:
     return ModelSpec(spec.name, version, label, spec.signature_name)
 
 
-def decode_predict(data: bytes) -> PredictRequest:
+def decode_predict(data: MessageBytes) -> PredictRequest:
     """Returns the request of a serialized PredictRequest; large tensors are views of `data`.
 
     Raises `InvalidArgument`, but not for a tensor that cannot be read: an error about the model comes first.
@@ -151,19 +161,20 @@ def _add_inputs(
     request.inputs.extend(inputs.values())
 
 
-def decoding_size(data: bytes) -> int:
+def decoding_size(data: MessageBytes) -> int:
     """Estimates what `decode_predict` reads one by one of a large message, in bytes. Raises `InvalidArgument`."""
     rest, entries = scan(data, _RULES)
-    named = [named for _, entry in entries if (named := _entry(entry))]
-    return len(rest) + sum([element_bytes(tensor) for _, tensor in named])
+    named = [_entry(entry) for _, entry in entries]
+    return len(rest) + sum([element_bytes(one[1]) for one in named if one is not None])
 
 
-_DTYPE, _SHAPE = 1, 2
-_VALUES = {TENSOR_CONTENT: "", FLOAT_VAL: "FP32", DOUBLE_VAL: "FP64"}
+_DTYPE: Final = 1
+_SHAPE: Final = 2
+_VALUES: Final = {TENSOR_CONTENT: "", FLOAT_VAL: "FP32", DOUBLE_VAL: "FP64"}
 """Fields whose bytes are the array's memory, with the datatype that each is for; "" is any."""
 
 
-_CUT: Rules = {length_tag(_INPUTS): {length_tag(_VALUE): {length_tag(number): None for number in _VALUES}}}
+_CUT: Final[Rules] = {length_tag(_INPUTS): {length_tag(_VALUE): {length_tag(number): None for number in _VALUES}}}
 
 
 class PredictDecoder(LayoutDecoder[PredictRequest]):
@@ -205,7 +216,8 @@ def _plain_tensor(data: bytes, start: int, end: int, by_name: Mapping[str, Input
     entry = {(number, kind): slice(first, last) for number, kind, first, last in fields(data, start, end)}
     if len(list(fields(data, start, end))) != 2 or entry.keys() != {(_KEY, LENGTH), (_VALUE, LENGTH)}:
         return None
-    tensor = by_name[data[entry[_KEY, LENGTH]].decode()]
+    key = entry[_KEY, LENGTH]
+    tensor = by_name[data[key.start : key.stop].decode()]
     value = entry[_VALUE, LENGTH]
     parts = [(number, kind, to - at) for number, kind, at, to in fields(data, value.start, value.stop)]
     values = [(number, size) for number, kind, size in parts if kind == LENGTH and number in _VALUES]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.tensor import Array, bytes_elements
+from triglot.core.tensor import Array, MessageBytes, bytes_elements
 from triglot.core.types import OutputTensor
 from triglot.model.signature import Signature, shape_text
 from triglot.pb.tfserving import inference_pb2 as pb
@@ -43,13 +43,13 @@ class MultiRequest:
     examples: list[bytes]
 
 
-def decode_examples(request_class: Any, data: bytes) -> ExamplesRequest:
+def decode_examples(request_class: Any, data: MessageBytes) -> ExamplesRequest:
     """Returns the request of a serialized ClassificationRequest or RegressionRequest. Raises `InvalidArgument`."""
     rest, cuts = scan(data, MessageRules(cut=frozenset({_INPUT})))
     return ExamplesRequest(decode_spec(parse(request_class, rest)), _examples(cuts))
 
 
-def decode_multi(data: bytes) -> MultiRequest:
+def decode_multi(data: MessageBytes) -> MultiRequest:
     """Returns the request of a serialized MultiInferenceRequest. Raises `InvalidArgument`."""
     rest, cuts = scan(data, MessageRules(cut=frozenset({_INPUT})))
     message = parse(pb.MultiInferenceRequest, rest)

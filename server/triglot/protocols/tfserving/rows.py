@@ -8,7 +8,7 @@ from typing import Any
 
 from triglot.core.http import no_work
 from triglot.core.operation import Operation
-from triglot.core.tensor import Scattered
+from triglot.core.tensor import MessageBytes, Scattered
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2
 from triglot.protocols.rows import Kind, Method, Service
 from triglot.protocols.tfserving.codec import (
@@ -87,7 +87,7 @@ def tfserving_services(predictions: Predictions, models: Models, *, tensor_conte
     ]
 
 
-def _control_row(name: str, operation: Operation, decode: Callable[[bytes], Any], call: Any) -> Method:
+def _control_row(name: str, operation: Operation, decode: Callable[[MessageBytes], Any], call: Any) -> Method:
     return Method(name, Kind.UNARY, operation, decode, call, serialize, details=_truncated)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from google.protobuf import descriptor_pb2, message_factory
@@ -40,19 +40,21 @@ from triglot.protocols.wire import (
     serialize,
 )
 
-MAX_FILLED_BYTES = 64 * 1024 * 1024
+MAX_FILLED_BYTES: Final = 64 * 1024 * 1024
 """Most bytes of a request's tensors in which few values are repeated to fill the shape."""
-MAX_DIMS = 32
+MAX_DIMS: Final = 32
 """numpy's own limit (before version 2)."""
-MAX_SHAPE_BYTES = 32 * 1024
+MAX_SHAPE_BYTES: Final = 32 * 1024
 """Longest serialized shape that is parsed, names of dims included; as objects it is twenty times as large."""
-FEW_FIELDS = 64
+FEW_FIELDS: Final = 64
 """A tensor with more fields than this has its elements one by one, and nothing to cut."""
-TENSOR_CONTENT, FLOAT_VAL, DOUBLE_VAL = 4, 5, 6
-_ITEMSIZE = {TENSOR_CONTENT: 1, FLOAT_VAL: 4, DOUBLE_VAL: 8}
-_CUT = MessageRules(cut=frozenset(_ITEMSIZE))
+TENSOR_CONTENT: Final = 4
+FLOAT_VAL: Final = 5
+DOUBLE_VAL: Final = 6
+_ITEMSIZE: Final = {TENSOR_CONTENT: 1, FLOAT_VAL: 4, DOUBLE_VAL: 8}
+_CUT: Final = MessageRules(cut=frozenset(_ITEMSIZE))
 
-TYPES: dict[str, pb.DataType] = {
+TYPES: Final[dict[str, pb.DataType]] = {
     "BOOL": pb.DT_BOOL,
     "UINT8": pb.DT_UINT8,
     "UINT16": pb.DT_UINT16,
@@ -76,10 +78,12 @@ TYPES: dict[str, pb.DataType] = {
     "BYTES": pb.DT_STRING,
 }
 # Names for `InputTensor.datatype`: TensorFlow's where Triglot has no datatype; reference types are never sent.
-_NAMES = {number: name for name, number in pb.DataType.items() if 0 < number < pb.DT_FLOAT_REF}
-_NAMES |= {number: name for name, number in TYPES.items()}
+_NAMES: Final[dict[int, str]] = {
+    **{number: name for name, number in pb.DataType.items() if 0 < number < pb.DT_FLOAT_REF},
+    **{number: name for name, number in TYPES.items()},
+}
 
-_TYPED_FIELD = {
+_TYPED_FIELD: Final = {
     "BOOL": "bool_val",
     "UINT8": "int_val",
     "UINT16": "int_val",
@@ -102,7 +106,7 @@ _TYPED_FIELD = {
     "QINT32": "int_val",
     "BYTES": "string_val",
 }
-_FIELD_DTYPE = {
+_FIELD_DTYPE: Final = {
     "bool_val": "?",
     "int_val": "<i4",
     "uint32_val": "<u4",
@@ -114,9 +118,9 @@ _FIELD_DTYPE = {
     "scomplex_val": "<f4",
     "dcomplex_val": "<f8",
 }
-JOINED = {"FP32": FLOAT_VAL, "FP64": DOUBLE_VAL, "COMPLEX64": 9, "BOOL": 11, "COMPLEX128": 12}
+JOINED: Final = {"FP32": FLOAT_VAL, "FP64": DOUBLE_VAL, "COMPLEX64": 9, "BOOL": 11, "COMPLEX128": 12}
 """Fields whose packed form is the array's memory, by datatype."""
-_PACKED_CUT = {"FP32": FLOAT_VAL, "FP64": DOUBLE_VAL}
+_PACKED_CUT: Final = {"FP32": FLOAT_VAL, "FP64": DOUBLE_VAL}
 
 
 class BadTensor(InvalidArgument):

@@ -18,6 +18,7 @@ from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument
 from triglot.core.http import HttpRequest
 from triglot.core.operation import Operation
+from triglot.core.tensor import MessageBytes
 from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.vertex import http_body_pb2, prediction_service_pb2
 from triglot.protocols.rows import Kind, Method, Service
@@ -71,7 +72,7 @@ def vertex_service(vertex: Vertex, dataplane: DataPlane) -> Service:
     return Service(SERVICE, methods, PROTOCOL)
 
 
-def _decode(data: bytes) -> Received:
+def _decode(data: MessageBytes) -> Received:
     """Decode a Predict request, whose Values take many times their bytes: of at most 1 MiB."""
     request = parse_control(prediction_service_pb2.PredictRequest, data)
     endpoint = request.endpoint
@@ -83,7 +84,7 @@ def _decode(data: bytes) -> Received:
     return Received(PREDICT, endpoint, body, "application/json")
 
 
-def _decode_raw(message_class: Any, data: bytes) -> Received:
+def _decode_raw(message_class: Any, data: MessageBytes) -> Received:
     request = parse(message_class, data)
     return Received(RAW, request.endpoint, request.http_body.data, request.http_body.content_type)
 

@@ -23,7 +23,7 @@ COMPRESSED_FROM = 1024
 class CompressingRpc(Rpc):
     """A call whose responses are compressed if the client accepts it and they become much smaller."""
 
-    __slots__ = ("_coding", "response_head")
+    __slots__ = ("_coding",)
 
     def __init__(self, protocol: Connected, number: int, head: RpcHead, row: GrpcRow | None) -> None:
         super().__init__(protocol, number, head, row)

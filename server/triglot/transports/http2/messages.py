@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from triglot.core.errors import Internal, PayloadTooLarge, QueueFull, Unimplemented
 from triglot.transports.growing import GrowingBytes
+from triglot.transports.http2.core.streams import BodySink
 from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, Grow, inflate_stream
 from triglot.transports.off_loop import run_sized
 from triglot.transports.request_bytes import Reservation
@@ -37,8 +38,8 @@ Message = bytes | memoryview | CompressedMessage
 Take = Callable[[int, int], tuple[memoryview, memoryview]]
 
 
-class MessageReader:
-    """Splits one stream's body into messages; the `Sink` of large ones.
+class MessageReader(BodySink):
+    """Splits one stream's body into messages; the `BodySink` of large ones.
 
     `max_size`: largest message in bytes. `take` allocates buffers for large messages, see `BufferPool.take`.
     """
@@ -136,13 +137,13 @@ class MessageReader:
             raise QueueFull(f"not enough memory for a message of {whole} bytes") from None
 
     def room(self) -> memoryview | None:
-        """See `Sink`. None unless a large message is incomplete and its buffer is not full."""
+        """See `BodySink`. None unless a large message is incomplete and its buffer is not full."""
         if self._message is None or self._at == len(self._message):
             return None
         return self._message[self._at :]
 
     def filled(self, count: int) -> None:
-        """See `Sink`."""
+        """See `BodySink`."""
         assert self._message is not None
         self._at += count
         self._left -= count

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Coroutine
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from triglot.access import GRPC
 from triglot.core.call import Call
@@ -77,12 +77,10 @@ class Rpc(GrpcCall):
         "over",
         "permission",
         "protocol",
+        "response_head",
         "row",
         "task",
     )
-
-    response_head = response_head()
-    """Header block before the first response."""
 
     def __init__(self, protocol: Connected, number: int, head: RpcHead, row: GrpcRow | None) -> None:
         super().__init__()
@@ -97,6 +95,8 @@ class Rpc(GrpcCall):
         """The task that runs what comes before or after the row."""
         self.over = False
         """True once nothing more is sent."""
+        self.response_head = response_head()
+        """Header block before the first response."""
         self.permission: Permission = EVERYTHING
         """What the client may do."""
         self._limits: ClientLimits | None = None
@@ -196,8 +196,7 @@ class Rpc(GrpcCall):
         """Run a call with one request; it may have ended when this returns."""
         self.task = None
         assert self.row is not None
-        # Decoders read a memoryview as they read bytes.
-        self.start_row(self.row, cast("bytes", message), self._call(), self.protocol.defer)
+        self.start_row(self.row, message, self._call(), self.protocol.defer)
 
     def _call(self) -> Call:
         """Returns the `Call` that user code sees."""

@@ -3,7 +3,7 @@
 Strategy: the owner of the socket receives bytes into `get_buffer`, reports their number with `received`, acts
 on the events, and writes `out.take()`. Reads are large, and go into a buffer that many connections share: only
 an incomplete frame's beginning is kept from one read to the next. The rest of a large DATA frame is received
-straight into the stream's `Sink`, if it has one. A violation of the protocol ends its stream, or the whole
+straight into the stream's `BodySink`, if it has one. A violation of the protocol ends its stream, or the whole
 connection: then the last event is `ConnectionEnded`, and the last frame GOAWAY.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.events import ConnectionEnded, DataReceived, GoneAway, PingAcknowledged
@@ -26,26 +26,26 @@ from triglot.transports.http2.core.receiving import (
     RequestReceived,
     WholeRequest,
 )
-from triglot.transports.http2.core.streams import H2Error, Sink, Stream, Streams
+from triglot.transports.http2.core.streams import BodySink, H2Error, Stream, Streams
 
-MANY_RUNNING = 256
+MANY_RUNNING: Final = 256
 """With more handlers of reset streams still running, reads are small, to give these time to end."""
-FEW_BYTES = 1024
-READ_BYTES = 64 * 1024
+FEW_BYTES: Final = 1024
+READ_BYTES: Final = 64 * 1024
 """Read from the socket at a time, because requests that arrive together are handled together."""
-_HEADERS = (frames.HEADERS, frames.CONTINUATION)
-_UNBOUNDED = (frames.DATA, *_HEADERS)
+_HEADERS: Final = (frames.HEADERS, frames.CONTINUATION)
+_UNBOUNDED: Final = (frames.DATA, *_HEADERS)
 """Frames that are read as they arrive."""
-BULK_BYTES = 512 * 1024
+BULK_BYTES: Final = 512 * 1024
 """The same after a read that was mostly bodies in small DATA frames: fewer turns of the event loop."""
 
 
-MAX_WHOLE_BODY = 64 * 1024
+MAX_WHOLE_BODY: Final = 64 * 1024
 """Larger bodies are received straight into their final buffer."""
 
 
-_DRAIN = b"triglot1"
-SMALL_WINDOW_UPDATE = 1024
+_DRAIN: Final = b"triglot1"
+SMALL_WINDOW_UPDATE: Final = 1024
 """A smaller WINDOW_UPDATE makes as much work as it saves: it is charged, as one that no data waits for is."""
 
 
@@ -288,7 +288,7 @@ class Connection:
         """The unread part of the buffer."""
         self._bulk = False
         """Whether the last read was mostly bodies in small frames."""
-        self._direct: Sink | None = None
+        self._direct: BodySink | None = None
         self._preface_received = False
         self._data = DataFrame(self._streams)
         self._send_settings()
@@ -536,7 +536,7 @@ class Connection:
 
     # --- called by the owner ---
 
-    def receive_into(self, number: int, sink: Sink) -> None:
+    def receive_into(self, number: int, sink: BodySink) -> None:
         """Receive a stream's data into `sink`."""
         stream = self._streams.open.get(number)
         if stream is not None:
@@ -545,7 +545,7 @@ class Connection:
     def consumed(self, number: int, count: int) -> None:
         """Note that `count` bytes of a body have been consumed, and open the stream's window for as many.
 
-        It is opened further for what its `Sink` has room for: a large message should not wait for its window.
+        It is opened further for what its `BodySink` has room for: a large message should not wait for its window.
         """
         stream = self._streams.open.get(number)
         self._streams.consumed(stream, count)

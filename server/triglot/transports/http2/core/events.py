@@ -21,7 +21,7 @@ class DataReceived:
 
 @dataclass(slots=True)
 class DataPlaced:
-    """`size` bytes of a body have been received into the stream's `Sink`."""
+    """`size` bytes of a body have been received into the stream's `BodySink`."""
 
     stream: int
     size: int

@@ -10,21 +10,34 @@ import binascii
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
-METHOD, SCHEME, PATH, AUTHORITY = range(4)
-TE, CONTENT_TYPE, TIMEOUT, ENCODING, ACCEPT_ENCODING, CONTENT_LENGTH = range(4, 10)
-METADATA, TRACEPARENT, TRACESTATE, CREDENTIAL, MALFORMED, OMITTED = range(10, 16)
+METHOD: Final = 0
+SCHEME: Final = 1
+PATH: Final = 2
+AUTHORITY: Final = 3
+TE: Final = 4
+CONTENT_TYPE: Final = 5
+TIMEOUT: Final = 6
+ENCODING: Final = 7
+ACCEPT_ENCODING: Final = 8
+CONTENT_LENGTH: Final = 9
+METADATA: Final = 10
+TRACEPARENT: Final = 11
+TRACESTATE: Final = 12
+CREDENTIAL: Final = 13
+MALFORMED: Final = 14
+OMITTED: Final = 15
 """Kinds of other valid fields, of the trace context, of what access control asks for, of invalid fields, and of
 one that stands for many (`omitted`)."""
-FIRST_REGULAR = TE
+FIRST_REGULAR: Final = TE
 """Kinds below this are pseudo-headers."""
-_TEXTS = frozenset((PATH, ENCODING, ACCEPT_ENCODING, TRACEPARENT, TRACESTATE, CREDENTIAL))
-_RESTRICTED = b"triton-grpc-protocol-"
+_TEXTS: Final = frozenset((PATH, ENCODING, ACCEPT_ENCODING, TRACEPARENT, TRACESTATE, CREDENTIAL))
+_RESTRICTED: Final = b"triton-grpc-protocol-"
 """Begins the names of the fields that Triton's restricted groups ask for (`access.restricted`)."""
-FIELD_BYTES = 32
+FIELD_BYTES: Final = 32
 """Bytes that HTTP/2 counts per field besides its name and value (RFC 9113, 6.5.2)."""
-_KINDS = {
+_KINDS: Final = {
     b":method": METHOD,
     b":scheme": SCHEME,
     b":path": PATH,
@@ -43,19 +56,19 @@ _KINDS = {
         (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"), MALFORMED
     ),
 }
-_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-MAX_TIMEOUT = 1_000_000_000
+_SECONDS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+MAX_TIMEOUT: Final = 1_000_000_000
 """Largest number of a timeout, whatever its unit; the specification of gRPC allows eight digits."""
-MAX_TIMEOUT_DIGITS = 11
-MAX_QUOTED = 100
+MAX_TIMEOUT_DIGITS: Final = 11
+MAX_QUOTED: Final = 100
 """Longest quotation of a value in an error text, in bytes."""
-_NAME = re.compile(rb"[0-9a-z_.\-!#$%&'*+^`|~]+")
-_VALUE = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])")
+_NAME: Final = re.compile(rb"[0-9a-z_.\-!#$%&'*+^`|~]+")
+_VALUE: Final = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])")
 """Matched as a whole: searching for invalid characters takes ten times as long."""
-_METADATA_VALUE = re.compile(rb"(?!\t)[^\x00\r\n]*(?<!\t)")
+_METADATA_VALUE: Final = re.compile(rb"(?!\t)[^\x00\r\n]*(?<!\t)")
 """gRPC clients send values with spaces around them, and gRPC servers accept these unchanged."""
-_LENGTH = re.compile(rb"[0-9]{1,18}")
-_GRPC_TYPE = re.compile(rb"application/grpc([+;].*)?")
+_LENGTH: Final = re.compile(rb"[0-9]{1,18}")
+_GRPC_TYPE: Final = re.compile(rb"application/grpc([+;].*)?")
 
 
 class Name:
@@ -80,7 +93,7 @@ class Name:
 
 
 _cached_name = lru_cache(maxsize=1024)(Name)
-MAX_CACHED_NAME = 64
+MAX_CACHED_NAME: Final = 64
 
 
 def name_of(value: bytes) -> Name:
@@ -167,7 +180,7 @@ class Field:
 
 
 _cached_field = lru_cache(maxsize=256)(Field)
-MAX_CACHED_VALUE = 2048
+MAX_CACHED_VALUE: Final = 2048
 
 
 def field_of(name: Name, value: bytes) -> Field:

@@ -5,17 +5,29 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Mapping
+from typing import Final
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEAD_BYTES = 9
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-ACK = END_STREAM = 0x1
-END_HEADERS = 0x4
-PADDED = 0x8
-HAS_PRIORITY = 0x20
-LARGEST_WINDOW = 2**31 - 1
-SMALLEST_MAX_FRAME, LARGEST_MAX_FRAME = 2**14, 2**24 - 1
-DEFAULT_WINDOW = 65_535
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEAD_BYTES: Final = 9
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
+ACK: Final = 0x1
+END_STREAM: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+HAS_PRIORITY: Final = 0x20
+LARGEST_WINDOW: Final = 2**31 - 1
+SMALLEST_MAX_FRAME: Final = 2**14
+LARGEST_MAX_FRAME: Final = 2**24 - 1
+DEFAULT_WINDOW: Final = 65_535
 """Initial window of a connection, and of a stream unless SETTINGS change it."""
 
 
@@ -49,11 +61,11 @@ class Setting(enum.IntEnum):
     MAX_HEADER_LIST_SIZE = 0x6
 
 
-HEAD = struct.Struct(">LBL")
+HEAD: Final = struct.Struct(">LBL")
 """A frame header: length (24 bits) and type; flags; stream."""
-_SETTING = struct.Struct(">HL")
-_WORD = struct.Struct(">L")
-_GOAWAY = struct.Struct(">LL")
+_SETTING: Final = struct.Struct(">HL")
+_WORD: Final = struct.Struct(">L")
+_GOAWAY: Final = struct.Struct(">LL")
 
 
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:

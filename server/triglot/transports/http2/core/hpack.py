@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Final
 
 from triglot.transports.http2.core.fields import (
     CONTENT_TYPE,
@@ -17,12 +18,12 @@ from triglot.transports.http2.core.fields import (
 )
 from triglot.transports.http2.core.limits import MAX_FIELDS, MAX_FIELDS_BYTES
 
-TABLE_BYTES = 4096
+TABLE_BYTES: Final = 4096
 """Largest dynamic table, the default unless our SETTINGS change it (RFC 9113, 6.5.2)."""
-MAX_INTEGER_BITS = 28
-EOS = 256
-MAX_PADDING_BITS = 7
-_STATIC_TABLE = """
+MAX_INTEGER_BITS: Final = 28
+EOS: Final = 256
+MAX_PADDING_BITS: Final = 7
+_STATIC_TABLE: Final = """
 :authority
 :method GET
 :method POST
@@ -86,16 +87,17 @@ via
 www-authenticate
 """
 """The static table (RFC 7541, appendix A)."""
-_ENTRIES = [line.encode().partition(b" ") for line in _STATIC_TABLE.split("\n")[1:-1]]
-_STATIC = [Field(Name(name), value) for name, _, value in _ENTRIES]
-_STATIC_COUNT = len(_STATIC)
-MAX_WAITING = 64 * 1024
+_ENTRIES: Final = [line.encode().partition(b" ") for line in _STATIC_TABLE.split("\n")[1:-1]]
+_STATIC: Final = [Field(Name(name), value) for name, _, value in _ENTRIES]
+_STATIC_COUNT: Final = len(_STATIC)
+MAX_WAITING: Final = 64 * 1024
 """Bytes of a block's last field that are kept until the rest of the field arrives; of a longer one a part is."""
-MEASURED = 1024
+MEASURED: Final = 1024
 """Bytes that are kept of a name or value so long that only its length matters."""
-_INDICES = bytes(range(0x81, 0xFF))
+_INDICES: Final = bytes(range(0x81, 0xFF))
 """Indexed fields that take one byte each (6.1)."""
-_BEYOND, _ENDS_EARLY = "an index beyond the tables", "a block that ends too early"
+_BEYOND: Final = "an index beyond the tables"
+_ENDS_EARLY: Final = "a block that ends too early"
 
 
 class HpackError(Exception):
@@ -244,9 +246,10 @@ class BlockParts:
         """Decode the next part. Raises `HpackError`."""
         rest = self._rest + part
         while True:
-            if self._long is not None:
-                rest = self._skip(self._long, rest)
-                if self._long is not None:
+            long = self._long
+            if long is not None:
+                rest = self._skip(long, rest)
+                if not long.is_complete:
                     break
             end = _complete(rest)
             self._decoder.decode_more(rest[:end], 0, self.fields, begun=False)
@@ -368,7 +371,7 @@ def _measured(block: bytes, at: int) -> tuple[bytes, int, int]:
 
 # --- Huffman decoding: byte by byte, from one inner node of the code's tree to the next ---
 
-_CODE_LENGTHS = bytes.fromhex(
+_CODE_LENGTHS: Final = bytes.fromhex(
     "0d171c1c1c1c1c1c1c181e1c1c1e1c1c1c1c1c1c1c1c1e1c1c1c1c1c1c1c1c1c"
     "060a0a0c0d06080b0a0a080b080606060505050606060606060607080f060c0a"
     "0d06070707070707070707070707070707070707070707070807080d130d0e06"
@@ -400,7 +403,7 @@ def _tree() -> list[list[int]]:
     return nodes
 
 
-_TREE = _tree()
+_TREE: Final = _tree()
 
 
 def _ends() -> frozenset[int]:
@@ -411,7 +414,7 @@ def _ends() -> frozenset[int]:
     return frozenset(ends)
 
 
-_ENDS = _ends()
+_ENDS: Final = _ends()
 
 
 @lru_cache(maxsize=8192)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
-MIB = 1024 * 1024
-MAX_HEADER_BYTES = 16 * 1024
+MIB: Final = 1024 * 1024
+MAX_HEADER_BYTES: Final = 16 * 1024
 """Limit on a gRPC call's fields, as HTTP/2 counts them (RFC 9113, 6.5.2).
 
 Above it, the call is rejected, as by grpc.
 """
-MAX_FIELDS_BYTES = 132 * 1024
+MAX_FIELDS_BYTES: Final = 132 * 1024
 """Fields that any request may have, counted likewise: REST's may be as large as over HTTP/1.1."""
-MAX_FIELDS = 512
+MAX_FIELDS: Final = 512
 """The same in fields: of 32 bytes and more each, they exceed `MAX_HEADER_BYTES`."""
 
 
@@ -87,4 +88,4 @@ class Limits:
     """Time after our last frame for the client to read it, before the socket is closed."""
 
 
-DEFAULTS = Limits()
+DEFAULTS: Final = Limits()

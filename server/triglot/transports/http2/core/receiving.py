@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.events import (
@@ -43,17 +42,17 @@ from triglot.transports.http2.core.streams import H2Error, Stream, Streams
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
-CALL_BYTES = 16 * 1024
+CALL_BYTES: Final = 16 * 1024
 """Approximate memory of an open call besides its fields: 2 to 15 KiB; streams and REST calls take the most."""
-FIELDS_FACTOR = 10
+FIELDS_FACTOR: Final = 10
 """Memory of fields, as a multiple of their size as HTTP/2 counts it."""
-MAX_CACHED, MAX_CACHED_FIELDS = 200, 16
+MAX_CACHED: Final = 200
+MAX_CACHED_FIELDS: Final = 16
 """Limits on the cached starts of blocks, each of which is in one table of 4 KiB, and on their fields."""
-_DEFAULTS: Sequence[Any] = (None, None, None, None, None, False, None, "identity", "", None)
+_DEFAULTS: Final[Sequence[Any]] = (None, None, None, None, None, False, None, "identity", "", None)
 """The meaning of an absent field, by kind."""
 
 
-@dataclass(slots=True)
 class RpcHead:
     """The parsed header fields of a request.
 
@@ -65,19 +64,51 @@ class RpcHead:
     memory of the call.
     """
 
-    fields: Sequence[Field]
-    path: str
-    timeout: float | None
-    encoding: str
-    accepts: str
-    length: int | None
-    traceparent: str
-    tracestate: str
-    credentials: tuple[tuple[str, str], ...]
-    status: int
-    problem: str
-    too_large: bool
-    call_bytes: int
+    __slots__ = (
+        "accepts",
+        "call_bytes",
+        "credentials",
+        "encoding",
+        "fields",
+        "length",
+        "path",
+        "problem",
+        "status",
+        "timeout",
+        "too_large",
+        "traceparent",
+        "tracestate",
+    )
+
+    def __init__(
+        self,
+        fields: Sequence[Field],
+        path: str,
+        timeout: float | None,
+        encoding: str,
+        accepts: str,
+        length: int | None,
+        traceparent: str,
+        tracestate: str,
+        credentials: tuple[tuple[str, str], ...],
+        status: int,
+        problem: str,
+        too_large: bool,
+        call_bytes: int,
+    ) -> None:
+        self.fields = fields
+        self.path = path
+        self.timeout = timeout
+        self.encoding = encoding
+        self.accepts = accepts
+        self.length = length
+        self.traceparent = traceparent
+        self.tracestate = tracestate
+        self.credentials = credentials
+        self.status = status
+        self.problem = problem
+        self.too_large = too_large
+        self.call_bytes = call_bytes
 
     def read_metadata(self) -> Metadata:
         """Return the fields that are not HTTP/2's or gRPC's own, as gRPC metadata."""
@@ -100,7 +131,7 @@ class _Parsed(NamedTuple):
     """Whether a pseudo-header may no longer follow."""
 
 
-_NOTHING = _Parsed()
+_NOTHING: Final = _Parsed()
 
 
 def read_head(start: tuple[Field, ...], rest: Sequence[Field] = ()) -> RpcHead:
@@ -180,25 +211,37 @@ def _cached_head(fields: tuple[Field, ...]) -> RpcHead:
 # --- events ---
 
 
-@dataclass(slots=True)
 class RequestReceived:
     """A request's headers.
 
     `ended`: the request has no body.
     """
 
-    stream: int
-    headers: RpcHead
-    ended: bool
+    __slots__ = (
+        "ended",
+        "headers",
+        "stream",
+    )
+
+    def __init__(self, stream: int, headers: RpcHead, ended: bool) -> None:
+        self.stream = stream
+        self.headers = headers
+        self.ended = ended
 
 
-@dataclass(slots=True)
 class WholeRequest:
     """A request with its complete body, as most requests are."""
 
-    stream: int
-    headers: RpcHead
-    body: bytes
+    __slots__ = (
+        "body",
+        "headers",
+        "stream",
+    )
+
+    def __init__(self, stream: int, headers: RpcHead, body: bytes) -> None:
+        self.stream = stream
+        self.headers = headers
+        self.body = body
 
 
 Event = (
@@ -217,13 +260,13 @@ Event = (
 
 # --- frames ---
 
-DIRECT_BYTES = 64 * 1024
+DIRECT_BYTES: Final = 64 * 1024
 """With this much of a DATA frame still to arrive, another read costs less than a copy from the buffer."""
 
 Decoded = tuple[tuple[Field, ...], Sequence[Field]]
 """The fields of a block, as `Decoder.decode` returns them."""
 
-MAX_PREFIX_BYTES = 6
+MAX_PREFIX_BYTES: Final = 6
 """Bytes before the block in a HEADERS frame: the length of the padding, and a priority."""
 
 
@@ -377,7 +420,7 @@ def _broken(error: HpackError) -> H2Error:
 class DataFrame:
     """The DATA frame being received, and the events of those before it.
 
-    Strategy: a stream's data is copied into its `Sink` at once if that has room, and otherwise stays in the
+    Strategy: a stream's data is copied into its `BodySink` at once if that has room, and otherwise stays in the
     buffer. All data of a stream that arrives together is in one event, until `clear` is called.
     """
 

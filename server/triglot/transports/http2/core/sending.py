@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.events import Drained
 
 Piece = bytes | memoryview
-JOIN_BYTES = 16 * 1024
+JOIN_BYTES: Final = 16 * 1024
 """Below this size, one copy is faster than another buffer for the socket to gather."""
-EARNING_BYTES = 1024
+EARNING_BYTES: Final = 1024
 """A smaller DATA frame earns the client nothing, unless it is the last of the available data."""
-DEFAULT_TABLE = 4096
+DEFAULT_TABLE: Final = 4096
 """Size of an HPACK table in bytes, as long as no SETTINGS change it (RFC 9113, 6.5.2)."""
-NO_TABLE = b"\x20"
+NO_TABLE: Final = b"\x20"
 """A dynamic table size update to 0 (RFC 7541, 6.3)."""
-FRAME_EARNS = 2
+FRAME_EARNS: Final = 2
 """WINDOW_UPDATEs that a DATA frame accounts for: of its stream and of the connection."""
 
 
@@ -370,8 +370,8 @@ class Sender:
 
 # --- header blocks of responses (gRPC over HTTP/2: Responses) ---
 
-CODINGS = ("identity", "deflate", "gzip")
-_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+CODINGS: Final = ("identity", "deflate", "gzip")
+_PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
@@ -391,11 +391,11 @@ def _length(count: int) -> bytes:
     return bytes(encoded)
 
 
-_STATUS_200 = b"\x88"
+_STATUS_200: Final = b"\x88"
 """`:status: 200`, an index into HPACK's static table."""
-_CODINGS = _literal(b"grpc-accept-encoding", ",".join(CODINGS).encode())
-_HEAD = _STATUS_200 + _literal(b"content-type", b"application/grpc") + _CODINGS
-OK_TRAILERS = _literal(b"grpc-status", b"0")
+_CODINGS: Final = _literal(b"grpc-accept-encoding", ",".join(CODINGS).encode())
+_HEAD: Final = _STATUS_200 + _literal(b"content-type", b"application/grpc") + _CODINGS
+OK_TRAILERS: Final = _literal(b"grpc-status", b"0")
 
 
 def response_head() -> bytes:

@@ -12,17 +12,19 @@ What frames cost the client that sends them:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final
 
+from triglot.core.compiling import mypyc_attr
 from triglot.transports.http2.core import frames
 from triglot.transports.http2.core.events import StreamReset
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.core.sending import Sender
 
-MAX_RECENTLY_RESET = 1024
-STREAM_EARNS = 5
+MAX_RECENTLY_RESET: Final = 1024
+STREAM_EARNS: Final = 5
 """Frames that a stream accounts for: two for its response's window, one for the connection's, PING, late reset."""
 
 
@@ -107,12 +109,17 @@ class AbuseBudget:
         self._earned = earned if earned < self._max_earned else self._max_earned
 
 
-class Sink(Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class BodySink(ABC):
     """A stream's receive buffer. Its methods must not raise."""
 
-    def room(self) -> memoryview | None:
-        """Returns where the next bytes go; None: use the connection's buffer."""
+    __slots__ = ()
 
+    @abstractmethod
+    def room(self) -> memoryview | None:
+        """Return where the next bytes go; None: use the connection's buffer."""
+
+    @abstractmethod
     def filled(self, count: int) -> None:
         """Note that `count` bytes have been received."""
 
@@ -127,7 +134,7 @@ class Stream:
         self.window = ReceiveWindow(window)
         self.ended = False
         """Whether the client has ended its side (END_STREAM)."""
-        self.sink: Sink | None = None
+        self.sink: BodySink | None = None
         self.reset_with: ErrorCode | None = None
         """Error code of the reset that is sent if our side ends before the client's."""
 

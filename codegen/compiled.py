@@ -1,0 +1,161 @@
+"""Compiles the modules that `tests/layers.toml` lists, from the same files, in a copy of the package.
+
+    python3 codegen/compiled.py [--within SECONDS]    # prints the folder for PYTHONPATH, .venv/compiled/HASH
+
+The copy is kept until a source, the compiler or the Python changes. With `--within`, a build that takes longer is
+given up, and not tried again. Needs a C compiler; mypyc is in the environment `compile` of tests/requirements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SERVER = ROOT / "server"
+BUILDS = ROOT / ".venv" / "compiled"
+OPTIMISATION = "2"
+
+
+def module_files() -> list[str]:
+    """Return the files of the modules to compile, relative to `server/`."""
+    table = tomllib.loads((ROOT / "tests" / "layers.toml").read_text())
+    names = [name.replace(".", "/") for name in table["compiled"]["modules"]]
+    return sorted(
+        str(file.relative_to(SERVER))
+        for name in names
+        for file in (
+            [SERVER / f"{name}.py"] if (SERVER / f"{name}.py").is_file() else (SERVER / name).glob("*.py")
+        )
+    )
+
+
+def build(folder: Path) -> list[Path]:
+    """Compile the modules inside of `folder`, which holds a copy of the package; return the libraries' paths.
+
+    Raise `SystemExit` for what mypyc refuses, and setuptools' errors of the C compiler.
+    """
+    from mypyc.build import mypycify  # noqa: PLC0415 - see the heading.
+    from setuptools import Distribution  # noqa: PLC0415
+    from setuptools.command.build_ext import build_ext  # noqa: PLC0415
+
+    class Parallel(build_ext):  # type: ignore[misc]  # setuptools has no types.
+        """Runs the C compiler once for each core."""
+
+        def build_extensions(self) -> None:
+            compiler: Any = self.compiler
+            compile_in_turn = compiler.compile
+
+            def compile_all(sources: list[str], *arguments: Any, **options: Any) -> list[str]:
+                with ThreadPoolExecutor(os.cpu_count()) as pool:
+                    made = pool.map(lambda source: compile_in_turn([source], *arguments, **options), sources)
+                    return [name for names in made for name in names]
+
+            compiler.compile = compile_all
+            super().build_extensions()
+
+    before = set(folder.rglob("*.so"))
+    (folder / "mypy.ini").write_text("[mypy]\nignore_missing_imports = True\n")
+    os.environ["MYPYPATH"] = str(folder)
+    os.chdir(folder)
+    options = ["--config-file", "mypy.ini", "--cache-dir", str(ROOT / ".mypy_cache" / "compiled")]
+    extensions = mypycify(
+        [*options, *module_files()], opt_level=OPTIMISATION, multi_file=True, group_name="triglot"
+    )
+    command = Parallel(Distribution({"name": "triglot", "ext_modules": extensions}))
+    command.inplace = True
+    command.build_temp = str(folder / "build")
+    command.ensure_finalized()
+    command.run()
+    for left in ("build", "mypy.ini"):
+        shutil.rmtree(folder / left, ignore_errors=True)
+    return sorted(set(folder.rglob("*.so")) - before)
+
+
+def copy_package(folder: Path) -> None:
+    """Copy the package into `folder`, which is emptied."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(SERVER / "triglot", folder / "triglot", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+
+
+def digest() -> str:
+    """Return a digest of everything that a build depends on."""
+    made = hashlib.sha256()
+    compiler = (ROOT / "tests" / "requirements" / "compile.txt").read_text()
+    for text in (sys.version, platform.machine(), compiler, OPTIMISATION, *module_files()):
+        made.update(text.encode() + b"\0")
+    for file in sorted([*(SERVER / "triglot").rglob("*.py*"), Path(__file__)]):
+        if file.suffix in {".py", ".pyi"}:
+            made.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return made.hexdigest()[:16]
+
+
+def kept_build(seconds: float | None) -> Path | None:
+    """Return the folder with the build of the current sources, made now if there is none.
+
+    None, and the reason on standard error: there is no compiler, or it takes more than `seconds`.
+    """
+    compiler = os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "cc")
+    if shutil.which(compiler.split()[0]) is None:
+        print(f"not compiled: there is no C compiler ({compiler.split()[0]})", file=sys.stderr)
+        return None
+    folder = BUILDS / digest()
+    given_up = folder.with_suffix(".slow")
+    if folder.is_dir():
+        return folder
+    if seconds is not None and given_up.exists():
+        print("not compiled: it took too long when it was tried", file=sys.stderr)
+        return None
+    environments = [sys.executable, str(ROOT / "tests" / "environments.py"), "compile"]
+    python = subprocess.run(environments, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    unfinished = folder.with_suffix(f".{os.getpid()}")
+    copy_package(unfinished)
+    print("compiling the path of a call …", file=sys.stderr)
+    log = unfinished / "log"
+    with log.open("wb") as output:
+        command = [python, __file__, "--in", str(unfinished)]
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            shutil.rmtree(unfinished)
+            given_up.touch()
+            print(f"not compiled: it takes more than {seconds:g} s here", file=sys.stderr)
+            return None
+    if status:
+        sys.exit(f"the build failed:\n{log.read_text()[-4000:]}")
+    log.unlink()
+    for old in BUILDS.iterdir():
+        if old.is_dir() and old != unfinished and old.name != folder.name:
+            shutil.rmtree(old, ignore_errors=True)
+    unfinished.rename(folder)
+    return folder
+
+
+def main() -> None:
+    """Print the folder of the build; nothing if there is none."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--within", type=float, metavar="SECONDS", help="give up a build that takes longer")
+    parser.add_argument("--in", dest="folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.folder is not None:
+        build(arguments.folder)
+    elif (folder := kept_build(arguments.within)) is not None:
+        print(folder)
+
+
+if __name__ == "__main__":
+    main()

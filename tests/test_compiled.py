@@ -1,0 +1,62 @@
+"""The rules for modules that are compiled (`layers.toml`): they keep out what mypyc compiles wrongly or slowly."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from test_layers import MODULES, TABLE
+
+COMPILED = {
+    module: path
+    for module, path in MODULES.items()
+    if any(module == name or module.startswith(f"{name}.") for name in TABLE["compiled"]["modules"])
+}
+C_KEYWORDS = {"_thread"}
+"""Attributes that become a word of C: mypyc puts an underscore before each."""
+
+
+def violations(tree: ast.Module) -> Iterator[str]:
+    """What a compiled module may not have, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await):
+            # Some crash once they are cancelled (mypyc 2.4.1).
+            yield f"{node.lineno}: a coroutine"
+        elif isinstance(node, ast.ClassDef):
+            bases = [ast.unparse(base) for base in node.bases]
+            decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+            if any(base.startswith("Protocol") for base in bases):
+                yield f"{node.lineno}: a Protocol: its attributes are looked up by name"
+            if any(base.startswith("Generic[") for base in bases) and any(
+                "dataclass" in one for one in decorators
+            ):
+                yield f"{node.lineno}: a generic dataclass, which cannot be imported"
+        elif isinstance(node, ast.Attribute) and node.attr in C_KEYWORDS:
+            yield f"{node.lineno}: {node.attr}, which becomes a keyword of C"
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
+            yield f"{statement.lineno}: a constant that is not Final: a dict is asked for it"
+
+
+@pytest.mark.parametrize("module", sorted(COMPILED))
+def test_a_compiled_module_keeps_the_rules(module: str) -> None:
+    assert list(violations(ast.parse(Path(COMPILED[module]).read_text()))) == []
+
+
+def test_the_rules_are_looked_at() -> None:
+    source = """
+from typing import Final, Generic, Protocol, TypeVar
+T = TypeVar("T")
+LIMIT = 3
+FIXED: Final = 3
+class Reader(Protocol): ...
+@dataclass(slots=True)
+class Box(Generic[T]):
+    value: T
+class Runner:
+    async def run(self): self._thread = 1
+"""
+    assert [line.partition(":")[0] for line in violations(ast.parse(source))] == ["6", "8", "11", "11", "4"]
