@@ -29,10 +29,10 @@ def all_nodes() -> Iterator[Nodes]:
 
 
 @pytest.fixture(scope="module")
-def told_on_ray(ray_nodes: Nodes) -> Iterator[None]:
-    """Run the instances of told models on the cluster."""
-    import told_models  # noqa: PLC0415 - as above.
+def reporting_on_ray(ray_nodes: Nodes) -> Iterator[None]:
+    """Run the instances of reporting models on the cluster."""
+    import reporting_models  # noqa: PLC0415 - as above.
 
-    told_models.RAY.append(ray_nodes.address)
+    reporting_models.RAY.append(ray_nodes.address)
     yield
-    told_models.RAY.clear()
+    reporting_models.RAY.clear()

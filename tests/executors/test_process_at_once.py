@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from told_models import ON_LOOP, PLAIN, SECONDS, STREAM_ON_LOOP, code, told
+from reporting_models import ON_LOOP, PLAIN, SECONDS, STREAM_ON_LOOP, code, reporting
 
 from direct_work import direct_stream
 from triglot import Call, ModelLoadError, ServingError, Unavailable
@@ -27,7 +27,7 @@ from waiting import until
 
 
 async def test_async_code_runs_many_calls_at_once(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         arrives = "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
         waits = "while len(list(folder.glob('in-*'))) < 50: await asyncio.sleep(0.005)\nreturn os.getpid()"
         pids = await asyncio.gather(*(one.say(arrives + waits, n=number) for number in range(50)))
@@ -35,7 +35,7 @@ async def test_async_code_runs_many_calls_at_once(tmp_path: Path) -> None:
 
 
 async def test_streams_run_at_once_and_a_slow_reader_holds_nobody_up(tmp_path: Path) -> None:
-    async with told(tmp_path, STREAM_ON_LOOP) as one:
+    async with reporting(tmp_path, STREAM_ON_LOOP) as one:
         slow = direct_stream(one.servable, code("np.zeros(50_000)[0]", count=1000), Call())
         assert int((await anext(slow))["number"]) == 0
         others = [direct_stream(one.servable, code("1", count=20), Call()) for _ in range(20)]
@@ -51,7 +51,7 @@ async def test_streams_run_at_once_and_a_slow_reader_holds_nobody_up(tmp_path: P
 
 
 async def test_calls_go_to_the_process_that_has_the_fewest(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP, more="\nTold.instances = 3\n") as one:
+    async with reporting(tmp_path, ON_LOOP, more="\nReporting.instances = 3\n") as one:
         arrives = "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
         waits = "while len(list(folder.glob('in-*'))) < 9: await asyncio.sleep(0.005)\nreturn os.getpid()"
         pids = await asyncio.gather(*(one.say(arrives + waits, n=number) for number in range(9)))
@@ -65,12 +65,12 @@ async def test_a_call_that_ends_its_process_before_the_server_knows_it_as_sent_r
 
     def returns_when_all_is_over(self: Channel, kind: Kind, **more: Any) -> None:
         # Some that read may be over by the time that this is sent.
-        readers = [one for one in threading.enumerate() if one.name == "told reads"]
+        readers = [one for one in threading.enumerate() if one.name == "reporting reads"]
         send(self, kind, **more)
         if kind is Kind.CALL:
             readers[0].join()
 
-    async with told(tmp_path, ON_LOOP, more="\nTold.instances = 2\n") as one:
+    async with reporting(tmp_path, ON_LOOP, more="\nReporting.instances = 2\n") as one:
         monkeypatch.setattr(Channel, "send", returns_when_all_is_over)
         with pytest.raises(Unavailable, match="the process that ran the request exited with status 7"):
             await one.run("os._exit(7)")
@@ -78,7 +78,7 @@ async def test_a_call_that_ends_its_process_before_the_server_knows_it_as_sent_r
 
 
 async def test_all_calls_end_with_their_process(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         waits = "(folder / f'in-{int(inputs[\"n\"])}').touch()\nawait asyncio.sleep(600)"
         running = [asyncio.ensure_future(one.say(waits, n=number)) for number in range(5)]
         await one.entered("in", 5)
@@ -97,7 +97,7 @@ async def test_all_calls_end_with_their_process(tmp_path: Path) -> None:
 
 
 async def test_a_call_that_leaves_leaves_the_others(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         text = (
             "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
             "while not (folder / 'go').exists(): await asyncio.sleep(0.005)\n"
@@ -114,7 +114,7 @@ async def test_a_call_that_leaves_leaves_the_others(tmp_path: Path) -> None:
 
 
 async def test_a_call_ends_at_its_deadline_wherever_it_is(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         call = Call()
         call.limit(2.0, "the test")
         with pytest.raises(ServingError) as caught:
@@ -125,7 +125,7 @@ async def test_a_call_ends_at_its_deadline_wherever_it_is(tmp_path: Path) -> Non
 
 
 async def test_calls_that_go_on_though_nobody_waits_are_counted(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP, more="\n    max_queue_size = 3\n") as one:
+    async with reporting(tmp_path, ON_LOOP, more="\n    max_queue_size = 3\n") as one:
         while one.model.orphaned < 3:  # One that is too late before it is sent goes on nowhere.
             call = Call()
             call.limit(0.05, "the test")
@@ -143,7 +143,7 @@ async def test_calls_that_go_on_though_nobody_waits_are_counted(tmp_path: Path) 
 
 
 async def test_async_code_that_blocks_holds_no_caller_beyond_its_deadline(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         call = Call()
         call.limit(2.0, "the test")
         text = "while not (folder / 'go').exists(): time.sleep(0.005)\nreturn 'went'"
@@ -161,7 +161,7 @@ async def test_async_code_that_blocks_holds_no_caller_beyond_its_deadline(tmp_pa
 
 
 class Other:
-    """Another model: answers when it is told to; its stream tells when it is closed.
+    """Another model: answers when the test says so; its stream reports when it is closed.
 
     What waits in it leaves a file in `folder`, "answer" or "stream".
     """
@@ -201,7 +201,7 @@ class Other:
 
 
 async def test_one_call_asks_several_models_at_once(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         call, other = Call(), Other(5, tmp_path)
         call.reach = other
         asks = "answers = await asyncio.gather(*(call.infer('other', {'x': np.zeros(9_000)}) for _ in range(5)))\n"
@@ -209,7 +209,7 @@ async def test_one_call_asks_several_models_at_once(tmp_path: Path) -> None:
 
 
 async def test_what_async_code_does_not_wait_for_is_cancelled(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         call, other = Call(), Other(100, tmp_path)
         call.reach = other
         text = """
@@ -231,7 +231,7 @@ return int(first['y'])"""
 
 
 async def test_a_question_that_is_taken_back_at_once_is_forgotten(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         call, other = Call(), Other(100, tmp_path)
         call.reach = other
         text = """
@@ -247,7 +247,7 @@ return task.cancelled()"""
 
 
 async def test_a_thread_that_waits_for_another_model_is_refused_when_its_call_ends(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         call, other = Call(), Other(100, tmp_path)
         call.reach = other
         text = """
@@ -264,7 +264,7 @@ while not (folder / 'answer').exists():
 
 
 async def test_threads_of_async_code_reach_others_too(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         call, other = Call(), Other(3, tmp_path)
         call.reach = other
         text = """
@@ -279,7 +279,7 @@ return await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(3)))"""
 
 
 async def test_threads_of_plain_code_ask_at_the_same_time(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         call, other = Call(), Other(3, tmp_path)
         call.reach = other
         text = """
@@ -293,14 +293,14 @@ with ThreadPoolExecutor(3) as threads:
 @pytest.mark.parametrize("kind", [ON_LOOP, PLAIN], ids=["on the loop", "plain"])
 async def test_a_warm_up_reaches_every_process(tmp_path: Path, kind: str) -> None:
     more = """
-Told.instances = 3
-Told.any_tensors = False
-Told.inputs = [triglot.TensorSpec("code", "BYTES", [1])]
-Told.outputs = [triglot.TensorSpec("said", "BYTES", [1])]
-Told.example = {"code": np.array([b"(folder / f'warm-{os.getpid()}').touch()"], object)}
-Told.answer = lambda self, value: {"said": np.array([str(value)])}
+Reporting.instances = 3
+Reporting.any_tensors = False
+Reporting.inputs = [triglot.TensorSpec("code", "BYTES", [1])]
+Reporting.outputs = [triglot.TensorSpec("said", "BYTES", [1])]
+Reporting.example = {"code": np.array([b"(folder / f'warm-{os.getpid()}').touch()"], object)}
+Reporting.answer = lambda self, value: {"said": np.array([str(value)])}
 """
-    async with told(tmp_path, kind, more=more) as one:
+    async with reporting(tmp_path, kind, more=more) as one:
         await warm_up(one.servable)
         assert len(one.files("warm")) == 3
         with pytest.raises(Unavailable):
@@ -315,13 +315,13 @@ STARTS = """
 def start_instance(self, call):
     {does}
     (self.folder / f"started-{{os.getpid()}}-{{call.model_name}}").touch()
-Told.start_instance = start_instance
+Reporting.start_instance = start_instance
 """
 
 
 def start(model: RemoteModel, reach: Callable[[Call, Any], Any]) -> None:
     call = Call()
-    call.reach, call.model_name, call.model_version = reach, "told", 1
+    call.reach, call.model_name, call.model_version = reach, "reporting", 1
     model.start_instance(call)
 
 
@@ -331,14 +331,14 @@ async def test_every_process_is_started_and_so_is_who_takes_its_place(tmp_path: 
         return True if isinstance(asked, ModelTask) else {"y": np.array(3)}
 
     does = (
-        "self.apart = call.apart()\n"
-        "    assert int(call.infer('other', {})['y']) == int(self.apart.infer('other', {})['y']) == 3\n"
+        "self.own = call.detached()\n"
+        "    assert int(call.infer('other', {})['y']) == int(self.own.infer('other', {})['y']) == 3\n"
         "    assert call.reach(call, triglot.core.call.ModelTask('ready', 'other')) is True"
     )
-    more = "\nTold.instances = 2\n" + STARTS.format(does=does)
-    async with told(tmp_path, infer, more=more) as one:
+    more = "\nReporting.instances = 2\n" + STARTS.format(does=does)
+    async with reporting(tmp_path, infer, more=more) as one:
         await asyncio.to_thread(start, one.model, reach)
-        assert [name.rpartition("-")[2] for name in one.files("started")] == ["told", "told"]
+        assert [name.rpartition("-")[2] for name in one.files("started")] == ["reporting", "reporting"]
         with pytest.raises(Unavailable):
             await one.run("os._exit(0)")
         await until(lambda: one.readings()["processes"] == 2)
@@ -348,6 +348,6 @@ async def test_every_process_is_started_and_so_is_who_takes_its_place(tmp_path: 
 async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
     for infer in (PLAIN, ON_LOOP):
         folder = tmp_path / str(infer == PLAIN)
-        async with told(folder, infer, more=STARTS.format(does="raise KeyError('no weights')")) as one:
+        async with reporting(folder, infer, more=STARTS.format(does="raise KeyError('no weights')")) as one:
             with pytest.raises(ModelLoadError, match=r"model\.py: KeyError: 'no weights'"):
                 await asyncio.to_thread(start, one.model, lambda *_: None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, STREAM_ON_LOOP, children, code, told
+from reporting_models import ON_LOOP, PLAIN, SECONDS, STREAM, STREAM_ON_LOOP, children, code, reporting
 
 from direct_work import direct_stream
 from forked import as_new_programs
@@ -27,7 +27,7 @@ from triglot.telemetry.spans.recorder import CallSpan
 from waiting import until
 
 TWO = ModelConfig(parameters={"greeting": "hello"})
-TWO_INSTANCES = "\nTold.instances = 2\n"
+TWO_INSTANCES = "\nReporting.instances = 2\n"
 
 
 @pytest.mark.parametrize("start", [nullcontext, as_new_programs])
@@ -35,7 +35,7 @@ async def test_each_instance_is_a_process_of_its_own(
     tmp_path: Path, start: Callable[[], AbstractContextManager[None]]
 ) -> None:
     with start():
-        async with told(tmp_path, more=TWO_INSTANCES) as one:
+        async with reporting(tmp_path, more=TWO_INSTANCES) as one:
             there = "(folder / f'in-{os.getpid()}').touch()"
             gate = f"{there}\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
             said = await asyncio.gather(*(one.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
@@ -49,27 +49,27 @@ async def test_each_instance_is_a_process_of_its_own(
 
 async def test_the_server_neither_makes_nor_loads_the_model(tmp_path: Path) -> None:
     seen = """
-Told.__init__ = lambda self: (Path(__file__).parent / f"made-{os.getpid()}").touch()
+Reporting.__init__ = lambda self: (Path(__file__).parent / f"made-{os.getpid()}").touch()
 """
-    async with told(tmp_path, more=seen) as one:
+    async with reporting(tmp_path, more=seen) as one:
         assert one.files("made") == [f"made-{await one.pid()}"]
 
 
 async def test_the_configuration_arrives(tmp_path: Path) -> None:
-    async with told(tmp_path, config=TWO) as one:
+    async with reporting(tmp_path, config=TWO) as one:
         assert await one.say("self.model_config.parameters['greeting']") == "hello"
 
 
 MAPPED = """
-Told.instances = 2
-load = Told.load
+Reporting.instances = 2
+load = Reporting.load
 
 def load_weights(self, folder):
     load(self, folder)
     self.weights = np.load(folder / "weights.npy", mmap_mode="r")
     self.weights.sum()
 
-Told.load = load_weights
+Reporting.load = load_weights
 """
 SHARES = """
 import re
@@ -81,7 +81,7 @@ answer = [int(re.search(f"^{name}: +([0-9]+) kB", text, re.MULTILINE)[1]) for na
 async def test_mapped_weights_are_in_memory_once(tmp_path: Path) -> None:
     weights = np.ones(1 << 20)
     np.save(tmp_path / "weights.npy", weights)
-    async with told(tmp_path, more=MAPPED) as one:
+    async with reporting(tmp_path, more=MAPPED) as one:
         resident, share = json.loads(await one.say(SHARES))
     assert resident >= weights.nbytes // 1024
     assert share <= resident / 2 + 64
@@ -91,7 +91,7 @@ async def test_mapped_weights_are_in_memory_once(tmp_path: Path) -> None:
 
 
 async def test_a_serving_error_arrives_as_it_is(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         with pytest.raises(NotFound, match="no such tune") as caught:
             await one.run(
                 "raise triglot.ServingError('no such tune', code=triglot.NotFound.code, retry_after=2.5)\n"
@@ -112,9 +112,11 @@ async def test_a_serving_error_arrives_as_it_is(tmp_path: Path) -> None:
 async def test_any_other_exception_is_internal_and_the_process_goes_on(
     tmp_path: Path, text: str, trace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         pid = await one.pid()
-        with pytest.raises(Internal, match=r"told version 1 failed, error \w+; the server's log has the details"):
+        with pytest.raises(
+            Internal, match=r"reporting version 1 failed, error \w+; the server's log has the details"
+        ):
             await one.run(text)
         assert trace in caplog.text
         assert "model.py" in caplog.text
@@ -126,13 +128,16 @@ async def test_any_other_exception_is_internal_and_the_process_goes_on(
     [
         (
             "type(self).answer = lambda self, value: 3\n",
-            r"'told' returned int, expected a dict of outputs by name",
+            r"'reporting' returned int, expected a dict of outputs by name",
         ),
-        ("{'day': np.array('2026-01-01', 'M8[D]')}", r"'told' returned output 'day': numpy dtype datetime64\[D\]"),
+        (
+            "{'day': np.array('2026-01-01', 'M8[D]')}",
+            r"'reporting' returned output 'day': numpy dtype datetime64\[D\]",
+        ),
     ],
 )
 async def test_answers_that_are_none(tmp_path: Path, text: str, error: str) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         with pytest.raises(Internal, match=error):
             await one.run(text)
 
@@ -141,11 +146,11 @@ async def test_answers_that_are_none(tmp_path: Path, text: str, error: str) -> N
 
 
 async def test_what_a_model_may_ask_of_its_call(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         call = Call(time.monotonic() + SECONDS, lambda: [("A", "b"), ("C-bin", b"\xff")])
         call.request_id, call.signature_name, call.parameters = "seven", "other", {"a": 1, "b": "ü", "c": 0.5}
         call.scheduling = Scheduling(priority=3, sequence_id="s", sequence_start=True)
-        call.model_name, call.model_version = "told", 4
+        call.model_name, call.model_version = "reporting", 4
         parts = "call.request_id, call.signature_name, call.parameters, call.scheduling, call.model_version"
         expected = ("seven", "other", {"a": 1, "b": "ü", "c": 0.5}, call.scheduling, 4)
         assert await one.say(f"({parts})", call) == str(expected)
@@ -161,7 +166,7 @@ async def test_what_a_model_may_ask_of_its_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("infer", "read"), [(PLAIN, "{}"), (ON_LOOP, "return {}")])
 async def test_the_trace_context_of_a_call(tmp_path: Path, infer: str, read: str) -> None:
     sent = f"00-{'ab' * 16}-{'12' * 8}-01"
-    async with told(tmp_path, infer) as one:
+    async with reporting(tmp_path, infer) as one:
         context = read.format("(call.traceparent, call.tracestate)")
         call = Call(read_metadata=lambda: [("Traceparent", sent), ("tracestate", "a=1")])
         assert await one.say(context, call) == str((sent, "a=1"))
@@ -175,7 +180,7 @@ async def test_the_trace_context_of_a_call(tmp_path: Path, infer: str, read: str
 
 
 async def test_members_of_a_batch(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         members = [Call(time.monotonic() + SECONDS), Call()]
         for number, member in enumerate(members):
             member.request_id = f"r{number}"
@@ -184,7 +189,7 @@ async def test_members_of_a_batch(tmp_path: Path) -> None:
 
 
 async def test_a_model_sees_that_its_call_is_cancelled(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         call = Call()
         seen = "(folder / 'in').touch()\nwhile not call.cancelled: time.sleep(0.005)\nanswer = 'seen'"
         running = asyncio.ensure_future(one.say(seen, call))
@@ -195,7 +200,7 @@ async def test_a_model_sees_that_its_call_is_cancelled(tmp_path: Path) -> None:
 
 
 async def test_async_code_is_cancelled_with_its_call(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         assert await one.say("await asyncio.sleep(0)\nreturn 'slept'") == "slept"
         call = Call()
         running = asyncio.ensure_future(one.say("(folder / 'in').touch()\nawait asyncio.sleep(600)", call))
@@ -238,7 +243,7 @@ TAKES = "call.infer_stream('double', {'x': inputs['x']})"
 
 @pytest.mark.parametrize("size", [3, 100_000])
 async def test_a_model_calls_another(tmp_path: Path, size: int) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         call, x = Call(), np.arange(size, dtype=np.float32)
         call.reach, call.request_id = Other(), "outer"
         for _ in range(3):
@@ -249,7 +254,7 @@ async def test_a_model_calls_another(tmp_path: Path, size: int) -> None:
 
 
 async def test_a_model_reads_anothers_stream(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         call, other = Call(), Other()
         call.reach = other
         assert await one.say(f"[int(one['y']) for one in {TAKES}]", call, x=4) == "[4, 3, 2, 1]"
@@ -261,7 +266,7 @@ async def test_a_model_reads_anothers_stream(tmp_path: Path) -> None:
 
 
 async def test_async_code_calls_others(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         call = Call()
         call.reach, call.request_id = Other(), "outer"
         assert await one.say(f"return int((await {CALLS})['y'])", call, x=4) == "8"
@@ -280,7 +285,7 @@ async def read(one: Any, text: str, call: Call | None = None, count: int = 3) ->
 
 @pytest.mark.parametrize("infer", [STREAM, STREAM_ON_LOOP])
 async def test_a_stream(tmp_path: Path, infer: str) -> None:
-    async with told(tmp_path, infer) as one:
+    async with reporting(tmp_path, infer) as one:
         assert one.servable.decoupled
         assert await read(one, "1", count=100) == list(range(100))
         assert await read(one, "1", count=0) == []
@@ -291,7 +296,7 @@ async def test_a_stream(tmp_path: Path, infer: str) -> None:
 
 @pytest.mark.parametrize("infer", [STREAM, STREAM_ON_LOOP])
 async def test_closing_a_stream_closes_the_models_generator(tmp_path: Path, infer: str) -> None:
-    async with told(tmp_path, infer) as one:
+    async with reporting(tmp_path, infer) as one:
         answers = direct_stream(one.servable, code("np.zeros(50_000)[0]", count=10**9), Call())
         assert int((await anext(answers))["number"]) == 0
         assert not (tmp_path / "ended").exists()
@@ -301,7 +306,7 @@ async def test_closing_a_stream_closes_the_models_generator(tmp_path: Path, infe
 
 
 async def test_a_slow_reader_holds_the_model_up(tmp_path: Path) -> None:
-    async with told(tmp_path, STREAM) as one:
+    async with reporting(tmp_path, STREAM) as one:
         answers = direct_stream(one.servable, code("1", count=10_000), Call())
         await anext(answers)
         await one.entered("made-30")
@@ -324,11 +329,11 @@ thread.join()
 call.finish()
 self.state["late"] = call.respond({"number": np.array(99)})
 answer = None"""
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         assert await read(one, pushes) == list(range(40))
         assert await one.say("(all(self.state['sent']), self.state['late'])") == str((True, False))
 
 
 async def test_nobody_listens_to_what_is_pushed_in_a_call_for_one_answer(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         assert await one.say("[call.respond({'number': 1}) for _ in range(3)]") == str([False] * 3)

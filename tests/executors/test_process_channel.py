@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from told_models import ON_LOOP, PLAIN, told
+from reporting_models import ON_LOOP, PLAIN, reporting
 
 from triglot.executors.remote import channel, child
 from triglot.executors.remote.channel import Channel, Gone, Mailbox
@@ -204,7 +204,7 @@ Channel.receive = sees
 async def test_a_process_that_runs_calls_one_by_one_does(
     tmp_path: Path, infer: str, code: str, wakeful: bool
 ) -> None:
-    async with told(tmp_path, infer, more=SEES) as one:
+    async with reporting(tmp_path, infer, more=SEES) as one:
         assert await one.say(code) == str(wakeful and len(usable_cpus()) > 1)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, Told, children, code, told, write_told
+from reporting_models import ON_LOOP, PLAIN, SECONDS, STREAM, Reporting, children, code, reporting, write_reporting
 
 from direct_work import direct_stream
 from triglot import Call, Unavailable
@@ -22,16 +22,18 @@ from triglot.core.response_buffer import STREAM_BUFFER
 from triglot.executors.remote.pool import RestartPolicy
 from waiting import until
 
-TWO_INSTANCES = "\nTold.instances = 2\n"
+TWO_INSTANCES = "\nReporting.instances = 2\n"
 WAIT = "(folder / f'in-{os.getpid()}').touch()\ntime.sleep(600)"
-LOAD = "\nplain = Told.load\ndef load(self, folder):\n    plain(self, folder)\n    {}\nTold.load = load\n"
+LOAD = (
+    "\nplain = Reporting.load\ndef load(self, folder):\n    plain(self, folder)\n    {}\nReporting.load = load\n"
+)
 SLOW = LOAD.format("while len(list(folder.glob('in-*'))) and not (folder / 'open').exists(): time.sleep(0.005)")
 """Loads at once, and again only when the test says so."""
 HELD = "ctypes.PyDLL(None).sleep(600)"
 """Holds the interpreter's lock, and does nothing."""
 
 
-async def goes_on(one: Told, *pids: int) -> None:
+async def goes_on(one: Reporting, *pids: int) -> None:
     """Another process runs the next call."""
     assert await one.pid() not in pids
     await until(lambda: one.readings()["processes"] == one.model.instances)
@@ -50,9 +52,9 @@ async def goes_on(one: Told, *pids: int) -> None:
     ],
 )
 async def test_a_process_is_lost_in_a_call(tmp_path: Path, text: str, why: str) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         pid = await one.pid()
-        with pytest.raises(Unavailable, match=f"^told: the process that ran the request ({why})$"):
+        with pytest.raises(Unavailable, match=f"^reporting: the process that ran the request ({why})$"):
             await one.run(text)
         await goes_on(one, pid)
         readings = one.readings()
@@ -60,14 +62,14 @@ async def test_a_process_is_lost_in_a_call(tmp_path: Path, text: str, why: str) 
         assert readings["processes_lost ended"] == ("heartbeat" not in why)
 
 
-def _lost(one: Told) -> float:
+def _lost(one: Reporting) -> float:
     readings = one.readings()
     return readings["processes_lost ended"] + readings["processes_lost hung"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
 async def test_a_process_is_lost_while_nobody_calls(tmp_path: Path, number: signal.Signals) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         pid = await one.pid()
         os.kill(pid, number)
         await until(lambda: _lost(one) == one.readings()["processes"] == 1 and one.model.alive)
@@ -76,7 +78,7 @@ async def test_a_process_is_lost_while_nobody_calls(tmp_path: Path, number: sign
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_process_is_lost_in_a_batch(tmp_path: Path, number: signal.Signals) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         pid = await one.pid()
         running = asyncio.ensure_future(one.run(WAIT, BatchCall([Call(), Call()])))
         await one.entered("in-")
@@ -93,7 +95,7 @@ async def read_all(answers: AsyncIterator[object]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_process_is_lost_in_a_stream(tmp_path: Path, number: signal.Signals) -> None:
-    async with told(tmp_path, STREAM) as one:
+    async with reporting(tmp_path, STREAM) as one:
         answers = direct_stream(one.servable, code("os.getpid()", count=10**9), Call())
         first = await anext(answers)
         os.kill(int(first["said"].item()), number)
@@ -106,7 +108,7 @@ async def test_a_process_is_lost_in_a_stream(tmp_path: Path, number: signal.Sign
 
 
 async def test_a_process_is_lost_while_another_model_answers(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         call = Call()
 
         async def reach(*_: object) -> object:
@@ -122,7 +124,7 @@ async def test_a_process_is_lost_while_another_model_answers(tmp_path: Path) -> 
 
 async def test_a_process_of_its_own_keeps_the_connection_open(tmp_path: Path) -> None:
     fork = "pid = os.fork()\nif not pid: time.sleep(600)\nself.state['pid'] = pid\nanswer = pid"
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         grandchild = int(await one.say(fork))
         pid = await one.pid()
         try:
@@ -137,7 +139,7 @@ async def test_a_process_of_its_own_keeps_the_connection_open(tmp_path: Path) ->
 
 
 async def test_code_that_computes_is_not_taken_for_hung(tmp_path: Path) -> None:
-    async with told(tmp_path, more="\nTold.hang_seconds = 0.3\n") as one:
+    async with reporting(tmp_path, more="\nReporting.hang_seconds = 0.3\n") as one:
         pid = await one.pid()
         # One operation that holds the interpreter's lock all the while.
         assert await one.say("3 ** 8_000_000 > 0") == "True"
@@ -145,16 +147,16 @@ async def test_code_that_computes_is_not_taken_for_hung(tmp_path: Path) -> None:
 
 
 async def test_no_limit_on_silence(tmp_path: Path) -> None:
-    async with told(tmp_path, more="\nTold.hang_seconds = 0\n") as one:
+    async with reporting(tmp_path, more="\nReporting.hang_seconds = 0\n") as one:
         assert await one.say("ctypes.PyDLL(None).sleep(2)") == "0"
 
 
-LONGEST = "\nTold.longest_run = 0.3\n"
-TOO_LONG = r"^told: the (process|actor) that ran the request exceeded longest_run \(0\.3 s\) and was killed$"
+LONGEST = "\nReporting.longest_run = 0.3\n"
+TOO_LONG = r"^reporting: the (process|actor) that ran the request exceeded longest_run \(0\.3 s\) and was killed$"
 
 
 @contextmanager
-def unlimited(one: Told) -> Iterator[None]:
+def unlimited(one: Reporting) -> Iterator[None]:
     """Meanwhile no call runs for too long, however busy the machine is."""
     pool = one.model._pool
     limit, pool.longest_run = pool.longest_run, 0.0
@@ -166,7 +168,7 @@ def unlimited(one: Told) -> Iterator[None]:
 
 @pytest.mark.parametrize("text", ["while True: pass", "threading.Event().wait()"])
 async def test_a_call_that_runs_for_too_long(tmp_path: Path, text: str) -> None:
-    async with told(tmp_path, more=LONGEST) as one:
+    async with reporting(tmp_path, more=LONGEST) as one:
         with unlimited(one):
             pid = await one.pid()
         with pytest.raises(Unavailable, match=TOO_LONG):
@@ -177,7 +179,7 @@ async def test_a_call_that_runs_for_too_long(tmp_path: Path, text: str) -> None:
 
 
 async def test_a_stream_runs_for_too_long_only_while_its_reader_waits(tmp_path: Path) -> None:
-    async with told(tmp_path, STREAM, more=LONGEST) as one:
+    async with reporting(tmp_path, STREAM, more=LONGEST) as one:
         text = "os.getpid() if not (folder / 'hang').exists() else time.sleep(600)"
         answers = direct_stream(one.servable, code(text, count=10**9), Call())
         process = one.model._pool._slots[0].process
@@ -196,7 +198,7 @@ async def test_a_stream_runs_for_too_long_only_while_its_reader_waits(tmp_path: 
 
 
 async def test_many_short_calls_are_not_a_long_one(tmp_path: Path) -> None:
-    async with told(tmp_path, more="\nTold.longest_run = 2\n") as one:
+    async with reporting(tmp_path, more="\nReporting.longest_run = 2\n") as one:
         end = time.monotonic() + 2.2
         while time.monotonic() < end:
             await one.pid()
@@ -207,7 +209,7 @@ async def test_many_short_calls_are_not_a_long_one(tmp_path: Path) -> None:
 
 
 async def test_the_other_processes_go_on(tmp_path: Path) -> None:
-    async with told(tmp_path, more=TWO_INSTANCES + SLOW) as one:
+    async with reporting(tmp_path, more=TWO_INSTANCES + SLOW) as one:
         lost = asyncio.ensure_future(one.run(WAIT))
         await one.entered("in-")
         pid = int(one.files("in-")[0].removeprefix("in-"))
@@ -224,7 +226,7 @@ async def test_the_other_processes_go_on(tmp_path: Path) -> None:
 
 # --- calls that may run again ---
 
-IDEMPOTENT = "\nTold.idempotent = True\n"
+IDEMPOTENT = "\nReporting.idempotent = True\n"
 DIES = """
 (folder / f"run-{os.getpid()}").touch()
 if len(list(folder.glob("run-*"))) <= LOSSES: os.kill(os.getpid(), signal.SIGKILL)
@@ -235,7 +237,7 @@ answer = os.getpid()
 @pytest.mark.parametrize("infer", [PLAIN, ON_LOOP])
 async def test_an_idempotent_call_runs_again_elsewhere(tmp_path: Path, infer: str) -> None:
     returns = "" if infer == PLAIN else "return answer"
-    async with told(tmp_path, infer, more=IDEMPOTENT + TWO_INSTANCES) as one:
+    async with reporting(tmp_path, infer, more=IDEMPOTENT + TWO_INSTANCES) as one:
         said = await one.say(DIES.replace("LOSSES", "2") + returns)
         assert len(runs := one.files("run-")) == 3
         assert f"run-{said}" in runs
@@ -243,7 +245,7 @@ async def test_an_idempotent_call_runs_again_elsewhere(tmp_path: Path, infer: st
 
 
 async def test_an_idempotent_call_does_not_end_all_processes(tmp_path: Path) -> None:
-    async with told(tmp_path, more=IDEMPOTENT + TWO_INSTANCES) as one:
+    async with reporting(tmp_path, more=IDEMPOTENT + TWO_INSTANCES) as one:
         with pytest.raises(Unavailable, match=r"that ran the request .*; the request was tried 3 times$"):
             await one.run(DIES.replace("LOSSES", "9"))
         assert len(one.files("run-")) == 3
@@ -251,7 +253,7 @@ async def test_an_idempotent_call_does_not_end_all_processes(tmp_path: Path) -> 
 
 
 async def test_an_idempotent_batch_runs_again(tmp_path: Path) -> None:
-    async with told(tmp_path, more=IDEMPOTENT) as one:
+    async with reporting(tmp_path, more=IDEMPOTENT) as one:
         text = DIES.replace("LOSSES", "1").replace("os.getpid()\n", "len(call.members)\n")
         assert await one.say(text, BatchCall([Call(), Call()])) == "2"
         assert len(one.files("run-")) == 2
@@ -259,7 +261,7 @@ async def test_an_idempotent_batch_runs_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("leaves", ["call.cancel()", "call.limit(0.0, 'the test')"])
 async def test_a_call_that_nobody_waits_for_does_not_run_again(tmp_path: Path, leaves: str) -> None:
-    async with told(tmp_path, more=IDEMPOTENT) as one:
+    async with reporting(tmp_path, more=IDEMPOTENT) as one:
         call = Call()
         running = asyncio.ensure_future(one.run("(folder / f'run-{os.getpid()}').touch()\ntime.sleep(600)", call))
         await one.entered("run-")
@@ -272,7 +274,7 @@ async def test_a_call_that_nobody_waits_for_does_not_run_again(tmp_path: Path, l
 
 
 async def test_an_idempotent_stream_runs_again_unless_it_has_answered(tmp_path: Path) -> None:
-    async with told(tmp_path, STREAM, more=IDEMPOTENT) as one:
+    async with reporting(tmp_path, STREAM, more=IDEMPOTENT) as one:
         dies = DIES.replace("LOSSES", "1")
         read = [answer async for answer in direct_stream(one.servable, code(dies, count=3), Call())]
         assert read[2]["number"] == 2
@@ -284,7 +286,7 @@ async def test_an_idempotent_stream_runs_again_unless_it_has_answered(tmp_path: 
 
 
 async def test_a_call_that_has_pushed_a_response_does_not_run_again(tmp_path: Path) -> None:
-    async with told(tmp_path, more=IDEMPOTENT) as one:
+    async with reporting(tmp_path, more=IDEMPOTENT) as one:
         pushes = "call.respond({'number': 1})\n" + DIES.replace("LOSSES", "1")
         with pytest.raises(Unavailable, match="that ran the request"):
             await asyncio.wait_for(read_all(direct_stream(one.servable, code(pushes), Call())), SECONDS)
@@ -292,7 +294,7 @@ async def test_a_call_that_has_pushed_a_response_does_not_run_again(tmp_path: Pa
 
 
 async def test_a_waiting_call_is_run_by_the_replacement(tmp_path: Path) -> None:
-    async with told(tmp_path, more=SLOW) as one:
+    async with reporting(tmp_path, more=SLOW) as one:
         lost = asyncio.ensure_future(one.run(f"(folder / 'in-').touch()\n{HELD}"))
         await one.entered("in-")
         waiting = [asyncio.ensure_future(one.say("'run'")) for _ in range(3)]
@@ -307,7 +309,7 @@ async def test_a_waiting_call_is_run_by_the_replacement(tmp_path: Path) -> None:
 
 
 async def test_a_waiting_call_ends_at_its_deadline_or_when_nobody_waits(tmp_path: Path) -> None:
-    async with told(tmp_path, more=SLOW) as one:
+    async with reporting(tmp_path, more=SLOW) as one:
         with pytest.raises(Unavailable):
             await one.run("(folder / 'in-').touch()\nos._exit(0)")
         with pytest.raises(DeadlineExceeded):
@@ -326,12 +328,12 @@ async def test_a_waiting_call_ends_at_its_deadline_or_when_nobody_waits(tmp_path
 async def test_what_cannot_be_replaced_is_unavailable_at_once_and_heals(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         whole = (tmp_path / "model.py").read_text()
-        write_told(tmp_path, more=LOAD.format("raise RuntimeError('no weights')"))
+        write_reporting(tmp_path, more=LOAD.format("raise RuntimeError('no weights')"))
         with pytest.raises(Unavailable, match="exited with status 0"):
             await one.run("os._exit(0)")
-        text = r"^told: its process was lost and could not be restarted: .*model.py:\d+: RuntimeError: no weights$"
+        text = r"^reporting: its process was lost and could not be restarted: .*py:\d+: RuntimeError: no weights$"
         for _ in range(3):
             with pytest.raises(Unavailable, match=text) as caught:
                 await one.run("1")
@@ -343,7 +345,7 @@ async def test_what_cannot_be_replaced_is_unavailable_at_once_and_heals(
 
 
 async def test_each_replacement_waits_longer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with told(tmp_path, policy=RestartPolicy(first_delay=0.05, longest_delay=0.3)) as one:
+    async with reporting(tmp_path, policy=RestartPolicy(first_delay=0.05, longest_delay=0.3)) as one:
         for _ in range(5):
             with pytest.raises(Unavailable):
                 await one.run("os._exit(0)")
@@ -351,7 +353,7 @@ async def test_each_replacement_waits_longer(tmp_path: Path, caplog: pytest.LogC
         assert [float(delay) for delay in delays] == pytest.approx([0.05, 0.1, 0.2, 0.3, 0.3], abs=0.06)
     steady = RestartPolicy(first_delay=0.05, longest_delay=0.3, steady=0.0)
     caplog.clear()
-    async with told(tmp_path, policy=steady) as one:
+    async with reporting(tmp_path, policy=steady) as one:
         for _ in range(3):
             with pytest.raises(Unavailable):
                 await one.run("os._exit(0)")
@@ -362,7 +364,7 @@ async def test_each_replacement_waits_longer(tmp_path: Path, caplog: pytest.LogC
 
 
 async def test_a_call_that_does_not_end_is_ended_with_its_process(tmp_path: Path) -> None:
-    async with told(tmp_path, more=TWO_INSTANCES) as one:
+    async with reporting(tmp_path, more=TWO_INSTANCES) as one:
         running = asyncio.ensure_future(one.run(WAIT))
         await one.entered("in-")
         await one.servable.close(at_once=True)
@@ -377,7 +379,7 @@ async def test_a_call_that_does_not_end_is_ended_with_its_process(tmp_path: Path
 async def test_a_model_that_does_not_close_is_ended(tmp_path: Path) -> None:
     never = "\ndef close(self):\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(600)\n"
     policy = RestartPolicy(end_timeout=0.1, kill_timeout=0.1)
-    async with told(tmp_path, policy=policy, more=never + "Told.close = close\n") as one:
+    async with reporting(tmp_path, policy=policy, more=never + "Reporting.close = close\n") as one:
         assert await one.pid()
     assert children() == []
 
@@ -385,7 +387,7 @@ async def test_a_model_that_does_not_close_is_ended(tmp_path: Path) -> None:
 async def test_a_model_whose_close_fails_ends_all_the_same(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with told(tmp_path, more="\nTold.close = lambda self: 1 / 0\n") as one:
+    async with reporting(tmp_path, more="\nReporting.close = lambda self: 1 / 0\n") as one:
         assert await one.pid()
     assert children() == []
     assert "ZeroDivisionError" in capfd.readouterr().err

@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, STREAM_ON_LOOP, Told, code, load, told, write_told
+from reporting_models import (
+    ON_LOOP,
+    PLAIN,
+    SECONDS,
+    STREAM,
+    STREAM_ON_LOOP,
+    Reporting,
+    code,
+    load,
+    reporting,
+    write_reporting,
+)
 
 from direct_work import direct_stream
 from triglot import Call, Internal, ModelLoadError, ServingError, Unavailable
@@ -78,20 +89,20 @@ ODD = {
 }
 
 
-async def outcome(one: Told, text: str) -> Code:
+async def outcome(one: Reporting, text: str) -> Code:
     with pytest.raises(ServingError) as caught:
         await (asyncio.wait_for(read(one, text), SECONDS) if one.servable.decoupled else one.run(text))
     return caught.value.code
 
 
-async def read(one: Told, text: str) -> None:
+async def read(one: Reporting, text: str) -> None:
     async for _ in direct_stream(one.servable, code(text, count=2), Call()):
         pass
 
 
 @pytest.mark.parametrize("infer", [PLAIN, ON_LOOP, STREAM, STREAM_ON_LOOP])
 async def test_an_odd_error_fails_its_call_and_nothing_else(tmp_path: Path, infer: str) -> None:
-    async with told(tmp_path, infer, more=CLASSES) as one:
+    async with reporting(tmp_path, infer, more=CLASSES) as one:
         assert {error: await outcome(one, f"raise {error}\n") for error in ODD} == ODD
         assert one.readings() == {
             "processes": 1,
@@ -104,7 +115,7 @@ async def test_an_odd_error_fails_its_call_and_nothing_else(tmp_path: Path, infe
 async def test_an_error_without_a_description_is_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with told(tmp_path, more=CLASSES) as one:
+    async with reporting(tmp_path, more=CLASSES) as one:
         await outcome(one, "raise Undescribed()\n")
     assert "Undescribed: <its __str__ has raised RuntimeError>" in caplog.text
     assert "model.py" in caplog.text
@@ -113,7 +124,7 @@ async def test_an_error_without_a_description_is_in_the_log(
 async def test_a_load_error_of_the_models_own_without_a_code(tmp_path: Path) -> None:
     own = "class Own(triglot.ModelLoadError):\n    def __init__(self): self.__cause__ = self\nraise Own()\n"
     with pytest.raises(ModelLoadError) as caught:
-        await asyncio.to_thread(load, write_told(tmp_path, more=own))
+        await asyncio.to_thread(load, write_reporting(tmp_path, more=own))
     assert caught.value.code is Code.UNKNOWN
 
 
@@ -129,20 +140,20 @@ async def test_a_load_error_of_the_models_own_without_a_code(tmp_path: Path) -> 
     ],
 )
 async def test_the_loop_survives_what_ends_loops(tmp_path: Path, text: str) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         said = f"{text}\nawait asyncio.sleep(0)\nreturn os.getpid()"
         assert await one.say(said) == await one.say("return os.getpid()")
 
 
 async def test_a_loop_that_cannot_go_on_is_lost_with_its_process(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         with pytest.raises(Unavailable, match="exited with status 1"):
             await one.run("asyncio.get_running_loop()._selector.close()\nawait asyncio.sleep(600)")
         assert await one.say("return 'next'") == "next"
 
 
 async def test_a_task_factory_that_fails(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
+    async with reporting(tmp_path, ON_LOOP) as one:
         await one.run("asyncio.get_running_loop().set_task_factory(lambda *_, **__: 1 / 0)\nreturn 'set'")
         assert await outcome(one, "return 'never'") is Code.INTERNAL
 
@@ -182,7 +193,7 @@ async def test_a_process_that_has_lost_cuda_is_replaced(
 ) -> None:
     """The exceptions are those of PyTorch and CuPy, by name and text."""
     pid = "os.getpid()" if infer is PLAIN else "return os.getpid()"
-    async with told(tmp_path, infer, more=LIBRARIES) as one:
+    async with reporting(tmp_path, infer, more=LIBRARIES) as one:
         for text in (f"fail({error})", f"fail_because_of({error})"):
             before = await one.say(pid)
             with pytest.raises(Internal):
@@ -191,7 +202,7 @@ async def test_a_process_that_has_lost_cuda_is_replaced(
 
 
 async def test_a_stream_that_loses_cuda(tmp_path: Path) -> None:
-    async with told(tmp_path, STREAM, more=LIBRARIES) as one:
+    async with reporting(tmp_path, STREAM, more=LIBRARIES) as one:
         for _ in range(2):
             with pytest.raises(Internal):
                 await asyncio.wait_for(read(one, f"fail({next(iter(LOST))})"), SECONDS)
@@ -202,7 +213,7 @@ async def test_a_stream_that_loses_cuda(tmp_path: Path) -> None:
 
 
 async def test_a_fork_of_the_process_answers_nothing(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         forks = "pid = os.fork()\nanswer = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else 'fork'"
         pid = await one.pid()
         assert await one.say(forks) == "1"
@@ -210,7 +221,7 @@ async def test_a_fork_of_the_process_answers_nothing(tmp_path: Path) -> None:
 
 
 async def test_an_answer_to_another_call_is_nobodys(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         other = "frames.pack(frames.Frame(frames.Kind.DONE, 10**6, places=()))"
         write = f"os.write(int(sys.orig_argv[-3]), {other})"
         text = f"from triglot.executors.remote import frames\n{write}\ntime.sleep(600)"
@@ -228,17 +239,19 @@ FRAMES = "\nfrom triglot.executors.remote import frames\n"
 
 @pytest.mark.parametrize("text", MUCH)
 async def test_long_names_and_many_outputs_arrive(tmp_path: Path, text: str) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         assert (await one.run(text)).keys() == eval(text, {"np": np}).keys()
 
 
 async def test_answers_that_no_frame_can_carry(tmp_path: Path) -> None:
-    async with told(tmp_path, more=FRAMES) as one:
+    async with reporting(tmp_path, more=FRAMES) as one:
         pid = await one.pid()
-        with pytest.raises(Internal, match="model 'told' returned outputs that cannot be sent to the server: "):
+        with pytest.raises(
+            Internal, match="model 'reporting' returned outputs that cannot be sent to the server: "
+        ):
             await one.run(TOO_MUCH, x=np.zeros(50_000))
         assert await one.pid() == pid
-    async with told(tmp_path / "stream", STREAM, more=FRAMES) as one:
+    async with reporting(tmp_path / "stream", STREAM, more=FRAMES) as one:
         assert await outcome(one, TOO_MUCH) is Code.INTERNAL
         assert one.readings()["processes"] == 1
 
@@ -248,7 +261,7 @@ HUGE = ["np.broadcast_to(np.int8(1), (2**40,))", "np.broadcast_to(np.array('x', 
 
 @pytest.mark.parametrize("text", HUGE)
 async def test_tensors_larger_than_memory(tmp_path: Path, text: str) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         pid = await one.pid()
         # The server's log says what was too large.
         with pytest.raises(Internal):
@@ -273,7 +286,7 @@ async def test_tensors_larger_than_memory(tmp_path: Path, text: str) -> None:
 async def test_another_models_answer_that_no_frame_can_carry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         call = Call()
 
         async def reach(*_: object) -> Any:
@@ -292,7 +305,7 @@ async def test_another_models_odd_error(tmp_path: Path) -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         call = Call()
         pid = await one.pid()
         for error in (Undescribed(), ServingError("odd", code=99)):  # type: ignore[arg-type]

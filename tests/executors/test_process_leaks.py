@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from told_models import children, told
+from reporting_models import children, reporting
 
 from forked import fork_server
 from triglot import Unavailable
@@ -35,7 +35,7 @@ async def test_nothing_is_left_of_processes_that_crash(tmp_path: Path) -> None:
     fork_server()  # It keeps a socket.
     at_first = left()
     policy = RestartPolicy(first_delay=0.0, longest_delay=0.0)
-    async with told(tmp_path, policy=policy, more=f"\nTold.instances = {INSTANCES}\n") as one:
+    async with reporting(tmp_path, policy=policy, more=f"\nReporting.instances = {INSTANCES}\n") as one:
 
         async def crash() -> None:
             with pytest.raises(Unavailable):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reporting_models import ON_LOOP, PLAIN, SECONDS, Reporting, code, load, reporting, write_reporting
 from test_process_frames import arrays, raw
-from told_models import ON_LOOP, PLAIN, SECONDS, Told, code, load, told, write_told
 
 from direct_work import direct_infer, direct_stream
 from triglot import Call, Internal, NotFound, Unavailable
@@ -25,8 +25,8 @@ from triglot.model.scheduling import DynamicBatching
 # --- lists ---
 
 LISTS = """
-Told.dynamic_batching = triglot.DynamicBatching(max_queue_delay={delay})
-Told.max_batch_size = 8
+Reporting.dynamic_batching = triglot.DynamicBatching(max_queue_delay={delay})
+Reporting.max_batch_size = 8
 
 {kind} infer_batch(self, inputs, calls):
     (self.folder / f"list-{{len(inputs)}}").touch()
@@ -42,7 +42,7 @@ Told.max_batch_size = 8
             answers.append(error)
     return answers
 
-Told.infer_batch = infer_batch
+Reporting.infer_batch = infer_batch
 """
 KINDS = pytest.mark.parametrize(("infer", "kind"), [(PLAIN, "def"), (ON_LOOP, "async def")])
 SAYS = "answers.append({'said': np.array([str(%s)])})"
@@ -53,7 +53,7 @@ def lists(kind: str = "def", delay: float = 0.0) -> str:
     return LISTS.format(kind=kind, delay=delay)
 
 
-async def together(one: Told, texts: Sequence[str], calls: Sequence[Call] = ()) -> list[Any]:
+async def together(one: Reporting, texts: Sequence[str], calls: Sequence[Call] = ()) -> list[Any]:
     """What each of these has come to, executed together: outputs, or an error."""
     calls = calls or [Call() for _ in texts]
     runs = (direct_infer(one.servable, code(text), call) for text, call in zip(texts, calls, strict=True))
@@ -70,7 +70,7 @@ def said(answer: Mapping[str, Any]) -> str:
 async def test_each_request_of_a_list_has_its_own_inputs_call_and_answer(
     tmp_path: Path, infer: str, kind: str
 ) -> None:
-    async with told(tmp_path, infer, more=lists(kind, 5.0)) as one:
+    async with reporting(tmp_path, infer, more=lists(kind, 5.0)) as one:
         calls = [Call() for _ in range(8)]
         for number, call in enumerate(calls):
             call.request_id, call.parameters = f"r{number}", {"number": number}
@@ -82,7 +82,7 @@ async def test_each_request_of_a_list_has_its_own_inputs_call_and_answer(
 
 @KINDS
 async def test_each_request_of_a_list_has_its_own_error(tmp_path: Path, infer: str, kind: str) -> None:
-    async with told(tmp_path, infer, more=lists(kind, 5.0)) as one:
+    async with reporting(tmp_path, infer, more=lists(kind, 5.0)) as one:
         texts = [
             SAYS % 1,
             "raise triglot.NotFound('no two')",
@@ -98,7 +98,7 @@ async def test_each_request_of_a_list_has_its_own_error(tmp_path: Path, infer: s
         assert isinstance(answers[1], NotFound)
         assert answers[1].message == "no two"
         assert all(isinstance(answer, Internal) for answer in answers[2:7])
-        assert "told version 1 failed" in str(answers[2])
+        assert "reporting version 1 failed" in str(answers[2])
         assert "returned int, expected a dict of outputs by name" in str(answers[3])
         assert "returned output 'day': numpy dtype datetime64" in str(answers[4])
         assert "returned response parameters: a value of object" in str(answers[5])
@@ -110,16 +110,16 @@ async def test_each_request_of_a_list_has_its_own_error(tmp_path: Path, infer: s
     [("answers = []", "returned 0, expected a list of 1"), ("answers = 5", "returned int, expected a list of 1")],
 )
 async def test_what_is_no_list_of_answers(tmp_path: Path, text: str, got: str) -> None:
-    async with told(tmp_path, more=lists()) as one:
+    async with reporting(tmp_path, more=lists()) as one:
         with pytest.raises(Internal, match=f"infer_batch {got} results, one per request"):
             await one.run("1", whole=np.array(text.encode(), object))
-        with pytest.raises(Internal, match="told version 1 failed"):
+        with pytest.raises(Internal, match="reporting version 1 failed"):
             await one.run("1", whole=np.array(b"1 / 0", object))
 
 
 @KINDS
 async def test_a_member_that_leaves_is_seen_and_leaves_the_others(tmp_path: Path, infer: str, kind: str) -> None:
-    async with told(tmp_path, infer, more=lists(kind, 5.0)) as one:
+    async with reporting(tmp_path, infer, more=lists(kind, 5.0)) as one:
         calls = [Call() for _ in range(8)]
         waits = "(folder / 'in').touch()\nwhile not calls[3].cancelled: time.sleep(0.005)\n"
         texts = [waits + SAYS % "[call.cancelled for call in calls].index(True)", *[SAYS % "call.cancelled"] * 7]
@@ -132,7 +132,7 @@ async def test_a_member_that_leaves_is_seen_and_leaves_the_others(tmp_path: Path
 
 @KINDS
 async def test_a_list_ends_with_its_process(tmp_path: Path, infer: str, kind: str) -> None:
-    async with told(tmp_path, infer, more=lists(kind, 5.0)) as one:
+    async with reporting(tmp_path, infer, more=lists(kind, 5.0)) as one:
         answers = await together(one, [SAYS % 1, "os._exit(3)", *[SAYS % 1] * 6])
         assert all(isinstance(answer, Unavailable) for answer in answers)
         assert len({id(answer) for answer in answers}) == 8
@@ -141,7 +141,7 @@ async def test_a_list_ends_with_its_process(tmp_path: Path, infer: str, kind: st
 
 
 async def test_members_reach_others_on_behalf_of_their_own_call(tmp_path: Path) -> None:
-    async with told(tmp_path, more=lists(delay=5.0)) as one:
+    async with reporting(tmp_path, more=lists(delay=5.0)) as one:
         calls = [Call() for _ in range(8)]
 
         async def reach(call: Call, _: ModelCall | ModelTask) -> Any:
@@ -161,8 +161,8 @@ async def test_members_reach_others_on_behalf_of_their_own_call(tmp_path: Path) 
 
 @pytest.fixture(name="echo", scope="module")
 def echoing(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    echoes = "Told.infer_batch = lambda self, inputs, calls: list(inputs)\n"
-    model = load(write_told(tmp_path_factory.mktemp("echo"), more=echoes))
+    echoes = "Reporting.infer_batch = lambda self, inputs, calls: list(inputs)\n"
+    model = load(write_reporting(tmp_path_factory.mktemp("echo"), more=echoes))
     assert model.infer_batch is not None
     yield model
     model.close()
@@ -187,8 +187,8 @@ def test_large_lists(echo: Any, seed: np.ndarray[Any, Any]) -> None:
 
 async def test_the_configuration_makes_lists_of_them(tmp_path: Path) -> None:
     config = ModelConfig(max_batch_size=4, dynamic_batching=DynamicBatching(max_queue_delay=5.0))
-    more = "Told.infer_batch = lambda self, inputs, calls: [{'n': np.array(len(calls))} for _ in calls]\n"
-    async with told(tmp_path, more=more, config=config) as one:
+    more = "Reporting.infer_batch = lambda self, inputs, calls: [{'n': np.array(len(calls))} for _ in calls]\n"
+    async with reporting(tmp_path, more=more, config=config) as one:
         answers = await together(one, ["1"] * 4)
         assert [int(answer["n"]) for answer in answers] == [4, 4, 4, 4]
 
@@ -198,7 +198,7 @@ async def test_the_configuration_makes_lists_of_them(tmp_path: Path) -> None:
 ANSWERS = """
 def answer(self, value):
     return triglot.core.types.Answer({"number": np.array(1)}, {"a": 1, "b": "ü", "c": 0.5, "d": True}, final=True)
-Told.answer = answer
+Reporting.answer = answer
 """
 PARAMETERS = {"a": 1, "b": "ü", "c": 0.5, "d": True}
 PUSHES = """def infer(self, inputs, call):
@@ -209,7 +209,7 @@ YIELDS = """def infer(self, inputs, call):
 
 @pytest.mark.parametrize("infer", [PLAIN, ON_LOOP])
 async def test_the_parameters_of_an_answer_arrive(tmp_path: Path, infer: str) -> None:
-    async with told(tmp_path, infer, more=ANSWERS) as one:
+    async with reporting(tmp_path, infer, more=ANSWERS) as one:
         answer = await one.run("1" if infer == PLAIN else "pass")
         assert isinstance(answer, Answer)
         assert (answer.parameters, answer.final, int(answer["number"])) == (PARAMETERS, True, 1)
@@ -217,7 +217,7 @@ async def test_the_parameters_of_an_answer_arrive(tmp_path: Path, infer: str) ->
 
 @pytest.mark.parametrize("infer", [PUSHES, YIELDS, YIELDS.replace("def", "async def")])
 async def test_the_parameters_of_a_streams_answers_arrive(tmp_path: Path, infer: str) -> None:
-    async with told(tmp_path, infer, more=ANSWERS) as one:
+    async with reporting(tmp_path, infer, more=ANSWERS) as one:
         [answer] = [answer async for answer in direct_stream(one.servable, code("1"), Call())]
         assert isinstance(answer, Answer)
         assert (answer.parameters, answer.final) == (PARAMETERS, True)
@@ -225,6 +225,6 @@ async def test_the_parameters_of_a_streams_answers_arrive(tmp_path: Path, infer:
 
 async def test_parameters_that_cannot_be_handed_over(tmp_path: Path) -> None:
     text = "triglot.core.types.Answer({}, {'odd': object()})"
-    async with told(tmp_path) as one:
-        with pytest.raises(Internal, match="'told' returned response parameters: a value of object"):
+    async with reporting(tmp_path) as one:
+        with pytest.raises(Internal, match="'reporting' returned response parameters: a value of object"):
             await one.run(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from told_models import PLAIN, SECONDS, children, load, told, write_told
+from reporting_models import PLAIN, SECONDS, children, load, reporting, write_reporting
 
 from triglot import Model, ModelLoadError, TensorSpec, backends
 from triglot.core.errors import MissingDependency
@@ -20,11 +20,11 @@ from triglot.repository.manager.loader import Loader
 from triglot.repository.scan.source import ModelFiles
 from waiting import until
 
-TWO_INSTANCES = "\nTold.instances = 2\n"
+TWO_INSTANCES = "\nReporting.instances = 2\n"
 
 # --- loading ---
 
-LOAD = "\ndef load(self, folder):\n    {}\nTold.load = load\n"
+LOAD = "\ndef load(self, folder):\n    {}\nReporting.load = load\n"
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,17 @@ LOAD = "\ndef load(self, folder):\n    {}\nTold.load = load\n"
         LOAD.format("raise RuntimeError('no weights')"),
         LOAD.format("raise triglot.ModelLoadError('no weights here')"),
         LOAD.format("exit(3)"),
-        "Told.infer = lambda self: 3\n",
+        "Reporting.infer = lambda self: 3\n",
         "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no text')\nraise Odd()\n",
-        "Told.hang_seconds = 'x'\n",
-        "Told.hang_seconds = float('nan')\n",
-        "Told.longest_run = '60'\n",
-        "Told.cpus = 5\n",
-        "class Told2(Told): pass\n",
+        "Reporting.hang_seconds = 'x'\n",
+        "Reporting.hang_seconds = float('nan')\n",
+        "Reporting.longest_run = '60'\n",
+        "Reporting.cpus = 5\n",
+        "class Second(Reporting): pass\n",
     ],
 )
 async def test_load_errors_read_as_those_of_a_thread(tmp_path: Path, more: str) -> None:
-    file = write_told(tmp_path, more=more)
+    file = write_reporting(tmp_path, more=more)
     before = file.read_text()
     file.write_text(before.replace('execution = "process"', 'execution = "thread"'))
     wanted = await failure_on_a_thread(file)
@@ -68,7 +68,7 @@ async def failure_on_a_thread(file: Path) -> ModelLoadError:
     """As the server words it."""
 
     with pytest.raises(ModelLoadError) as caught:
-        await Loader(backends.load, None, 10).open(ModelFiles("told", 1, "python", file), nothing_more)
+        await Loader(backends.load, None, 10).open(ModelFiles("reporting", 1, "python", file), nothing_more)
     return caught.value
 
 
@@ -81,7 +81,7 @@ async def failure_on_a_thread(file: Path) -> ModelLoadError:
     ],
 )
 async def test_a_process_that_ends_while_it_loads(tmp_path: Path, does: str, text: str) -> None:
-    file = write_told(tmp_path, more=LOAD.format(does))
+    file = write_reporting(tmp_path, more=LOAD.format(does))
     with pytest.raises(ModelLoadError, match=rf"model.py: its process {text} while it loaded the model"):
         await asyncio.to_thread(load, file)
     assert children() == []
@@ -91,11 +91,11 @@ async def test_a_process_that_ends_while_it_loads(tmp_path: Path, does: str, tex
 async def test_a_load_that_is_given_up_ends_at_once(tmp_path: Path, instance: int) -> None:
     waits = f"600 * (len(list(folder.glob('in-*'))) > {instance})"
     does = f"(folder / f'in-{{os.getpid()}}').touch(); time.sleep({waits})"
-    file = write_told(tmp_path, more=LOAD.format(does) + TWO_INSTANCES)
+    file = write_reporting(tmp_path, more=LOAD.format(does) + TWO_INSTANCES)
     loading = Loading(backends.load)
 
     def run() -> None:
-        model = loading("told", "python", file, ModelConfig())
+        model = loading("reporting", "python", file, ModelConfig())
         try:
             model.start()
         finally:
@@ -113,19 +113,19 @@ async def test_a_load_that_is_given_up_ends_at_once(tmp_path: Path, instance: in
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ("Told.takes_messages = True\n", "expected 'thread' for a model that takes whole messages"),
-        ("Told.example = {'x': object()}\n", "example: a value of object cannot be passed"),
-        ("Told.instances = 'auto'\n", "instances: expected an integer with execution 'process', got 'auto'"),
+        ("Reporting.takes_messages = True\n", "expected 'thread' for a model that takes whole messages"),
+        ("Reporting.example = {'x': object()}\n", "example: a value of object cannot be passed"),
+        ("Reporting.instances = 'auto'\n", "instances: expected an integer with execution 'process', got 'auto'"),
     ],
 )
 async def test_what_a_process_cannot_do(tmp_path: Path, more: str, text: str) -> None:
     with pytest.raises(ModelLoadError, match=text):
-        await asyncio.to_thread(load, write_told(tmp_path, more=more))
+        await asyncio.to_thread(load, write_reporting(tmp_path, more=more))
 
 
 async def test_what_is_loaded_by_a_function_without_a_name(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"execution: expected 'thread', got 'process'"):
-        Loading(lambda *_: None)("told", "python", tmp_path / "model.py", ModelConfig())  # type: ignore[arg-type]
+        Loading(lambda *_: None)("reporting", "python", tmp_path / "model.py", ModelConfig())  # type: ignore[arg-type]
 
 
 # --- where it runs ---
@@ -134,7 +134,7 @@ async def test_what_is_loaded_by_a_function_without_a_name(tmp_path: Path) -> No
 async def test_processes_run_on_their_cpus(tmp_path: Path) -> None:
     there = sorted(os.sched_getaffinity(0))
     cpus = [there[-1], there[0]]
-    async with told(tmp_path, config=ModelConfig(cpus=cpus), more=TWO_INSTANCES) as one:
+    async with reporting(tmp_path, config=ModelConfig(cpus=cpus), more=TWO_INSTANCES) as one:
         gate = (
             "(folder / f'in-{os.getpid()}').touch()\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
         )
@@ -144,7 +144,7 @@ async def test_processes_run_on_their_cpus(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["class", "configuration"])
 async def test_cpus_that_are_not_there(tmp_path: Path, by: str) -> None:
-    file = write_told(tmp_path, more="Told.cpus = [4095]\n" if by == "class" else "")
+    file = write_reporting(tmp_path, more="Reporting.cpus = [4095]\n" if by == "class" else "")
     config = ModelConfig() if by == "class" else ModelConfig(cpus=[4095])
     with pytest.raises(ModelLoadError, match=r"cpus: expected CPUs that this server may use, \[.*\], got 4095"):
         await asyncio.to_thread(load, file, config)
@@ -165,7 +165,7 @@ async def test_a_process_logs_as_the_server(
     before = root.level
     root.setLevel("INFO")
     try:
-        async with told(tmp_path, PLAIN) as one:
+        async with reporting(tmp_path, PLAIN) as one:
             await one.run(
                 "import logging\nlogging.info('noted')\nprint('printed')\nprint('wrong', file=sys.stderr)"
             )
@@ -200,8 +200,8 @@ async def test_a_model_that_is_given_as_an_object_stays_here(by: str) -> None:
 
 
 async def test_the_configuration_has_the_last_word(tmp_path: Path) -> None:
-    file = write_told(tmp_path)
-    files = ModelFiles("told", 1, "python", file, config=ModelConfig(execution="thread"))
+    file = write_reporting(tmp_path)
+    files = ModelFiles("reporting", 1, "python", file, config=ModelConfig(execution="thread"))
     servable = await Loader(backends.load, None, 10).open(files, nothing_more)
     assert servable.model.execution == "thread"
     assert children() == []

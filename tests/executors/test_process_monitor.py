@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from told_models import Told, told
+from reporting_models import Reporting, reporting
 
 from triglot import Unavailable
 from waiting import until
 
-TWO_INSTANCES = "\nTold.instances = 2\n"
+TWO_INSTANCES = "\nReporting.instances = 2\n"
 
 
-def process_of(one: Told, number: int) -> Any:
+def process_of(one: Reporting, number: int) -> Any:
     return one.model._pool._slots[number].process
 
 
 async def test_a_process_that_cannot_be_checked_keeps_no_other_from_that(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with told(tmp_path, more=TWO_INSTANCES) as one:
+    async with reporting(tmp_path, more=TWO_INSTANCES) as one:
         first, second = (process_of(one, number).body.pid for number in (0, 1))
         process_of(one, 0).heartbeat = None
         await until(lambda: "'NoneType' object has no attribute 'check'" in caplog.text)
@@ -42,7 +42,7 @@ async def test_a_process_that_cannot_be_checked_keeps_no_other_from_that(
 async def test_a_replacement_that_cannot_be_begun_is_tried_again(
     tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         may, plain = threading.Event(), threading.Thread.start
 
         def start(thread: threading.Thread) -> None:

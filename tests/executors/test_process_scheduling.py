@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from told_models import Told, code, told
+from reporting_models import Reporting, code, reporting
 
 from direct_work import direct_infer
 from triglot import Call, Unavailable
@@ -18,13 +18,13 @@ from triglot.repository.manager.warm_up import warm_up
 from waiting import until
 
 DECLARED = """
-Told.any_tensors = False
-Told.inputs = [triglot.TensorSpec("x", "INT64", [-1, 1])]
-Told.outputs = [triglot.TensorSpec("y", "INT64", [-1, 1])]
-Told.max_batch_size = 8
+Reporting.any_tensors = False
+Reporting.inputs = [triglot.TensorSpec("x", "INT64", [-1, 1])]
+Reporting.outputs = [triglot.TensorSpec("y", "INT64", [-1, 1])]
+Reporting.max_batch_size = 8
 """
 BATCHED = f"""{DECLARED}
-Told.dynamic_batching = triglot.DynamicBatching()
+Reporting.dynamic_batching = triglot.DynamicBatching()
 """
 SUMS = """def infer(self, inputs{call}):
         x = inputs["x"]
@@ -38,7 +38,7 @@ SUMS = """def infer(self, inputs{call}):
         return {{"y": x * 10}}"""
 
 
-async def ask(one: Told, value: int, call: Call | None = None) -> int:
+async def ask(one: Reporting, value: int, call: Call | None = None) -> int:
     answer = await direct_infer(one.servable, {"x": np.array([[value]])}, call or Call())
     result: np.ndarray[tuple[int, ...], np.dtype[np.int64]] = answer["y"]
     assert result.shape == (1, 1)
@@ -47,7 +47,7 @@ async def ask(one: Told, value: int, call: Call | None = None) -> int:
 
 @pytest.mark.parametrize("call", ["", ", call"])
 async def test_requests_are_joined_for_a_process(tmp_path: Path, call: str) -> None:
-    async with told(tmp_path, SUMS.format(call=call), more=BATCHED) as one:
+    async with reporting(tmp_path, SUMS.format(call=call), more=BATCHED) as one:
         first = asyncio.ensure_future(ask(one, -2))
         await one.entered("in")
         calls = [Call() for _ in range(6)]
@@ -59,7 +59,7 @@ async def test_requests_are_joined_for_a_process(tmp_path: Path, call: str) -> N
         assert await asyncio.gather(*others) == [0, 10, 20, 30, 40, 50]
         assert await first == -20
         sizes = sorted(int(name.split("-")[2]) for name in one.files("ran-"))
-        # Who is told of the parameters may answer by them.
+        # A model that gets the parameters may answer by them.
         assert sizes == ([1, 6] if not call else [1] * 7)
 
 
@@ -74,7 +74,7 @@ async def test_a_batch_is_joined_where_its_process_reads_it(
         copy_to(stack, whole)
 
     monkeypatch.setattr(Stack, "copy_to", copy_to_shared)
-    async with told(tmp_path, keyword + SUMS.format(call=""), more=BATCHED) as one:
+    async with reporting(tmp_path, keyword + SUMS.format(call=""), more=BATCHED) as one:
         first = asyncio.ensure_future(ask(one, -2))
         await one.entered("in")
         others = [asyncio.ensure_future(ask(one, value)) for value in range(6)]
@@ -86,7 +86,7 @@ async def test_a_batch_is_joined_where_its_process_reads_it(
 
 
 async def test_all_members_of_a_batch_are_unavailable_when_its_process_is_lost(tmp_path: Path) -> None:
-    async with told(tmp_path, SUMS.format(call=""), more=BATCHED) as one:
+    async with reporting(tmp_path, SUMS.format(call=""), more=BATCHED) as one:
         first = asyncio.ensure_future(ask(one, -2))
         await one.entered("in")
         others = [asyncio.ensure_future(ask(one, value)) for value in (1, -1, 3)]
@@ -100,12 +100,12 @@ async def test_all_members_of_a_batch_are_unavailable_when_its_process_is_lost(t
 
 async def test_a_sequence_stays_with_its_process(tmp_path: Path) -> None:
     sequences = """
-Told.instances = 2
-Told.sequence_batching = triglot.SequenceBatching(max_idle=3600)
+Reporting.instances = 2
+Reporting.sequence_batching = triglot.SequenceBatching(max_idle=3600)
 """
     pids = """def infer(self, inputs):
         return {"y": np.full_like(inputs["x"], os.getpid())}"""
-    async with told(tmp_path, pids, more=DECLARED + sequences) as one:
+    async with reporting(tmp_path, pids, more=DECLARED + sequences) as one:
         seen: dict[int, set[int]] = {}
         for turn in range(10):
             for number in (1, 2, 3, 4):
@@ -116,15 +116,17 @@ Told.sequence_batching = triglot.SequenceBatching(max_idle=3600)
 
 
 WARMED = """
-Told.any_tensors = False
-Told.inputs = [triglot.TensorSpec("code", "BYTES", [])]
-Told.outputs = [triglot.TensorSpec("said", "BYTES", [1])]
-Told.example = {"code": "(folder / f'warm-{os.getpid()}').touch()\\nanswer = 1 / (not (folder / 'stop').exists())"}
+Reporting.any_tensors = False
+Reporting.inputs = [triglot.TensorSpec("code", "BYTES", [])]
+Reporting.outputs = [triglot.TensorSpec("said", "BYTES", [1])]
+Reporting.example = {
+    "code": "(folder / f'warm-{os.getpid()}').touch()\\nanswer = 1 / (not (folder / 'stop').exists())"
+}
 """
 
 
 async def test_a_replacement_is_warmed_up_before_it_is_called(tmp_path: Path) -> None:
-    async with told(tmp_path, more=WARMED) as one:
+    async with reporting(tmp_path, more=WARMED) as one:
         await warm_up(one.servable)
         assert one.files("warm-") == [f"warm-{await one.pid()}"]
         with pytest.raises(Unavailable):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from told_models import Told, told
+from reporting_models import Reporting, reporting
 
 from direct_work import direct_infer
 from triglot import Call, InvalidArgument, ServingError, Unavailable
@@ -32,10 +32,10 @@ SUMS = """def infer(self, inputs, call):
             total = self.state[call.scheduling.sequence_id] = total + value
         return {"y": np.array([total, os.getpid()])}"""
 DECLARED = """
-Told.any_tensors = False
-Told.inputs = [triglot.TensorSpec("x", "INT64", [1])]
-Told.outputs = [triglot.TensorSpec("y", "INT64", [2])]
-Told.sequence_batching = triglot.SequenceBatching(
+Reporting.any_tensors = False
+Reporting.inputs = [triglot.TensorSpec("x", "INT64", [1])]
+Reporting.outputs = [triglot.TensorSpec("y", "INT64", [2])]
+Reporting.sequence_batching = triglot.SequenceBatching(
     max_idle=3600, strategy=triglot.OldestStrategy(max_candidate_sequences=4)
 )
 """
@@ -45,29 +45,31 @@ def load(self, folder):
     (folder / f"load-{os.getpid()}").touch()
     while (folder / "shut").exists():
         time.sleep(0.005)
-Told.load = load
+Reporting.load = load
 """
-TWO = "Told.instances = 2\n"
+TWO = "Reporting.instances = 2\n"
 TURNS = 12
 """Processes that are lost in turn."""
 MUST_START = r"^inference request for sequence \d+ to model '' must specify the START flag"
 
 
-async def ask(one: Told, number: int, value: int, *, start: bool = False, end: bool = False, **call: Any) -> Any:
+async def ask(
+    one: Reporting, number: int, value: int, *, start: bool = False, end: bool = False, **call: Any
+) -> Any:
     of = Call(**call)
     of.scheduling = Scheduling(sequence_id=number, sequence_start=start, sequence_end=end)
     answer = await asyncio.wait_for(direct_infer(one.servable, {"x": np.array([value])}, of), 60)
     return answer["y"].tolist()
 
 
-def count(one: Told, name: str, **labels: str) -> float:
+def count(one: Reporting, name: str, **labels: str) -> float:
     (value,) = [
         read.value for read in one.servable.readings() if read.name == name and dict(read.labels) == labels
     ]
     return value
 
 
-async def started(one: Told, numbers: range) -> dict[int, int]:
+async def started(one: Reporting, numbers: range) -> dict[int, int]:
     """The process of each of these sequences, which have had 10."""
     return {number: (await ask(one, number, 10, start=True))[1] for number in numbers}
 
@@ -75,7 +77,7 @@ async def started(one: Told, numbers: range) -> dict[int, int]:
 async def test_sequences_end_with_the_process_that_is_lost_while_nobody_calls(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with told(tmp_path, SUMS, more=DECLARED + TWO) as one:
+    async with reporting(tmp_path, SUMS, more=DECLARED + TWO) as one:
         pids = await started(one, range(1, 7))
         lost = pids[1]
         gone = [number for number, pid in pids.items() if pid == lost]
@@ -90,7 +92,7 @@ async def test_sequences_end_with_the_process_that_is_lost_while_nobody_calls(
                 assert await ask(one, number, 1) == [11, pid]
         # It is logged a little later than it is so.
         await until(lambda: "was lost, which ended 3" in caplog.text)
-        assert "told: process " in caplog.text
+        assert "reporting: process " in caplog.text
         assert " was lost, which ended 3 sequences" in caplog.text
         assert count(one, "sequences") == 3
         for number in gone:
@@ -102,7 +104,7 @@ async def test_sequences_end_with_the_process_that_is_lost_while_nobody_calls(
 async def test_no_request_of_a_sequence_is_run_by_the_next_process(tmp_path: Path) -> None:
     """However soon it comes after the end of the process."""
     policy = RestartPolicy(first_delay=0.01, steady=0.0)
-    async with told(tmp_path, SUMS, policy=policy, more=DECLARED) as one:
+    async with reporting(tmp_path, SUMS, policy=policy, more=DECLARED) as one:
         for turn in range(TURNS):
             ((number, pid),) = (await started(one, range(turn + 1, turn + 2))).items()
             os.kill(pid, signal.SIGKILL)
@@ -117,7 +119,7 @@ async def test_no_request_of_a_sequence_is_run_by_the_next_process(tmp_path: Pat
 
 
 async def test_what_waits_of_a_lost_sequence_is_refused_and_what_starts_anew_is_run(tmp_path: Path) -> None:
-    async with told(tmp_path, SUMS, more=DECLARED) as one:
+    async with reporting(tmp_path, SUMS, more=DECLARED) as one:
         ((_, pid),) = (await started(one, range(1, 2))).items()
         runs = asyncio.ensure_future(ask(one, 1, -2))
         await one.entered("in")
@@ -139,7 +141,7 @@ async def test_what_waits_of_a_lost_sequence_is_refused_and_what_starts_anew_is_
 
 @pytest.mark.parametrize("end", [False, True])
 async def test_a_sequence_whose_only_request_is_lost(tmp_path: Path, end: bool) -> None:
-    async with told(tmp_path, SUMS, more=DECLARED) as one:
+    async with reporting(tmp_path, SUMS, more=DECLARED) as one:
         with pytest.raises(Unavailable, match="exited with status 1"):
             await ask(one, 1, -1, start=True, end=end)
         with pytest.raises(InvalidArgument, match=MUST_START):
@@ -150,14 +152,14 @@ async def test_a_sequence_whose_only_request_is_lost(tmp_path: Path, end: bool) 
 
 async def test_a_sequence_of_an_idempotent_model_ends_with_its_process(tmp_path: Path) -> None:
     """Another process lacks its state."""
-    async with told(tmp_path, SUMS, more=DECLARED + "Told.idempotent = True\n") as one:
+    async with reporting(tmp_path, SUMS, more=DECLARED + "Reporting.idempotent = True\n") as one:
         with pytest.raises(Unavailable, match=r"exited with status 1$"):
             await ask(one, 1, -1, start=True)
         assert one.readings()["processes_lost ended"] == 1
 
 
 async def test_a_start_that_no_process_came_for_is_no_beginning(tmp_path: Path) -> None:
-    async with told(tmp_path, SUMS, more=DECLARED + SLOW) as one:
+    async with reporting(tmp_path, SUMS, more=DECLARED + SLOW) as one:
         ((_, pid),) = (await started(one, range(1, 2))).items()
         (tmp_path / "shut").touch()
         os.kill(pid, signal.SIGKILL)

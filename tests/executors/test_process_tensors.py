@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reporting_models import load, reporting, write_reporting
 from test_process_frames import arrays, raw
-from told_models import load, told, write_told
 
 from triglot import Call
 from triglot.executors.remote import frames
@@ -28,7 +28,7 @@ def echoing(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("echo")
     body = """def infer(self, inputs, call):
         return {name: value for name, value in inputs.items() if name != "code"}"""
-    model = load(write_told(folder, body))
+    model = load(write_reporting(folder, body))
     yield model
     model.close()
 
@@ -61,7 +61,7 @@ def test_large_tensors(echo: Any, seed: np.ndarray[Any, Any]) -> None:
 
 
 async def test_what_a_model_keeps_of_its_inputs_stays(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         for value in range(5):
             await one.run("self.state[len(self.state)] = inputs['x']", x=np.full(50_000, value))
         same = "all((self.state[number] == number).all() for number in range(5))"
@@ -69,7 +69,7 @@ async def test_what_a_model_keeps_of_its_inputs_stays(tmp_path: Path) -> None:
 
 
 async def test_outputs_of_any_layout_and_kind(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         x = np.arange(60_000).reshape(200, 300)
         parts = (
             "{'t': inputs['x'].T, 's': inputs['x'][::2, ::3], 'same': inputs['x'], 'list': [[1.5, 2.5]], 'u': 'ü'}"
@@ -83,7 +83,7 @@ async def test_outputs_of_any_layout_and_kind(tmp_path: Path) -> None:
 
 
 async def test_inputs_are_read_only(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         for size in (10, 100_000):
             assert await one.say("inputs['x'].flags.writeable", x=np.zeros(size)) == "False"
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reporting_models
 import test_process_scheduling
 import test_process_sequences
-import told_models
+from reporting_models import Kept, reporting
 from test_process_at_once import (
     test_a_call_ends_at_its_deadline_wherever_it_is,
     test_a_call_that_leaves_leaves_the_others,
@@ -55,7 +56,6 @@ from test_process_tensors import (
     test_large_tensors,
     test_outputs_of_any_layout_and_kind,
 )
-from told_models import Kept, told
 
 from triglot import ModelLoadError
 from waiting import until
@@ -99,12 +99,12 @@ SHARED = [
     test_large_tensors,
 ]
 """Tests of processes that run here once more, each with instances of its own."""
-TWO_INSTANCES = "\nTold.instances = 2\n"
-pytestmark = pytest.mark.usefixtures("told_on_ray")
+TWO_INSTANCES = "\nReporting.instances = 2\n"
+pytestmark = pytest.mark.usefixtures("reporting_on_ray")
 
 
 @pytest.fixture(name="kept", scope="module")
-def all_kept(tmp_path_factory: pytest.TempPathFactory, told_on_ray: None) -> Iterator[Kept]:
+def all_kept(tmp_path_factory: pytest.TempPathFactory, reporting_on_ray: None) -> Iterator[Kept]:
     kept = Kept(tmp_path_factory.mktemp("kept"))
     yield kept
     kept.close()
@@ -113,11 +113,11 @@ def all_kept(tmp_path_factory: pytest.TempPathFactory, told_on_ray: None) -> Ite
 @pytest.fixture(autouse=True)
 def _kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kept: Kept) -> None:
     if request.function in (*LEAVING_NOTHING, *OWN_LEAVING_NOTHING):
-        monkeypatch.setattr(told_models, "KEPT", [kept])
+        monkeypatch.setattr(reporting_models, "KEPT", [kept])
 
 
 async def test_instances_are_spread_over_the_nodes(tmp_path: Path) -> None:
-    async with told(tmp_path, more=TWO_INSTANCES) as one:
+    async with reporting(tmp_path, more=TWO_INSTANCES) as one:
         assert sum(name.startswith("node_instances") for name in one.readings()) == 2
         gate = (
             "(folder / f'in-{os.getpid()}').touch()\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
@@ -133,13 +133,13 @@ async def test_options_in_a_class_that_only_the_configuration_runs_on_ray(tmp_pa
     with pytest.raises(
         ModelLoadError, match=r"ray: expected no options in the class with parameters\[execution\]"
     ):
-        async with told(tmp_path, more="Told.ray = triglot.RayOptions(num_cpus=2)\n"):
+        async with reporting(tmp_path, more="Reporting.ray = triglot.RayOptions(num_cpus=2)\n"):
             pass
 
 
 async def test_requests_are_joined_before_they_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # With room for one more on its way, that would not wait for others.
-    monkeypatch.setattr(told_models, "MAX_INFLIGHT", 1)
+    monkeypatch.setattr(reporting_models, "MAX_INFLIGHT", 1)
     await test_process_scheduling.test_requests_are_joined_for_a_process(tmp_path / "joined", "")
     await test_process_scheduling.test_all_members_of_a_batch_are_unavailable_when_its_process_is_lost(
         tmp_path / "lost"
@@ -154,7 +154,7 @@ async def test_no_request_of_a_sequence_is_run_by_the_next_actor(
 
 
 async def test_plain_code_runs_on_the_main_thread_one_call_at_a_time(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         text = """
 assert threading.current_thread() is threading.main_thread()
 self.state["running"] = self.state.get("running", 0) + 1
@@ -166,7 +166,7 @@ answer, self.state["running"] = self.state["running"], self.state["running"] - 1
 
 async def test_the_next_call_travels_while_one_runs(tmp_path: Path) -> None:
     waits = "(folder / 'in').touch()\nwhile not (folder / 'go').exists(): time.sleep(0.005)"
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         (process,) = one.model._pool.ready()
         running = asyncio.ensure_future(one.run(waits))
         await one.entered("in")
@@ -179,7 +179,7 @@ async def test_the_next_call_travels_while_one_runs(tmp_path: Path) -> None:
 
 async def test_a_cancelled_call_that_waits_in_the_actor_is_not_run(tmp_path: Path) -> None:
     waits = "(folder / 'in').touch()\nwhile not call.cancelled: time.sleep(0.005)"
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         (process,) = one.model._pool.ready()
         running = asyncio.ensure_future(one.run(waits))
         await one.entered("in")

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import reporting_models
 import test_process_chaos
-import told_models
 from bench.raynodes import Nodes, cluster
+from reporting_models import Reporting, reporting
 from test_process_chaos import (
     test_a_call_that_runs_for_too_long,
     test_an_idempotent_call_does_not_end_all_processes,
     test_the_other_processes_go_on,
 )
-from told_models import Told, told
 
 from process import unused_ports
 from triglot import Unavailable
@@ -38,7 +38,7 @@ SHARED = [
     test_the_other_processes_go_on,
 ]
 """Tests of processes that run here once more."""
-TWO_INSTANCES = "\nTold.instances = 2\n"
+TWO_INSTANCES = "\nReporting.instances = 2\n"
 SILENCE = 3.0
 """In place of `MIN_SILENCE`: enough between processes of one machine."""
 ONCE = """
@@ -49,7 +49,7 @@ answer = os.getpid()
 """
 
 
-pytestmark = pytest.mark.usefixtures("told_on_ray")
+pytestmark = pytest.mark.usefixtures("reporting_on_ray")
 
 
 @pytest.fixture(name="reason")
@@ -63,13 +63,13 @@ def _reason(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_actor_is_lost_in_a_call(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         pid = await one.pid()
         running = asyncio.ensure_future(one.run("(folder / 'in').touch()\ntime.sleep(600)"))
         await one.entered("in")
         monkeypatch.setattr(process, "MIN_SILENCE", SILENCE)
         os.kill(pid, number)
-        with pytest.raises(Unavailable, match=r"^told: the actor that ran the request ") as caught:
+        with pytest.raises(Unavailable, match=r"^reporting: the actor that ran the request ") as caught:
             await running
         why = {signal.SIGKILL: "ended on node", signal.SIGSTOP: "sent no heartbeat for "}[number]
         assert why in str(caught.value)
@@ -78,13 +78,13 @@ async def test_an_actor_is_lost_in_a_call(
 
 
 async def test_a_waiting_call_runs_in_the_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told_models, "MAX_INFLIGHT", 1)  # So it waits in the queue, not in the lost actor.
+    monkeypatch.setattr(reporting_models, "MAX_INFLIGHT", 1)  # So it waits in the queue, not in the lost actor.
     monkeypatch.setattr(process, "MIN_SILENCE", SILENCE)
     await test_process_chaos.test_a_waiting_call_is_run_by_the_replacement(tmp_path)
 
 
 async def test_an_actor_is_lost_while_nobody_calls(tmp_path: Path) -> None:
-    async with told(tmp_path) as one:
+    async with reporting(tmp_path) as one:
         pid = await one.pid()
         os.kill(pid, signal.SIGKILL)
         await until(lambda: one.readings()["processes_lost ended"] == 1)
@@ -101,14 +101,14 @@ async def test_silent_strangers_connect_first(tmp_path: Path, monkeypatch: pytes
             return connect(address, secret)
 
         monkeypatch.setattr(ray_cluster, "connect", connect_after_strangers)
-        async with told(tmp_path) as one:
+        async with reporting(tmp_path) as one:
             assert await one.pid()
 
 
 class Callers:
     """Call again and again, each request under a name of its own, and keep what became of it."""
 
-    def __init__(self, one: Told, count: int) -> None:
+    def __init__(self, one: Reporting, count: int) -> None:
         self.one = one
         self.answers: list[str] = []
         self.errors: list[tuple[float, str]] = []
@@ -136,8 +136,8 @@ class Callers:
 async def test_a_node_is_killed_under_load(
     tmp_path: Path, ray_nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(told_models, "CPUS", 4)  # One for each node.
-    async with told(tmp_path, more=TWO_INSTANCES) as one:
+    monkeypatch.setattr(reporting_models, "CPUS", 4)  # One for each node.
+    async with reporting(tmp_path, more=TWO_INSTANCES) as one:
         there = [name.split()[-1] for name in one.readings() if name.startswith("node_instances")]
         assert len(there) == 2
         callers = Callers(one, 12)
@@ -158,9 +158,9 @@ async def test_a_node_is_killed_under_load(
         await until(lambda: len(callers.answers) > before + 50)
         await callers.end()
         # The one that ran there, and the one that waited there, but none of those that waited in the queue.
-        assert 1 <= len(callers.errors) <= told_models.MAX_INFLIGHT
+        assert 1 <= len(callers.errors) <= reporting_models.MAX_INFLIGHT
         for when, text in callers.errors:
-            assert text.startswith("told: the actor that ran the request ")
+            assert text.startswith("reporting: the actor that ran the request ")
             assert when <= known + 1
         runs = [name.rpartition("-")[0] for name in one.files("run-")]
         assert len(runs) == len(set(runs))
@@ -178,8 +178,8 @@ async def test_the_head_is_lost_and_comes_back(tmp_path: Path, monkeypatch: pyte
     port = unused_ports()[0]
     with ExitStack() as clusters:
         first = clusters.enter_context(cluster(0, port, head_cpus=1))
-        monkeypatch.setattr(told_models, "RAY", [first.address])
-        async with told(tmp_path, more=TWO_INSTANCES) as one:
+        monkeypatch.setattr(reporting_models, "RAY", [first.address])
+        async with reporting(tmp_path, more=TWO_INSTANCES) as one:
             address = first.address
             pids = {one_process.body.pid for one_process in one.model._pool.ready()}
             first.kill_head()
@@ -215,10 +215,10 @@ async def test_an_actor_takes_too_much_memory(
     grows = f"taken = []\nfor _ in range(80): taken.append(b'x' * {part}); time.sleep(0.02)\ntime.sleep(60)"
     node = ray_nodes.add(small=1)
     try:
-        monkeypatch.setattr(told_models, "RESOURCES", {"small": 0.1})
-        async with told(tmp_path) as one:
+        monkeypatch.setattr(reporting_models, "RESOURCES", {"small": 0.1})
+        async with reporting(tmp_path) as one:
             pid = await one.pid()
-            with pytest.raises(Unavailable, match=r"^told: the actor that ran the request .*memory"):
+            with pytest.raises(Unavailable, match=r"^reporting: the actor that ran the request .*memory"):
                 await one.run(grows)
             assert await one.pid() != pid
     finally:

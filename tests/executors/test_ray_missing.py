@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from reporting_models import write_reporting
 from test_process_loading import nothing_more
-from told_models import write_told
 
 from elsewhere import check_tests
 from process import unused_ports
@@ -30,16 +30,16 @@ def test_the_error_says_what_to_install(tmp_path: Path) -> None:
     file.touch()
     for _ in range(2):
         with pytest.raises(MissingDependency) as caught:
-            Loading(backends.load)("told", "python", file, ModelConfig(execution="ray"))
+            Loading(backends.load)("reporting", "python", file, ModelConfig(execution="ray"))
         text = "execution 'ray' needs ray, which is not installed; run: pip install 'triglot[ray]'"
         assert str(caught.value) == f"{file}: {text}"
 
 
 @without_ray
 async def test_a_class_can_ask_for_it(tmp_path: Path) -> None:
-    file = write_told(tmp_path, more='Told.execution = "ray"\n')
+    file = write_reporting(tmp_path, more='Reporting.execution = "ray"\n')
     with pytest.raises(MissingDependency, match="execution 'ray' needs ray, which is not installed"):
-        await Loader(backends.load, None, 10).open(ModelFiles("told", 1, "python", file), nothing_more)
+        await Loader(backends.load, None, 10).open(ModelFiles("reporting", 1, "python", file), nothing_more)
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ async def test_a_class_can_ask_for_it(tmp_path: Path) -> None:
 def test_groups_that_a_cluster_cannot_have(tmp_path: Path, groups: list[InstanceGroup], text: str) -> None:
     config = ModelConfig(execution="ray", instance_groups=groups, ray={"max_instances": 4})
     with pytest.raises(ModelLoadError, match=text):
-        Loading(backends.load)("told", "python", tmp_path / "model.py", config)
+        Loading(backends.load)("reporting", "python", tmp_path / "model.py", config)
 
 
 def test_a_cluster_that_cannot_be_reached(tmp_path: Path) -> None:
     """It is tried again and again until the head is back, so no driver is started, which would import Ray."""
     address = f"127.0.0.1:{unused_ports()[0]}"
     cluster = Cluster(address)
-    program = Program("told", "", "python", tmp_path / "model.py", ModelConfig(), "ray")
+    program = Program("reporting", "", "python", tmp_path / "model.py", ModelConfig(), "ray")
     with pytest.raises(OSError, match=f"cannot connect to the Ray cluster at '{address}': \\[Errno "):
         ActorBody(cluster, program, 0, tmp_path, {})
 

@@ -285,10 +285,10 @@ class Call(CallTimes):
         child.span, child.context = self.span, self.context
         return child
 
-    def apart(self) -> Call:
+    def detached(self) -> Call:
         """Return a call for the model's work outside any request, which may call models; nothing cancels it."""
         call = Call()
-        call.reach = getattr(self.reach, "apart", self.reach)
+        call.reach = getattr(self.reach, "detached", self.reach)
         call.model_name, call.model_version = self.model_name, self.model_version
         return call
 

@@ -127,7 +127,7 @@ class _Link:
         return self.calls.run(call, wanted, self)
 
     @property
-    def apart(self) -> Reach:
+    def detached(self) -> Reach:
         """The `reach` of a model's calls on behalf of no request."""
         return self.calls.reach
 
@@ -263,7 +263,7 @@ class ModelCalls:
     def _count(self, parent: Call, path: str) -> list[int] | None:
         """Count one more call on behalf of a client's request; returns the count that these share.
 
-        Calls outside of any request (`Call.apart`, warm-ups) are not bounded. Raises `FailedPrecondition`.
+        Calls outside of any request (`Call.detached`, warm-ups) are not bounded. Raises `FailedPrecondition`.
         """
         if parent.inner_calls is None:
             if not any(member.counted for member in parent.members):

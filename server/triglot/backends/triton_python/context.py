@@ -42,7 +42,7 @@ class ModelContext:
         """Set the served name and version, and the way to other models, before the version serves."""
         if call.model_name:
             self.name, self.version = call.model_name, call.model_version
-        own_call = call.apart()
+        own_call = call.detached()
         own_call.model_name, own_call.model_version = self.name, self.version
         self.calls = own_call
 

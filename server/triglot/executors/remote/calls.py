@@ -176,7 +176,7 @@ class Calls:
         text, placed = content()
         with self._channel.lock:
             if self._own is None and self.on_loop:
-                self._own = CallState(0, call.apart())
+                self._own = CallState(0, call.detached())
             state = CallState(self._last + 1, call)
             if kind is Kind.CHECK:
                 state.since = math.inf  # It may take as long as it likes.

@@ -104,7 +104,7 @@ class RemoteModel(HostedModel):
     def start_instance(self, call: Call) -> None:
         """See `Model`. Starts the instances that no other thread has started; `_warm` does so for replacements."""
         if self._start_call is None:
-            self._start_call = call.apart()
+            self._start_call = call.detached()
         while (process := self._pool.unstarted()) is not None:
             self._start_on(process, self._start_call)
 

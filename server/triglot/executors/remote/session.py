@@ -354,8 +354,8 @@ class RemoteCall(Call):
         """The calls that are executed together."""
         return self._members or (self,)
 
-    def apart(self) -> Call:
-        """See `Call.apart`."""
+    def detached(self) -> Call:
+        """See `Call.detached`."""
         call = Call()
         call.reach = self._state.own
         call.model_name, call.model_version = self.model_name, self.model_version

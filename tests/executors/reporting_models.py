@@ -25,13 +25,13 @@ from waiting import until
 SECONDS = 60
 """How long anything may take; only a test that fails waits so long."""
 QUICK = RestartPolicy(first_delay=0.01, end_timeout=SECONDS)
-TOLD = """
+SOURCE = """
 import asyncio, ctypes, os, signal, sys, threading, time
 from pathlib import Path
 import numpy as np
 import triglot
 
-class Told(triglot.Model):
+class Reporting(triglot.Model):
     any_tensors = True
     execution = "process"
 
@@ -41,11 +41,11 @@ class Told(triglot.Model):
 
     {infer}
 
-    def told(self, inputs, call):
+    def run_code(self, inputs, call):
         names = {{**globals(), "self": self, "inputs": inputs, "call": call, "folder": self.folder}}
         code = inputs["code"].item().decode()
         try:
-            program = compile(code, "told", "eval")
+            program = compile(code, "reporting", "eval")
         except SyntaxError:
             exec(code, names)
             return self.answer(names.get("answer"))
@@ -58,12 +58,12 @@ class Told(triglot.Model):
         (self.folder / f"closed-{{os.getpid()}}").touch()
 """
 PLAIN = """def infer(self, inputs, call):
-        return self.told(inputs, call)"""
+        return self.run_code(inputs, call)"""
 STREAM = """def infer(self, inputs, call):
         try:
             for number in range(int(inputs["count"])):
                 (self.folder / f"made-{number}").touch()
-                yield {**self.told(inputs, call), "number": np.array(number)}
+                yield {**self.run_code(inputs, call), "number": np.array(number)}
         finally:
             (self.folder / "ended").touch()"""
 ON_LOOP = """async def infer(self, inputs, call):
@@ -77,16 +77,16 @@ STREAM_ON_LOOP = """async def infer(self, inputs, call):
         try:
             for number in range(int(inputs["count"])):
                 await asyncio.sleep(0)
-                yield {**self.told(inputs, call), "number": np.array(number)}
+                yield {**self.run_code(inputs, call), "number": np.array(number)}
         finally:
             (self.folder / "ended").touch()"""
 
 
-def write_told(folder: Path, infer: str = PLAIN, more: str = "") -> Path:
+def write_reporting(folder: Path, infer: str = PLAIN, more: str = "") -> Path:
     """The file of such a model; `more` is for the end of it."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "model.py"
-    file.write_text(TOLD.format(infer=infer) + more)
+    file.write_text(SOURCE.format(infer=infer) + more)
     return file
 
 
@@ -110,7 +110,7 @@ def load(file: Path, config: ModelConfig = NO_CONFIG, policy: RestartPolicy = QU
             "max_inflight": MAX_INFLIGHT,
         }
         config = replace(config, execution="ray", ray=options)
-    model = Loading(backends.load, policy, *RAY)("told", "python", file, config)
+    model = Loading(backends.load, policy, *RAY)("reporting", "python", file, config)
     try:
         configure(model, config)
         model.start()
@@ -126,7 +126,7 @@ def code(text: str, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
     return {"code": np.array([text.encode()], object).reshape(()), **arrays}
 
 
-class Told:
+class Reporting:
     """One version of such a model, on the loop."""
 
     def __init__(self, model: RemoteModel, folder: Path) -> None:
@@ -136,7 +136,7 @@ class Told:
         loop = asyncio.get_running_loop()
         model.loop = loop
         model.on_change = lambda: loop.call_soon_threadsafe(self.changes.put_nowait, model.alive)
-        self.servable = Servable("told", 1, model, max_queue_size=1000)
+        self.servable = Servable("reporting", 1, model, max_queue_size=1000)
 
     async def run(self, text: str, call: Call | None = None, **inputs: Any) -> Any:
         """What the model answers: a dict of arrays."""
@@ -178,7 +178,7 @@ class Kept:
         """Returns the model, whose folder is the test's from now on."""
         self._link.unlink(missing_ok=True)
         self._link.symlink_to(folder)
-        write_told(folder, infer, more)
+        write_reporting(folder, infer, more)
         if (infer, more) not in self._models:
             model = self._models[infer, more] = load(self._link / "model.py")
             model.close = lambda: None  # type: ignore[method-assign]  # Servables close their model.
@@ -195,19 +195,19 @@ KEPT: list[Kept] = []
 
 
 @asynccontextmanager
-async def told(
+async def reporting(
     folder: Path,
     infer: str = PLAIN,
     config: ModelConfig = NO_CONFIG,
     policy: RestartPolicy = QUICK,
     more: str = "",
-) -> AsyncIterator[Told]:
+) -> AsyncIterator[Reporting]:
     """A loaded model; it is closed in the end, and then none of its processes is left."""
     if KEPT:
         model = await asyncio.to_thread(KEPT[0].load, folder, infer, more)
     else:
-        model = await asyncio.to_thread(load, write_told(folder, infer, more), config, policy)
-    one = Told(model, folder)
+        model = await asyncio.to_thread(load, write_reporting(folder, infer, more), config, policy)
+    one = Reporting(model, folder)
     try:
         yield one
     finally:
