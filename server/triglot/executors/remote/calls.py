@@ -97,7 +97,7 @@ class Calls:
         self._kill = kill
         self._why_lost = why_lost
         self._take_metrics = take_metrics
-        self.loop: Callable[[], asyncio.AbstractEventLoop] = _no_loop
+        self.loop: Callable[[], asyncio.AbstractEventLoop | None] = lambda: None
         self.on_loop = self.with_call = self.log_ids = False
         self._states: dict[int, CallState] = {}
         self._questions: dict[int, tuple[Mailbox, asyncio.Task[None]]] = {}
@@ -361,11 +361,12 @@ class Calls:
         self._channel.send(Kind.FAILED, call=question, text=dumps(error_fields(_readable(error))))
 
     def _on_loop(self, work: Callable[..., object], *arguments: object) -> bool:
-        try:
-            self.loop().call_soon_threadsafe(work, *arguments)
-        except RuntimeError:  # The loop is closed: the server has stopped.
-            return False
-        return True
+        """Have the loop run `work` soon; returns False without a loop that runs."""
+        if (loop := self.loop()) is not None:
+            with suppress(RuntimeError):  # The loop is closed: the server has stopped.
+                loop.call_soon_threadsafe(work, *arguments)
+                return True
+        return False
 
     # --- state, on any thread ---
 
@@ -389,10 +390,6 @@ class Calls:
                 stops = self.on_loop and number == state.number
                 self._channel.send(Kind.STOP if stops else Kind.CANCEL, call=number)
             state.cancelled |= cancelled
-
-
-def _no_loop() -> asyncio.AbstractEventLoop:
-    raise RuntimeError("no server runs the model")
 
 
 def _cancel_all(tasks: set[asyncio.Task[None]]) -> None:

@@ -20,9 +20,9 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ from triglot.executors.remote.shared_memory import (
     placed_behind,
 )
 from triglot.executors.remote.values import loads
+
+T = TypeVar("T")
 
 BEAT_SECONDS = 0.1
 """Seconds between two heartbeats of a process, and between two checks of it."""
@@ -401,6 +403,42 @@ class Channel:
         self.socket.close()
         while self._descriptors:
             os.close(self._descriptors.popleft())
+
+
+# --- coroutines on a thread without an event loop: whatever they await there blocks, so they never suspend ---
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run the coroutine, and return its result. Raises what it raises, and `RuntimeError` if it suspends."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    with suppress(RuntimeError):  # What it does at its end would wait, too.
+        work.close()
+    raise RuntimeError("expected code that blocks, and it waits for an event loop")
+
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+def iterate(answers: AsyncGenerator[T, None], run: Run = run_blocking) -> Generator[T, None, None]:
+    """Yield the generator's items, each step run by `run`; closing this generator closes that one."""
+    try:
+        while (answer := run(_next(answers))) is not None:
+            yield answer
+            del answer
+    finally:
+        run(_close(answers))
+
+
+async def _next(answers: AsyncGenerator[T, None]) -> T | None:
+    return await anext(answers, None)
+
+
+async def _close(answers: AsyncGenerator[Any, None]) -> None:
+    await answers.aclose()
 
 
 _NO_TENSORS = Placed(None)

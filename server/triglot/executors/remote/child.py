@@ -20,16 +20,14 @@ from typing import Any, ClassVar
 from triglot.core.call import Call, ModelCall, ModelTask
 from triglot.core.current_calls import RunningFor
 from triglot.core.errors import Cancelled, Internal, Unavailable, error_fields
-from triglot.core.tensor import Array
 from triglot.executors.batch import check_answers
-from triglot.executors.remote.blocking import run_blocking
-from triglot.executors.remote.channel import BEAT_SECONDS, Message
+from triglot.executors.remote.channel import BEAT_SECONDS, Message, run_blocking
 from triglot.executors.remote.failures import failure_fields, load_failure_fields
 from triglot.executors.remote.fields import grouped, list_rows, non_tensor_fields, rows_of, text_of
 from triglot.executors.remote.frames import FrameError, Kind
 from triglot.executors.remote.logs import ProcessLog
 from triglot.executors.remote.session import CallState, RemoteCall, Session, end_at_once
-from triglot.executors.remote.shared_memory import Row
+from triglot.executors.remote.shared_memory import Named, Row
 from triglot.executors.remote.values import dumps
 from triglot.executors.work import function_of, reason_to_skip, takes_call
 from triglot.model.config import Device, ModelConfig
@@ -166,7 +164,7 @@ class Worker:
                 raise reason_to_skip(call) or Cancelled("the request was cancelled while it waited for the model")
             if "counts" in fields:
                 return await self._list(message, fields["counts"], call.members)
-            result = self._function(_inputs(message), call)
+            result = self._function(dict(_taken(message)), call)
             if isinstance(result, Generator) and self._loop is None:
                 with closing(result) as yielded:
                     for answer in yielded:
@@ -185,7 +183,7 @@ class Worker:
 
     async def _list(self, message: Message, counts: list[int], calls: Any) -> Ready:
         assert self._infer_batch is not None
-        answers = self._infer_batch(_inputs_list(message, counts), calls)
+        answers = self._infer_batch([*grouped(_taken(message), counts)], calls)
         if self._loop is not None and inspect.isawaitable(answers):
             answers = await answers
         rows, others = list_rows(check_answers(answers, len(calls)), self._name)
@@ -205,20 +203,12 @@ def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
         task.cancel()
 
 
-def _inputs(message: Message) -> dict[str, Array]:
+def _taken(message: Message) -> Named:
     """Return the tensors of a call; from here on only the model refers to them."""
-    tensors = message.tensors or {}
+    named = [*(message.named or ())]
     if message.named is not None:
         message.named.clear()
-    return tensors
-
-
-def _inputs_list(message: Message, counts: list[int]) -> list[dict[str, Array]]:
-    """As `_inputs`, for each of several requests."""
-    tensors = list(grouped(message.named or (), counts))
-    if message.named is not None:
-        message.named.clear()
-    return tensors
+    return named
 
 
 @dataclass(frozen=True, slots=True)

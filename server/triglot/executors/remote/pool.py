@@ -203,7 +203,7 @@ class Pool:
         except (OSError, RuntimeError) as error:
             raise ModelLoadError(f"{self.program.file}: cannot start its {self.program.kind}: {error}") from error
         try:
-            declared = process.load(self._the_loop)
+            declared = process.load(lambda: self.loop())  # noqa: PLW0108 - set after the first one is loaded.
             self.warm(process)
         except BaseException:
             process.kill("could not load its model")
@@ -236,11 +236,6 @@ class Pool:
         if bool(self._closed):  # It was closed meanwhile.
             process.kill("was stopped")
         return process
-
-    def _the_loop(self) -> asyncio.AbstractEventLoop:
-        if (loop := self.loop()) is None:
-            raise RuntimeError("no server runs the model")
-        return loop
 
     # --- calls ---
 

@@ -12,9 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from triglot.core.errors import ModelLoadError, Unavailable
-from triglot.executors.remote.blocking import run_blocking
 from triglot.executors.remote.calls import Calls, NotBegun
-from triglot.executors.remote.channel import BEAT_SECONDS, Channel
+from triglot.executors.remote.channel import BEAT_SECONDS, Channel, run_blocking
 from triglot.executors.remote.frames import Kind
 from triglot.executors.remote.logs import Switches, log_setup, switches
 from triglot.executors.remote.place import Body, Program
@@ -104,7 +103,7 @@ class Process:
 
     # --- load ---
 
-    def load(self, loop: Callable[[], asyncio.AbstractEventLoop]) -> dict[str, Any]:
+    def load(self, loop: Callable[[], asyncio.AbstractEventLoop | None]) -> dict[str, Any]:
         """Connect to it, and load the model; returns what that declares. `loop` returns the server's event loop.
 
         Blocks. Raises `ModelLoadError`.

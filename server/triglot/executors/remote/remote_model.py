@@ -12,8 +12,7 @@ from typing import Any
 from triglot.core.call import BatchCall, Call
 from triglot.core.statistics import Reading
 from triglot.executors.hosted import HostedModel, ignore_loss, no_warm_up
-from triglot.executors.remote.blocking import iterate, run_blocking
-from triglot.executors.remote.channel import BEAT_SECONDS
+from triglot.executors.remote.channel import BEAT_SECONDS, iterate, run_blocking
 from triglot.executors.remote.pool import Checkout, Pool
 from triglot.executors.remote.process import Process
 from triglot.executors.work import Function, Inputs

@@ -18,8 +18,7 @@ from triglot.core.call import Call, ModelCall, ModelTask, Reach, no_models
 from triglot.core.errors import Unavailable, error_of
 from triglot.core.operation import Permission
 from triglot.core.types import NO_INPUT_PARAMETERS
-from triglot.executors.remote.blocking import iterate, run_blocking
-from triglot.executors.remote.channel import Channel, Mailbox, Message
+from triglot.executors.remote.channel import Channel, Mailbox, Message, iterate, run_blocking
 from triglot.executors.remote.fields import answer_of, non_tensor_fields, rows_of, text_of
 from triglot.executors.remote.frames import FIRST_QUESTION, Kind
 from triglot.executors.remote.logs import Switches
