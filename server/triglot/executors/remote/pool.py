@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -462,9 +463,11 @@ class Pool:
         with self._free:
             self._closed = True
             self._free.notify_all()
-            there = self.processes()
-            loading = {slot.loading for slot in self._slots}
             self.live = 0
+        with suppress(RuntimeError):  # The interpreter ends.
+            self._starter.submit(int).result()  # Until a start that was running has ended.
+        there = self.processes()
+        loading = {slot.loading for slot in self._slots}
         for process in there:
             if process in loading:
                 process.kill("was stopped")
@@ -473,17 +476,12 @@ class Pool:
         until = time.monotonic() + self._policy.end_timeout
         for process in there:
             process.end(max(0.0, until - time.monotonic()), self._policy.kill_timeout)
-        # Another process may just have been started.
         self._over.set()
         self._monitor.join()
-        self._starter.shutdown()
         with self._free:
-            there = [process for process in self.processes() if process not in there]
             self._slots.clear()
             self._gone.clear()
-        for process in there:
-            process.kill("was stopped")
-            process.end(self._policy.kill_timeout, 0.0)
+        self._starter.shutdown()
         self._place.close()
 
     def readings(self) -> Iterator[Reading]:
