@@ -47,24 +47,26 @@ class Unpacked:
         `finish` completes a new folder, which it gets. Blocks. Raises `GivenUp` once `cancelled` returns true,
         `OSError`, `TarError`, and what `finish` raises.
         """
-        source = _source_of(archive)
-        return cls._in_cache(
-            "environments", source, lambda folder: _unpack(archive, folder, finish, cancelled), cancelled
-        )
+
+        def make(folder: Path) -> None:
+            unpack(archive, folder, keep=partial(_plain, cancelled))
+            finish(folder)
+
+        return cls.made("environments", _source_of(archive), make, cancelled)
 
     @classmethod
-    def made(cls, kind: str, source: str, make: Callable[[Path], object]) -> Unpacked:
+    def made(
+        cls,
+        kind: str,
+        source: str,
+        make: Callable[[Path], object],
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Unpacked:
         """Return the folder of this kind and source, which is made unless the cache has it.
 
         `kind` names a folder of the cache, and `source` identifies the contents. `make` fills a new folder, which
-        it gets. Blocks. Raises `OSError`, and what `make` raises.
+        it gets. Blocks. Raises `GivenUp` once `cancelled` returns true, `OSError`, and what `make` raises.
         """
-        return cls._in_cache(kind, source, partial(_make, make), lambda: False)
-
-    @classmethod
-    def _in_cache(
-        cls, kind: str, source: str, make: Callable[[Path], object], cancelled: Callable[[], bool]
-    ) -> Unpacked:
         home = _home(kind)
         place = home / hashlib.sha256(source.encode()).hexdigest()[:32]
         place.mkdir(exist_ok=True)
@@ -77,7 +79,7 @@ class Unpacked:
                 if _wait_for(lock, fcntl.LOCK_EX, cancelled, unless=(place / WHOLE).exists):
                     if not (place / WHOLE).exists():
                         _sweep(home)
-                        make(place / FOLDER)
+                        _make(make, place / FOLDER)
                         (place / WHOLE).write_text(source)
                     # Between the two locks another process may find the archive changed, and delete the folder.
                     fcntl.flock(lock, fcntl.LOCK_UN)
@@ -136,18 +138,11 @@ def _wait_for(
         time.sleep(_LOOK_SECONDS)  # A blocking `flock` could not be cancelled.
 
 
-def _unpack(archive: Path, folder: Path, finish: Callable[[Path], object], cancelled: Callable[[], bool]) -> None:
-    def plain(member: TarInfo, path: str) -> TarInfo | None:
-        if cancelled():
-            raise GivenUp
-        # As root, extraction would set the owners of the archive, whose user ids belong to other users here.
-        return tar_filter(member, path).replace(uid=os.geteuid(), gid=os.getegid(), uname="", gname="", deep=False)
-
-    def unpacked(folder: Path) -> None:
-        unpack(archive, folder, keep=plain)
-        finish(folder)
-
-    _make(unpacked, folder)
+def _plain(cancelled: Callable[[], bool], member: TarInfo, path: str) -> TarInfo | None:
+    if cancelled():
+        raise GivenUp
+    # As root, extraction would set the owners of the archive, whose user ids belong to other users here.
+    return tar_filter(member, path).replace(uid=os.geteuid(), gid=os.getegid(), uname="", gname="", deep=False)
 
 
 def _make(make: Callable[[Path], object], folder: Path) -> None:
