@@ -29,9 +29,16 @@ def two_ends() -> Iterator[tuple[Channel, Channel]]:
     other.close()
 
 
-@given(st.lists(st.dictionaries(TEXTS, arrays(), max_size=3), min_size=1, max_size=4))
-def test_any_tensors_arrive(messages: list[dict[str, np.ndarray[Any, Any]]]) -> None:
-    one, other = (Channel(end) for end in socket.socketpair())
+def pair(*, shares_memory: bool) -> tuple[Channel, Channel]:
+    """Both ends of a channel, on one machine or between two."""
+    one, other = (Channel(end, shares_memory=shares_memory) for end in socket.socketpair())
+    return one, other
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+@given(messages=st.lists(st.dictionaries(TEXTS, arrays(), max_size=3), min_size=1, max_size=4))
+def test_any_tensors_arrive(messages: list[dict[str, np.ndarray[Any, Any]]], shares_memory: bool) -> None:
+    one, other = pair(shares_memory=shares_memory)
     kept = []
     for tensors in messages:
         one.send(Kind.CALL, placed=one.place(tensors))
@@ -48,13 +55,18 @@ def test_any_tensors_arrive(messages: list[dict[str, np.ndarray[Any, Any]]]) -> 
     other.close()
 
 
-@given(arrays().filter(lambda array: array.ndim > 0 and len(array) > 0), st.integers(1, 3), st.integers(0, 2))
+@pytest.mark.parametrize("shares_memory", [True, False])
+@given(
+    array=arrays().filter(lambda array: array.ndim > 0 and len(array) > 0),
+    count=st.integers(1, 3),
+    padding=st.integers(0, 2),
+)
 def test_what_is_joined_on_its_way_arrives_as_if_it_had_been_before(
-    array: np.ndarray[Any, Any], count: int, padding: int
+    array: np.ndarray[Any, Any], count: int, padding: int, shares_memory: bool
 ) -> None:
     members = [{"x": array[: at + 1]} for at in range(count)]
     rows = sum(len(one["x"]) for one in members) + padding
-    one, other = (Channel(end) for end in socket.socketpair())
+    one, other = pair(shares_memory=shares_memory)
     one.send(Kind.CALL, placed=one.place(join(members, rows, hosted=True)))
     arrived = other.receive().tensors
     assert arrived is not None
@@ -181,10 +193,17 @@ def test_places_that_cannot_be_are_refused(places: list[Place], text: str) -> No
         mirror.tensors(7, places)
 
 
-def test_what_is_no_frame_ends_the_conversation(ends: tuple[Channel, Channel]) -> None:
-    ends[0].socket.sendall(HEAD.pack(5, 0, 1, 1, 0, 0, 0) + b"hello")
+@pytest.mark.parametrize("shares_memory", [True, False])
+@pytest.mark.parametrize(
+    "data", [b"\xff" * HEAD.size, bytes(HEAD.size), HEAD.pack(5, 0, 1, 1, 0, 0, 0) + b"hello"]
+)
+def test_invalid_frame_ends_the_connection(data: bytes, shares_memory: bool) -> None:
+    one, other = pair(shares_memory=shares_memory)
+    one.socket.sendall(data)
     with pytest.raises(Gone):
-        ends[1].receive()
+        other.receive()
+    one.close()
+    other.close()
 
 
 def test_a_dtype_without_a_name_is_refused_and_nothing_is_lost(ends: tuple[Channel, Channel]) -> None:

@@ -11,15 +11,12 @@ from contextlib import ExitStack, closing, suppress
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from test_process_frames import arrays, raw
 
 from triglot.executors.joining import Stack
 from triglot.executors.ray import connection as ray_connection
 from triglot.executors.ray.connection import MAX_HANDSHAKES, accept, connect
 from triglot.executors.remote.channel import Channel, Gone, Mailbox
-from triglot.executors.remote.frames import HEAD, Kind
+from triglot.executors.remote.frames import Kind
 
 SECRET = b"s" * 32
 SECONDS = 30.0
@@ -34,20 +31,6 @@ def both_ends() -> Iterator[Ends]:
     one, other = (Channel(end, shares_memory=False) for end in socket.socketpair())
     with closing(one), closing(other):
         yield one, other
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(st.text(max_size=5), arrays(), max_size=3), st.binary(max_size=50))
-def test_any_tensors_arrive(ends: Ends, tensors: dict[str, np.ndarray], text: bytes) -> None:
-    ends[0].send(Kind.CALL, call=7, text=text, placed=ends[0].place(tensors))
-    message = ends[1].receive()
-    assert (message.kind, message.call, message.text) == (Kind.CALL, 7, text)
-    arrived = message.tensors
-    assert arrived is not None
-    assert {name: raw(array) for name, array in arrived.items()} == {
-        name: raw(array) for name, array in tensors.items()
-    }
-    assert not any(array.flags.writeable for array in arrived.values())
 
 
 def test_tensors_larger_than_what_the_network_holds(ends: Ends) -> None:
@@ -99,17 +82,6 @@ def test_what_cannot_be_sent_was_not_sent(ends: Ends) -> None:
     box = Mailbox()
     ends[0].send(Kind.CALL, box=box)
     assert not box.sent
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"\xff" * HEAD.size, bytes(HEAD.size), HEAD.pack(1, 0, 2, 1, 0, 0, 0) + b"\x01"],
-)
-def test_what_is_no_frame_ends_the_connection(ends: Ends, data: bytes) -> None:
-    ends[0].socket.sendall(data)
-    ends[0].socket.shutdown(socket.SHUT_WR)
-    with pytest.raises(Gone):
-        ends[1].receive()
 
 
 # --- who is let in ---
