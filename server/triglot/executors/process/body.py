@@ -22,28 +22,15 @@ class LocalBody(Body):
 
     def __init__(self, command: Callable[[int], Sequence[str]], variables: Mapping[str, str]) -> None:
         self._connection, theirs = socket.socketpair()
-        self._begun = time.monotonic()
+        self.begun = time.monotonic()
         with theirs:
             try:
                 self._popen = _spawned(command(theirs.fileno()), variables, theirs.fileno())
             except BaseException:
                 self._connection.close()
                 raise
-
-    @property
-    def pid(self) -> int:
-        """See `Body`."""
-        return self._popen.pid
-
-    @property
-    def where(self) -> str:
-        """See `Body`."""
-        return f"pid {self.pid}"
-
-    @property
-    def begun(self) -> float:
-        """See `Body`."""
-        return self._begun
+        self.pid = self._popen.pid
+        self.where = f"pid {self.pid}"
 
     def connect(self) -> socket.socket:
         """See `Body`."""

@@ -60,51 +60,25 @@ class ActorBody(Body):
         self._secret = os.urandom(32)
         self._settled = threading.Event()
         """Set once it is placed on a node, or has ended."""
-        self.placed: Mapping[str, Any] = {}
+        self.where = "not placed yet"
+        self._placed: Mapping[str, Any] = {}
         """The driver's "placed" event, with what `Instance.open` returned; empty before."""
-        self._begun: float | None = None
         self._why = ""
         """Reason for its end; "" before."""
         self._waits = False
         self._cluster = cluster
         cluster.start(self, {"title": title, "secret": self._secret.hex(), **order})
 
-    @property
-    def pid(self) -> int:
-        """See `Body`; 0 before it has one."""
-        return int(self.placed.get("pid", 0))
-
-    @property
-    def where(self) -> str:
-        """See `Body`."""
-        return f"pid {self.pid} on node {self.placed['node']}" if self.placed else "not placed yet"
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """See `Body`."""
-        return {"node": self.placed["node"], "node_id": self.placed["node_id"][:8]} if self.placed else {}
-
-    @property
-    def moved(self) -> tuple[Path, Path] | None:
-        """See `Body`."""
-        folder = self.placed.get("folder")
-        return (self._root, Path(folder)) if folder else None
-
-    @property
-    def begun(self) -> float | None:
-        """See `Body`: since Ray has placed it on a node."""
-        return self._begun
-
     def connect(self) -> socket.socket:
         """See `Body`. Waits until Ray has placed it."""
         self._settled.wait()
         if why := self.ended():
             raise ModelLoadError(f"{self._file}: its actor {why}", Code.UNAVAILABLE)
-        host, port = self.placed["address"]
+        host, port = self._placed["address"]
         try:
             connection = connect((host, port), self._secret)
         except OSError as error:
-            text = f"{self._file}: cannot connect to its actor on node {self.placed['node']}: {error}"
+            text = f"{self._file}: cannot connect to its actor on node {self._placed['node']}: {error}"
             raise ModelLoadError(text, Code.UNAVAILABLE) from error
         watch(connection)
         return connection
@@ -117,7 +91,11 @@ class ActorBody(Body):
                 self._waits = True
                 log.warning("%s: waits for a node of the Ray cluster that has the resources", self._title)
         elif state == "placed":
-            self._begun, self.placed = time.monotonic(), event
+            self._placed, self.pid, node = event, event["pid"], event["node"]
+            self.where = f"pid {self.pid} on node {node}"
+            self.labels = {"node": node, "node_id": event["node_id"][:8]}
+            self.moved = (self._root, Path(event["folder"])) if event["folder"] else None
+            self.begun = time.monotonic()
             self._settled.set()
         else:
             self.end(event["why"])
@@ -132,12 +110,12 @@ class ActorBody(Body):
         """See `Body`."""
         if not self.over.is_set():
             return ""
-        return f"ended on node {self.placed['node']}: {self._why}" if self.placed else self._why
+        return f"ended on node {self._placed['node']}: {self._why}" if self._placed else self._why
 
     def why_closed(self) -> str:
         """See `Body`. Of a lost node, Ray reports the reason later; the calls there do not wait for that."""
         self.over.wait(REASON_SECONDS)
-        return self.ended() or f"closed its connection on node {self.placed['node']}"
+        return self.ended() or f"closed its connection on node {self._placed['node']}"
 
     def wait(self, timeout: float | None) -> bool:
         """See `Body`."""
@@ -274,7 +252,7 @@ class Cluster:
                 connection.close()
         driver.wait()
         for body in bodies:
-            if not body.placed:
+            if body.begun is None:
                 body.end(f"could not be started: {why}")
 
     def _handle_event(self, event: Mapping[str, Any]) -> None:

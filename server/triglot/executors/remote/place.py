@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from triglot.model.config import ModelConfig
 from triglot.model.ray_options import RAY_DEFAULTS, RayOptions
@@ -42,36 +43,18 @@ class Program:
 class Body(ABC):
     """A process of the operating system, or an actor of a cluster, that runs one instance.
 
-    Any thread may use it.
+    Any thread may use it. `remote`: it may run on another machine. `pid` is its process id on its machine, and
+    `where` says for messages what it is. `begun` is the instant of `time.monotonic` at which it began to run, None
+    before. `labels` of metrics name its machine; they are empty if that is always the server's. `moved` are the
+    folder of the model's files on the server's machine and that on its own, None if they are the same.
     """
 
-    remote = False
-    """Whether it may run on another machine."""
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Labels of metrics that name its machine; empty if that is always the server's."""
-        return {}
-
-    @property
-    def moved(self) -> tuple[Path, Path] | None:
-        """The folder of the model's files on the server's machine and on its own; None: the same."""
-        return None
-
-    @property
-    @abstractmethod
-    def pid(self) -> int:
-        """Process id on its machine."""
-
-    @property
-    @abstractmethod
-    def where(self) -> str:
-        """Text for messages: its process id, and its machine if that may be another one."""
-
-    @property
-    @abstractmethod
-    def begun(self) -> float | None:
-        """Instant of `time.monotonic` at which it began to run; None before."""
+    remote: ClassVar[bool] = False
+    pid = 0
+    where = ""
+    begun: float | None = None
+    labels: Mapping[str, str] = {}
+    moved: tuple[Path, Path] | None = None
 
     @abstractmethod
     def connect(self) -> socket.socket:
