@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -287,10 +286,9 @@ class Calls:
         """Have a question answered on the loop, if its call still runs."""
         fields = message.fields
         question, asked, member = fields["question"], fields["asked"], fields["member"]
-        if isinstance(asked, ModelCall):
-            asked = replace(asked, inputs=message.tensors or {})
-        elif asked is not None and not isinstance(asked, ModelTask):
-            raise TypeError(f"expected a question, got {type(asked).__name__}")
+        if asked is not None:
+            task = "action" in asked
+            asked = ModelTask(**asked) if task else ModelCall(**asked, inputs=message.tensors or {})
         if state is None or not self._on_loop(self._answer_soon, state, question, asked, member):
             self._refuse(question, Unavailable("the call has ended: it can no longer call other models"))
 

@@ -35,6 +35,11 @@ def call_fields(call: Call, *, log_ids: bool = False) -> dict[str, Any]:
     return fields
 
 
+def slots_of(value: Any, *without: str) -> dict[str, Any]:
+    """Return the fields of a dataclass with slots, by name: far quicker to read than a value with its class."""
+    return {name: getattr(value, name) for name in value.__slots__ if name not in without}
+
+
 def members_of(call: Call) -> Sequence[Call] | None:
     """Return the calls that are executed together; None for a call that is executed alone."""
     members = call.members
@@ -58,7 +63,7 @@ def _own_fields(call: Call, log_ids: bool) -> dict[str, Any]:
         fields["log_id"] = call.log_ids[0]
         fields["context"] = call.traceparent, call.tracestate
     if call.scheduling is not PLAIN:
-        fields["scheduling"] = call.scheduling
+        fields["scheduling"] = slots_of(call.scheduling)
     found = {name: value for name, value in fields.items() if value}
     if call.deadline is not None:
         found["remaining"] = call.remaining  # The clocks of two machines differ.

@@ -10,16 +10,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from triglot.core.call import Call, ModelCall, ModelTask, Reach, no_models
 from triglot.core.errors import Unavailable, error_of
 from triglot.core.operation import Permission
+from triglot.core.request_scheduling import Scheduling
 from triglot.core.types import NO_INPUT_PARAMETERS
 from triglot.executors.remote.channel import Channel, Mailbox, Message, iterate, run_blocking
-from triglot.executors.remote.fields import answer_of, non_tensor_fields, rows_of, text_of
+from triglot.executors.remote.fields import answer_of, non_tensor_fields, rows_of, slots_of, text_of
 from triglot.executors.remote.frames import FIRST_QUESTION, Kind
 from triglot.executors.remote.logs import Switches
 from triglot.executors.remote.shared_memory import Placed
@@ -106,13 +106,12 @@ class Session:
 
         Returns the question's number, and its replies. `asked` None: the request's metadata.
         """
-        placed = None
-        if isinstance(asked, ModelCall):
-            placed, asked = self.channel.place(asked.inputs), replace(asked, inputs={})
+        placed = self.channel.place(asked.inputs) if isinstance(asked, ModelCall) else None
         question = next(self._questions)
         box = self._boxes[question] = Mailbox()
         try:
-            text = dumps({"asked": asked, "member": member, "question": question})
+            fields = None if asked is None else slots_of(asked, "inputs")
+            text = dumps({"asked": fields, "member": member, "question": question})
             self.send(Kind.QUESTION, number, text, placed)
         except BaseException:
             self.forget(question)
@@ -330,7 +329,7 @@ class RemoteCall(Call):
         if context := fields.get("context"):
             self.context = context[0], context[1]
         if scheduling := fields.get("scheduling"):
-            self.scheduling = scheduling
+            self.scheduling = Scheduling(**scheduling)
         if client := fields.get("client"):
             self.permission = Permission(client)
         self.outlet = _Outlet(state, member)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from triglot.core import call, request_scheduling, types
+from triglot.core import types
 from triglot.core.tensor import (
     DATATYPES,
     array_over,
@@ -27,7 +27,7 @@ from triglot.model import ray_options, scheduling, signature
 _TAG = "!"
 _CLASSES: Mapping[str, type] = {
     name: value
-    for module in (types, call, request_scheduling, scheduling, model_config, signature, ray_options)
+    for module in (types, scheduling, model_config, signature, ray_options)
     for name, value in vars(module).items()
     if isinstance(value, type) and is_dataclass(value)
 }
