@@ -136,7 +136,9 @@ def kept_build(seconds: float | None) -> Path | None:
             print(f"not compiled: it takes more than {seconds:g} s here", file=sys.stderr)
             return None
     if status:
-        sys.exit(f"the build failed:\n{log.read_text()[-4000:]}")
+        text = log.read_text()
+        shutil.rmtree(unfinished)
+        sys.exit(f"the build failed:\n{text[-4000:]}")
     log.unlink()
     for old in BUILDS.iterdir():
         if old.is_dir() and old != unfinished and old.name != folder.name:

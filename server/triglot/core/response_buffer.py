@@ -9,24 +9,24 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from triglot.core.call import Call
 from triglot.core.errors import ServingError, UnreadResponses, own_copy
 
-MAX_UNREAD_BYTES = 64 * 2**20
+MAX_UNREAD_BYTES: Final = 64 * 2**20
 """Default of the option `max_unread_bytes`."""
-STREAM_BUFFER = 32
+STREAM_BUFFER: Final = 32
 """Responses that are buffered for a slow reader before a thread that nobody else needs waits for it."""
-RESPONSE_BYTES = 512
+RESPONSE_BYTES: Final = 512
 """Memory of a kept response besides its tensors' bytes."""
-PATIENCE_SECONDS = 0.5
+PATIENCE_SECONDS: Final = 0.5
 """How long a thread that others may need waits for room, for each `limit` of bytes that are read meanwhile."""
-LOOK_SECONDS = 0.05
+LOOK_SECONDS: Final = 0.05
 """How often a thread that waits for a reader looks whether others need it."""
-NOTHING = object()
+NOTHING: Final = object()
 """Returned by `ResponseBuffer.take` if there is no response yet."""
 
 

@@ -14,20 +14,26 @@ from itertools import accumulate
 from math import ceil, nan, sqrt
 from time import perf_counter
 from types import MappingProxyType
+from typing import Final
 
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import Code
 from triglot.core.tensor import Array
 from triglot.core.trace_context import Span
 
-MAX_RESPONSES = 1000
+MAX_RESPONSES: Final = 1000
 """Responses of a stream that are counted by their index; further ones are counted with this index."""
-REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
-REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
+REJECTED: Final = "REJECTED"
+CANCELED: Final = "CANCELED"
+BACKEND: Final = "BACKEND"
+OTHER: Final = "OTHER"
+REASONS: Final = (REJECTED, CANCELED, BACKEND, OTHER)
 """Reasons of failed requests, in Triton's terms (spec 6)."""
-_CANCELLED_CODES = (Code.CANCELLED, Code.DEADLINE_EXCEEDED)
-_REJECTED_CODES = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
+_CANCELLED_CODES: Final = (Code.CANCELLED, Code.DEADLINE_EXCEEDED)
+_REJECTED_CODES: Final = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CallTimes:
     """Times and sizes of one call, from its first byte to its last: what telemetry reads of a `Call`.
 
@@ -128,7 +134,7 @@ class CallTimes:
 
 # --- distributions ---
 
-LATENCY_LIMITS = tuple(10 * 1.8**power for power in range(33))
+LATENCY_LIMITS: Final = tuple(10 * 1.8**power for power in range(33))
 """Upper limits of the buckets for durations, in microseconds (tfs 4.7)."""
 
 
@@ -189,14 +195,20 @@ def rank(ordered: Sequence[float], share: int) -> float:
     return ordered[max(0, -(-len(ordered) * share // 10_000) - 1)]
 
 
-DEFAULT_BUCKETS = (100.0, 500.0, 2000.0, 5000.0)
+DEFAULT_BUCKETS: Final = (100.0, 500.0, 2000.0, 5000.0)
 """Triton's upper limits of the buckets for the time to the first response, in milliseconds."""
-SUMMARY_LIMITS = tuple(1.02**power for power in range(1047))
+SUMMARY_LIMITS: Final = tuple(1.02**power for power in range(1047))
 """Upper bucket limits from a microsecond to 16 minutes: a bucket's middle is within 1 % of its values."""
-SLOT_SECONDS, SLOTS = 12, 5
+SLOT_SECONDS: Final = 12
+SLOTS: Final = 5
 """The window of a summary's quantiles: the latest slots, with the current, unfinished one, as in Triton."""
-REQUEST, QUEUE, INPUT, INFER, OUTPUT = "request", "queue", "compute_input", "compute_infer", "compute_output"
-CACHE_HIT, CACHE_MISS = "cache_hit", "cache_miss"
+REQUEST: Final = "request"
+QUEUE: Final = "queue"
+INPUT: Final = "compute_input"
+INFER: Final = "compute_infer"
+OUTPUT: Final = "compute_output"
+CACHE_HIT: Final = "cache_hit"
+CACHE_MISS: Final = "cache_miss"
 
 
 class Summary:
@@ -462,7 +474,7 @@ class Statistics:
 
 # --- metrics of parts of the server ---
 
-NO_LABELS: Mapping[str, str] = MappingProxyType({})
+NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -22,8 +22,8 @@ Buffer = bytes | bytearray | memoryview
 MessageBytes = bytes | memoryview
 """The bytes of one message; a large one is a view of the buffer that it was received into."""
 
-MAX_ARRAY_BYTES = 2**63 - 1
-LONG_BYTES = 64 * 1024
+MAX_ARRAY_BYTES: Final = 2**63 - 1
+LONG_BYTES: Final = 64 * 1024
 """BYTES tensors of this length in bytes and more are unpacked on a thread."""
 
 
@@ -44,7 +44,7 @@ def _row(name: str, dtype: Any) -> DataType:
     return DataType(name, numpy_dtype, 0 if numpy_dtype.hasobject else numpy_dtype.itemsize)
 
 
-DATATYPES: dict[str, DataType] = {
+DATATYPES: Final[dict[str, DataType]] = {
     row.name: row
     for row in (
         _row("BOOL", "?"),
@@ -71,29 +71,26 @@ DATATYPES: dict[str, DataType] = {
         _row("BYTES", "O"),
     )
 }
-TFSERVING_DATATYPES = ("COMPLEX64", "COMPLEX128", "QINT8", "QUINT8", "QINT16", "QUINT16", "QINT32")
+TFSERVING_DATATYPES: Final = ("COMPLEX64", "COMPLEX128", "QINT8", "QUINT8", "QINT16", "QUINT16", "QINT32")
 """Those that only TensorFlow Serving has."""
-_BY_DTYPE = {row.dtype: row.name for row in DATATYPES.values()}
+_BY_DTYPE: Final = {row.dtype: row.name for row in DATATYPES.values()}
 
 
-class Typed(Protocol):
-    """An object with a numpy dtype."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the elements."""
+def datatype_of(array: Array | np.generic) -> str:
+    """Return the datatype name for an array's dtype. Raise as `datatype_name`."""
+    return datatype_name(array.dtype)
 
 
-def datatype_of(array: Typed) -> str:
-    """Return the datatype name for an array's dtype; text, bytes and object arrays are BYTES.
+def datatype_name(dtype: np.dtype[Any]) -> str:
+    """Return the datatype name for a dtype; text, bytes and object arrays are BYTES.
 
     Raise `TypeError` for a dtype that no protocol has a name for (dates, structures).
     """
-    if array.dtype.kind in "OSUT":
+    if dtype.kind in "OSUT":
         return "BYTES"
-    name = _BY_DTYPE.get(array.dtype if array.dtype.isnative else array.dtype.newbyteorder("="))
+    name = _BY_DTYPE.get(dtype if dtype.isnative else dtype.newbyteorder("="))
     if name is None:
-        raise TypeError(f"numpy dtype {array.dtype} has no datatype; use one of {', '.join(DATATYPES)}")
+        raise TypeError(f"numpy dtype {dtype} has no datatype; use one of {', '.join(DATATYPES)}")
     return name
 
 
@@ -202,9 +199,9 @@ def byte_length(buffer: Buffer | Array) -> int:
     return buffer.nbytes if isinstance(buffer, np.ndarray | memoryview) else len(buffer)
 
 
-SCATTER_BYTES = 64 * 1024
+SCATTER_BYTES: Final = 64 * 1024
 """Smaller arrays are quicker to copy than to send as a piece."""
-SMALL_BYTES = 4 * 1024
+SMALL_BYTES: Final = 4 * 1024
 """Up to this total size of a response, one more copy costs nothing."""
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from triglot.core.tensor import DATATYPES, Array, datatype_of, element_count
 from triglot.core.types import TensorSpec
 
-DEFAULT_SIGNATURE = "serving_default"
-INSTANCES = "instances"
+DEFAULT_SIGNATURE: Final = "serving_default"
+INSTANCES: Final = "instances"
 """Input of models that take JSON: BYTES [-1], with the JSON of each instance."""
-METHODS = ("predict", "classify", "regress")
-MAX_KNOWN_SHAPES, MAX_KNOWN_DIMS = 256, 32
+METHODS: Final = ("predict", "classify", "regress")
+MAX_KNOWN_SHAPES: Final = 256
+MAX_KNOWN_DIMS: Final = 32
 """Limits on the shapes that an input caches, and on their dims."""
 
 

@@ -30,7 +30,7 @@ from triglot.core.tensor import MessageBytes, Scattered
 from triglot.protocols.rows import Kind, Method, Service
 from triglot.telemetry.calls import Endpoint
 from triglot.telemetry.store import Telemetry
-from triglot.transports.off_loop import OFF_LOOP_BYTES, run_sized
+from triglot.transports.off_loop import OFF_LOOP_BYTES, cancel_until, decode_large, pass_on
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.row_call import LAST_MESSAGE_SECONDS, SHUTTING_DOWN, RowCall
 
@@ -56,7 +56,7 @@ class GrpcCalls:
     """
 
     def __init__(self, request_bytes: RequestBytes, *, scatters: bool = False) -> None:
-        self._request_bytes = request_bytes
+        self.request_bytes = request_bytes
         self._scatters = scatters
         self.streams: set[GrpcCall] = set()
         self.stopping = False
@@ -75,24 +75,10 @@ class GrpcCalls:
         scatter = method.scatter if self._scatters else None
         return GrpcRow(self, method, method.kind, endpoint, scatter or method.encode)
 
-    async def stop(self, stopped: asyncio.Future[Any]) -> None:
-        """End all streams with UNAVAILABLE; returns when `stopped`, the transport's own shutdown, is done."""
+    def stop(self, stopped: asyncio.Future[Any]) -> Coroutine[Any, Any, None]:
+        """End all streams with UNAVAILABLE; await until `stopped`, the transport's own shutdown, is done."""
         self.stopping = True
-        while self.streams and not stopped.done():
-            # Cancelled repeatedly: user code may swallow a cancellation.
-            for stream in list(self.streams):
-                stream.cancel()
-            await asyncio.wait([stopped], timeout=CANCEL_AGAIN_SECONDS)
-        await stopped
-
-    async def decode_large(self, method: Method, data: MessageBytes) -> Any:
-        """Decode a request of more than `OFF_LOOP_BYTES`, whose bytes are reserved meanwhile.
-
-        Raises `QueueFull` at the limit of buffered bytes, and what `Method.decode` raises.
-        """
-        with self._request_bytes.reserve(OFF_LOOP_BYTES) as reserved:
-            reserved.grow(len(data))
-            return await run_sized(method.decode_size(data), method.decode, data)
+        return cancel_until(stopped, self.streams, CANCEL_AGAIN_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +152,8 @@ class GrpcCall(RowCall):
             if row.kind is not Kind.UNARY:
                 self._begin_stream()
             if size > OFF_LOOP_BYTES and method.decode_size(data) > OFF_LOOP_BYTES:
-                self._run(self._decode_and_submit, data)
+                decode = decode_large, row.calls.request_bytes, method.decode_size, method.decode, data
+                self._run(pass_on, self._submit, *decode)
                 return
             self._submit(method.decode(data))
         except Exception as error:
@@ -220,9 +207,6 @@ class GrpcCall(RowCall):
     def _run(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         running = self._running = self.run(self._guarded(step, *arguments))
         running.add_done_callback(self._run_ended)
-
-    async def _decode_and_submit(self, data: MessageBytes) -> None:
-        self._submit(await self._row.calls.decode_large(self._row.method, data))
 
     def _start_coroutine(self, request: Any) -> Running:
         method = self._row.method

@@ -1,10 +1,18 @@
-"""Runs codec work on threads when it would take too long on the event loop."""
+"""The coroutines of calls: codec work that takes too long for the event loop, on threads, and what follows it.
+
+A call itself is a state that callbacks change, and may be compiled; a compiled module has no coroutines.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
+
+from triglot.core.running import Cancellable
+from triglot.core.tensor import MessageBytes
+from triglot.transports.request_bytes import RequestBytes
 
 T = TypeVar("T")
 
@@ -42,3 +50,71 @@ async def run_sized(size: int, function: Callable[..., T], *arguments: object) -
     if size > OFF_LOOP_BYTES:
         return await asyncio.to_thread(function, *arguments)
     return function(*arguments)
+
+
+async def guarded(
+    step: Callable[..., Coroutine[Any, Any, None]],
+    arguments: Sequence[Any],
+    cancelled: Callable[[], object],
+    failed: Callable[[Exception], object],
+) -> None:
+    """Await a step of a call. Its cancellation and its errors are reported, not raised."""
+    try:
+        await step(*arguments)
+    except asyncio.CancelledError:
+        # A cancelled task would keep its error, whose frames hold the call, which holds the task.
+        cancelled()
+    except Exception as error:
+        failed(error)
+
+
+async def pass_on(
+    use: Callable[[T], object], step: Callable[..., Coroutine[Any, Any, T]], *arguments: Any
+) -> None:
+    """Call `use` with what the coroutine function `step` returns."""
+    use(await step(*arguments))
+
+
+async def decode_large(
+    request_bytes: RequestBytes, decode_size: Callable[[Any], int], decode: Callable[[Any], T], data: MessageBytes
+) -> T:
+    """Decode a request of more than `OFF_LOOP_BYTES`, whose bytes are reserved meanwhile.
+
+    Raise `QueueFull` at the limit of buffered bytes, and what `decode` raises.
+    """
+    with request_bytes.reserve(OFF_LOOP_BYTES) as reserved:
+        reserved.grow(len(data))
+        return await run_sized(decode_size(data), decode, data)
+
+
+async def unchanged(value: T) -> T:
+    """Return the value."""
+    return value
+
+
+async def send_slowly(
+    encoded: Any,
+    encode: Callable[[], Any],
+    prepare: Callable[[Any], Coroutine[Any, Any, Any]],
+    send: Callable[[Any], object],
+    failed: Callable[[Exception], object],
+) -> None:
+    """Encode a response, unless it is `encoded` already, and prepare it; then call `send` with it.
+
+    A cancellation ends it, errors are reported.
+    """
+    with suppress(asyncio.CancelledError):  # Otherwise the task would keep the error, and its frames.
+        try:
+            send(await prepare(await asyncio.to_thread(encode) if encoded is None else encoded))
+        except Exception as error:
+            failed(error)
+
+
+async def cancel_until(stopped: asyncio.Future[Any], running: Collection[Cancellable], interval: float) -> None:
+    """Cancel all that are `running`, every `interval` seconds, until `stopped` is done; then raise as it does."""
+    while running and not stopped.done():
+        # Cancelled repeatedly: user code may swallow a cancellation.
+        for one in list(running):
+            one.cancel()
+        await asyncio.wait([stopped], timeout=interval)
+    await stopped

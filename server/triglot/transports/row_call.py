@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from triglot.core.call import Call
@@ -16,7 +16,7 @@ from triglot.core.errors import ServingError, Unauthenticated
 from triglot.core.operation import ADMINISTRATION, WITHDRAWN
 from triglot.core.running import CallCancelled, Cancellable, Defer, Running, Sink
 from triglot.protocols.rows import InferenceHandler
-from triglot.transports.off_loop import OFF_LOOP_BYTES
+from triglot.transports.off_loop import OFF_LOOP_BYTES, guarded, pass_on, send_slowly, unchanged
 
 SHUTTING_DOWN = "the server is shutting down"
 """The message of calls that are ended or rejected because the server stops."""
@@ -83,7 +83,7 @@ class RowCall(Sink):
 
     @abstractmethod
     def _run(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        """Continue in a coroutine, `_guarded(step, *arguments)`."""
+        """Continue in a coroutine, as `_guarded` returns it."""
 
     @abstractmethod
     def _start_coroutine(self, request: Any) -> Running:
@@ -123,13 +123,10 @@ class RowCall(Sink):
 
     # --- the call ---
 
-    async def _guarded(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        try:
-            await step(*arguments)
-        except asyncio.CancelledError:
-            self._end_cancelled()
-        except Exception as error:
-            self._fail(error)
+    def _guarded(
+        self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
+    ) -> Coroutine[Any, Any, None]:
+        return guarded(step, arguments, self._end_cancelled, self._fail)
 
     def _run_ended(self, running: Any) -> None:
         if self._running is running and not self._has_ended:  # Cancelled before its first step.
@@ -183,30 +180,29 @@ class RowCall(Sink):
         if encoded is not None and not self._is_slow(encoded):
             self.call.sent(len(encoded))
             return self._send_next(encoded)
-        self._sending = task = asyncio.get_running_loop().create_task(self._send_slowly(answer, encoded))
+        encode = partial(self._encode, answer)
+        sending = send_slowly(encoded, encode, self._prepare, self._send_prepared, self._break_off)
+        self._sending = task = asyncio.get_running_loop().create_task(sending)
         task.add_done_callback(self._sent_slowly)
         return False
 
     def _is_slow(self, encoded: Any) -> bool:
-        """Returns whether `_prepare` takes long."""
+        """Returns whether `_prepared` takes long."""
         return False
 
-    async def _prepare(self, encoded: Any) -> Any:
-        """Returns an encoded response of a stream as it is sent."""
-        return encoded
+    def _prepare(self, encoded: Any) -> Coroutine[Any, Any, Any]:
+        """Count an encoded response of a stream; return a coroutine that returns it as it is sent."""
+        self.call.sent(len(encoded))
+        return self._prepared(encoded) if self._is_slow(encoded) else unchanged(encoded)
 
-    async def _send_slowly(self, answer: Any, encoded: Any) -> None:
-        with suppress(asyncio.CancelledError):  # Otherwise the task would keep the error, and its frames.
-            try:
-                if encoded is None:
-                    encoded = await asyncio.to_thread(self._encode, answer)
-                self.call.sent(len(encoded))
-                prepared = await self._prepare(encoded) if self._is_slow(encoded) else encoded
-                self._sending = None
-                if not self._closed and self._send_next(prepared):
-                    asyncio.get_running_loop().call_soon(self.resume)
-            except Exception as error:
-                self._break_off(error)
+    def _prepared(self, encoded: Any) -> Coroutine[Any, Any, Any]:
+        """Return a coroutine that returns a response as it is sent, where that `_is_slow`."""
+        raise NotImplementedError
+
+    def _send_prepared(self, prepared: Any) -> None:
+        self._sending = None
+        if not self._closed and self._send_next(prepared):
+            asyncio.get_running_loop().call_soon(self.resume)
 
     def _sent_slowly(self, task: asyncio.Task[None]) -> None:
         if self._sending not in (None, task):
@@ -257,12 +253,9 @@ class RowCall(Sink):
 
     def _respond(self, answer: Any) -> None:
         if self._answer_size(answer) > OFF_LOOP_BYTES:
-            self._run(self._encode_long, answer)
+            self._run(pass_on, self._send, asyncio.to_thread, self._encode, answer)
         else:
             self._send(self._encode(answer))
-
-    async def _encode_long(self, answer: Any) -> None:
-        self._send(await asyncio.to_thread(self._encode, answer))
 
     def _stop(self) -> None:
         """Note the end of the call, and run its callbacks."""

@@ -34,7 +34,7 @@ from triglot.core.tensor import (
     BytesFramingError,
     array_over,
     bytes_elements,
-    datatype_of,
+    datatype_name,
     element_count,
     object_array,
     pack_bytes,
@@ -154,7 +154,7 @@ def packed(tensors: Mapping[Any, Any]) -> list[Row]:
     for name, value in tensors.items():
         array = value if isinstance(value, np.ndarray | Stack) else np.asarray(value)
         try:
-            datatype = datatype_of(array)
+            datatype = datatype_name(array.dtype)
         except TypeError as error:
             raise TypeError(f"'{name}': {error}") from None
         # A broadcast array takes less memory than its shape says; a packed BYTES element has four bytes or more.

@@ -9,20 +9,23 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
 from triglot.core.fast_json import check_depth, loads
 
-HUGE_INTEGER = re.compile(rb"[0-9]{19}")
-_STRING = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:)?', re.DOTALL)
+HUGE_INTEGER: Final = re.compile(rb"[0-9]{19}")
+_STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:)?', re.DOTALL)
 """A JSON string, and the colon that makes it a member's name."""
 
 
-SIZE_OPTION, VALUES_OPTION = "max_json_size", "max_json_values"
-MAX_DEPTH = 1000
+SIZE_OPTION: Final = "max_json_size"
+VALUES_OPTION: Final = "max_json_values"
+MAX_DEPTH: Final = 1000
 """Approximate limit on nested lists and objects: the parsers' own limits are 1,000 to 1,024."""
-NUMBER_COST, VALUE_COST, CONTAINER_COST = 1, 16, 64
+NUMBER_COST: Final = 1
+VALUE_COST: Final = 16
+CONTAINER_COST: Final = 64
 """Costs of values in the budget, by the memory that they take: a number in an array has 8 bytes.
 
 No text costs more than `CONTAINER_COST` per byte.
@@ -62,7 +65,7 @@ class JsonLimits:
             )
 
 
-DEFAULT_LIMITS = JsonLimits()
+DEFAULT_LIMITS: Final = JsonLimits()
 
 
 def type_name(value: object) -> str:
@@ -131,7 +134,7 @@ class Dialect:
         return InvalidArgument(f"{self.error}: nested too deep")
 
 
-STANDARD = Dialect()
+STANDARD: Final = Dialect()
 """JSON as Python's own module reads it, with NaN and Infinity."""
 
 

@@ -11,7 +11,7 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -32,13 +32,13 @@ from triglot.protocols.json.pieces import parse_in_pieces
 
 T = TypeVar("T")
 
-LARGE_FROM_BYTES = 2 * 1024
+LARGE_FROM_BYTES: Final = 2 * 1024
 """Below this, plain lists cost less than cutting out others."""
-CHUNK = 32 * 1024
+CHUNK: Final = 32 * 1024
 """Elements printed at once: the longest that the GIL is held, about a millisecond."""
-SMALL_BYTES = 64 * 1024
-QUICK_BYTES = 4 * 1024 * 1024
-QUICK_COST = 40_000 * VALUE_COST
+SMALL_BYTES: Final = 64 * 1024
+QUICK_BYTES: Final = 4 * 1024 * 1024
+QUICK_COST: Final = 40_000 * VALUE_COST
 """A text of more bytes, or with values that cost more, is parsed in pieces."""
 
 

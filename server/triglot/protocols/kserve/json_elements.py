@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,9 +22,9 @@ from triglot.protocols.json.arrays import LargeArray
 from triglot.protocols.json.dialect import type_name
 from triglot.protocols.json.text import flatten, float32_array, print_array
 
-NO_JSON = ("FP16", "BF16", *TFSERVING_DATATYPES)
+NO_JSON: Final = ("FP16", "BF16", *TFSERVING_DATATYPES)
 """Datatypes whose elements have no JSON form."""
-MAX_EXACT = 2**53 - 1
+MAX_EXACT: Final = 2**53 - 1
 """Up to here no two integers are the same float64."""
 
 

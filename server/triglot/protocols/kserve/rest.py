@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from triglot.core.types import (
     ParameterValue,
     RegionSlice,
     TensorOptions,
+    is_unicode,
 )
 from triglot.model.signature import Signature, shape_text
 from triglot.protocols.json.dialect import DEFAULT_LIMITS, JsonLimits, type_name
@@ -53,10 +54,11 @@ from triglot.protocols.kserve.parameters import (
 )
 from triglot.protocols.wire import Limit, limit_error
 
-HEADER_NAME, BINARY = "Inference-Header-Content-Length", "application/octet-stream"
-HEADER_LENGTH = HEADER_NAME.lower()
-_INTEGERS = {int}
-_SCALARS = (int, float, str)
+HEADER_NAME: Final = "Inference-Header-Content-Length"
+BINARY: Final = "application/octet-stream"
+HEADER_LENGTH: Final = HEADER_NAME.lower()
+_INTEGERS: Final = {int}
+_SCALARS: Final = (int, float, str)
 """Types of a parameter's value; Python's booleans are ints."""
 
 
@@ -211,7 +213,7 @@ def _string(owner: Mapping[str, Any], key: str, what: str, *, default: str | Non
     if not isinstance(value, str):
         got = "nothing" if key not in owner else type_name(value)
         raise InvalidArgument(f"'{key}' of {what} must be a string, got {got}")
-    if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+    if not value.isascii() and not is_unicode(value):
         raise InvalidArgument(f"'{key}' of {what} is not Unicode text: {value!a}")
     return value
 

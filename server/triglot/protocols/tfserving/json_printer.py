@@ -12,22 +12,22 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array
 
-_TOKENS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-_HIDDEN_BIT = 1 << 52
-_MASK = (1 << 64) - 1
+_TOKENS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+_HIDDEN_BIT: Final = 1 << 52
+_MASK: Final = (1 << 64) - 1
 
 
-QUOTED_BYTES = 256
+QUOTED_BYTES: Final = 256
 """An error text quotes a value up to the token that reaches this number of bytes."""
-_CONTROL = re.compile(rb'["\\\x00-\x1f]')
-_ESCAPES = {bytes([code]): b"\\u%04X" % code for code in range(0x20)} | {
+_CONTROL: Final = re.compile(rb'["\\\x00-\x1f]')
+_ESCAPES: Final = {bytes([code]): b"\\u%04X" % code for code in range(0x20)} | {
     b'"': b'\\"',
     b"\\": b"\\\\",
     b"\b": b"\\b",
@@ -36,9 +36,9 @@ _ESCAPES = {bytes([code]): b"\\u%04X" % code for code in range(0x20)} | {
     b"\r": b"\\r",
     b"\t": b"\\t",
 }
-_BASE64_SPACE = b" \t\n\v\f\r"
-_BASE64_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-_END = b"end"
+_BASE64_SPACE: Final = b" \t\n\v\f\r"
+_BASE64_ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_END: Final = b"end"
 
 
 # --- values, in errors, and base64 (tfs 4.2) ---

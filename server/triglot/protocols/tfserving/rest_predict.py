@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -51,13 +51,13 @@ from triglot.protocols.tfserving.json_printer import (
 )
 from triglot.protocols.tfserving.tensor import MAX_DIMS, dtype_name
 
-EXACT_ELEMENTS = 1024
+EXACT_ELEMENTS: Final = 1024
 """A numeric tensor of more elements is printed compactly."""
-ELEMENT_TEXT = 16
+ELEMENT_TEXT: Final = 16
 """Cost of printing an element, in bytes of text read."""
-_ROWS_END = b"\n    ]"
-ROW_OF_BARE = "instances is a plain list, but expecting list of objects as multiple input tensors"
-COLUMN_OF_BARE = "inputs is a plain value/list, but expecting an object as multiple input tensors"
+_ROWS_END: Final = b"\n    ]"
+ROW_OF_BARE: Final = "instances is a plain list, but expecting list of objects as multiple input tensors"
+COLUMN_OF_BARE: Final = "inputs is a plain value/list, but expecting an object as multiple input tensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ class ElementRule:
         return self.low <= lowest and highest <= self.high
 
 
-_NUMBER = ElementRule(frozenset({int, float}))
+_NUMBER: Final = ElementRule(frozenset({int, float}))
 # Narrow types are converted by way of int32, and wrap around.
-_INT32 = ElementRule(frozenset({int}), -(2**31), 2**31 - 1)
-RULES: dict[str, ElementRule] = {
+_INT32: Final = ElementRule(frozenset({int}), -(2**31), 2**31 - 1)
+RULES: Final[dict[str, ElementRule]] = {
     "FP32": _NUMBER,
     "FP64": _NUMBER,
     "INT32": _INT32,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, Unavailable
 from triglot.model.ensemble import Ensemble
@@ -13,7 +14,7 @@ from triglot.repository.scan.scanner import Wanted
 from triglot.repository.scan.source import version_of
 from triglot.scheduling.servable import Servable
 
-ENDED_KEPT = 100
+ENDED_KEPT: Final = 100
 """Limit on the ended versions of a model that are remembered."""
 
 

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
@@ -31,13 +32,13 @@ from triglot.transports.rest.fields import (
     repetition,
 )
 
-PIECE_BYTES = 16 * 1024
+PIECE_BYTES: Final = 16 * 1024
 """Pipelined bytes that are parsed at a time, because what is left of a piece is copied with each request."""
-MAX_TEXT = 200
+MAX_TEXT: Final = 200
 """Longest error text, and longest quotation in it, in characters."""
-BLANK_LINE = b"\r\n\r\n"
-_BLANKS = (b" ", b"\t")
-_BEGIN = re.compile(rb"[A-Z]+ /[^?\s]*|[!#$%&'*+.^_`|~\w-]*")
+BLANK_LINE: Final = b"\r\n\r\n"
+_BLANKS: Final = (b" ", b"\t")
+_BEGIN: Final = re.compile(rb"[A-Z]+ /[^?\s]*|[!#$%&'*+.^_`|~\w-]*")
 """The beginning of a line: method and path, or the name of a field."""
 
 
@@ -45,7 +46,7 @@ def _lower(name: bytes) -> str:
     return name.decode("latin-1").lower()
 
 
-_KNOWN_NAMES = {
+_KNOWN_NAMES: Final = {
     name: _lower(name)
     for known in (
         "Accept",
@@ -62,7 +63,7 @@ _KNOWN_NAMES = {
     for name in (known.encode(), known.lower().encode())
 }
 """Common field names in lower case, by the spellings of most clients."""
-_CHUNKED_HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+_CHUNKED_HEAD: Final = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class Malformed:
 
 
 Event = RequestHead | BodyPart | RequestEnded | Malformed
-ENDED = RequestEnded()
+ENDED: Final = RequestEnded()
 
 
 class _MalformedRequest(Exception):
@@ -390,11 +391,11 @@ def _quoted(line: bytes) -> str:
 
 # --- responses ---
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-LAST_CHUNK = b"0\r\n\r\n"
-BODILESS = (204, 304)
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+BODILESS: Final = (204, 304)
 """Statuses of responses without a body."""
-MAX_CACHED_LINES = 256
+MAX_CACHED_LINES: Final = 256
 """Status lines, and lines of header fields, that are cached."""
 
 

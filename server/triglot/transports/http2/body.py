@@ -19,6 +19,7 @@ from triglot.transports.http2.messages import (
     window_bits_of,
 )
 from triglot.transports.http2.roles import OpenCall
+from triglot.transports.request_bytes import RequestBytes
 
 MAX_UNREAD_BYTES = 1024 * 1024
 """Limit on a stream's requests that wait for its handler; above it, the client's window is not opened."""
@@ -217,3 +218,11 @@ class StreamedRequests(Requests):
         if self._task is not None:
             self._task.cancel()
         self._reserved.close()
+
+
+async def decompress_alone(
+    message: Message, encoding: str, max_size: int, request_bytes: RequestBytes
+) -> bytes | memoryview:
+    """Return the message of a call with one request, decompressed. Raise `ServingError`."""
+    with request_bytes.reserve(MAX_UNREAD_BYTES) as reserved:
+        return await decompressed(message, encoding, max_size, reserved)

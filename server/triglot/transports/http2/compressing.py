@@ -65,7 +65,7 @@ class CompressingRpc(Rpc):
     def _is_slow(self, encoded: bytes | Scattered) -> bool:
         return bool(self._coding) and len(encoded) >= COMPRESSED_FROM
 
-    async def _prepare(self, encoded: bytes | Scattered) -> bytes | Scattered | CompressedMessage:
+    async def _prepared(self, encoded: bytes | Scattered) -> bytes | Scattered | CompressedMessage:
         return await self._compress(encoded)
 
     def _send_next(self, encoded: bytes | Scattered | CompressedMessage) -> bool:

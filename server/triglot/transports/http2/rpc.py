@@ -26,7 +26,7 @@ from triglot.transports.grpc_calls import (
     retry_metadata,
     truncated,
 )
-from triglot.transports.http2.body import MAX_UNREAD_BYTES, Body
+from triglot.transports.http2.body import Body, decompress_alone
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.receiving import RpcHead
 from triglot.transports.http2.core.sending import (
@@ -42,9 +42,9 @@ from triglot.transports.http2.messages import (
     PREFIX_BYTES,
     CompressedMessage,
     Message,
-    decompressed,
 )
 from triglot.transports.http2.roles import Connected
+from triglot.transports.off_loop import guarded, pass_on
 from triglot.transports.row_call import LAST_MESSAGE_SECONDS, SHUTTING_DOWN
 
 if TYPE_CHECKING:
@@ -211,17 +211,11 @@ class Rpc(GrpcCall):
         if not isinstance(message, CompressedMessage):
             self.start(message)
             return
-        self.task = self.run(self._decompress_and_start(message))
-
-    async def _decompress_and_start(self, message: CompressedMessage) -> None:
-        # Cancellation is handled here: a cancelled task keeps its error, whose frames hold the call, which holds
-        # the task; only the garbage collector would free this cycle.
-        try:
-            self.start(await self._decompressed(message))
-        except asyncio.CancelledError:
-            self.cancelled()
-        except Exception as error:
-            self.failed(error)
+        server = self.protocol.server
+        decompressing = message, self.head.encoding, server.max_message_size, server.request_bytes
+        self.task = self.run(
+            guarded(pass_on, (self.start, decompress_alone, *decompressing), self.cancelled, self.failed)
+        )
 
     def receive_body(self) -> None:
         """Start to receive the request's body; a bidirectional call starts now."""
@@ -232,12 +226,6 @@ class Rpc(GrpcCall):
         conversation = self.converse(self.row, body.stream(), self._call())
         if conversation is not None:
             body.listen(conversation.receive)
-
-    async def _decompressed(self, message: Message) -> bytes | memoryview:
-        """Returns the decompressed message. Raises `ServingError`."""
-        server = self.protocol.server
-        with server.request_bytes.reserve(MAX_UNREAD_BYTES) as reserved:
-            return await decompressed(message, self.head.encoding, server.max_message_size, reserved)
 
     # --- `GrpcCall` ---
 
