@@ -10,9 +10,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from triglot.core.call import Call
+from triglot.core.compiling import mypyc_attr
 from triglot.core.coroutine_work import CoroutineWork, IteratedRequests, IteratedWork
 from triglot.core.errors import (
     Code,
@@ -34,10 +35,10 @@ from triglot.transports.off_loop import OFF_LOOP_BYTES, cancel_until, decode_lar
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.row_call import LAST_MESSAGE_SECONDS, SHUTTING_DOWN, RowCall
 
-MAX_DETAILS_BYTES = 4096
+MAX_DETAILS_BYTES: Final = 4096
 """Bytes of a status message; longer ones exceed what clients accept as metadata."""
-CANCEL_AGAIN_SECONDS = 1.0
-READ_SECONDS = LAST_MESSAGE_SECONDS + 0.1
+CANCEL_AGAIN_SECONDS: Final = 1.0
+READ_SECONDS: Final = LAST_MESSAGE_SECONDS + 0.1
 """Seconds after its deadline in which the client may still read it."""
 Trailing = tuple[tuple[str, str], ...]
 
@@ -100,6 +101,7 @@ class GrpcRow:
         self.endpoint.end(call, error.code, refusal_of(error))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class GrpcCall(RowCall):
     """A gRPC call: from its requests' bytes to those of its responses. On the event loop.
 

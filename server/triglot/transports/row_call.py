@@ -9,21 +9,23 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from triglot.core.call import Call
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import ServingError, Unauthenticated
 from triglot.core.operation import ADMINISTRATION, WITHDRAWN
 from triglot.core.running import CallCancelled, Cancellable, Defer, Running, Sink
 from triglot.protocols.rows import InferenceHandler
 from triglot.transports.off_loop import OFF_LOOP_BYTES, guarded, pass_on, send_slowly, unchanged
 
-SHUTTING_DOWN = "the server is shutting down"
+SHUTTING_DOWN: Final = "the server is shutting down"
 """The message of calls that are ended or rejected because the server stops."""
-LAST_MESSAGE_SECONDS = 1.0
+LAST_MESSAGE_SECONDS: Final = 1.0
 """Seconds after its deadline in which a stream may still send its last message."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RowCall(Sink):
     """One call, as a `RunningCall`, and the sink of its responses: one, or with `streams` any number.
 

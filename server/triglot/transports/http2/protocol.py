@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Final, cast
 
 from triglot.core.errors import (
     RETRY_AFTER_SECONDS,
@@ -43,18 +43,18 @@ from triglot.transports.unsent import write_pieces
 
 log = logging.getLogger(__name__)
 
-MAX_WRITTEN_TOGETHER = 32
+MAX_WRITTEN_TOGETHER: Final = 32
 """Responses that are written together: the client reads these while the next ones are made."""
-MAX_BURST_BYTES = 16 * 1024 * 1024
+MAX_BURST_BYTES: Final = 16 * 1024 * 1024
 """Bytes of responses after which they are written before the end of a burst."""
-REFUSED_STREAM_SECONDS = 0.05
+REFUSED_STREAM_SECONDS: Final = 0.05
 """Delay before the status of a rejected stream, in which the client may send what it was about to.
 
 If the status arrives while grpc.aio writes, its caller gets INTERNAL in place of the status.
 """
-MAX_REFUSED_STREAMS = 64
+MAX_REFUSED_STREAMS: Final = 64
 """Limit on a connection's streams in that delay: they do not count as open calls, but hold headers."""
-LAST_STREAM_SECONDS = 1.0
+LAST_STREAM_SECONDS: Final = 1.0
 """Seconds for the client to acknowledge that the connection is draining."""
 
 
@@ -98,22 +98,17 @@ class BusyPoll:
             self._polling = False
 
 
-class PollingServer(Serving, Protocol):
-    """The server, with what only this module uses of it."""
-
-    busy_poll: BusyPoll
-
-
 class H2Protocol(asyncio.BufferedProtocol):
     """Acts on the events of a connection, and writes what is to be sent once per turn of the event loop."""
 
-    def __init__(self, server: PollingServer, remote: str) -> None:
+    def __init__(self, server: Serving, busy_poll: BusyPoll, remote: str) -> None:
         self.loop = asyncio.get_running_loop()
         self.connection = Connection(server.limits, buffer=server.read_buffer)
         self.rpcs: dict[int, OpenCall] = {}
         self._refused: dict[int, tuple[OpenCall, ServingError]] = {}
         """Rejected streams, by number, until their status is sent."""
         self.server = server
+        self._busy_poll = busy_poll
         self.closed = self.loop.create_future()
         """Done once the socket is closed."""
         self._timers = ConnectionTimers(self, server.limits)
@@ -240,7 +235,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         elif out:
             write_pieces(transport, out)
         if not self.server.open_calls:
-            self.server.busy_poll.idle()
+            self._busy_poll.idle()
         if connection.over and not transport.is_closing():
             self._ending = True
             self._end(transport)
@@ -499,8 +494,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         self.open_bytes += size
         server.open_bytes += size
         server.open_calls += 1
-        if server.busy_poll.expected:
-            server.busy_poll.call_begun()
+        if self._busy_poll.expected:
+            self._busy_poll.call_begun()
 
     def track_handler(self, task: RunningCall) -> None:
         """Count a call that has ended and whose task was cancelled, until the task has ended too."""

@@ -11,7 +11,8 @@ import asyncio
 from typing import cast
 
 from triglot.transports.http2.core.frames import PREFACE
-from triglot.transports.http2.protocol import LAST_STREAM_SECONDS, H2Protocol, PollingServer
+from triglot.transports.http2.protocol import LAST_STREAM_SECONDS, BusyPoll, H2Protocol
+from triglot.transports.http2.roles import Serving
 from triglot.transports.rest.server import HttpServer
 
 HTTP2, HTTP1 = "h2", "http/1.1"
@@ -21,11 +22,12 @@ HTTP2, HTTP1 = "h2", "http/1.1"
 class ProtocolSniffer(asyncio.Protocol):
     """A connection whose protocol is not known yet."""
 
-    def __init__(self, server: PollingServer, rest: HttpServer | None, remote: str) -> None:
+    def __init__(self, server: Serving, busy_poll: BusyPoll, rest: HttpServer | None, remote: str) -> None:
         self.loop = asyncio.get_running_loop()
         self.closed = self.loop.create_future()
         """Done once the connection was passed on, or closed."""
         self._server = server
+        self._busy_poll = busy_poll
         self._rest = rest
         self._remote = remote
         self._first = b""
@@ -41,7 +43,7 @@ class ProtocolSniffer(asyncio.Protocol):
             self._server.sniffers.add(self)
             self._wait(LAST_STREAM_SECONDS if self._server.stopping else self._server.limits.settings_timeout)
         elif secured is None or secured.selected_alpn_protocol() == HTTP2:
-            self._pass_to(H2Protocol(self._server, self._remote))
+            self._pass_to(H2Protocol(self._server, self._busy_poll, self._remote))
         else:
             # gRPC over TLS requires ALPN's h2; all other clients speak HTTP/1.1.
             self._pass_to_rest()
@@ -52,7 +54,7 @@ class ProtocolSniffer(asyncio.Protocol):
         if self._first[:count] != PREFACE[:count]:
             self._pass_to_rest()
         elif count == len(PREFACE):
-            self._pass_to(H2Protocol(self._server, self._remote))
+            self._pass_to(H2Protocol(self._server, self._busy_poll, self._remote))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._detach()

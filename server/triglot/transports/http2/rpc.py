@@ -7,10 +7,11 @@ import logging
 from collections import deque
 from collections.abc import Coroutine
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from triglot.access import GRPC
 from triglot.core.call import Call
+from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import Code, ServingError
 from triglot.core.operation import EVERYTHING, ClientLimits, Permission
 from triglot.core.running import RunningCall
@@ -52,12 +53,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_IN_A_ROW = 16
+MAX_IN_A_ROW: Final = 16
 """Responses of a stream in a row, after which other tasks get a turn."""
-LARGE_BYTES = JOIN_BYTES // 2
+LARGE_BYTES: Final = JOIN_BYTES // 2
 """A streamed response of this size shares no DATA frame with others."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Rpc(GrpcCall):
     """One gRPC call. On the event loop; owned by its connection until it ends.
 

@@ -82,7 +82,7 @@ class H2Server:
         """Approximate memory of all open calls in bytes, without their bodies."""
         self.max_calls = config.max_connections or UNBOUNDED
         """Limit on open calls."""
-        self.busy_poll = BusyPoll(asyncio.get_running_loop(), config.busy_poll)
+        self._busy_poll = BusyPoll(asyncio.get_running_loop(), config.busy_poll)
         self.stopping = False
         self.connections: set[Connected] = set()
         self.sniffers: set[Undecided] = set()
@@ -119,7 +119,7 @@ class H2Server:
             self._socket_file = path, path.stat().st_ino  # noqa: ASYNC240 - it is there, and local.
         self._listener = Listener(
             sockets,
-            lambda remote: ProtocolSniffer(self, self.rest, remote),
+            lambda remote: ProtocolSniffer(self, self._busy_poll, self.rest, remote),
             max_connections=max_sockets(config),
             tls=self._tls,
             handshake_seconds=self.limits.settings_timeout,
