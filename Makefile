@@ -59,12 +59,16 @@ bench:  ## Measure what bench/results.md says, in ten minutes; ARGS=NAME... runs
 docs:  ## Build the site of docs/ into site/.
 	@python="$(call environment,docs)" && "$$python" -m zensical build --clean --strict
 
-release:  ## Build wheel and sdist into dist/, and check both.
+# Pythons that get a compiled wheel, where they are.
+PYTHONS ?= python3.11 python3.12 python3.13
+
+release:  ## Build the sdist, the pure wheel and the compiled ones into dist/, and check them.
 	@python="$(call environment,release)" && set -ex && rm -rf dist && \
 	"$$python" -m build --outdir dist . && \
+	codegen/compiled_wheels.sh dist $(PYTHONS) && \
 	"$$python" -m twine check --strict dist/* && \
 	"$$python" -m check_wheel_contents dist/*.whl && \
-	test "$$(stat -c %s dist/*.whl)" -le 1300000
+	test "$$(stat -c %s dist/*-none-any.whl)" -le 1300000
 
 clean:  ## Remove the virtual environments and caches.
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*

@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SERVER = ROOT / "server"
 BUILDS = ROOT / ".venv" / "compiled"
+REQUIREMENTS = ROOT / "tests" / "requirements" / "compile.txt"
 OPTIMISATION = "2"
 
 
@@ -92,8 +93,7 @@ def copy_package(folder: Path) -> None:
 def digest() -> str:
     """Return a digest of everything that a build depends on."""
     made = hashlib.sha256()
-    compiler = (ROOT / "tests" / "requirements" / "compile.txt").read_text()
-    for text in (sys.version, platform.machine(), compiler, OPTIMISATION, *module_files()):
+    for text in (sys.version, platform.machine(), REQUIREMENTS.read_text(), OPTIMISATION, *module_files()):
         made.update(text.encode() + b"\0")
     for file in sorted([*(SERVER / "triglot").rglob("*.py*"), Path(__file__)]):
         if file.suffix in {".py", ".pyi"}:
