@@ -32,7 +32,6 @@ from jwt.algorithms import RSAAlgorithm
 from bench import report
 from bench.payloads import Floats, infer_request, infer_response, tensor
 from bench.scenarios import IMAGE, KEEP_MEMORY, MIB, THREAD
-from triglot.access import GRPC
 from triglot.access.control import AccessControl
 from triglot.access.credentials import digest
 from triglot.access.issuers import MAX_VERIFIED
@@ -40,7 +39,7 @@ from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.http import HttpRequest
-from triglot.core.operation import Operation, Permission
+from triglot.core.operation import GRPC, Operation, Permission
 from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import codec

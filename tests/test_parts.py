@@ -123,6 +123,13 @@ REFUSING: dict[str, list[Asked]] = {
         observed("spans", "spans", "telemetry.spans", {"OTEL_TRACES_EXPORTER": "console"}),
         observed("spans", "spans", "telemetry.spans", {"TRIGLOT_TRACE_CONFIG": "mode=opentelemetry"}),
     ],
+    "access": [
+        Asked("access: " + lacks("the access control part", "access"), {"TRIGLOT_ACCESS": "access.toml"}),
+        Asked(
+            "http_restricted_api: " + lacks("the access control part", "access"),
+            {"TRIGLOT_HTTP_RESTRICTED_API": "inference:key=value"},
+        ),
+    ],
     "protocols/grps": [
         Asked("protocols: " + lacks("the grps protocol", "protocols.grps"), {"TRIGLOT_PROTOCOLS": "grps,kserve"})
     ],
@@ -273,6 +280,7 @@ def test_protocol_of_another_package_that_is_not_there(name: str, error: str) ->
         ("protocols/tfserving", "tfserving", "protocols.tfserving"),
         ("protocols/tfserving", "replay", "protocols.tfserving"),
         ("backends/grps", "grps", "backends.grps"),
+        ("access", "token", "access"),
     ],
 )
 def test_command_of_a_missing_part(part: str, command: str, module: str, tmp_path: Path) -> None:

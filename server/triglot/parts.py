@@ -49,6 +49,9 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "spans": "triglot.telemetry.spans.recorder:span_recorder",
         "warm-up records": "triglot.protocols.tfserving.warmup:run_warm_up_file",
     },
+    "part": {
+        "access control": "triglot.access.control:AccessControl",
+    },
 }
 """Kind → name → "module:attribute"."""
 PAGES: Final = ("monitor", "openapi")

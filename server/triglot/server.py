@@ -14,11 +14,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from triglot import backends, parts
-from triglot.access.tallies import LocalTally, SharedTallies, Tallies
 from triglot.config.options import NO_PORT, Config, ConfigError
 from triglot.config.trace_config import TraceConfig
 from triglot.core.errors import ModelLoadError
-from triglot.core.operation import EVERYTHING
+from triglot.core.operation import EVERYTHING, Authorizer
 from triglot.core.statistics import DEFAULT_BUCKETS, Latencies
 from triglot.dataplane.control import Control
 from triglot.dataplane.dataplane import DataPlane, RequestRecorder
@@ -28,6 +27,7 @@ from triglot.model.signature import ModelMetadata
 from triglot.platform.cgroups import memory_bound
 from triglot.platform.cpus import cpu_count
 from triglot.platform.memory import trim_when_idle
+from triglot.platform.tallies import LocalTally, SharedTallies, Tallies
 from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.protocol import Context
 from triglot.protocols.registry import protocol_parts, rows
@@ -57,7 +57,6 @@ from triglot.transports.tls import check_certificate
 from triglot.version import __version__
 
 if TYPE_CHECKING:
-    from triglot.access.control import AccessControl
     from triglot.transports.aio.server import GrpcServer
     from triglot.transports.http2.server import H2Server
 
@@ -157,7 +156,7 @@ class Server:
         self._logs: LogSettings | None = None
         self._about = about
         self._regions = Regions(self.config.shared_memory_prefix, self.config.max_message_size)
-        self._access: AccessControl | None = None
+        self._access: Authorizer | None = None
         self._access_renewed: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._resting: asyncio.Task[None] | None = None
@@ -218,7 +217,7 @@ class Server:
         if self.dataplane.recorder is not None:
             return
         control = self.dataplane.control
-        make: Callable[..., RequestRecorder] = _observer("request_log", "request records")
+        make: Callable[..., RequestRecorder] = _part("request_log", "observer", "request records")
         self.dataplane.recorder = make(
             _recording(self.config),
             suffix="" if control.alone else f"-w{control.number}",
@@ -227,13 +226,14 @@ class Server:
         )
         self.telemetry.observers.append(self.dataplane.recorder)
 
-    def _access_control(self) -> AccessControl | None:
-        """Return the access control, None if access is unrestricted. Raise `ConfigError` as `AccessControl`."""
-        if not self.config.restricts_access:
+    def _access_control(self) -> Authorizer | None:
+        """Return what decides about calls, None if access is unrestricted. Raise `ConfigError`."""
+        options = ("access", "grpc_restricted_protocol", "http_restricted_api")
+        option = next((option for option in options if getattr(self.config, option)), "")
+        if not option:
             return None
-        from triglot.access.control import AccessControl  # noqa: PLC0415 - few servers restrict it.
-
-        return AccessControl(self.config, self._tallies(), self.dataplane.control.access_file)
+        make: Callable[..., Authorizer] = _part(option, "part", "access control")
+        return make(self.config, self._tallies(), self.dataplane.control.access_file)
 
     def _tallies(self) -> Tallies:
         """Return what counts clients' calls: per process, or shared by all workers."""
@@ -247,7 +247,7 @@ class Server:
         config, traces, observers = self.config, self.config.traces, self.telemetry.observers
         if traces.wants_spans(os.environ):
             scheme = "https" if config.tls_certificate else "http"
-            start: Callable[..., Observer | None] = _observer("spans", "spans")
+            start: Callable[..., Observer | None] = _part("spans", "observer", "spans")
             spans = start(traces, os.environ, self._tracer.sample_span, scheme=scheme, version=__version__)
             if spans is not None:
                 self._tracer.spans = spans
@@ -258,11 +258,11 @@ class Server:
             if not folder.is_dir():
                 raise OSError(f"request records: expected a prefix in an existing folder, got {folder}")
         if config.access_log or config.log_verbose_level:
-            _observer("access_log" if config.access_log else "log_verbose_level", "access log")
+            _part("access_log" if config.access_log else "log_verbose_level", "observer", "access log")
         if config.audit_required and not config.audit_log:
             raise ConfigError("audit_required: needs audit_log, the file to write")
         if config.audit_log:
-            make: Callable[[Path], Observer] = _observer("audit_log", "audit log")
+            make: Callable[[Path], Observer] = _part("audit_log", "observer", "audit log")
             try:
                 observers.append(make(Path(config.audit_log)))
             except OSError as error:
@@ -464,7 +464,7 @@ def _recording(config: Config) -> Recording | None:
 
 def _grpc_server(
     config: Config, bound: Bound | None = None
-) -> Callable[[list[Service], Telemetry, RequestBytes, HttpServer, AccessControl | None], GrpcServer | H2Server]:
+) -> Callable[[list[Service], Telemetry, RequestBytes, HttpServer, Authorizer | None], GrpcServer | H2Server]:
     """Return what makes the configured gRPC transport; the other one, and its library, are not imported."""
     if config.grpc_transport == "h2":
         from triglot.transports.http2.server import H2Server  # noqa: PLC0415
@@ -496,10 +496,10 @@ def _http_server(config: Config) -> type[HttpServer]:
     return AiohttpServer
 
 
-def _observer(option: str, name: str) -> Any:
-    """Return what makes the observer of this name. Raise `ConfigError` if it is not there."""
+def _part(option: str, kind: str, name: str) -> Any:
+    """Return what stands for a part that an option asks for. Raise `ConfigError` if it is not there."""
     try:
-        return parts.load("observer", name)
+        return parts.load(kind, name)
     except parts.MissingPart as error:
         raise ConfigError(f"{option}: {error}") from error
 

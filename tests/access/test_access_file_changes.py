@@ -12,11 +12,10 @@ from access_files import anonymous, client, write
 from doors import Doors, doors
 from grpc import StatusCode
 
-from triglot.access import REST
 from triglot.access.control import AccessControl
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ServingError
-from triglot.core.operation import Operation
+from triglot.core.operation import REST, Operation
 from waiting import until
 
 ONE = client("one", ["one"], ["infer"], rate=1000.0, models='["identity_*"]')

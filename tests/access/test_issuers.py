@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 from signed_tokens import AUDIENCE, ISSUER, Signer, claims_of, hmac_token, issuer, keyset, part
 
 import triglot
-from triglot.access import REST
 from triglot.access.control import AccessControl
 from triglot.access.credentials import MAX_TOKEN
 from triglot.access.issuers import LEEWAY_SECONDS, MAX_VERIFIED
 from triglot.config.options import ConfigError
 from triglot.core.errors import PermissionDenied, ServingError, Unauthenticated
-from triglot.core.operation import Operation, Permission
+from triglot.core.operation import REST, Operation, Permission
 from waiting import ever_later, wait_until
 
 ONE = Signer("one")

@@ -21,11 +21,10 @@ from jwt.algorithms import RSAAlgorithm
 from signed_tokens import Signer, issuer, key_server, keyset
 
 import triglot
-from triglot.access import REST
 from triglot.access.control import AccessControl
 from triglot.access.jwks import FETCH_SECONDS, MAX_BYTES, REFRESH_SECONDS, KeySetError, KeyUrl, read_keys
 from triglot.core.errors import Code, ServingError, Unavailable
-from triglot.core.operation import Operation
+from triglot.core.operation import REST, Operation
 from waiting import wait_until
 
 DEFAULTS = {"refresh": REFRESH_SECONDS, "timeout": FETCH_SECONDS}

@@ -28,14 +28,12 @@ from yarl import URL
 import triglot
 from process import write_model
 from recorded_calls import record_call
-from triglot.access import REST
 from triglot.access.control import AccessControl
 from triglot.access.jwks import Asked
-from triglot.access.tallies import shared_size
 from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument
-from triglot.core.operation import Operation, Permission
+from triglot.core.operation import REST, Operation, Permission
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.tensor import MessageBytes
 from triglot.core.types import TensorSpec
@@ -45,6 +43,7 @@ from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import predict_pb2
 from triglot.pb.tfserving.tensor_pb2 import DT_FLOAT
+from triglot.platform.tallies import shared_size
 from triglot.protocols.grps import answers as grps_answers
 from triglot.protocols.grps import generic_tensor
 from triglot.protocols.grps.codec import decode_message

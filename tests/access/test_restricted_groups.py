@@ -15,10 +15,9 @@ from yarl import URL
 
 import triglot
 from state_changes import changing_server
-from triglot.access import GRPC, REST
 from triglot.access.control import AccessControl
 from triglot.core.errors import ServingError
-from triglot.core.operation import TRITON_GROUPS, Operation
+from triglot.core.operation import GRPC, REST, TRITON_GROUPS, Operation
 
 ALL = ",".join(TRITON_GROUPS) + ":key=secret"
 GROUPS_OF = {

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triglot.access import tallies as module
 from triglot.access.limits import CallLimits
-from triglot.access.tallies import LocalTally, SharedTallies, Tally, shared_size
 from triglot.core.errors import QueueFull
+from triglot.platform import tallies as module
+from triglot.platform.tallies import LocalTally, SharedTallies, Tally, shared_size
 
 WORKERS = 2
 

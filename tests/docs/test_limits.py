@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 from doc_pages import ROOT
 
-from triglot.access import issuers, jwks, watched_file
+from triglot.access import issuers, jwks
+from triglot.config import watched_file
 from triglot.config.options import GIB, MIB, Config
 from triglot.core import response_buffer
 from triglot.protocols import wire

@@ -1,4 +1,1 @@
-"""Who may make a call. Only `control` knows all of it, and is imported where access is restricted."""
-
-GRPC, REST = "gRPC", "REST"
-"""The kinds of transports."""
+"""Who may make a call: the `Authorizer` of an access file, with tokens, certificates and quotas. A part."""

@@ -10,24 +10,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from sys import getsizeof
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from triglot.access import GRPC, REST
-from triglot.access.credentials import CREDENTIAL_FIELDS, Fields, Token, digest, token_of
+from triglot.access.credentials import CREDENTIAL_FIELDS, Token, digest, token_of
 from triglot.access.file import AccessRules, ClientRule, Grant, read_access
 from triglot.access.holder import Holder
 from triglot.access.issuers import Issuers
 from triglot.access.limits import CallLimits
 from triglot.access.restricted import GRPC_PREFIX, Restricted
-from triglot.access.tallies import LocalTally, Tallies
-from triglot.access.watched_file import CHECK_SECONDS, State, WatchedFile
 from triglot.config.options import Config, ConfigError
+from triglot.config.watched_file import CHECK_SECONDS, State, WatchedFile
 from triglot.core.errors import Unauthenticated
-from triglot.core.operation import EVERYTHING, Operation, OperationDenied, Permission
+from triglot.core.operation import (
+    EVERYTHING,
+    GRPC,
+    REST,
+    Authorizer,
+    Fields,
+    Names,
+    Operation,
+    OperationDenied,
+    Permission,
+)
+from triglot.platform.tallies import LocalTally, Tallies
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +46,9 @@ MAX_CACHED_BYTES = 1024 * 1024
 CACHED_BYTES = 512
 """Memory of a cached permission besides the texts of its key."""
 _PUBLIC = Operation.PUBLIC
-Names = Callable[[], Sequence[str]]
-"""Returns the names in the client's certificate, none without one."""
 
 
-class AccessControl:
+class AccessControl(Authorizer):
     """The rules of the access file and of Triton's restricted groups. On the event loop.
 
     `tallies` makes the counters of clients' calls. `known`: the access file as the supervisor knows it. Raises
@@ -58,7 +65,6 @@ class AccessControl:
         self.fields = {
             transport: CREDENTIAL_FIELDS | restricted.fields for transport, restricted in self._restricted.items()
         }
-        """Header fields that `permission` needs, by kind of transport."""
         self._restricts = bool(config.grpc_restricted_protocol or config.http_restricted_api)
         self._file = WatchedFile(Path(config.access), known) if config.access else None
         self._problem = ""
@@ -76,12 +82,7 @@ class AccessControl:
                 raise ConfigError(f"access: {config.access}: issuer.{issuer}.jwks: {problem}")
 
     def permission(self, operation: Operation, transport: str, fields: Fields, certificate: Names) -> Permission:
-        """Return a call's permission.
-
-        `fields` are its header fields named in `self.fields`, repeated ones included.
-
-        Raise `Unauthenticated` and `PermissionDenied`, and Triton's `Unavailable` for a restricted group.
-        """
+        """See `Authorizer`."""
         if self._restricts:
             self._restricted[transport].check(operation, fields)
         if self._file is None or operation is _PUBLIC:
@@ -128,7 +129,7 @@ class AccessControl:
     # --- the file ---
 
     async def run(self) -> None:
-        """Check the file periodically, until cancelled."""
+        """Check the file periodically; see `Authorizer`."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             try:

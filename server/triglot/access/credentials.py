@@ -6,18 +6,16 @@ import base64
 import binascii
 import hashlib
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triglot.core.errors import Unauthenticated
+from triglot.core.operation import Fields
 
 AUTHORIZATION, API_KEY = "authorization", "x-api-key"
 CREDENTIAL_FIELDS = frozenset((AUTHORIZATION, API_KEY))
 MAX_TOKEN = 16 * 1024
 """Longest token in characters; those of large organisations have a few thousand."""
 TOKEN_BYTES = 32
-Fields = Sequence[tuple[str, str]]
-"""Header fields with names in lower case."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from triglot.access.tallies import Tally
 from triglot.core.errors import RETRY_AFTER_SECONDS, QuotaExceeded
+from triglot.platform.tallies import Tally
 
 SECOND = 1_000_000_000
 """One second in nanoseconds; an idle client may send the requests of one second at once."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hmac
 import re
 
-from triglot.access.credentials import Fields
 from triglot.config.option_fields import unknown
 from triglot.config.options import ConfigError
 from triglot.core.errors import PermissionDenied, RestrictedCall, ServingError
-from triglot.core.operation import RESTRICTED_GROUPS, Operation
+from triglot.core.operation import RESTRICTED_GROUPS, Fields, Operation
 
 GRPC_PREFIX = "triton-grpc-protocol-"
 _ENTRY = re.compile(r"([a-z][a-z, -]*):([^=:,\s]+)=([^,\s]+)(?:,|$)")

@@ -764,11 +764,6 @@ class Config:
         return self.on_loopback or bool(self.tls_client_ca)
 
     @property
-    def restricts_access(self) -> bool:
-        """Whether the clients that can connect may not make every call."""
-        return bool(self.access or self.grpc_restricted_protocol or self.http_restricted_api)
-
-    @property
     def client_auth(self) -> str:
         """`tls_client_auth`, or its default if that is empty."""
         return self.tls_client_auth or ("required" if self.tls_client_ca else "none")

@@ -6,7 +6,8 @@ A permission never depends on a path.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar
 
@@ -17,6 +18,12 @@ MAX_KNOWN_MODELS, MAX_KNOWN_NAME = 128, 128
 ALL_MODELS = ("*",)
 WITHDRAWN = "the client's permission was withdrawn"
 """Error text of an open stream that a withdrawn permission ends."""
+GRPC, REST = "gRPC", "REST"
+"""The kinds of transports, as an `Authorizer` names them."""
+Fields = Sequence[tuple[str, str]]
+"""Header fields with names in lower case, repeated ones included."""
+Names = Callable[[], Sequence[str]]
+"""Returns the names in the client's certificate, none without one."""
 End = Callable[[], object]
 Value = TypeVar("Value")
 
@@ -189,6 +196,30 @@ class OperationDenied(PermissionDenied):
     def __init__(self, operation: Operation, client: str, group: str) -> None:
         super().__init__(f"client '{client}' may not use {operation.value}")
         self.permission = Permission(client, (), group=group)
+
+
+class Authorizer(ABC):
+    """Decides which calls clients may make, by the headers of each, before its body is read.
+
+    `fields`: the header fields that `permission` needs, by kind of transport.
+    """
+
+    fields: Mapping[str, frozenset[str]]
+
+    @abstractmethod
+    def permission(
+        self, operation: Operation, transport: str, fields: Fields, certificate: Names, /
+    ) -> Permission:
+        """Return a call's permission.
+
+        `fields` are its header fields named in `self.fields`, repeated ones included.
+
+        Raise `Unauthenticated` and `PermissionDenied`, and Triton's `Unavailable` for a restricted group.
+        """
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Apply changes of what clients may do, until cancelled."""
 
 
 EVERYTHING = Permission()

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from triglot.access.tallies import SharedTallies, shared_size
-from triglot.access.watched_file import CHECK_SECONDS, WatchedFile
 from triglot.config.options import Config, ConfigError
+from triglot.config.watched_file import CHECK_SECONDS, WatchedFile
 from triglot.platform.systemd import ServiceManager
+from triglot.platform.tallies import SharedTallies, shared_size
 from triglot.transports.listening import Bound
 from triglot.workers.changes import Changes
 from triglot.workers.channel import ChannelClosed

@@ -11,12 +11,11 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 
-from triglot.access import GRPC
 from triglot.config.options import NO_PORT, Config
 from triglot.core.call import Call
 from triglot.core.errors import (
@@ -25,7 +24,7 @@ from triglot.core.errors import (
     ServingError,
     Unimplemented,
 )
-from triglot.core.operation import EVERYTHING, Permission
+from triglot.core.operation import EVERYTHING, GRPC, Authorizer, Permission
 from triglot.protocols.rows import Kind, Service
 from triglot.telemetry.store import Telemetry
 from triglot.transports.aio.calls import answer, answer_stream, converse, refuse
@@ -38,9 +37,6 @@ from triglot.transports.listening import IdleConnection, max_sockets
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.tls import Tls
-
-if TYPE_CHECKING:
-    from triglot.access.control import AccessControl
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +64,7 @@ class GrpcServer:
         limits: Limits | None = None,
         *,
         request_bytes: RequestBytes | None = None,
-        access: AccessControl | None = None,
+        access: Authorizer | None = None,
         shared: bool = False,
     ) -> None:
         limits = limits or DEFAULTS
@@ -140,7 +136,7 @@ def _handler(row: GrpcRow, unsent: UnsentAnswers, gathering: Gathering) -> grpc.
 
 
 def _checked(
-    row: GrpcRow, unsent: UnsentAnswers, gathering: Gathering, access: AccessControl
+    row: GrpcRow, unsent: UnsentAnswers, gathering: Gathering, access: Authorizer
 ) -> grpc.RpcMethodHandler:
     """Returns the handler of a row with access control, which is checked before the request is read.
 
@@ -177,7 +173,7 @@ def _checked(
     return grpc.stream_stream_rpc_method_handler(handle)
 
 
-def _permission(row: GrpcRow, context: Any, access: AccessControl) -> Permission:
+def _permission(row: GrpcRow, context: Any, access: Authorizer) -> Permission:
     """Returns the permission of a call's client. Raises `ServingError` if the client may not make the call."""
     names = access.fields[GRPC]
     fields = [(name, value) for name, value in context.invocation_metadata() if name in names]

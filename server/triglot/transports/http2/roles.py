@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from triglot.core.call import TimerWheel
 from triglot.core.errors import ServingError
+from triglot.core.operation import Authorizer
 from triglot.core.running import RunningCall
 from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import GrpcRow
@@ -20,10 +21,6 @@ from triglot.transports.http2.messages import Message, MessageReader
 from triglot.transports.listening import IdleConnection
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.server import HttpServer
-
-if TYPE_CHECKING:
-    from triglot.access.control import AccessControl
-
 
 MakeRpc: TypeAlias = "Callable[[Connected, int, RpcHead, GrpcRow | None], OpenCall]"
 
@@ -47,7 +44,7 @@ class Serving(Protocol):
     compression: str
     make_rpc: MakeRpc
     rest: HttpServer | None
-    access: AccessControl | None
+    access: Authorizer | None
 
     @property
     def rows(self) -> Mapping[str, GrpcRow]:
@@ -89,7 +86,7 @@ class OpenCall(RunningCall, Protocol):
     def over(self) -> bool:
         """True once nothing more is sent."""
 
-    def admit(self, access: AccessControl) -> ServingError | None:
+    def admit(self, access: Authorizer) -> ServingError | None:
         """Check permission and limits by the request's headers; returns the error of a rejected call."""
 
     def receive_body(self) -> None:

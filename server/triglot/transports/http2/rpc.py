@@ -7,13 +7,12 @@ import logging
 from collections import deque
 from collections.abc import Coroutine
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from triglot.access import GRPC
 from triglot.core.call import Call
 from triglot.core.compiling import mypyc_attr
 from triglot.core.errors import Code, ServingError
-from triglot.core.operation import EVERYTHING, ClientLimits, Permission
+from triglot.core.operation import EVERYTHING, GRPC, Authorizer, ClientLimits, Permission
 from triglot.core.running import RunningCall
 from triglot.core.tensor import Scattered
 from triglot.core.trace_context import NO_CONTEXT
@@ -47,9 +46,6 @@ from triglot.transports.http2.messages import (
 from triglot.transports.http2.roles import Connected
 from triglot.transports.off_loop import guarded, pass_on
 from triglot.transports.row_call import LAST_MESSAGE_SECONDS, SHUTTING_DOWN
-
-if TYPE_CHECKING:
-    from triglot.access.control import AccessControl
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +168,7 @@ class Rpc(GrpcCall):
 
     # --- the handler ---
 
-    def admit(self, access: AccessControl) -> ServingError | None:
+    def admit(self, access: Authorizer) -> ServingError | None:
         """Check permission and limits by the request's headers; returns the error of a rejected call."""
         row = self.row
         assert row is not None

@@ -7,10 +7,10 @@ import math
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from triglot.config.options import NO_PORT, Config
 from triglot.core.call import TimerWheel
+from triglot.core.operation import Authorizer
 from triglot.protocols.rows import Service
 from triglot.telemetry.store import Telemetry
 from triglot.transports.grpc_calls import GrpcCalls
@@ -26,9 +26,6 @@ from triglot.transports.listening import IdleConnection, Listener, bind, bind_fi
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.rest.server import HttpServer
 from triglot.transports.tls import Tls
-
-if TYPE_CHECKING:
-    from triglot.access.control import AccessControl
 
 RELEASE_SECONDS = 10.0
 """Seconds without a large message, after which the memory for such messages is released."""
@@ -57,7 +54,7 @@ class H2Server:
         request_bytes: RequestBytes | None = None,
         *,
         rest: HttpServer | None = None,
-        access: AccessControl | None = None,
+        access: Authorizer | None = None,
         bound: Sequence[socket.socket] = (),
     ) -> None:
         self.limits = limits or Limits(

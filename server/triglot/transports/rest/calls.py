@@ -8,9 +8,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from triglot.access import REST
 from triglot.config.options import Config
 from triglot.core.call import Call, TimerWheel
 from triglot.core.coroutine_work import CoroutineWork
@@ -24,7 +23,7 @@ from triglot.core.errors import (
     refusal_of,
 )
 from triglot.core.http import HttpResponse, StreamForm
-from triglot.core.operation import ClientLimits, Operation, OperationDenied
+from triglot.core.operation import REST, Authorizer, ClientLimits, Operation, OperationDenied
 from triglot.core.running import Running, RunningCall
 from triglot.core.trace_context import NO_CONTEXT, TRACEPARENT, TRACESTATE
 from triglot.protocols.rows import Route
@@ -49,16 +48,10 @@ from triglot.transports.rest.fields import Fields, repetition
 from triglot.transports.rest.routes import Found, Origins, Refused, Router
 from triglot.transports.row_call import LAST_MESSAGE_SECONDS, SHUTTING_DOWN, RowCall
 
-if TYPE_CHECKING:
-    from triglot.access.control import AccessControl
-
 CLEAN_UP_SECONDS = 1.0
 """Seconds to write and close after the end of the grace period."""
 NO_FIELDS: Mapping[str, str] = {}
 
-
-if TYPE_CHECKING:
-    from triglot.access.control import AccessControl
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +146,7 @@ class HttpCall(RowCall):
         except Exception as error:
             self._fail(error)
 
-    def _is_permitted(self, access: AccessControl, http: Exchange) -> bool:
+    def _is_permitted(self, access: Authorizer, http: Exchange) -> bool:
         """Check the client's permission and limits; if it returns False, the call has been answered."""
         names = access.fields[REST]
         fields = [field for field in http.fields if field[0] in names]
@@ -396,7 +389,7 @@ class HttpCalls:
         config: Config,
         telemetry: Telemetry,
         request_bytes: RequestBytes,
-        access: AccessControl | None = None,
+        access: Authorizer | None = None,
         grpc_methods: Container[str] = (),
     ) -> None:
         self._router = Router()
