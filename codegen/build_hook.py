@@ -1,4 +1,4 @@
-"""Hatchling's hook: with `TRIGLOT_COMPILE=1` a wheel has the compiled modules, for this Python; else it is pure."""
+"""Hatchling's hook: a wheel has the compiled modules, for this Python, with `TRIGLOT_COMPILE=1`; else none."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from triglot.parts import PARTS
+
 PACKAGE = Path(__file__).resolve().parents[1] / "server" / "triglot"
 
 TABLE = tomllib.loads(Path(__file__).with_name("layers.toml").read_text())
@@ -114,3 +116,42 @@ def test_a_circle_is_found() -> None:
 )
 def test_the_table_refuses(module: str, name: str) -> None:
     assert not allowed(module, name)
+
+
+# --- parts ---
+
+CORE_PARTS = {"triglot.protocols.kserve"}
+"""In the table of parts, too: KServe V2 is what the core serves."""
+COMMANDS = {
+    "triglot.cli.replay": "triglot.protocols.tfserving",
+    "triglot.cli.tfserving": "triglot.protocols.tfserving",
+    "triglot.cli.token": "triglot.access",
+}
+"""Commands of one part."""
+FOLDERS_OF_PARTS = ("triglot.protocols", "triglot.backends", "triglot.executors")
+FOLDER_PARTS = ("triglot.access", "triglot.telemetry.spans")
+
+
+def folder_of(target: str) -> str:
+    """The folder, or the file, that a part is."""
+    module = target.partition(":")[0]
+    package = module.rpartition(".")[0]
+    in_folder = package.rpartition(".")[0] in FOLDERS_OF_PARTS or package in (
+        "triglot.access",
+        "triglot.telemetry.spans",
+    )
+    return package if in_folder else module
+
+
+def test_a_part_imports_the_core_and_no_other_part(imports: dict[str, set[str]]) -> None:
+    """And the core imports no part, but for the commands of one."""
+    parts = {folder_of(target) for targets in PARTS.values() for target in targets.values()} - CORE_PARTS
+    assert {part for part in parts if part not in MODULES} == set()
+    wrong = [
+        f"{module} imports {name}"
+        for module, found in imports.items()
+        for name in found
+        for part in parts
+        if below(name, {part}) and not below(module, {part}) and COMMANDS.get(module) != part
+    ]
+    assert sorted(wrong) == []
